@@ -1,0 +1,62 @@
+# `make` searches, plots and exports a policy; `make test` checks everything. Both make their own
+# environment in .venv and are quick when repeated.
+.DEFAULT_GOAL := front
+.DELETE_ON_ERROR:
+.PHONY: front test lint slow peers clean
+
+PYTHON ?= python3
+STUDY ?= studies/lenet5-digits.toml
+PYTEST_WORKERS ?= 2
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
+INSTALL := $(PIP) --no-build-isolation --editable
+SOURCES := pyproject.toml .ci/constraints.txt $(wildcard policysearch/*.c)
+
+# More BLAS threads change the bits of a result and slow down a busy machine.
+export OPENBLAS_NUM_THREADS := 1
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+front: .venv/package.stamp
+	$(BIN)/policysearch run $(STUDY)
+	$(BIN)/policysearch plot $(STUDY)
+	$(BIN)/policysearch export $(STUDY) --pick knee
+
+test: lint
+	$(BIN)/pytest -n $(PYTEST_WORKERS)
+
+lint: .venv/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: .venv/test.stamp
+	$(BIN)/pytest -n $(PYTEST_WORKERS) -m slow
+
+peers: .venv/peers.stamp
+	$(BIN)/pytest -m "(peers or torch) and not slow"
+
+.venv/made.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "make: $(PYTHON) is too old or missing; expected Python 3.11 or newer (make PYTHON=...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "make: $(PYTHON) cannot make environments; install its venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) setuptools
+	@touch $@
+
+.venv/package.stamp: .venv/made.stamp $(SOURCES)
+	$(INSTALL) .
+	@touch $@
+
+.venv/test.stamp: .venv/made.stamp $(SOURCES)
+	$(INSTALL) '.[test,lint]'
+	@touch $@ .venv/package.stamp
+
+.venv/peers.stamp: .venv/test.stamp
+	$(INSTALL) '.[test,torch,peers]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info policysearch/*.so

@@ -1,0 +1,1 @@
+"""Exporters: one file per framework a policy can be applied in."""

@@ -1,0 +1,147 @@
+"""Number formats as rows, and how a value is rounded onto one.
+
+Sources: IEEE 754-2019 (float16, float32); OCP 8-bit Floating Point Specification (OFP8) rev. 1.0
+table 1 (float8_e4m3fn, float8_e5m2); OCP Microscaling Formats (MX) v1.0 table 1 (float6, float4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from policysearch.values import InputError
+
+Specials = Literal["ieee", "nan", "none"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    `specials` says what the top of the encoding holds: "ieee" infinities and NaNs in the whole
+    last exponent, "nan" one NaN code and no infinity, "none" neither.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    specials: Specials = "ieee"
+    storage_bits: int = 0
+
+    @property
+    def bits(self) -> int:
+        """Bits one element takes in memory (tfloat32 is stored in 32)."""
+        return self.storage_bits or 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def bias(self) -> int:
+        return int(2 ** (self.exponent_bits - 1)) - 1
+
+    @property
+    def min_exponent(self) -> int:
+        """Exponent of the smallest normal number."""
+        return 1 - self.bias
+
+    @property
+    def max_exponent(self) -> int:
+        """Exponent of the largest finite number."""
+        top = int(2**self.exponent_bits) - 1 - self.bias
+        return top - 1 if self.specials == "ieee" else top
+
+    @property
+    def max(self) -> float:
+        """Largest finite number."""
+        codes = int(2**self.mantissa_bits)
+        last = codes - 2 if self.specials == "nan" else codes - 1
+        return (1.0 + last / codes) * 2.0**self.max_exponent
+
+    @property
+    def min_normal(self) -> float:
+        return 2.0**self.min_exponent
+
+    @property
+    def min_subnormal(self) -> float:
+        return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    @property
+    def epsilon(self) -> float:
+        """Distance from 1 to the next larger number."""
+        return 2.0**-self.mantissa_bits
+
+
+FORMATS: dict[str, Format] = {
+    row.name: row
+    for row in (
+        Format("float32", 8, 23),
+        Format("tfloat32", 8, 10, storage_bits=32),
+        Format("float16", 5, 10),
+        Format("bfloat16", 8, 7),
+        Format("float8_e4m3fn", 4, 3, "nan"),
+        Format("float8_e5m2", 5, 2),
+        Format("float6_e2m3fn", 2, 3, "none"),
+        Format("float6_e3m2fn", 3, 2, "none"),
+        Format("float4_e2m1fn", 2, 1, "none"),
+    )
+}
+
+_CUSTOM = re.compile(r"e([2-8])m([1-9]|1[0-9]|2[0-3])(fn)?")
+
+
+def format_named(name: str) -> Format:
+    """Return the row called `name`, or the user-defined format it spells.
+
+    `e5m7` is 5 exponent and 7 mantissa bits with IEEE specials, `e5m7fn` the same with one NaN
+    code and no infinity; the spelling is the definition, so no table has to travel with it.
+    Raises InputError for anything else.
+    """
+    if isinstance(name, str):
+        if name in FORMATS:
+            return FORMATS[name]
+        spelled = _CUSTOM.fullmatch(name)
+        if spelled:
+            specials: Specials = "nan" if spelled[3] else "ieee"
+            return Format(name, int(spelled[1]), int(spelled[2]), specials)
+    valid = ", ".join(FORMATS)
+    raise InputError(
+        f"unknown format {name!r}; expected one of {valid}, or e<2-8>m<1-23>[fn] for your own"
+    )
+
+
+def contains(wide: Format, narrow: Format) -> bool:
+    """Whether every finite value of `narrow` is a value of `wide`."""
+    return (
+        wide.mantissa_bits >= narrow.mantissa_bits
+        and wide.max >= narrow.max
+        and wide.min_subnormal <= narrow.min_subnormal
+    )
+
+
+def join(formats: Iterable[Format]) -> Format:
+    """Return the narrowest row that holds every value of all `formats`.
+
+    float16 with bfloat16 gives float32; where two rows tie in bits, the one with more mantissa
+    (float8_e4m3fn with float8_e5m2 gives float16).
+    """
+    given = set(formats)
+    rows = given | set(FORMATS.values())
+    holding = [row for row in rows if all(contains(row, item) for item in given)]
+    return min(holding, key=lambda row: (row.bits, -row.mantissa_bits, row not in given, row.name))
+
+
+RoundingMode = Literal["nearest_even", "toward_zero", "nearest_away", "stochastic"]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a real value becomes one of a format.
+
+    `overflow`: "inf" gives infinity, or NaN where the format has none; "saturate" gives the
+    largest finite number, also for infinity. NaN stays NaN in every format, so that divergence
+    is seen. `subnormals`: "keep", or "flush" to a zero of the same sign.
+    """
+
+    mode: RoundingMode = "nearest_even"
+    overflow: Literal["inf", "saturate"] = "inf"
+    subnormals: Literal["keep", "flush"] = "keep"

@@ -1,0 +1,110 @@
+"""A format and a way to round, as float32 bit patterns: what the numpy and the C code share.
+
+The value is scaled by a power of two so that the format's quantum becomes 1, rounded to an integer
+and scaled back; every step but the rounding is exact, also for subnormals. Formats with float32's
+exponent range are rounded on the bits instead. A result is found as if the exponent range had no
+upper end, then put through overflow, then through the flush of subnormals (`Rounding`).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policysearch.formats import Format, Rounding
+from policysearch.values import InputError, one_of
+
+FloatArray = npt.NDArray[np.float32]
+UintArray = npt.NDArray[np.uint32]
+
+BLOCK = 32768
+"""Elements per block: scratch stays in cache, and one stochastic key serves one block."""
+
+MODES = ("nearest_even", "toward_zero", "nearest_away", "stochastic")
+SIGN, ABS, INF, QUIET, ONE = 0x80000000, 0x7FFFFFFF, 0x7F800000, 0x7FC00000, 0x3F800000
+MASK64 = 2**64 - 1
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A format and rounding as float32 bit patterns; the extension reads the fields in order."""
+
+    mode: int
+    wide: int
+    """1 where the exponent range is float32's, so that rounding works on the bits."""
+    shift: int
+    lowest: int
+    """Exponent bits of the smallest normal number; subnormals share its quantum."""
+    scale: int
+    """`scale - exponent bits` is the bits of the factor that makes the quantum 1."""
+    mantissa: int
+    """Exponent bits to take away from those of a value to get those of its quantum."""
+    max: int
+    finite_overflow: int
+    inf_overflow: int
+    flush_below: int
+
+    @property
+    def stochastic(self) -> bool:
+        return MODES[self.mode] == "stochastic"
+
+    def packed(self) -> bytes:
+        """The fields as the extension reads them."""
+        return struct.pack("=10I", *astuple(self))
+
+
+def grid_of(fmt: Format, rounding: Rounding) -> Grid:
+    """Return the bit patterns of `fmt` with `rounding`; InputError where float32 cannot hold it."""
+    mode = MODES.index(one_of("rounding.mode", rounding.mode, MODES))
+    one_of("rounding.overflow", rounding.overflow, ("inf", "saturate"))
+    one_of("rounding.subnormals", rounding.subnormals, ("keep", "flush"))
+    exponent, mantissa = fmt.exponent_bits, fmt.mantissa_bits
+    if not (2 <= exponent <= 8 and 1 <= mantissa <= 23):
+        raise InputError(
+            f"format {fmt.name}: {exponent} exponent and {mantissa} mantissa bits; "
+            "expected 2 to 8 and 1 to 23"
+        )
+    if exponent == 8 and fmt.specials != "ieee":
+        raise InputError(
+            f"format {fmt.name}: largest number {fmt.max:g} exceeds float32; "
+            "expected at most 7 exponent bits, or IEEE specials"
+        )
+    inf = {"ieee": INF, "nan": QUIET, "none": _bits(fmt.max)}[fmt.specials]
+    if rounding.overflow == "saturate" and (exponent, mantissa) != (8, 23):
+        inf = _bits(fmt.max)
+    return Grid(
+        mode=mode,
+        wide=int(exponent == 8),
+        shift=23 - mantissa,
+        lowest=_bits(fmt.min_normal),
+        scale=(254 + mantissa) << 23,
+        mantissa=mantissa << 23,
+        max=_bits(fmt.max),
+        finite_overflow=_bits(fmt.max) if rounding.mode == "toward_zero" else inf,
+        inf_overflow=inf,
+        flush_below=_bits(fmt.min_normal) if rounding.subnormals == "flush" else 0,
+    )
+
+
+def _mix64(value: int) -> int:
+    """The SplitMix64 step (Steele, Lea, Flood 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
+    return value ^ (value >> 31)
+
+
+def block_key(seed: int, counter: int, block: int) -> tuple[int, int]:
+    """Return (a, b), a odd: element j of the block draws table[j] * a + b, modulo 2^32.
+
+    Over keys the draws of two elements are as good as independent (multiply-shift hashing).
+    """
+    key = _mix64(_mix64(_mix64(seed) ^ counter) ^ block)
+    return (key & 0xFFFFFFFF) | 1, key >> 32

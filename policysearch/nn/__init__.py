@@ -1,0 +1,1 @@
+"""Layers and models that trace into a training-step graph."""

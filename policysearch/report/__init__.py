@@ -1,0 +1,1 @@
+"""The Pareto front as a table and as plots."""

@@ -1,0 +1,1 @@
+"""Passes that rewrite a graph: the policy pass and its companions."""

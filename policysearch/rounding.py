@@ -1,0 +1,196 @@
+"""The quantiser: float32 values rounded onto a format, in float32 containers.
+
+The numpy code of `policysearch.blocks` is the reference; the optional extension
+`policysearch._rounding` gives the same bits in one pass. NaN stays NaN in every format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from policysearch.blocks import Blocks
+from policysearch.formats import Format, Rounding
+from policysearch.grid import BLOCK, MASK64, FloatArray, Grid, block_key, grid_of
+from policysearch.values import InputError
+
+try:
+    import policysearch._rounding as _rounding
+except ImportError:
+    _rounding = None
+
+NEAREST_EVEN = Rounding()
+_NO_GRID = bytes(40)
+
+
+def compiled_available() -> bool:
+    """Whether the extension `policysearch._rounding` was built and can be imported."""
+    return _rounding is not None
+
+
+class Rounder:
+    """Rounds float32 arrays onto one format. Owns its scratch; not thread safe."""
+
+    def __init__(self, grid: Grid, seed: int, extension: ModuleType | None) -> None:
+        self.extension = extension
+        self.packed = grid.packed()
+        self.seed = seed & MASK64
+        self._stochastic = grid.stochastic
+        self._blocks = Blocks(grid)
+
+    def __call__(self, x: FloatArray, out: FloatArray, counter: int = 0) -> None:
+        """Write the rounded `x` to `out` (1-D, contiguous float32, equal size; may be `x`).
+
+        `counter` (64 bits) keys the stochastic mode: element i draws from (seed, counter, i) alone.
+        """
+        if self.extension is not None:
+            try:
+                self.extension.round_into(x, out, self.packed, self.seed, counter)
+            except (ValueError, BufferError):
+                _check(x=x, out=out)
+                raise
+            return
+        _check(x=x, out=out)
+        with np.errstate(all="ignore"):
+            for start in range(0, x.size, BLOCK):
+                part = slice(start, start + BLOCK)
+                self.round_block(x[part], out[part], counter, start // BLOCK)
+
+    def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], object]:
+        """Return the call that rounds `x` to `out`, fixed for good; not for the stochastic mode.
+
+        Saves the checks and views of `__call__`; wants numpy's floating-point warnings off.
+        """
+        _check(x=x, out=out)
+        if self.extension is not None:
+            round_into, packed = self.extension.round_into, self.packed
+            return lambda: round_into(x, out, packed, 0, 0)
+        return self._blocks.bind(x, out) or (lambda: self(x, out))
+
+    def round_block(self, x: FloatArray, out: FloatArray, counter: int, block: int) -> None:
+        """Round block number `block` (at most BLOCK elements) of a longer array, in numpy."""
+        key = block_key(self.seed, counter & MASK64, block) if self._stochastic else (0, 0)
+        self._blocks(x, out, key)
+
+
+class FusedSgd:
+    """One pass of SGD with momentum over float32 arrays, and the rounding of the new parameters."""
+
+    def __init__(self, rounder: Rounder | None, extension: ModuleType | None) -> None:
+        self._rounder = rounder
+        self._extension = extension
+        self._scratch = np.empty(0, np.float32)
+
+    def __call__(
+        self,
+        param: FloatArray,
+        velocity: FloatArray,
+        grad: FloatArray,
+        lr: float,
+        momentum: float,
+        inv_scale: float,
+        low: FloatArray | None = None,
+        counter: int = 0,
+    ) -> None:
+        """Update `param` and `velocity` in place; all arrays 1-D contiguous float32 of one size.
+
+        g = grad * inv_scale; velocity = momentum * velocity + g; param = param - lr * velocity,
+        every operation rounded to float32 on its own. Then `low`, where given, becomes `param` on
+        the format. `counter` is that of `Rounder`.
+        """
+        arrays = {"param": param, "velocity": velocity, "grad": grad}
+        if low is not None:
+            arrays["low"] = low
+            if self._rounder is None:
+                raise InputError("fused_sgd, low: an array, but no format; expected None")
+        _check(**arrays)
+        rates = (lr, momentum, inv_scale)
+        if self._extension is not None:
+            packed, seed = (
+                (self._rounder.packed, self._rounder.seed) if self._rounder else (_NO_GRID, 0)
+            )
+            self._extension.fused_sgd(param, velocity, grad, low, *rates, packed, seed, counter)
+            return
+        if self._scratch.size < min(param.size, BLOCK):
+            self._scratch = np.empty(min(param.size, BLOCK), np.float32)
+        with np.errstate(all="ignore"):
+            for start in range(0, param.size, BLOCK):
+                part = slice(start, start + BLOCK)
+                self._update(param[part], velocity[part], grad[part], rates)
+                if low is not None and self._rounder is not None:
+                    self._rounder.round_block(param[part], low[part], counter, start // BLOCK)
+
+    def _update(
+        self,
+        param: FloatArray,
+        velocity: FloatArray,
+        grad: FloatArray,
+        rates: tuple[float, float, float],
+    ) -> None:
+        lr, momentum, inv_scale = (np.float32(rate) for rate in rates)
+        scratch = self._scratch[: param.size]
+        np.multiply(grad, inv_scale, out=scratch)
+        np.multiply(velocity, momentum, out=velocity)
+        np.add(velocity, scratch, out=velocity)
+        np.multiply(velocity, lr, out=scratch)
+        np.subtract(param, scratch, out=param)
+
+
+def _check(**arrays: FloatArray) -> None:
+    """InputError unless all are contiguous 1-D float32 of one size."""
+    size = next(iter(arrays.values())).size
+    for name, array in arrays.items():
+        if array.dtype != np.float32 or array.ndim != 1 or array.size != size:
+            given = f"{array.dtype} of shape {array.shape}"
+        elif not array.flags.c_contiguous:
+            given = "a strided array"
+        else:
+            continue
+        raise InputError(f"rounding, {name}: {given}; expected {size} contiguous float32 in 1-D")
+
+
+def _extension(compiled: bool | None) -> ModuleType | None:
+    if compiled and _rounding is None:
+        raise InputError("rounding, compiled: True; the extension is not built, expected False")
+    return None if compiled is False else _rounding
+
+
+def rounder(
+    fmt: Format, rounding: Rounding = NEAREST_EVEN, *, seed: int = 0, compiled: bool | None = None
+) -> Rounder:
+    """Return the Rounder of `fmt`. InputError if float32 cannot hold the format.
+
+    `compiled`: None takes the extension where it is built, False the numpy reference, True the
+    extension or an InputError. float32 is the identity, except that `flush` still applies.
+    """
+    return Rounder(grid_of(fmt, rounding), seed, _extension(compiled))
+
+
+def fused_sgd(
+    fmt: Format | None,
+    rounding: Rounding = NEAREST_EVEN,
+    *,
+    seed: int = 0,
+    compiled: bool | None = None,
+) -> FusedSgd:
+    """Return the FusedSgd that rounds onto `fmt`, or onto nothing; `compiled` as in `rounder`."""
+    extension = _extension(compiled)
+    onto = Rounder(grid_of(fmt, rounding), seed, extension) if fmt is not None else None
+    return FusedSgd(onto, extension)
+
+
+def quantise(
+    x: FloatArray,
+    fmt: Format,
+    rounding: Rounding = NEAREST_EVEN,
+    *,
+    seed: int = 0,
+    counter: int = 0,
+) -> FloatArray:
+    """Return `x` (any shape) rounded onto `fmt`, as a new float32 array."""
+    out = np.array(x, np.float32, order="C")
+    flat = out.reshape(-1)
+    rounder(fmt, rounding, seed=seed)(flat, flat, counter)
+    return out

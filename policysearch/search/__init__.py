@@ -1,0 +1,1 @@
+"""The search space, the study and the only code that knows optuna."""

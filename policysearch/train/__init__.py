@@ -1,0 +1,1 @@
+"""Data sets, loss scaling, optimizers and the trainer."""

@@ -1,0 +1,106 @@
+"""Frozen dataclasses to and from plain data, with errors that name the place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class InputError(ValueError):
+    """A mistake in what the user gave: one line, `where: what was given; what is valid`."""
+
+
+def one_of(where: str, given: object, valid: Iterable[str]) -> str:
+    """Return `given` if it is one of `valid`; raise InputError naming both otherwise."""
+    names = list(valid)
+    if not isinstance(given, str) or given not in names:
+        raise InputError(f"{where}: {given!r}; expected one of {', '.join(names)}")
+    return given
+
+
+def number(where: str, given: object, lowest: float = -math.inf, highest: float = math.inf) -> None:
+    """Raise InputError unless `given` is a finite number within [lowest, highest]."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise InputError(f"{where}: {given!r}; expected a finite number")
+    if not lowest <= given <= highest:
+        raise InputError(f"{where}: {given!r}; expected a number from {lowest:g} to {highest:g}")
+
+
+def to_plain(value: object) -> Any:
+    """Return `value` as dicts, lists and scalars; a dataclass becomes a dict of all its fields.
+
+    A tuple of (name, value) pairs declared as such stays a list of pairs; see `Named`.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(kind: type[T], data: object, where: str) -> T:
+    """Return the dataclass `kind` read from the dict `data`, checking every key and type.
+
+    Keys may be left out where the field has a default. Raises InputError naming the place.
+    """
+    if not isinstance(data, Mapping):
+        raise InputError(f"{where}: {data!r}; expected a table of keys")
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            raise InputError(f"{where}: unknown key {key!r}; expected one of {', '.join(fields)}")
+    hints = typing.get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in data:
+            given[name] = _read(hints[name], data[name], f"{where}.{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{where}: missing key {name!r}; expected one of {', '.join(fields)}")
+    try:
+        return kind(**given)
+    except InputError as error:
+        raise InputError(f"{where}.{error}") from None
+
+
+def _read(hint: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if data is None and len(options) < len(typing.get_args(hint)):
+            return None
+        return _read(options[0], data, where)
+    if origin is typing.Literal:
+        return one_of(where, data, typing.get_args(hint))
+    if origin is tuple:
+        return _read_tuple(typing.get_args(hint), data, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(data, hint):
+            return data
+        return from_plain(hint, data, where)
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, hint) or (isinstance(data, bool) and hint is not bool):
+        raise InputError(f"{where}: {data!r}; expected {hint.__name__}")
+    if isinstance(data, float) and not math.isfinite(data):
+        raise InputError(f"{where}: {data!r}; expected a finite number")
+    return data
+
+
+def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, list | tuple):
+        raise InputError(f"{where}: {data!r}; expected a list")
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        return tuple(_read(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if len(data) != len(kinds):
+        raise InputError(f"{where}: {len(data)} items; expected {len(kinds)}")
+    return tuple(
+        _read(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data, strict=True))
+    )

@@ -1,0 +1,38 @@
+"""Fixtures and settings that every test shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from threadpoolctl import threadpool_limits
+
+from policysearch.train import fashion_mnist
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    """Keep BLAS to one thread: more threads change the bits and fight over the cores."""
+    with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist_folder() -> Path:
+    """The folder of the real Fashion-MNIST files; skips without them, but fails where CI=true."""
+    found = fashion_mnist.installed_files()
+    if found is not None:
+        return next(iter(found.values())).parent
+    message = (
+        f"no Fashion-MNIST files in {fashion_mnist.DEBIAN_FOLDER} or "
+        f"{fashion_mnist.cache_folder()}: install Debian's dataset-fashion-mnist"
+    )
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)

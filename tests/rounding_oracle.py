@@ -1,0 +1,167 @@
+"""What rounding must give, found by other means than the code under test."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from policysearch.formats import FORMATS, Format, Rounding, format_named
+from policysearch.grid import MODES, FloatArray
+from policysearch.rounding import compiled_available
+
+OWN = (
+    *("e2m1", "e2m1fn", "e3m4", "e4m3", "e5m1", "e2m10fn", "e5m22", "e6m9", "e7m6fn", "e7m23"),
+    *("e8m1", "e8m15", "e8m22", "e8m23"),
+)
+ALL = tuple(format_named(name) for name in (*FORMATS, *OWN))
+ROUNDINGS = tuple(
+    Rounding(mode, overflow, subnormals)  # type: ignore[arg-type]
+    for mode, overflow, subnormals in itertools.product(
+        MODES, ("inf", "saturate"), ("keep", "flush")
+    )
+)
+EXACT_ROUNDINGS = tuple(row for row in ROUNDINGS if row.mode != "stochastic")
+BACKENDS = (
+    pytest.param(False, id="numpy"),
+    pytest.param(
+        True,
+        id="compiled",
+        marks=pytest.mark.skipif(not compiled_available(), reason="the extension is not built"),
+    ),
+)
+
+
+def name_of(value: object) -> str:
+    """A test id for a Format or Rounding."""
+    if isinstance(value, Rounding):
+        return f"{value.mode}-{value.overflow}-{value.subnormals}"
+    return value.name if isinstance(value, Format) else str(value)
+
+
+def floats(bits: npt.NDArray[Any]) -> FloatArray:
+    """The float32 whose encodings are the integers `bits`."""
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def random_bits(size: int, seed: int = 0) -> FloatArray:
+    """Floats of uniformly random bit patterns: every binade, infinities and NaNs alike."""
+    return floats(np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32))
+
+
+def library_type(fmt: Format) -> npt.DTypeLike | None:
+    """The dtype of numpy or ml_dtypes with this name, or None."""
+    if fmt.name == "float16":
+        return np.float16
+    return None if fmt.name == "float32" else getattr(ml_dtypes, fmt.name, None)
+
+
+def by_library(x: FloatArray, fmt: Format) -> FloatArray:
+    """`x` to nearest even by numpy or ml_dtypes, but NaN where the format has no NaN."""
+    with np.errstate(all="ignore"):
+        found = x.astype(library_type(fmt)).astype(np.float32)
+    if fmt.specials == "none":
+        found[np.isnan(x)] = np.nan
+    return found
+
+
+def quantum(x: FloatArray, fmt: Format) -> npt.NDArray[np.float64]:
+    """Distance between the two numbers of the format next to each `x`, as if it had no end."""
+    exponent = np.frexp(np.abs(x).astype(np.float64))[1] - 1
+    step: npt.NDArray[np.float64] = np.ldexp(
+        1.0, np.maximum(exponent, fmt.min_exponent) - fmt.mantissa_bits
+    )
+    return step
+
+
+def by_float64(x: FloatArray, fmt: Format, rounding: Rounding) -> FloatArray:
+    """`x` rounded in float64, step by step as the definition says; not for stochastic."""
+    if (fmt.exponent_bits, fmt.mantissa_bits) == (8, 23):
+        flushed = (rounding.subnormals == "flush") & (np.abs(x) < fmt.min_normal)
+        return np.where(flushed, np.copysign(np.float32(0), x), x)
+    with np.errstate(all="ignore"):
+        step = quantum(x, fmt)
+        size = np.abs(x).astype(np.float64) / step
+        if rounding.mode == "nearest_even":
+            size = np.rint(size) * step
+        elif rounding.mode == "toward_zero":
+            size = np.trunc(size) * step
+        else:
+            size = np.floor(size + 0.5) * step
+        above = np.inf if fmt.specials == "ieee" else np.nan
+        if rounding.overflow == "saturate" or fmt.specials == "none":
+            above = fmt.max
+        finite_above = fmt.max if rounding.mode == "toward_zero" else above
+        size = np.where(size > fmt.max, np.where(np.isinf(x), above, finite_above), size)
+        if rounding.subnormals == "flush":
+            size = np.where(size < fmt.min_normal, 0.0, size)
+        size = np.where(np.isnan(x), np.nan, size)
+        return np.copysign(size, x).astype(np.float32)
+
+
+def numbers(fmt: Format, codes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The numbers of the format with these codes, counted from 0 up, as if it had no end."""
+    exponent, mantissa = np.divmod(codes.astype(np.int64), int(2**fmt.mantissa_bits))
+    whole = mantissa + np.where(exponent > 0, 2.0**fmt.mantissa_bits, 0.0)
+    found: npt.NDArray[np.float64] = np.ldexp(
+        whole, np.maximum(exponent - 1, 0) + fmt.min_exponent - fmt.mantissa_bits
+    )
+    return found
+
+
+def count_of(fmt: Format) -> int:
+    """How many finite numbers of one sign the format has, zero among them."""
+    steps = fmt.max / 2.0 ** (fmt.max_exponent - fmt.mantissa_bits) - 2.0**fmt.mantissa_bits
+    binades = fmt.max_exponent - fmt.min_exponent + 1
+    return int(binades * 2**fmt.mantissa_bits + steps + 1)
+
+
+def by_table(x: FloatArray, fmt: Format, mode: str) -> FloatArray:
+    """Finite `x` up to the largest number, found among all numbers of the format."""
+    table = numbers(fmt, np.arange(count_of(fmt) + 1))
+    assert table[-2] == fmt.max
+    size = np.abs(x).astype(np.float64)
+    code = np.searchsorted(table, size, side="right") - 1
+    middle = (table[code] + table[code + 1]) / 2
+    up = np.zeros(x.shape, bool)
+    if mode == "nearest_even":
+        up = (size > middle) | ((size == middle) & (code % 2 == 1))
+    elif mode == "nearest_away":
+        up = size >= middle
+    code = np.where(up, code + 1, code)
+    over = np.inf if fmt.specials == "ieee" else np.nan
+    over = fmt.max if fmt.specials == "none" else over
+    found = np.where(code >= count_of(fmt), over, table[code])
+    return np.copysign(found, x).astype(np.float32)
+
+
+def mismatches(got: FloatArray, expected: FloatArray) -> int:
+    """Places where the bits differ; any NaN equals any other."""
+    differ = got.view(np.uint32) != expected.view(np.uint32)
+    return int(np.count_nonzero(differ & ~(np.isnan(got) & np.isnan(expected))))
+
+
+def boundaries(fmt: Format, most: int = 70_000) -> FloatArray:
+    """Numbers of the format, the ties between them, and the float32 next to each on both sides.
+
+    All numbers where they are few, else `most` at random; the ends of the range always. Both signs.
+    """
+    count = count_of(fmt) + 1
+    codes = np.arange(min(count, most))
+    if count > most:
+        codes = np.random.default_rng(1).integers(0, count, most)
+        ends = np.arange(8)
+        codes = np.concatenate(
+            (ends, int(2**fmt.mantissa_bits) + ends - 4, count - 1 - ends, codes)
+        )
+    below, above = numbers(fmt, codes), numbers(fmt, codes + 1)
+    with np.errstate(over="ignore"):
+        sizes = np.concatenate((below, (below + above) / 2)).astype(np.float32)
+    bits = sizes.view(np.uint32)
+    special = np.array([0x7F800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, 0, 1])
+    bits = np.concatenate((bits, bits + 1, np.maximum(bits, 1) - 1, special.astype(np.uint32)))
+    return floats(np.concatenate((bits, bits | np.uint32(0x80000000))))

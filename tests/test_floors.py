@@ -1,0 +1,230 @@
+"""The house of the package: which module may import which, and how large a piece may be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "policysearch"
+ROOT = Path(__file__).parents[1]
+
+# Bottom to top. A room (a module, or a package folder with all it holds) may import rooms on
+# lower floors only; two rooms of one floor are strangers.
+FLOORS = (
+    ("values",),
+    ("formats",),
+    ("grid",),
+    ("blocks",),
+    ("rounding", "scaling", "tensor_core"),
+    ("accumulators",),
+    ("policy",),
+    ("presets", "schema"),
+    ("graph",),
+    ("ops",),
+    ("planning", "rewrite", "nn", "importers"),
+    ("emulator", "cost"),
+    ("train",),
+    ("objective",),
+    ("search",),
+    ("report", "export", "verify"),
+    ("api",),
+    ("__init__",),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+# Extension modules, and the rooms they speed up.
+COMPILED = {
+    "policysearch._rounding": "rounding",
+    "policysearch._tensor_core": "accumulators",
+}
+
+# Outside packages that one room alone may import.
+KEPT_IN = {"optuna": "search"}
+
+LONGEST_FILE_LINES = 300
+LONGEST_FUNCTION_LINES = 40
+
+
+def modules_of(root: Path) -> dict[str, ast.Module]:
+    """Return the parsed modules of the package under `root`, by dotted name; packages by name."""
+    modules = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        modules[".".join(parts)] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return modules
+
+
+def imports_of(name: str, tree: ast.Module, root: Path) -> Iterator[tuple[str, int]]:
+    """Yield every (dotted name, line) that the module imports, wherever in it that stands.
+
+    `from a import b` yields `a.b`: whether `b` is a module is for the reader to find out.
+    """
+    package = name if (root / name.replace(".", "/")).is_dir() else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            for alias in node.names:
+                yield f"{base}.{alias.name}", node.lineno
+
+
+def arrows_of(root: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield (importing module, imported module, line) for imports inside the package."""
+    modules = modules_of(root)
+    for name, tree in modules.items():
+        for target, line in imports_of(name, tree, root):
+            if target.split(".")[0] != PACKAGE:
+                continue
+            while "." in target and target not in modules and target not in COMPILED:
+                target = target.rpartition(".")[0]
+            yield name, target, line
+
+
+def room_of(module: str) -> str:
+    """Return the room a dotted module name lies in."""
+    parts = module.split(".")
+    return COMPILED.get(module) or (parts[1] if len(parts) > 1 else "__init__")
+
+
+def import_faults(root: Path) -> list[str]:
+    """Return one line per arrow that is not allowed, and per room without a floor."""
+    faults = []
+    for room in sorted({room_of(name) for name in modules_of(root)} - set(FLOOR)):
+        faults.append(f"{room}: has no floor; give it one in FLOORS")
+    for source, target, line in arrows_of(root):
+        above, below = room_of(source), room_of(target)
+        if above == below or above not in FLOOR or below not in FLOOR:
+            continue
+        if FLOOR[below] >= FLOOR[above]:
+            kind = "up to" if FLOOR[below] > FLOOR[above] else "across to"
+            faults.append(f"{source}:{line}: arrow {kind} {target}")
+    for name, tree in modules_of(root).items():
+        for target, line in imports_of(name, tree, root):
+            keeper = KEPT_IN.get(target.split(".")[0])
+            if keeper is not None and room_of(name) != keeper:
+                faults.append(f"{name}:{line}: imports {target}, which only {keeper} may")
+    return faults
+
+
+def cycle_faults(root: Path) -> list[str]:
+    """Return one line per import cycle between modules, the packages' docstrings left out."""
+    graph: dict[str, set[str]] = {name: set() for name in modules_of(root)}
+    for source, target, _ in arrows_of(root):
+        if source != target and target in graph:
+            graph[source].add(target)
+    faults = []
+    while graph:
+        leaves = [name for name, targets in graph.items() if not targets & graph.keys()]
+        if not leaves:
+            faults.append(f"cycle among {', '.join(sorted(graph))}")
+            break
+        for name in leaves:
+            del graph[name]
+    return faults
+
+
+def size_faults(root: Path, folders: tuple[str, ...]) -> list[str]:
+    """Return one line per file or function that is too long."""
+    faults = []
+    for path in sorted(path for folder in folders for path in (root / folder).rglob("*.py")):
+        where, text = path.relative_to(root), path.read_text(encoding="utf-8")
+        if len(text.splitlines()) > LONGEST_FILE_LINES:
+            faults.append(f"{where}: {len(text.splitlines())} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > LONGEST_FUNCTION_LINES:
+                    faults.append(f"{where}:{node.lineno}: {node.name} has {lines} lines")
+    return faults
+
+
+def docstring_faults(root: Path) -> list[str]:
+    """Return one line per `__init__.py` below the top that is missing or not one docstring."""
+    faults: list[str] = []
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        init = path.parent / "__init__.py"
+        if path.parent == root / PACKAGE or str(init) in "".join(faults):
+            continue
+        body = ast.parse(init.read_text(encoding="utf-8")).body if init.is_file() else []
+        text = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+        if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+            faults.append(f"{init}: not one docstring")
+    return faults
+
+
+def test_imports_point_down() -> None:
+    assert not import_faults(ROOT)
+
+
+def test_imports_have_no_cycle() -> None:
+    assert not cycle_faults(ROOT)
+
+
+def test_files_and_functions_are_short() -> None:
+    assert not size_faults(ROOT, (PACKAGE, "tests", "benchmarks"))
+
+
+def test_init_files_are_one_docstring() -> None:
+    assert not docstring_faults(ROOT)
+
+
+def build(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / PACKAGE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+SOUND = {
+    "__init__.py": "from policysearch.search.study import run",
+    "values.py": "import numpy",
+    "formats.py": "from policysearch import values\nfrom policysearch.values import InputError",
+    "rounding.py": "from . import formats\nfrom policysearch import _rounding",
+    "search/__init__.py": '"""Search."""',
+    "search/study.py": "import optuna.trial\nfrom .space import box\nfrom ..formats import f",
+    "search/space.py": "",
+}
+
+
+def test_a_sound_tree_has_no_faults(tmp_path: Path) -> None:
+    build(tmp_path, SOUND)
+    faults = [*import_faults(tmp_path), *cycle_faults(tmp_path), *docstring_faults(tmp_path)]
+    assert not [*faults, *size_faults(tmp_path, (PACKAGE,))]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("formats.py", "import policysearch.rounding", "formats:1: arrow up to"),
+        ("formats.py", "from policysearch import rounding", "formats:1: arrow up to"),
+        ("formats.py", "def f():\n    from .search.space import box", "formats:2: arrow up to"),
+        ("values.py", "from policysearch import run", "values:1: arrow up to policysearch"),
+        ("scaling.py", "from .rounding import quantize", "scaling:1: arrow across to"),
+        ("scaling.py", "from policysearch import _rounding", "scaling:1: arrow across to"),
+        ("formats.py", "import optuna", "formats:1: imports optuna, which only search may"),
+        ("cellar.py", "", "cellar: has no floor"),
+        ("search/space.py", "from .study import x", "cycle among"),
+        ("search/space.py", "from policysearch.search import study", "cycle among"),
+        ("search/__init__.py", '"""Search."""\nfrom .study import x', "not one docstring"),
+        ("search/__init__.py", "", "not one docstring"),
+        ("cost/rows.py", "", "not one docstring"),
+        ("values.py", "\n" * 301, "301 lines"),
+        ("values.py", "def f():\n" + "    x = 1\n" * 40, "f has 41 lines"),
+    ],
+)
+def test_a_sabotaged_tree_is_caught(tmp_path: Path, name: str, text: str, fault: str) -> None:
+    build(tmp_path, SOUND | {name: text})
+    faults = [*import_faults(tmp_path), *cycle_faults(tmp_path), *docstring_faults(tmp_path)]
+    assert fault in "\n".join([*faults, *size_faults(tmp_path, (PACKAGE,))])
