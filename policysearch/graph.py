@@ -1,0 +1,202 @@
+"""The training-step graph: typed nodes, how ops are defined, tracing, and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.formats import Rounding
+
+FloatArray = NDArray[np.float32]
+Shape = tuple[int, ...]
+Attrs = Mapping[str, Any]
+Role = Literal["input", "fprop", "dgrad", "wgrad", "update"]
+Placement = Literal["low", "fp32", "promote"]
+Bind = Callable[[Sequence[FloatArray], FloatArray, Attrs, FloatArray], Callable[[], object]]
+GradientRule = Callable[["Builder", "Node", int], int]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs and attributes from which an op's tests are made."""
+
+    inputs: tuple[FloatArray, ...]
+    attrs: Attrs = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation: everything the builder, emulator, cost model and tests need to know.
+
+    `bind(inputs, out, attrs, work)` returns a function without arguments that computes `out`
+    from `inputs` in float32; the arrays are fixed for the life of a plan. `gradients` holds one
+    rule per input (None where there is no gradient) that emits nodes and returns the id of the
+    gradient of that input. `kind`: "gemm" contracts, "move" only relabels or copies, "source" is
+    fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
+    value is an input value or zero. `in_place`: inputs whose buffer the output may take.
+    `work` gives the elements of scratch the op needs.
+    """
+
+    name: str
+    shape: Callable[[Sequence[Shape], Attrs], Shape]
+    bind: Bind
+    gradients: tuple[GradientRule | None, ...] = ()
+    flops: Callable[[Sequence[Shape], Shape, Attrs], int] = lambda inputs, out, attrs: size(out)
+    example: Callable[[np.random.Generator], Example] | None = None
+    kind: Literal["gemm", "elementwise", "reduce", "move", "source"] = "elementwise"
+    placement: Placement = "promote"
+    keeps_format: bool = False
+    in_place: tuple[int, ...] = ()
+    work: Callable[[Sequence[Shape], Shape, Attrs], int] = lambda inputs, out, attrs: 0
+
+
+def size(shape: Shape) -> int:
+    """Return the number of elements of `shape`."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value of the step: the op that makes it, from which nodes, in which format.
+
+    `source` is the name of the forward op a node belongs to (a gradient node carries the op it
+    differentiates), which is what the op lists of a policy speak about. `fused` marks a value
+    that stays in the accumulator of the next node and is never stored.
+    """
+
+    id: int
+    op: Op
+    inputs: tuple[int, ...]
+    shape: Shape
+    role: Role
+    layer: str = ""
+    name: str = ""
+    source: str = ""
+    format: str = "float32"
+    accumulator: str = "float32"
+    rounding: Rounding = Rounding()
+    fused: bool = False
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return dict(self.attrs)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in execution order, the named outputs, and which state each update replaces.
+
+    `updates` holds (source node, new value node) pairs: parameters and optimizer state.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[str, int], ...]
+    updates: tuple[tuple[int, int], ...] = ()
+
+    def output(self, name: str) -> Node:
+        """Return the node of the output called `name`."""
+        return self.nodes[dict(self.outputs)[name]]
+
+    def source(self, name: str) -> Node:
+        """Return the source node (input, parameter, state) called `name`."""
+        return next(n for n in self.nodes if n.op.kind == "source" and n.name == name)
+
+    def inputs_of(self, node: Node) -> list[Node]:
+        return [self.nodes[i] for i in node.inputs]
+
+    def last_uses(self) -> list[int]:
+        """Return, for each node, the id of the last node that reads it (itself if none).
+
+        Outputs and the new values of updates are read after the last node.
+        """
+        last = [node.id for node in self.nodes]
+        for node in self.nodes:
+            for i in node.inputs:
+                last[i] = node.id
+        for _, i in self.outputs:
+            last[i] = len(self.nodes)
+        for old, new in self.updates:
+            last[old] = last[new] = len(self.nodes)
+        return last
+
+
+class Builder:
+    """Collects nodes while a step is traced or rewritten."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._defaults: dict[str, Any] = {"layer": "", "role": "fprop", "source": ""}
+
+    @contextmanager
+    def scope(self, **defaults: Any) -> Iterator[None]:
+        """Nodes emitted inside take these fields (layer, role, source) unless told otherwise."""
+        outer = self._defaults
+        self._defaults = {**outer, **defaults}
+        try:
+            yield
+        finally:
+            self._defaults = outer
+
+    def emit(self, op: Op, *inputs: int, attrs: Attrs | None = None, **fields: Any) -> int:
+        """Append a node and return its id; shape and missing fields are derived."""
+        given = dict(attrs or {})
+        shape = op.shape([self.nodes[i].shape for i in inputs], given)
+        fields = {**self._defaults, **fields}
+        fields["source"] = fields["source"] or op.name
+        node = Node(
+            id=len(self.nodes),
+            op=op,
+            inputs=inputs,
+            shape=shape,
+            attrs=tuple(given.items()),
+            **fields,
+        )
+        self.nodes.append(node)
+        return node.id
+
+    def copy(self, node: Node, inputs: Sequence[int], **changes: Any) -> int:
+        """Append a copy of `node` with new inputs and changed fields; return its id."""
+        self.nodes.append(replace(node, id=len(self.nodes), inputs=tuple(inputs), **changes))
+        return len(self.nodes) - 1
+
+    def shape(self, id: int) -> Shape:
+        return self.nodes[id].shape
+
+    def graph(self, outputs: Mapping[str, int], updates: Sequence[tuple[int, int]] = ()) -> Graph:
+        return Graph(tuple(self.nodes), tuple(outputs.items()), tuple(updates))
+
+
+def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -> dict[int, int]:
+    """Emit the gradient nodes of `root` and return {wanted node: its gradient}.
+
+    `seed` is the gradient of `root`. Only paths that lead to a wanted node are followed. The
+    gradient of a parameter has role "wgrad", every other one "dgrad"; a value used more than
+    once gets its gradients summed by `add`.
+    """
+    forward = list(b.nodes[: root + 1])
+    reaches = set(wanted)
+    for node in forward:
+        if any(i in reaches for i in node.inputs):
+            reaches.add(node.id)
+    grads: dict[int, int] = {root: seed}
+    for node in reversed(forward):
+        if node.id not in grads or node.op.kind == "source":
+            continue
+        for position, i in enumerate(node.inputs):
+            rule = node.op.gradients[position] if node.op.gradients else None
+            if i not in reaches or rule is None:
+                continue
+            role = "wgrad" if b.nodes[i].op.kind == "source" else "dgrad"
+            with b.scope(layer=node.layer, role=role, source=node.source):
+                grad = rule(b, node, grads[node.id])
+                grads[i] = b.emit(add, grads[i], grad, source=add.name) if i in grads else grad
+    return {i: grads[i] for i in wanted if i in grads}

@@ -1,0 +1,165 @@
+"""Layers as frozen descriptions: what parameters they own and which nodes they trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from policysearch.graph import Builder, Op, Shape, size
+from policysearch.ops.conv import conv2d
+from policysearch.ops.dense import bias, matmul
+from policysearch.ops.elementwise import gelu, relu, sigmoid, tanh
+from policysearch.ops.pool import average_pool, max_pool
+from policysearch.ops.shape import reshape
+from policysearch.values import InputError, one_of
+
+ACTIVATIONS: Mapping[str, Op] = MappingProxyType(
+    {op.name: op for op in (relu, tanh, sigmoid, gelu)}
+)
+POOLS: Mapping[str, Op] = MappingProxyType({"max": max_pool, "average": average_pool})
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One trained array: `name` is "<layer>.weight" or "<layer>.bias", as in torch.
+
+    `fan_in` is the number of inputs that one output of the layer sums over.
+    """
+
+    name: str
+    shape: Shape
+    layer: str
+    kind: Literal["weight", "bias"]
+    fan_in: int
+
+
+class Layer(Protocol):
+    """What a model is made of. Shapes are those of one example, without the batch."""
+
+    @property
+    def name(self) -> str: ...
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        """Return the arrays the layer owns for inputs of this shape."""
+        ...
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        """Emit the layer's nodes for input node `x`; `params` maps full names to nodes."""
+        ...
+
+
+def _owned(layer: str, weight: Shape, outputs: int, with_bias: bool) -> tuple[ParameterSpec, ...]:
+    fan_in = size(weight[1:])
+    specs = (ParameterSpec(f"{layer}.weight", weight, layer, "weight", fan_in),)
+    if not with_bias:
+        return specs
+    return (*specs, ParameterSpec(f"{layer}.bias", (outputs,), layer, "bias", fan_in))
+
+
+def _expect(layer: str, input_shape: Shape, fits: bool, valid: str) -> None:
+    if not fits:
+        raise InputError(f"layer {layer}: input of shape {list(input_shape)}; expected {valid}")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """[batch, n_in] to [batch, n_out] with weights [n_out, n_in], as in torch."""
+
+    name: str
+    n_in: int
+    n_out: int
+    bias: bool = True
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        _expect(self.name, input_shape, input_shape == (self.n_in,), f"[{self.n_in}]")
+        return _owned(self.name, (self.n_out, self.n_in), self.n_out, self.bias)
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        with b.scope(layer=self.name, role="fprop"):
+            y = b.emit(matmul, x, params[f"{self.name}.weight"], attrs={"transpose_b": True})
+            return b.emit(bias, y, params[f"{self.name}.bias"]) if self.bias else y
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """[batch, c_in, h, w] to [batch, c_out, h', w'] with weights [c_out, c_in, kernel, kernel]."""
+
+    name: str
+    c_in: int
+    c_out: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    bias: bool = True
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        least = self.kernel - 2 * self.padding
+        fits = len(input_shape) == 3 and input_shape[0] == self.c_in
+        fits = fits and min(input_shape[1:]) >= least
+        _expect(self.name, input_shape, fits, f"[{self.c_in}, height, width] of at least {least}")
+        weight = (self.c_out, self.c_in, self.kernel, self.kernel)
+        return _owned(self.name, weight, self.c_out, self.bias)
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        attrs = {"stride": self.stride, "padding": self.padding}
+        with b.scope(layer=self.name, role="fprop"):
+            y = b.emit(conv2d, x, params[f"{self.name}.weight"], attrs=attrs)
+            return b.emit(bias, y, params[f"{self.name}.bias"]) if self.bias else y
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function: `function` is a key of ACTIVATIONS."""
+
+    name: str
+    function: str
+
+    def __post_init__(self) -> None:
+        one_of(f"layer {self.name}, activation", self.function, ACTIVATIONS)
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        return ()
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(ACTIVATIONS[self.function], x)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Pooling over square windows: `function` is a key of POOLS; the stride is the window."""
+
+    name: str
+    kernel: int
+    function: str = "max"
+
+    def __post_init__(self) -> None:
+        one_of(f"layer {self.name}, pool", self.function, POOLS)
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        fits = len(input_shape) == 3 and min(input_shape[1:]) >= self.kernel
+        valid = f"[channels, height, width] of at least {self.kernel}"
+        _expect(self.name, input_shape, fits, valid)
+        return ()
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        attrs = {"kernel": self.kernel, "stride": self.kernel}
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(POOLS[self.function], x, attrs=attrs)
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """[batch, ...] to [batch, values], in the order channels, rows, columns."""
+
+    name: str
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        return ()
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        shape = b.shape(x)
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(reshape, x, attrs={"shape": (shape[0], size(shape[1:]))})

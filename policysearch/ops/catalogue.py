@@ -1,0 +1,17 @@
+"""The op catalogue: every op defined in this package, by name."""
+
+from __future__ import annotations
+
+from policysearch.graph import Op
+from policysearch.ops import conv, dense, elementwise, loss, pool, shape, source, update
+
+FAMILIES = (source, elementwise, dense, conv, pool, shape, loss, update)
+
+OPS: dict[str, Op] = {
+    op.name: op for family in FAMILIES for op in vars(family).values() if isinstance(op, Op)
+}
+
+FORWARD_OPS: tuple[str, ...] = tuple(
+    op.name for op in OPS.values() if op.gradients and op.name not in ("cast", "scale_loss")
+)
+"""Ops a model is made of: what the op lists of a policy speak about."""

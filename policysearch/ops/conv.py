@@ -1,0 +1,257 @@
+"""Two-dimensional convolution as row-wise matrix products.
+
+Image tensors are stored as (height, channels, width, batch). The operand of output row r is
+then a contiguous view of the input copied once per kernel column, so the forward pass is one
+copy and one batched matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Extents of one convolution; `k` is the contracted length kernel_h * c_in * kernel_w."""
+
+    batch: int
+    c_in: int
+    height: int
+    width: int
+    c_out: int
+    kernel_h: int
+    kernel_w: int
+    stride: int
+    padding: int
+
+    @property
+    def out_h(self) -> int:
+        return (self.height + 2 * self.padding - self.kernel_h) // self.stride + 1
+
+    @property
+    def out_w(self) -> int:
+        return (self.width + 2 * self.padding - self.kernel_w) // self.stride + 1
+
+    @property
+    def k(self) -> int:
+        return self.kernel_h * self.c_in * self.kernel_w
+
+    @property
+    def padded_h(self) -> int:
+        return self.height + 2 * self.padding
+
+    @property
+    def padded_w(self) -> int:
+        return self.width + 2 * self.padding
+
+    @property
+    def columns_size(self) -> int:
+        return self.padded_h * self.c_in * self.kernel_w * self.out_w * self.batch
+
+
+def geometry(image: Shape, weight: Shape, attrs: Attrs) -> Geometry:
+    """Return the extents for an image [batch, c_in, h, w] and weights [c_out, c_in, kh, kw]."""
+    n, c, h, w = image
+    o, _, kh, kw = weight
+    return Geometry(n, c, h, w, o, kh, kw, attrs.get("stride", 1), attrs.get("padding", 0))
+
+
+def _rows(image: FloatArray) -> FloatArray:
+    """Return the storage view (height, channels, width, batch) of a logical image array."""
+    return image.transpose(2, 1, 3, 0)
+
+
+def _fill_columns(
+    g: Geometry, image: FloatArray, work: FloatArray
+) -> tuple[FloatArray, Callable[[], None]]:
+    """Return the row operands [out_h, k, out_w * batch] and the function that fills them."""
+    shape = (g.padded_h, g.c_in, g.kernel_w, g.out_w, g.batch)
+    columns = work[: g.columns_size].reshape(shape)
+    copies = []
+    rows = _rows(image)
+    inner = columns[g.padding : g.padding + g.height]
+    for j in range(g.kernel_w):
+        first = max(0, -(-(g.padding - j) // g.stride))
+        last = min(g.out_w, (g.width - 1 + g.padding - j) // g.stride + 1)
+        start = first * g.stride + j - g.padding
+        stop = (last - 1) * g.stride + j - g.padding + 1
+        copies.append((inner[:, :, j, first:last], rows[:, :, start : stop : g.stride]))
+
+    def fill() -> None:
+        if g.padding:
+            columns.fill(0.0)
+        for to, source in copies:
+            np.copyto(to, source)
+
+    row_bytes = columns.strides[0]
+    plane = g.out_w * g.batch
+    operands = as_strided(
+        columns, (g.out_h, g.k, plane), (g.stride * row_bytes, plane * 4, 4), writeable=False
+    )
+    return operands, fill
+
+
+def _bind_conv(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    image, weight = inputs
+    product = attrs.get("product", np.matmul)
+    g = geometry(image.shape, weight.shape, attrs)
+    operands, fill = _fill_columns(g, image, work)
+    matrix = work[g.columns_size : g.columns_size + g.c_out * g.k]
+    ordered = matrix.reshape(g.c_out, g.kernel_h, g.c_in, g.kernel_w)
+    matrix = matrix.reshape(g.c_out, g.k)
+    result = _rows(out).reshape(g.out_h, g.c_out, g.out_w * g.batch)
+
+    def run() -> None:
+        fill()
+        np.copyto(ordered, weight.transpose(0, 2, 1, 3))
+        product(matrix, operands, out=result)
+
+    return run
+
+
+def _bind_wgrad(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    grad, image = inputs
+    product = attrs.get("product", np.matmul)
+    g = geometry(image.shape, out.shape, attrs)
+    operands, fill = _fill_columns(g, image, work)
+    rows = _rows(grad).reshape(g.out_h, g.c_out, g.out_w * g.batch)
+    partial = work[g.columns_size : g.columns_size + g.out_h * g.c_out * g.k]
+    partial = partial.reshape(g.out_h, g.c_out, g.k)
+    by_kernel = partial.reshape(g.out_h, g.c_out, g.kernel_h, g.c_in, g.kernel_w)
+    result = out.transpose(0, 2, 1, 3)
+
+    def run() -> None:
+        fill()
+        product(rows, operands.transpose(0, 2, 1), out=partial)
+        np.add.reduce(by_kernel, axis=0, out=result)
+
+    return run
+
+
+def _bind_dgrad(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    """Scatter the product of each output row back: first over kernel columns, then rows."""
+    grad, weight = inputs
+    product = attrs.get("product", np.matmul)
+    g = geometry(out.shape, weight.shape, attrs)
+    parts = np.split(work, np.cumsum(_dgrad_work(g)))
+    ordered = parts[0].reshape(g.kernel_h, g.c_in, g.kernel_w, g.c_out)
+    matrix = parts[0].reshape(g.k, g.c_out)
+    spread = parts[1].reshape(g.k, g.out_w * g.batch)
+    by_kernel = spread.reshape(g.kernel_h, g.c_in, g.kernel_w, g.out_w, g.batch)
+    folded = parts[2].reshape(g.kernel_h, g.c_in, g.padded_w, g.batch)
+    result = _rows(out)
+    total = parts[3].reshape(g.padded_h, g.c_in, g.padded_w, g.batch) if g.padding else result
+    p = g.padding
+    interior = total[p : p + g.height, :, p : p + g.width]
+    rows = _rows(grad).reshape(g.out_h, g.c_out, g.out_w * g.batch)
+    span = (g.out_w - 1) * g.stride + 1
+    folds = [(folded[:, :, j : j + span : g.stride], by_kernel[:, :, j]) for j in range(g.kernel_w)]
+
+    def run() -> None:
+        np.copyto(ordered, weight.transpose(2, 1, 3, 0))
+        total.fill(0.0)
+        for r in range(g.out_h):
+            product(matrix, rows[r], out=spread)
+            folded.fill(0.0)
+            for to, part in folds:
+                np.add(to, part, out=to)
+            target = total[r * g.stride : r * g.stride + g.kernel_h]
+            np.add(target, folded, out=target)
+        if g.padding:
+            np.copyto(result, interior)
+
+    return run
+
+
+def _dgrad_work(g: Geometry) -> list[int]:
+    return [
+        g.k * g.c_out,
+        g.k * g.out_w * g.batch,
+        g.kernel_h * g.c_in * g.padded_w * g.batch,
+        g.padded_h * g.c_in * g.padded_w * g.batch if g.padding else 0,
+    ]
+
+
+def _conv_flops(image: Shape, weight: Shape, attrs: Attrs) -> int:
+    g = geometry(image, weight, attrs)
+    return 2 * g.batch * g.out_h * g.out_w * g.c_out * g.k
+
+
+def _conv_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    g = geometry(inputs[0], inputs[1], attrs)
+    return (g.batch, g.c_out, g.out_h, g.out_w)
+
+
+def _emit_grad_image(b: Builder, node: Node, grad: int) -> int:
+    image, weight = node.inputs
+    attrs = {**node.attributes, "shape": b.shape(image)}
+    return b.emit(conv2d_dgrad, grad, weight, attrs=attrs)
+
+
+def _emit_grad_weight(b: Builder, node: Node, grad: int) -> int:
+    image, weight = node.inputs
+    attrs = {**node.attributes, "shape": b.shape(weight)}
+    return b.emit(conv2d_wgrad, grad, image, attrs=attrs)
+
+
+conv2d_dgrad = Op(
+    "conv2d_dgrad",
+    shape=lambda inputs, attrs: tuple(attrs["shape"]),
+    bind=_bind_dgrad,
+    flops=lambda inputs, out, attrs: _conv_flops(out, inputs[1], attrs),
+    kind="gemm",
+    placement="low",
+    work=lambda inputs, out, attrs: sum(_dgrad_work(geometry(out, inputs[1], attrs))),
+)
+
+
+def _wgrad_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+    g = geometry(inputs[1], out, attrs)
+    return g.columns_size + g.out_h * size(out)
+
+
+conv2d_wgrad = Op(
+    "conv2d_wgrad",
+    shape=lambda inputs, attrs: tuple(attrs["shape"]),
+    bind=_bind_wgrad,
+    flops=lambda inputs, out, attrs: _conv_flops(inputs[1], out, attrs),
+    kind="gemm",
+    placement="low",
+    work=_wgrad_work,
+)
+
+
+def _conv_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+    return geometry(inputs[0], inputs[1], attrs).columns_size + size(inputs[1])
+
+
+conv2d = Op(
+    "conv2d",
+    _conv_shape,
+    _bind_conv,
+    gradients=(_emit_grad_image, _emit_grad_weight),
+    flops=lambda inputs, out, attrs: _conv_flops(inputs[0], inputs[1], attrs),
+    example=lambda rng: Example(
+        (
+            rng.standard_normal((2, 3, 7, 6)).astype(np.float32),
+            rng.standard_normal((4, 3, 3, 2)).astype(np.float32),
+        ),
+        {"stride": 2, "padding": 1},
+    ),
+    kind="gemm",
+    placement="low",
+    work=_conv_work,
+)
+"""Cross-correlation of [batch, c_in, h, w] with [c_out, c_in, kh, kw]; `stride`, `padding`."""

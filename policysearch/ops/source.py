@@ -1,0 +1,48 @@
+"""Sources (values fed from outside) and the cast every format change goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape
+
+
+def _declared(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    return tuple(attrs["shape"])
+
+
+def _fed(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> object:
+    raise AssertionError("a source is fed, not computed")
+
+
+def _source(name: str) -> Op:
+    return Op(name, _declared, _fed, flops=lambda i, o, a: 0, kind="source")  # type: ignore[arg-type]
+
+
+data = _source("data")
+parameter = _source("parameter")
+state = _source("state")
+"""Optimizer state and running statistics: kept from step to step like parameters."""
+
+
+def copy_bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray):  # type: ignore[no-untyped-def]
+    """Return the function that copies the first input to `out`."""
+    return lambda: np.copyto(out, inputs[0])
+
+
+def _cast_gradient(b: Builder, node: Node, grad: int) -> int:
+    return grad
+
+
+cast = Op(
+    "cast",
+    shape=lambda inputs, attrs: inputs[0],
+    bind=copy_bind,
+    gradients=(_cast_gradient,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example((rng.standard_normal((3, 4)).astype(np.float32),)),
+    in_place=(0,),
+)
+"""Round to the node's format; the emulator does the rounding, as for every other node."""

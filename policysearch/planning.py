@@ -1,0 +1,208 @@
+"""Where and in which order the values of a graph are computed: reused buffers, blocked groups.
+
+Image tensors [batch, channels, height, width] are stored as (height, channels, width, batch) and
+matrices [batch, features] as (features, batch): with the batch last, BLAS reads both operands of
+the forward product along their rows. Every other tensor is stored in the order of its axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policysearch.formats import contains, format_named
+from policysearch.graph import FloatArray, Graph, Node, Shape, size
+
+BLOCK = 32768
+"""Elements a block of a group should have: a few such arrays fit a second-level cache."""
+
+LINE = 16
+"""Elements in a cache line of 64 bytes."""
+
+
+def needs_rounding(graph: Graph, node: Node) -> bool:
+    """Return whether the values of `node` can lie off its format's grid before rounding."""
+    if node.format == "float32":
+        return False
+    if not (node.op.keeps_format or node.op.name == "cast"):
+        return True
+    target = format_named(node.format)
+    values = [i for i in graph.inputs_of(node) if i.shape != () or node.shape == ()]
+    return not all(contains(target, format_named(i.format)) for i in values)
+
+
+def stored(flat: FloatArray, shape: Shape) -> FloatArray:
+    """Return the logical view with `shape` of a flat buffer in storage order."""
+    if len(shape) == 4:
+        n, c, h, w = shape
+        return flat.reshape(h, c, w, n).transpose(3, 1, 0, 2)
+    return flat.reshape(shape[::-1]).T if len(shape) == 2 else flat.reshape(shape)
+
+
+def leading_axis(shape: Shape) -> int:
+    """Return the logical axis that is stored first."""
+    return {2: 1, 4: 2}.get(len(shape), 0)
+
+
+def is_view(graph: Graph, node: Node) -> bool:
+    """Return whether the node's values are its input's, bit for bit, in the same order."""
+    if node.op.name == "cast":
+        return not needs_rounding(graph, node)
+    reordered = {len(node.shape), len(graph.nodes[node.inputs[0]].shape)} & {2, 4}
+    return node.op.name == "reshape" and not reordered and not needs_rounding(graph, node)
+
+
+def is_blockable(graph: Graph, node: Node) -> bool:
+    """Return whether the node can run on some rows of its storage at a time.
+
+    That is an elementwise op whose inputs have the shape of its output or are broadcast over it.
+    """
+    if node.op.kind != "elementwise" or not node.shape:
+        return False
+    return all(i.shape == node.shape or len(i.shape) < 2 for i in graph.inputs_of(node))
+
+
+def rows_per_block(shape: Shape) -> int:
+    """Return how many rows along the leading stored axis make a block."""
+    return max(1, BLOCK * shape[leading_axis(shape)] // size(shape))
+
+
+@dataclass
+class Buffer:
+    """A stretch of the arena, alive from position `first` to `last` in the order of execution."""
+
+    elements: int
+    first: int
+    last: int
+    offset: int = 0
+
+
+class Plan:
+    """The order of execution, its groups, and which buffer each node's value is in.
+
+    Everything the outputs need comes first, then (from position `split`) applying the update.
+    `groups` holds (start, stop) positions: nodes of one group run block by block, so their
+    buffers are all alive throughout the group.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        computed = [node for node in graph.nodes if node.op.kind != "source"]
+        early = self._needed_by_outputs()
+        first = self._promptly([node for node in computed if node.id in early])
+        self.order = first + [node for node in computed if node.id not in early]
+        self.split = len(first)
+        self.groups = self._grouped()
+        self.last_read = self._last_reads()
+        self.home: dict[int, Buffer] = {}
+        self.work: dict[int, Buffer] = {}
+        self.in_source: dict[int, int] = {}
+        self.buffers: list[Buffer] = []
+        for position, node in enumerate(self.order):
+            self._place(position, node)
+        for buffer in self.buffers:
+            for start, stop in self.groups:
+                if start <= buffer.first < stop:
+                    buffer.first = start
+                if start <= buffer.last < stop:
+                    buffer.last = stop - 1
+        self.elements = assign_offsets(self.buffers)
+
+    def _needed_by_outputs(self) -> set[int]:
+        needed = {i for _, i in self.graph.outputs}
+        for node in reversed(self.graph.nodes):
+            if node.id in needed:
+                needed.update(node.inputs)
+        return needed
+
+    def _promptly(self, nodes: list[Node]) -> list[Node]:
+        """Move elementwise update nodes (the cast and unscaling of a gradient) to their input."""
+        after: dict[int, int] = {}
+        for node in nodes:
+            moves = node.role == "update" and is_blockable(self.graph, node)
+            after[node.id] = max(after.get(i, -1) for i in node.inputs) if moves else node.id
+        return sorted(nodes, key=lambda node: (after[node.id], node.id))
+
+    def _grouped(self) -> list[tuple[int, int]]:
+        groups: list[tuple[int, int]] = []
+        for position, node in enumerate(self.order):
+            if not is_blockable(self.graph, node):
+                continue
+            if groups and groups[-1][1] == position and position != self.split:
+                start = groups[-1][0]
+                if self.order[start].shape == node.shape:
+                    groups[-1] = (start, position + 1)
+                    continue
+            groups.append((position, position + 1))
+        return groups
+
+    def _last_reads(self) -> dict[int, int]:
+        last: dict[int, int] = {}
+        for position, node in enumerate(self.order):
+            last[node.id] = position
+            for i in node.inputs:
+                last[i] = position
+        for i in [i for _, i in self.graph.outputs] + [new for _, new in self.graph.updates]:
+            last[i] = len(self.order)
+        return last
+
+    def _place(self, position: int, node: Node) -> None:
+        last = self.last_read[node.id]
+        scratch = self._scratch(node)
+        if scratch:
+            self.work[node.id] = Buffer(scratch, position, position)
+            self.buffers.append(self.work[node.id])
+        shared = self._source_to_update(position, node)
+        if shared is not None:
+            self.in_source[node.id] = shared
+            return
+        for candidate in self._reusable(node):
+            buffer = self.home[candidate]
+            if is_view(self.graph, node) or buffer.last == position:
+                buffer.last = max(buffer.last, last)
+                self.home[node.id] = buffer
+                return
+        self.home[node.id] = Buffer(size(node.shape), position, last)
+        self.buffers.append(self.home[node.id])
+
+    def _scratch(self, node: Node) -> int:
+        shapes, shape = [i.shape for i in self.graph.inputs_of(node)], node.shape
+        if is_blockable(self.graph, node):
+            axis = leading_axis(shape)
+            rows = min(rows_per_block(shape), shape[axis])
+            block = (*shape[:axis], rows, *shape[axis + 1 :])
+            shapes, shape = [block if s == shape else s for s in shapes], block
+        return node.op.work(shapes, shape, node.attributes)
+
+    def _source_to_update(self, position: int, node: Node) -> int | None:
+        """Return the source whose array this new value may overwrite: nothing reads it later."""
+        for old, new in self.graph.updates:
+            if new == node.id and old in node.inputs and self.last_read[old] == position:
+                place = node.inputs.index(old)
+                return old if place in node.op.in_place else None
+        return None
+
+    def _reusable(self, node: Node) -> list[int]:
+        if is_view(self.graph, node):
+            return [i for i in node.inputs[:1] if i in self.home]
+        inputs = [node.inputs[place] for place in node.op.in_place if place < len(node.inputs)]
+        once = [i for i in inputs if node.inputs.count(i) == 1 and i in self.home]
+        return [i for i in once if self.graph.nodes[i].shape == node.shape]
+
+
+def assign_offsets(buffers: list[Buffer]) -> int:
+    """Give buffers alive at the same time different stretches; return the arena's elements.
+
+    Largest first, each at the lowest offset that is free for its whole life (Pisarchyk and Lee,
+    arXiv 2001.03288, "greedy by size").
+    """
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: -b.elements):
+        offset = 0
+        taken = [p for p in placed if p.first <= buffer.last and buffer.first <= p.last]
+        for other in sorted(taken, key=lambda b: b.offset):
+            if offset + buffer.elements <= other.offset:
+                break
+            offset = max(offset, other.offset + -(-other.elements // LINE) * LINE)
+        buffer.offset = offset
+        placed.append(buffer)
+    return max((b.offset + b.elements for b in buffers), default=0)

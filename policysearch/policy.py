@@ -1,0 +1,289 @@
+"""The policy: every precision decision of one training run, as one frozen value."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from policysearch.accumulators import accumulator_named
+from policysearch.formats import Format, Rounding, format_named
+from policysearch.scaling import Scaling
+from policysearch.values import InputError, from_plain, number, one_of, to_plain
+
+VERSION = 1
+
+LossScaleKind = Literal["none", "fixed", "dynamic", "schedule"]
+LossScaleRule = Literal[
+    "torch.GradScaler",
+    "mindspore.DynamicLossScaleManager",
+    "mindspore.DynamicLossScaler",
+    "mindspore.FixedLossScaleManager",
+    "apex",
+    "keras.LossScaleOptimizer",
+    "jmp.DynamicLossScale",
+]
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What the loss is multiplied by before backward, and how that number moves.
+
+    `rule` names the framework whose order of events is followed. `min_scale` None means no
+    floor, `max_scale` None no cap. `schedule` holds (first step, scale) pairs. A "fixed" or
+    "schedule" scale skips a step with non-finite gradients only if `skip_on_overflow`.
+    """
+
+    kind: LossScaleKind = "none"
+    init_scale: float = 1.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float | None = None
+    max_scale: float | None = None
+    skip_on_overflow: bool = True
+    schedule: tuple[tuple[int, float], ...] = ()
+    rule: LossScaleRule = "torch.GradScaler"
+
+    def __post_init__(self) -> None:
+        number("init_scale", self.init_scale, 2.0**-126, 2.0**126)
+        number("growth_factor", self.growth_factor, 1.0, 2.0**16)
+        number("backoff_factor", self.backoff_factor, 2.0**-16, 1.0)
+        number("growth_interval", self.growth_interval, 1, 2**31)
+        for name in ("min_scale", "max_scale"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), 2.0**-126, 2.0**127)
+        steps = [step for step, _ in self.schedule]
+        if (self.kind == "schedule") != bool(steps) or steps != sorted(set(steps)):
+            raise InputError(
+                f"schedule: steps {steps} for kind {self.kind!r}; "
+                "expected rising first steps for kind 'schedule', none for the others"
+            )
+        for step, scale in self.schedule:
+            number("schedule step", step, 0, 2**31)
+            number("schedule scale", scale, 2.0**-126, 2.0**126)
+
+
+@dataclass(frozen=True)
+class LayerPolicy:
+    """The formats of one layer.
+
+    `compute`: the operands of fprop. `output`: the result of fprop. `grad`: the incoming
+    gradient as an operand of dgrad and wgrad. `wgrad`: the result of wgrad, before it is cast to
+    float32 for the update. `param`: storage of the parameters the forward pass reads; with
+    master weights the optimizer keeps float32. The result of dgrad has the `grad` format where
+    that has at least 16 bits, else the `output` format.
+    """
+
+    compute: str = "float32"
+    output: str = "float32"
+    grad: str = "float32"
+    wgrad: str = "float32"
+    param: str = "float32"
+    accumulator: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "output", "grad", "wgrad", "param"):
+            try:
+                format_named(getattr(self, name))
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
+        try:
+            accumulator_named(self.accumulator)
+        except InputError as error:
+            raise InputError(f"accumulator: {error}") from None
+
+    @property
+    def dgrad(self) -> str:
+        """Format of the result of dgrad."""
+        return self.grad if format_named(self.grad).bits >= 16 else self.output
+
+
+def uniform_layer(
+    name: str, *, param: str = "float32", accumulator: str = "float32"
+) -> LayerPolicy:
+    """Return a layer that computes in format `name` throughout.
+
+    Formats below 16 bits are operands only, as in Transformer Engine: results stay bfloat16, and
+    float8_e4m3fn takes float8_e5m2 for gradients ("hybrid").
+    """
+    if format_named(name).bits >= 16:
+        return LayerPolicy(name, name, name, name, param, accumulator)
+    grad = "float8_e5m2" if name == "float8_e4m3fn" else name
+    return LayerPolicy(name, "bfloat16", grad, "bfloat16", param, accumulator)
+
+
+@dataclass(frozen=True)
+class RoleRounding:
+    """Rounding of node results by role; casts follow the role of the node they feed."""
+
+    fprop: Rounding = Rounding()
+    dgrad: Rounding = Rounding()
+    wgrad: Rounding = Rounding()
+    update: Rounding = Rounding()
+
+
+Layers = tuple[tuple[str, LayerPolicy], ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """From step `first_step` on, these layers take these formats instead."""
+
+    first_step: int
+    layers: Layers
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A complete mixed-precision policy: applying it looks nothing up anywhere else.
+
+    `low_precision_ops` run in their layer's formats, `fp32_ops` in float32, `promote_ops` in the
+    widest format among their inputs; an op used by the model must be in one of the three.
+    `bias`: "fused" adds the bias before the one output rounding, "rounded" after it with a
+    second rounding, "fp32" adds in float32 and leaves the result there.
+    """
+
+    name: str
+    layers: Layers
+    low_precision_ops: tuple[str, ...]
+    fp32_ops: tuple[str, ...]
+    promote_ops: tuple[str, ...]
+    bias: Literal["fused", "rounded", "fp32"] = "fused"
+    master_weights: bool = True
+    optimizer_state: str = "float32"
+    all_reduce: str = "float32"
+    loss_scale: LossScale = LossScale()
+    scaling: Scaling = Scaling()
+    rounding: RoleRounding = RoleRounding()
+    gradient_clip_norm: float | None = None
+    phases: tuple[Phase, ...] = ()
+    version: int = field(default=VERSION)
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise InputError(f"version: {self.version!r}; expected {VERSION}")
+        for name in ("optimizer_state", "all_reduce"):
+            try:
+                format_named(getattr(self, name))
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
+        _names_once("layers", [name for name, _ in self.layers])
+        lists = (self.low_precision_ops, self.fp32_ops, self.promote_ops)
+        _names_once("op lists", [name for ops in lists for name in ops])
+        if self.gradient_clip_norm is not None:
+            number("gradient_clip_norm", self.gradient_clip_norm, 1e-30, 1e30)
+        firsts = [phase.first_step for phase in self.phases]
+        if firsts != sorted(set(firsts)) or any(step < 1 for step in firsts):
+            raise InputError(f"phases: first steps {firsts}; expected rising steps from 1")
+        for index, phase in enumerate(self.phases):
+            for name, _ in phase.layers:
+                one_of(f"phases[{index}].layers", name, dict(self.layers))
+
+    def layer(self, name: str) -> LayerPolicy:
+        """Return the formats of layer `name`; InputError where the policy has no such layer."""
+        for known, layer in self.layers:
+            if known == name:
+                return layer
+        raise InputError(
+            f"policy {self.name!r} layers: no layer {name!r}; "
+            f"it has {', '.join(known for known, _ in self.layers)}"
+        )
+
+    def at_step(self, step: int) -> Policy:
+        """Return the policy in force at `step`, with the last phase that began applied."""
+        layers = dict(self.layers)
+        begun = [phase for phase in self.phases if phase.first_step <= step]
+        if begun:
+            layers.update(begun[-1].layers)
+        return dataclasses.replace(self, layers=tuple(layers.items()), phases=())
+
+    def with_layers(self, changes: Mapping[str, LayerPolicy], name: str | None = None) -> Policy:
+        """Return a copy where the named layers have the given formats (the inner setting wins)."""
+        for layer in changes:
+            one_of("layers", layer, dict(self.layers))
+        layers = tuple((layer, changes.get(layer, old)) for layer, old in self.layers)
+        return dataclasses.replace(self, layers=layers, name=name or self.name)
+
+    def check_layers(self, names: Iterable[str]) -> None:
+        """Raise InputError unless the policy has exactly the layers `names`."""
+        given, valid = [name for name, _ in self.layers], list(names)
+        for name in given:
+            one_of("layers", name, valid)
+        for name in valid:
+            self.layer(name)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything but the name: equal digests train and cost the same."""
+        plain = {key: value for key, value in to_data(self).items() if key != "name"}
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the policy as JSON text; `from_json` gives the equal value back."""
+        return json.dumps(to_data(self), indent=2) + "\n"
+
+
+def from_json(text: str, where: str = "policy") -> Policy:
+    """Return the policy written in `text`; InputError names the place of a mistake."""
+    try:
+        data = json.loads(text, object_pairs_hook=_unique_keys)
+    except (json.JSONDecodeError, InputError) as error:
+        raise InputError(f"{where}: not a policy: {error}; expected JSON") from None
+    except RecursionError:
+        raise InputError(f"{where}: not a policy: nested too deep; expected JSON") from None
+    return from_data(data, where)
+
+
+def to_data(policy: Policy) -> dict[str, Any]:
+    """Return the policy as plain data, its layers as an object keyed by name."""
+    data: dict[str, Any] = to_plain(policy)
+    data["layers"] = dict(data["layers"])
+    for phase in data["phases"]:
+        phase["layers"] = dict(phase["layers"])
+    return data
+
+
+def from_data(data: object, where: str = "policy") -> Policy:
+    """Return the policy read from plain data as `to_data` gives it."""
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: {data!r}; expected an object")
+    given: dict[str, Any] = {**_with_pairs(data, where)}
+    if isinstance(given.get("phases"), list):
+        phases = enumerate(given["phases"])
+        given["phases"] = [_with_pairs(phase, f"{where}.phases[{i}]") for i, phase in phases]
+    return from_plain(Policy, given, where)
+
+
+def _with_pairs(data: Any, where: str) -> Any:
+    if not isinstance(data, dict) or "layers" not in data:
+        return data
+    return {**data, "layers": _pairs(data["layers"], f"{where}.layers")}
+
+
+def _pairs(data: object, where: str) -> list[tuple[str, LayerPolicy]]:
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: {data!r}; expected an object keyed by layer name")
+    return [
+        (name, from_plain(LayerPolicy, value, f"{where}.{name}")) for name, value in data.items()
+    ]
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _names_once("keys", [key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _names_once(where: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{where}: {name!r} is given twice; expected each name once")
+
+
+def formats_of(layer: LayerPolicy) -> tuple[Format, ...]:
+    """Return the rows of compute, output, grad, wgrad and param, in that order."""
+    names = (layer.compute, layer.output, layer.grad, layer.wgrad, layer.param)
+    return tuple(format_named(name) for name in names)

@@ -1,0 +1,243 @@
+"""Precision levels of the frameworks, uniform formats and the built-in ladder, as rows.
+
+Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/train/amp.py` and
+`train/loss_scale_manager.py`; Apex e13873de `apex/amp/frontend.py`, `apex/amp/lists` and
+`apex/amp/scaler.py`; PyTorch 2.13 `aten/src/ATen/autocast_mode.h` (CUDA lists) and
+`torch/amp/grad_scaler.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.scaling import Scaling
+from policysearch.values import one_of
+
+Placement = Literal["low", "fp32", "promote"]
+
+LOSSES = ("softmax_cross_entropy", "mean_squared_error")
+NORMS = ("batch_norm", "layer_norm")
+PRODUCTS = ("matmul", "conv2d", "bias")
+OPS = (
+    *PRODUCTS,
+    *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),
+    *("add", "multiply", "scale", "concatenate", "embedding"),
+    *("max_pool", "average_pool", "reshape", "transpose"),
+    *NORMS,
+    *LOSSES,
+)
+"""Every op a policy of this module places: the names of forward ops."""
+
+NO_LOSS_SCALE = LossScale()
+NO_SCALING = Scaling()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One row: the formats of every layer, where ops run, and the loss scale.
+
+    `low`, `fp32` and `promote` name ops; all ops they leave out go to the list `others`. Losses
+    run in float32 unless named: the frameworks do so where the loss is passed separately.
+    """
+
+    name: str
+    summary: str
+    layer: LayerPolicy
+    others: Placement
+    low: tuple[str, ...] = ()
+    fp32: tuple[str, ...] = ()
+    promote: tuple[str, ...] = ()
+    bias: Literal["fused", "rounded", "fp32"] = "fused"
+    master_weights: bool = True
+    optimizer_state: str = "float32"
+    loss_scale: LossScale = NO_LOSS_SCALE
+    scaling: Scaling = NO_SCALING
+
+    def placement(self, op: str) -> Placement:
+        """Return the list `op` is in."""
+        if op in self.low:
+            return "low"
+        if op in self.fp32 or op in LOSSES:
+            return "fp32"
+        return "promote" if op in self.promote else self.others
+
+
+MINDSPORE_DYNAMIC = LossScale(
+    "dynamic", 2.0**24, min_scale=1.0, rule="mindspore.DynamicLossScaleManager"
+)
+MINDSPORE_FIXED_128 = LossScale("fixed", 128.0, rule="mindspore.FixedLossScaleManager")
+APEX_DYNAMIC = LossScale("dynamic", 2.0**16, max_scale=2.0**24, rule="apex")
+GRAD_SCALER = LossScale("dynamic", 2.0**16, rule="torch.GradScaler")
+
+_FLOAT32 = LayerPolicy()
+_FLOAT16 = uniform_layer("float16")
+_FLOAT16_COPY = uniform_layer("float16", param="float16")
+_BFLOAT16 = uniform_layer("bfloat16")
+
+_MINDSPORE_O1 = Preset(
+    "mindspore.O1",
+    "convolution, dense and relu in float16, the rest in float32",
+    _FLOAT16,
+    others="fp32",
+    low=(*PRODUCTS, "relu"),
+)
+_MINDSPORE_O2 = Preset(
+    "mindspore.O2",
+    "all but normalisation in float16, float32 parameters, dynamic scale from 2^24",
+    _FLOAT16,
+    others="low",
+    fp32=NORMS,
+    loss_scale=MINDSPORE_DYNAMIC,
+)
+_AUTOCAST = Preset(
+    "torch.autocast.float16",
+    "CUDA lists of torch.autocast in float16 with GradScaler",
+    _FLOAT16,
+    others="promote",
+    low=PRODUCTS,
+    fp32=("softmax", "layer_norm"),
+    loss_scale=GRAD_SCALER,
+)
+_UNIFORM = Preset(
+    "bfloat16",
+    "every layer bfloat16, normalisation and softmax in float32, no loss scale",
+    _BFLOAT16,
+    others="low",
+    fp32=(*NORMS, "softmax"),
+)
+
+PRESETS: dict[str, Preset] = {
+    row.name: row
+    for row in (
+        Preset("float32", "everything in float32", _FLOAT32, others="low"),
+        Preset("mindspore.O0", "everything in float32", _FLOAT32, others="low"),
+        _MINDSPORE_O1,
+        _MINDSPORE_O2,
+        Preset(
+            "mindspore.O3",
+            "all in float16, float32 parameters, no loss scale",
+            _FLOAT16,
+            others="low",
+        ),
+        Preset(
+            "mindspore.auto",
+            "lists per primitive: products in float16, bias added in float32, no loss scale",
+            _FLOAT16,
+            others="promote",
+            low=("matmul", "conv2d"),
+            fp32=("softmax", *NORMS),
+            bias="fp32",
+        ),
+        Preset("apex.O0", "everything in float32", _FLOAT32, others="low"),
+        Preset(
+            "apex.O1",
+            "patched functions: products in float16, dynamic scale from 2^16",
+            _FLOAT16,
+            others="promote",
+            low=PRODUCTS,
+            fp32=("softmax", "gelu", "layer_norm"),
+            loss_scale=APEX_DYNAMIC,
+        ),
+        Preset(
+            "apex.O2",
+            "float16 model but batch norm, float32 masters, dynamic scale from 2^16",
+            _FLOAT16_COPY,
+            others="low",
+            fp32=("batch_norm",),
+            loss_scale=APEX_DYNAMIC,
+        ),
+        Preset(
+            "apex.O3",
+            "float16 model and optimizer, no masters, scale 1",
+            _FLOAT16_COPY,
+            others="low",
+            master_weights=False,
+            optimizer_state="float16",
+        ),
+        _AUTOCAST,
+        dataclasses.replace(
+            _AUTOCAST,
+            name="torch.autocast.bfloat16",
+            summary="CUDA lists of torch.autocast in bfloat16, no loss scale",
+            layer=_BFLOAT16,
+            loss_scale=NO_LOSS_SCALE,
+        ),
+        _UNIFORM,
+        dataclasses.replace(
+            _UNIFORM,
+            name="float16",
+            summary="every layer float16, normalisation and softmax in float32, GradScaler",
+            layer=_FLOAT16,
+            loss_scale=GRAD_SCALER,
+        ),
+        Preset(
+            "float8",
+            "float8_e4m3fn operands, float8_e5m2 gradients, current scaling, bfloat16 results",
+            uniform_layer("float8_e4m3fn"),
+            others="promote",
+            low=PRODUCTS,
+            fp32=(*NORMS, "softmax"),
+            scaling=Scaling("current"),
+        ),
+        dataclasses.replace(
+            _MINDSPORE_O2,
+            name="mindspore.O2.fixed128",
+            summary="mindspore.O2 with the fixed loss scale 128",
+            loss_scale=MINDSPORE_FIXED_128,
+        ),
+        dataclasses.replace(
+            _MINDSPORE_O1,
+            name="mindspore.O1.fixed128",
+            summary="mindspore.O1 with the fixed loss scale 128",
+            loss_scale=MINDSPORE_FIXED_128,
+        ),
+        dataclasses.replace(
+            _MINDSPORE_O1,
+            name="mindspore.O1.dynamic",
+            summary="mindspore.O1 with the dynamic loss scale from 2^24",
+            loss_scale=MINDSPORE_DYNAMIC,
+        ),
+    )
+}
+
+LADDER = (
+    "mindspore.O2.fixed128",
+    "mindspore.O1.fixed128",
+    "mindspore.O1.dynamic",
+    "float32",
+)
+"""The recommended fallback order: take the first that trains."""
+
+UNIFORM = ("float8", "float16", "bfloat16", "float32")
+"""One format for every layer, from the narrowest."""
+
+
+def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None = None) -> Policy:
+    """Return preset `name` as a policy of these layers, complete for all of `OPS`.
+
+    `ops` places further ops, by name, that no row knows. Raises InputError for an unknown preset.
+    """
+    row = PRESETS[one_of("preset", name, PRESETS)]
+    placed: dict[str, Placement] = {op: row.placement(op) for op in OPS}
+    placed = {**(ops or {}), **placed}
+    return Policy(
+        name=name,
+        layers=tuple((layer, row.layer) for layer in layers),
+        low_precision_ops=tuple(op for op, place in placed.items() if place == "low"),
+        fp32_ops=tuple(op for op, place in placed.items() if place == "fp32"),
+        promote_ops=tuple(op for op, place in placed.items() if place == "promote"),
+        bias=row.bias,
+        master_weights=row.master_weights,
+        optimizer_state=row.optimizer_state,
+        loss_scale=row.loss_scale,
+        scaling=row.scaling,
+    )
+
+
+def ladder(layers: Sequence[str], names: Iterable[str] = LADDER) -> tuple[Policy, ...]:
+    """Return the presets `names` as policies of these layers, in that order."""
+    return tuple(preset(name, layers) for name in names)

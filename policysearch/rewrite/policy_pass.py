@@ -1,0 +1,248 @@
+"""The policy pass: from a float32 step and a policy to a graph where every cast is a node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from policysearch.formats import Rounding, format_named, join
+from policysearch.graph import Builder, Graph, Node, Role
+from policysearch.ops.source import cast
+from policysearch.policy import LayerPolicy, Policy
+from policysearch.values import InputError
+
+
+def apply_policy(graph: Graph, policy: Policy) -> Graph:
+    """Return `graph` with a format on every node and a cast wherever formats meet.
+
+    Forward nodes follow the op list their op is in; gradient nodes follow the list of the op
+    they differentiate. Raises InputError where an op is in no list or a layer has no formats.
+    """
+    return _Pass(graph, policy).run()
+
+
+class _Pass:
+    """One application: the new nodes, where each old node went, and the casts made so far."""
+
+    def __init__(self, graph: Graph, policy: Policy) -> None:
+        self.graph = graph
+        self.policy = policy
+        self.layers = dict(policy.layers)
+        self.lists = {
+            **dict.fromkeys(policy.low_precision_ops, "low"),
+            **dict.fromkeys(policy.fp32_ops, "fp32"),
+            **dict.fromkeys(policy.promote_ops, "promote"),
+        }
+        self.b = Builder()
+        self.new: dict[int, int] = {}
+        self.casts: dict[tuple[int, str], int] = {}
+        self.forward_formats: dict[tuple[str, str], str] = {}
+        self.readers = _count_readers(graph)
+        self.replaced_by = {new: old for old, new in graph.updates}
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            if node.op.kind == "source":
+                self.new[node.id] = self.source(node)
+            elif node.role == "fprop":
+                self.new[node.id] = self.forward(node)
+            elif node.role == "update":
+                self.new[node.id] = self.update(node)
+            else:
+                self.new[node.id] = self.gradient(node)
+        outputs = {name: self.new[i] for name, i in self.graph.outputs if i in self.new}
+        if self.policy.loss_scale.kind == "none":
+            outputs.pop("finite", None)
+        updates = [(self.new[old], self.new[new]) for old, new in self.graph.updates]
+        return _without_unread(self.b.graph(outputs, updates))
+
+    def source(self, node: Node) -> int:
+        stored = "float32"
+        if node.op.name == "parameter" and not self.policy.master_weights:
+            stored = self.layer(node).param
+        elif node.op.name == "state":
+            stored = self.policy.optimizer_state
+        return self.b.copy(node, (), format=stored)
+
+    def forward(self, node: Node) -> int:
+        placement = self.placement(node)
+        if node.op.name == "bias" and placement == "low":
+            made = self.bias(node)
+        elif placement == "low":
+            layer = self.layer(node)
+            gemm = node.op.kind == "gemm"
+            operand = layer.compute if gemm else layer.output
+            fused = gemm and self.policy.bias == "fused" and self.feeds_only_bias(node)
+            stored = "float32" if fused else layer.output
+            inputs = [self.operand(i, operand, node) for i in node.inputs]
+            made = self.emit(node, inputs, stored, fused=fused, accumulator=layer.accumulator)
+        elif placement == "fp32":
+            made = self.emit(node, [self.operand(i, "float32", node) for i in node.inputs])
+        else:
+            widest = self.widest(node.inputs)
+            inputs = [self.operand(i, widest, node) for i in node.inputs]
+            made = self.emit(node, inputs, widest)
+        self.forward_formats[node.layer, node.op.name] = self.b.nodes[made].format
+        return made
+
+    def bias(self, node: Node) -> int:
+        """The bias takes the output format; the sum is rounded once where it is fused."""
+        layer = self.layer(node)
+        x, offset = node.inputs
+        summed = "float32" if self.policy.bias == "fp32" else layer.output
+        fused = self.b.nodes[self.new[x]].fused
+        left = self.new[x] if fused else self.operand(x, summed, node)
+        return self.emit(node, [left, self.operand(offset, summed, node)], summed)
+
+    def gradient(self, node: Node) -> int:
+        if node.op.name == "add" and node.source == "add":
+            widest = self.widest(node.inputs)
+            return self.emit(node, [self.operand(i, widest, node) for i in node.inputs], widest)
+        placement = self.placement(node)
+        if placement == "low":
+            return self.low_gradient(node)
+        if placement == "fp32":
+            return self.emit(node, [self.operand(i, "float32", node) for i in node.inputs])
+        arriving = self.widest([i for i in node.inputs if self.is_gradient(i)])
+        produced = self.forward_formats.get((node.layer, node.source), arriving)
+        # autograd hands an op its gradient in the format of the op's own output
+        narrower = format_named(produced).bits < format_named(arriving).bits
+        flowing = produced if narrower else arriving
+        inputs = [
+            self.operand(i, flowing, node) if self.is_gradient(i) else self.new[i]
+            for i in node.inputs
+        ]
+        return self.emit(node, inputs, flowing)
+
+    def low_gradient(self, node: Node) -> int:
+        layer = self.layer(node)
+        gemm = node.op.kind == "gemm"
+        inputs = []
+        for i in node.inputs:
+            if not self.is_gradient(i):
+                inputs.append(self.operand(i, layer.compute, node) if gemm else self.new[i])
+                continue
+            arrived = self.cast(self.new[i], layer.dgrad, node)
+            inputs.append(self.cast(arrived, layer.grad, node) if gemm else arrived)
+        stored = layer.wgrad if node.role == "wgrad" else layer.dgrad
+        return self.emit(node, inputs, stored, accumulator=layer.accumulator)
+
+    def update(self, node: Node) -> int:
+        """Updates compute in float32; only what is kept is rounded to its storage format."""
+        inputs = [self.reduced(i, node) for i in node.inputs]
+        if node.op.name == "unscale" and self.policy.loss_scale.kind == "none":
+            return inputs[0]
+        kept = self.replaced_by.get(node.id)
+        stored = self.b.nodes[self.new[kept]].format if kept is not None else "float32"
+        if node.op.name == "sgd_velocity" and not self.policy.master_weights:
+            # an optimizer on low-precision tensors rounds momentum * velocity before the sum
+            node = replace(node, attrs=(*node.attrs, ("between", stored)))
+        return self.emit(node, inputs, stored)
+
+    def reduced(self, i: int, node: Node) -> int:
+        """Return old node `i` in float32; a gradient first passes the all-reduce format."""
+        made = self.new[i]
+        if self.graph.nodes[i].role in ("dgrad", "wgrad") and self.policy.all_reduce != "float32":
+            made = self.cast(made, self.policy.all_reduce, node)
+        return self.cast(made, "float32", node)
+
+    def operand(self, i: int, wanted: str, node: Node) -> int:
+        """Return old node `i` in format `wanted`; parameters are read in their `param` format."""
+        made, old = self.new[i], self.graph.nodes[i]
+        if old.op.name == "parameter" and old.layer in self.layers:
+            made = self.cast(made, self.layers[old.layer].param, node)
+        return self.cast(made, wanted, node)
+
+    def cast(self, made: int, wanted: str, node: Node) -> int:
+        value = self.b.nodes[made]
+        if value.format == wanted or (wanted == "float32" and value.fused):
+            return made
+        if (made, wanted) not in self.casts:
+            self.casts[made, wanted] = self.b.emit(
+                cast,
+                made,
+                format=wanted,
+                role=node.role,
+                layer=node.layer,
+                source=node.source,
+                rounding=self.rounding(node.role),
+            )
+        return self.casts[made, wanted]
+
+    def emit(
+        self,
+        node: Node,
+        inputs: Sequence[int],
+        stored: str = "float32",
+        *,
+        fused: bool = False,
+        accumulator: str = "float32",
+    ) -> int:
+        return self.b.copy(
+            node,
+            inputs,
+            format=stored,
+            fused=fused,
+            accumulator=accumulator if node.op.kind == "gemm" else "float32",
+            rounding=self.rounding(node.role),
+        )
+
+    def rounding(self, role: Role) -> Rounding:
+        found: Rounding = getattr(self.policy.rounding, "fprop" if role == "input" else role)
+        return found
+
+    def placement(self, node: Node) -> str:
+        if node.source == "scale_loss":
+            return "fp32"
+        if node.source not in self.lists:
+            raise InputError(
+                f"policy {self.policy.name!r}: op {node.source!r} of layer {node.layer!r} is in "
+                "no list; expected it in low_precision_ops, fp32_ops or promote_ops"
+            )
+        return self.lists[node.source]
+
+    def layer(self, node: Node) -> LayerPolicy:
+        return (
+            self.layers[node.layer] if node.layer in self.layers else self.policy.layer(node.layer)
+        )
+
+    def widest(self, inputs: Sequence[int]) -> str:
+        formats = [format_named(self.b.nodes[self.new[i]].format) for i in inputs]
+        return join(formats).name if len(set(formats)) > 1 else formats[0].name
+
+    def is_gradient(self, i: int) -> bool:
+        node = self.graph.nodes[i]
+        return node.role in ("dgrad", "wgrad") or node.name == "loss_scale"
+
+    def feeds_only_bias(self, node: Node) -> bool:
+        readers = self.readers[node.id]
+        if len(readers) != 1 or readers[0].op.name != "bias":
+            return False
+        return self.placement(readers[0]) == "low"
+
+
+def _count_readers(graph: Graph) -> list[list[Node]]:
+    readers: list[list[Node]] = [[] for _ in graph.nodes]
+    for node in graph.nodes:
+        for i in set(node.inputs):
+            readers[i].append(node)
+    return readers
+
+
+def _without_unread(graph: Graph) -> Graph:
+    """Return the graph without nodes that no output and no update needs (sources stay)."""
+    needed = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
+    for node in reversed(graph.nodes):
+        if node.id in needed:
+            needed.update(node.inputs)
+    kept = [node for node in graph.nodes if node.id in needed or node.op.kind == "source"]
+    place = {node.id: position for position, node in enumerate(kept)}
+    nodes = tuple(
+        replace(node, id=place[node.id], inputs=tuple(place[i] for i in node.inputs))
+        for node in kept
+    )
+    return Graph(
+        nodes,
+        tuple((name, place[i]) for name, i in graph.outputs),
+        tuple((place[old], place[new]) for old, new in graph.updates),
+    )

@@ -1,0 +1,227 @@
+"""Data sets as arrays, split and normalised the same way every time, and their batches."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.train.fashion_mnist import read_fashion_mnist
+from policysearch.values import InputError, one_of
+
+SPLIT_SEED = 0
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with labels: first the training part, then validation, then test.
+
+    `images` is float32 [count, channels, height, width], `labels` int64 [count] from 0 to
+    classes - 1. `train_count` images train, the next `validation_count` measure a policy while
+    searching, and the rest (`test_count`, none for the digits) are for a last check that no
+    choice has looked at. `mean` and `std` are the constants, in pixels of 0 to 1, that took the
+    training images to zero mean and unit variance. Both arrays are made read-only. Raises
+    InputError for shapes, types, counts or labels that do not fit, and for NaN or infinity.
+    """
+
+    name: str
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    train_count: int
+    validation_count: int
+    classes: int
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        where = f"data set {self.name}"
+        _check_arrays(where, self.images, self.labels, self.classes)
+        check_finite(f"{where}, images", self.images)
+        for key in ("train_count", "validation_count"):
+            given = getattr(self, key)
+            if not isinstance(given, int) or given < 1:
+                raise InputError(f"{where}, {key}: {given!r}; expected a positive integer")
+        if self.test_count < 0:
+            given = self.train_count + self.validation_count
+            raise InputError(
+                f"{where}, train_count + validation_count: {given}; "
+                f"expected at most {len(self.images)}, the number of images"
+            )
+        self.images.setflags(write=False)
+        self.labels.setflags(write=False)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def test_count(self) -> int:
+        """How many images belong neither to training nor to validation."""
+        return len(self.images) - self.train_count - self.validation_count
+
+    @property
+    def train(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Images and labels of the training part, as views."""
+        return self._part(0, self.train_count)
+
+    @property
+    def validation(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Images and labels of the validation part, as views."""
+        return self._part(self.train_count, self.train_count + self.validation_count)
+
+    @property
+    def test(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Images and labels of the test part, as views; empty where there is none."""
+        return self._part(self.train_count + self.validation_count, len(self.images))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex of the split, the shape, the images and the labels."""
+        head = (self.images.shape, self.train_count, self.validation_count, self.classes)
+        digest = hashlib.sha256(repr(head).encode())
+        for array in (self.images, self.labels):
+            little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            digest.update(np.ascontiguousarray(little_endian).data)
+        return digest.hexdigest()
+
+    def _part(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return self.images[start:stop], self.labels[start:stop]
+
+
+def check_finite(where: str, array: Array) -> None:
+    """Raise InputError naming the first value of `array` that is NaN or infinite, if any."""
+    finite = np.isfinite(array)
+    if not finite.all():
+        index = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise InputError(f"{where}{list(index)}: {array[index]}; expected finite numbers")
+
+
+def _check_arrays(where: str, images: Array, labels: Array, classes: int) -> None:
+    if images.dtype != np.float32 or images.ndim != 4 or not images.size:
+        raise InputError(
+            f"{where}, images: {images.dtype} {list(images.shape)}; "
+            f"expected float32 [count, channels, height, width], none of them 0"
+        )
+    if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+        raise InputError(
+            f"{where}, labels: {labels.dtype} {list(labels.shape)}; "
+            f"expected int64 [{len(images)}], one per image"
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise InputError(
+            f"{where}, labels: {labels.min()} to {labels.max()}; expected 0 to {classes - 1}"
+        )
+
+
+def load_dataset(name: str, folder: Path | None = None, pad: int | None = None) -> Dataset:
+    """Return the data set called `name`; the same arrays on every machine.
+
+    Names: `digits` (1 x 8 x 8), `digits32` (the same, each pixel repeated 4 x 4 to 1 x 32 x 32)
+    and `fashion_mnist` (1 x 32 x 32, the 28 x 28 originals with a black border). `folder` says
+    where the IDX files of `fashion_mnist` are. `pad` is the width in pixels of the black border
+    (by default 2 for `fashion_mnist`, so that LeNet-5 fits, and 0 otherwise). Raises InputError
+    for an unknown name and for missing or damaged files.
+    """
+    one_of("data set", name, LOADERS)
+    if pad is not None and (isinstance(pad, bool) or not isinstance(pad, int) or pad < 0):
+        raise InputError(f"data set {name}, pad: {pad!r}; expected a number of pixels, 0 or more")
+    return LOADERS[name](name, folder, pad)
+
+
+def batches(
+    dataset: Dataset, batch_size: int, steps: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return the training images of every step as indices, int64 [steps, batch_size].
+
+    Each epoch is a fresh shuffle of the training part, cut into whole batches; what is left of
+    an epoch is dropped, so no batch holds an image twice. Raises InputError for a size or a
+    number of steps that is not positive, or a batch larger than the training part.
+    """
+    if not 1 <= batch_size <= dataset.train_count:
+        raise InputError(f"batch_size: {batch_size}; expected 1 to {dataset.train_count}")
+    if steps < 1:
+        raise InputError(f"steps: {steps}; expected at least 1")
+    per_epoch = dataset.train_count // batch_size
+    epochs = [
+        rng.permutation(dataset.train_count)[: per_epoch * batch_size]
+        for _ in range(math.ceil(steps / per_epoch))
+    ]
+    return np.concatenate(epochs).astype(np.int64).reshape(-1, batch_size)[:steps]
+
+
+def _digits(name: str, folder: Path | None, pad: int | None) -> Dataset:
+    if folder is not None:
+        raise InputError(f"data set {name}, folder: {folder}; expected none, it is embedded")
+    with (
+        files("policysearch.train").joinpath("digits.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        pixels, labels = arrays["images"], arrays["labels"]
+    if name == "digits32":
+        pixels = pixels.repeat(4, axis=1).repeat(4, axis=2)
+    order = _split_order(len(labels))
+    return _dataset(name, pixels[order], labels[order], (1437, 360), 16, pad or 0)
+
+
+def _fashion_mnist(name: str, folder: Path | None, pad: int | None) -> Dataset:
+    images, labels, test_images, test_labels = read_fashion_mnist(folder)
+    order = _split_order(len(images))
+    pixels = np.concatenate([images[order], test_images])
+    # A twelfth of the training files validates: 55,000 and 5,000 of the published 60,000.
+    validation_count = max(1, len(images) // 12)
+    counts = (len(images) - validation_count, validation_count)
+    labels = np.concatenate([labels[order], test_labels])
+    return _dataset(name, pixels, labels, counts, 255, 2 if pad is None else pad)
+
+
+def _split_order(count: int) -> NDArray[np.int64]:
+    return np.random.default_rng(SPLIT_SEED).permutation(count)
+
+
+def _dataset(
+    name: str,
+    pixels: NDArray[np.uint8],
+    labels: Array,
+    counts: tuple[int, int],
+    white: int,
+    pad: int,
+) -> Dataset:
+    """Pad, scale by the pixel value `white`, and normalise by the training part."""
+    pixels = np.pad(pixels, ((0, 0), (pad, pad), (pad, pad)))
+    mean, std = _mean_and_std(pixels[: counts[0]], white)
+    if std == 0.0:
+        raise InputError(f"data set {name}, images: all pixels {mean:g}; expected an image")
+    table = ((np.arange(256) / white - mean) / std).astype(np.float32)
+    images = np.empty(pixels.shape, np.float32)
+    for image, codes in zip(images, pixels, strict=True):
+        image[...] = table[codes]
+    return Dataset(name, images[:, np.newaxis], labels.astype(np.int64), *counts, 10, mean, std)
+
+
+def _mean_and_std(pixels: NDArray[np.uint8], white: int) -> tuple[float, float]:
+    # From whole-number counts, so the same on every machine; image by image, to save memory.
+    histogram = np.zeros(256, np.int64)
+    for image in pixels:
+        histogram += np.bincount(image.ravel(), minlength=256)
+    share = histogram / histogram.sum()
+    values = np.arange(256) / white
+    mean = math.fsum(share * values)
+    return mean, math.sqrt(math.fsum(share * (values - mean) ** 2))
+
+
+LOADERS: Mapping[str, Callable[[str, Path | None, int | None], Dataset]] = MappingProxyType(
+    {"digits": _digits, "digits32": _digits, "fashion_mnist": _fashion_mnist}
+)

@@ -1,0 +1,73 @@
+"""A task: the model, data and recipe that every policy of a study is trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from policysearch.nn.models import MODELS, Model
+from policysearch.train.data import LOADERS, Dataset, load_dataset
+from policysearch.train.optimizers import Optimizer, OptimizerKind
+from policysearch.train.step import LOSSES
+from policysearch.values import InputError, number, one_of, to_plain
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what, and how long; the policy is not part of it.
+
+    `widths` are the hidden widths of an mlp. `data_folder` is where the files of a data set lie,
+    if it has files; it is no part of the fingerprint. `tail_steps` is how many of the last steps
+    the reported training loss is averaged over.
+    """
+
+    model: str = "lenet5"
+    activation: str = "relu"
+    widths: tuple[int, ...] = ()
+    data: str = "digits32"
+    data_folder: str | None = None
+    loss: str = "softmax_cross_entropy"
+    optimizer: OptimizerKind = "momentum"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    batch_size: int = 64
+    steps: int = 200
+    tail_steps: int = 50
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, MODELS)
+        one_of("data", self.data, LOADERS)
+        one_of("loss", self.loss, LOSSES)
+        one_of("optimizer", self.optimizer, get_args(OptimizerKind))
+        number("learning_rate", self.learning_rate, 0.0, 1e6)
+        number("batch_size", self.batch_size, 1, 2**20)
+        number("steps", self.steps, 1, 2**31)
+        number("tail_steps", self.tail_steps, 1, self.steps)
+        if any(width < 1 for width in self.widths):
+            raise InputError(f"widths: {list(self.widths)}; expected positive numbers")
+        self.build_optimizer()
+
+    def build_optimizer(self) -> Optimizer:
+        """Return the optimizer without its learning rate."""
+        return Optimizer(self.optimizer, self.momentum, self.weight_decay)
+
+    def load_dataset(self) -> Dataset:
+        """Return the task's data set."""
+        folder = None if self.data_folder is None else Path(self.data_folder).expanduser()
+        return load_dataset(self.data, folder)
+
+    def build_model(self, dataset: Dataset) -> Model:
+        """Return the model for the images and classes of `dataset`."""
+        build = MODELS[self.model]
+        return build(dataset.image_shape, dataset.classes, self.activation, self.widths)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex of every field that results depend on (the data has its own)."""
+        fields = to_plain(self)
+        del fields["data_folder"]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,269 @@
+"""The trainer: runs a policy's training step by step and keeps what is worth knowing of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from policysearch.emulator import Executable, compile_graph
+from policysearch.formats import format_named
+from policysearch.graph import FloatArray
+from policysearch.nn.models import Model
+from policysearch.policy import Policy
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rounding import quantise
+from policysearch.train.data import Dataset, batches
+from policysearch.train.loss_scale import (
+    gave_up,
+    initial_state,
+    inverse,
+    next_state,
+    skips_update,
+)
+from policysearch.train.probe import Probe
+from policysearch.train.step import trace_forward, trace_step
+from policysearch.train.tasks import Task
+from policysearch.values import InputError
+
+DIVERGED_FACTOR = 10.0
+DIVERGED_STEPS = 5
+PROBE_INTERVAL = 20
+
+Progress = Callable[[int, float], None]
+"""Called after every step with the number of steps done and the loss."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one training gave.
+
+    `losses` (float64, unscaled, before the update of their step), `scales` and `skipped` hold
+    one entry per step taken: fewer than the task's where the run diverged, at step
+    `diverged_at`. A run diverges when its loss is not finite, when it stays above DIVERGED_FACTOR
+    times the first loss for DIVERGED_STEPS steps in a row, or when the loss-scale rule gives up.
+    `tail_loss` is the mean of the last `tail_steps` losses, infinite where the run diverged.
+    `overflows` and `underflows` count, per layer, values that rounding made infinite (or
+    saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
+    step whose gradients were found not finite.
+    """
+
+    losses: NDArray[np.float64]
+    scales: NDArray[np.float64]
+    skipped: NDArray[np.bool_]
+    tail_loss: float
+    validation_accuracy: float
+    diverged: bool
+    diverged_at: int | None
+    overflows: tuple[tuple[str, int], ...]
+    underflows: tuple[tuple[str, int], ...]
+    params: dict[str, FloatArray]
+
+
+class Trainer:
+    """One training in progress: parameters, optimizer state, loss scale, compiled steps.
+
+    Phases of the policy compile to one executable each; all share the same parameters and state.
+    """
+
+    def __init__(self, model: Model, task: Task, policy: Policy, seed: int) -> None:
+        policy.check_layers(model.layer_names)
+        self.model, self.task, self.policy, self.seed = model, task, policy, seed
+        self.scale_state = initial_state(policy.loss_scale)
+        self.updates_done = 0
+        self.step_index = 0
+        self.probe = Probe()
+        self._targets = np.eye(model.classes, dtype=np.float32)
+        self._compiled: dict[tuple[str, bool], Executable] = {}
+        self._shared: dict[str, FloatArray] = {}
+        self._enter(policy.at_step(0))
+
+    def _enter(self, phase: Policy) -> None:
+        """Take `phase` as the policy in force; what is kept moves to the formats it keeps it in."""
+        self.phase, self._phase_key = phase, phase.digest
+        executable = self._executable(observed=False)
+        for node in executable.graph.nodes:
+            if node.op.name in ("parameter", "state"):
+                array = self._shared.setdefault(node.name, executable.arrays[node.name])
+                array[...] = quantise(array, format_named(node.format))
+
+    def _executable(self, observed: bool) -> Executable:
+        key = self._phase_key, observed
+        if key not in self._compiled:
+            task, clip_norm = self.task, self.phase.gradient_clip_norm
+            rule = task.build_optimizer()
+            graph = trace_step(self.model, task.loss, rule, task.batch_size, clip_norm)
+            self._compiled[key] = compile_graph(
+                apply_policy(graph, self.phase),
+                seed=self.seed,
+                sources=self._shared,
+                observer=self.probe if observed else None,
+            )
+        return self._compiled[key]
+
+    def load(self, params: Mapping[str, FloatArray]) -> None:
+        """Write the initial parameters (logical arrays by name), rounded to where they are kept."""
+        for spec in self.model.parameters():
+            if spec.name not in params or params[spec.name].shape != spec.shape:
+                given = params[spec.name].shape if spec.name in params else "nothing"
+                raise InputError(f"initial {spec.name}: {given}; expected shape {spec.shape}")
+            self._shared[spec.name][...] = params[spec.name]
+        self._enter(self.phase)
+
+    def params(self) -> dict[str, FloatArray]:
+        """Return copies of the parameters as they are kept now."""
+        names = [spec.name for spec in self.model.parameters()]
+        return {name: np.array(self._shared[name], order="C") for name in names}
+
+    def step(self, images: FloatArray, labels: NDArray[np.int64]) -> tuple[float, float, bool]:
+        """Take one step on a batch; return its loss, its loss scale and whether it was skipped."""
+        if any(phase.first_step == self.step_index for phase in self.policy.phases):
+            self._enter(self.policy.at_step(self.step_index))
+        config, scale = self.policy.loss_scale, self.scale_state.scale
+        probed = self.step_index % PROBE_INTERVAL == 0
+        executable = self._forward_backward(probed, images, labels, scale)
+        finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
+        if not finite and not probed:
+            self._forward_backward(True, images, labels, scale)
+        skipped = skips_update(config, finite)
+        if not skipped:
+            executable.apply_updates()
+            self.updates_done += 1
+        self.scale_state = next_state(config, self.scale_state, finite, self.step_index)
+        self.step_index += 1
+        return float(executable.value("loss")), scale, skipped
+
+    def _forward_backward(
+        self, observed: bool, images: FloatArray, labels: NDArray[np.int64], scale: float
+    ) -> Executable:
+        executable = self._executable(observed)
+        # The counter of stochastic rounding: the same bits whichever executable takes the step.
+        executable.step_index = self.step_index
+        arrays = executable.arrays
+        arrays["images"][...] = images
+        arrays["targets"][...] = self._targets[labels]
+        scalars = {
+            "loss_scale": scale,
+            "inverse_scale": inverse(scale),
+            "learning_rate": self.task.learning_rate,
+            # Adam's bias correction counts updates, not steps, as in torch.
+            "step": self.updates_done + 1,
+        }
+        for name, value in scalars.items():
+            arrays[name][...] = value
+        executable.forward_backward()
+        return executable
+
+    def accuracy(self, images: FloatArray, labels: NDArray[np.int64]) -> float:
+        """Return the share of images classified right by the policy in force.
+
+        A row of logits that is not finite counts as wrong.
+        """
+        size = self.task.batch_size
+        graph = apply_policy(trace_forward(self.model, size), self.phase)
+        executable = compile_graph(graph, seed=self.seed, sources=self._shared)
+        right = 0
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
+            count = len(labels[part])
+            executable.arrays["images"][:count] = images[part]
+            executable.forward_backward()
+            logits = executable.value("logits")[:count]
+            hit = logits.argmax(axis=1) == labels[part]
+            right += int((hit & np.isfinite(logits).all(axis=1)).sum())
+        return right / len(labels)
+
+
+def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str, FloatArray]:
+    """Return the parameters every policy starts from with this seed.
+
+    `jitter` multiplies each by 1 + jitter * a standard normal draw, to measure the noise floor.
+    """
+    params = model.init(np.random.default_rng([seed, 0]))
+    if jitter:
+        rng = np.random.default_rng([seed, 2])
+        params = {
+            name: (value * (1.0 + jitter * rng.standard_normal(value.shape))).astype(np.float32)
+            for name, value in params.items()
+        }
+    return params
+
+
+def train(
+    task: Task,
+    policy: Policy,
+    seed: int,
+    *,
+    dataset: Dataset,
+    model: Model | None = None,
+    jitter: float = 0.0,
+    progress: Progress | None = None,
+    initial: Mapping[str, FloatArray] | None = None,
+    batch_indices: NDArray[np.int64] | None = None,
+) -> Run:
+    """Train `task` under `policy` on `dataset` and return what came of it.
+
+    The seed fixes initial parameters and batches, whatever the policy, so runs with one seed are
+    paired. `model` replaces the task's own; `initial` parameters and `batch_indices`
+    [steps, batch_size] into the training part replay a given run. BLAS runs on one thread: more
+    would change the bits. Raises InputError where the policy does not fit the model.
+    """
+    model = task.build_model(dataset) if model is None else model
+    trainer = Trainer(model, task, policy, seed)
+    trainer.load(initial_parameters(model, seed, jitter) if initial is None else initial)
+    if batch_indices is None:
+        rng = np.random.default_rng([seed, 1])
+        batch_indices = batches(dataset, task.batch_size, task.steps, rng)
+    with threadpool_limits(1):
+        taken, diverged = _take_steps(trainer, dataset, batch_indices[: task.steps], progress)
+        return _run(trainer, dataset, taken, diverged)
+
+
+Taken = list[tuple[float, float, bool]]
+"""Loss, loss scale and whether the update was skipped, per step."""
+
+
+def _take_steps(
+    trainer: Trainer, dataset: Dataset, batch_indices: NDArray[np.int64], progress: Progress | None
+) -> tuple[Taken, bool]:
+    """Return the steps taken and whether the run diverged in the last of them."""
+    images, labels = dataset.train
+    taken: Taken = []
+    for indices in batch_indices:
+        taken.append(trainer.step(images[indices], labels[indices]))
+        if progress is not None:
+            progress(len(taken), taken[-1][0])
+        latest = [loss for loss, _, _ in taken[-DIVERGED_STEPS:]]
+        if has_diverged(taken[0][0], latest):
+            return taken, True
+        if gave_up(trainer.policy.loss_scale, trainer.scale_state):
+            return taken, True
+    return taken, False
+
+
+def has_diverged(first: float, latest: list[float]) -> bool:
+    """Return whether a run that began at loss `first` and ends in `latest` is lost (see `Run`)."""
+    if not math.isfinite(latest[-1]):
+        return True
+    return len(latest) >= DIVERGED_STEPS and min(latest) > DIVERGED_FACTOR * first
+
+
+def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Run:
+    losses, scales, skipped = zip(*taken, strict=True)
+    tail = losses[-trainer.task.tail_steps :]
+    return Run(
+        losses=np.array(losses, np.float64),
+        scales=np.array(scales, np.float64),
+        skipped=np.array(skipped, np.bool_),
+        tail_loss=math.inf if diverged else math.fsum(tail) / len(tail),
+        validation_accuracy=trainer.accuracy(*dataset.validation),
+        diverged=diverged,
+        diverged_at=len(taken) - 1 if diverged else None,
+        overflows=trainer.probe.overflow_counts(),
+        underflows=trainer.probe.underflow_counts(),
+        params=trainer.params(),
+    )

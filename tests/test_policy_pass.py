@@ -1,0 +1,164 @@
+"""The policy pass: every cast is a node, formats follow layers, lists and autograd's rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policysearch.formats import FORMATS, contains, format_named
+from policysearch.graph import Graph, Node
+from policysearch.nn.models import lenet5, mlp
+from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+from policysearch.values import InputError
+
+LOW = ("matmul", "conv2d", "bias")
+HIGH = ("softmax_cross_entropy", "mean_squared_error")
+REST = tuple(op for op in FORWARD_OPS if op not in LOW + HIGH)
+NET = mlp((16, 8, 8, 4))
+STEP = trace_step(NET, "softmax_cross_entropy", Optimizer("momentum"), 4)
+SCALED = LossScale("fixed", 128.0)
+
+
+def _policy(layer: LayerPolicy, scale: LossScale = SCALED, names: tuple[str, ...] = ()) -> Policy:
+    layers = tuple((name, layer) for name in names or NET.layer_names)
+    return Policy("test", layers, LOW, HIGH, REST, loss_scale=scale)
+
+
+def _nodes(graph: Graph, **wanted: str) -> list[Node]:
+    return [
+        n
+        for n in graph.nodes
+        if all((n.op.name if key == "op" else getattr(n, key)) == v for key, v in wanted.items())
+    ]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_operand_of_a_product_is_in_the_format_the_policy_names(name: str) -> None:
+    layer = uniform_layer(name)
+    graph = apply_policy(STEP, _policy(layer))
+    for node in _nodes(graph, op="matmul"):
+        formats = [i.format for i in graph.inputs_of(node)]
+        expected = {"fprop": (layer.compute, layer.compute)}.get(
+            node.role, (layer.grad, layer.compute)
+        )
+        assert tuple(formats) == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_change_only_at_casts_and_roundings(name: str) -> None:
+    """An op that keeps its format must be given values its format holds."""
+    graph = apply_policy(STEP, _policy(uniform_layer(name)))
+    for node in graph.nodes:
+        if node.op.keeps_format:
+            held = [i for i in graph.inputs_of(node) if i.shape != ()]
+            assert all(contains(format_named(node.format), format_named(i.format)) for i in held)
+
+
+def test_float32_policy_adds_nothing() -> None:
+    graph = apply_policy(STEP, _policy(uniform_layer("float32"), LossScale()))
+    assert _nodes(graph, op="cast") == []
+    assert _nodes(graph, op="unscale") == _nodes(graph, op="all_finite") == []
+
+
+def test_master_weights_stay_float32_and_without_them_updates_are_rounded() -> None:
+    layer = uniform_layer("float16", param="float16")
+    masters = apply_policy(STEP, _policy(layer))
+    assert {n.format for n in _nodes(masters, op="parameter")} == {"float32"}
+    assert {n.format for n in _nodes(masters, op="sgd_step")} == {"float32"}
+    bare = apply_policy(STEP, replace(_policy(layer), master_weights=False))
+    assert {n.format for n in _nodes(bare, op="parameter")} == {"float16"}
+    assert {n.format for n in _nodes(bare, op="sgd_step")} == {"float16"}
+    weights = [n for n in _nodes(bare, op="cast", role="fprop") if bare.inputs_of(n)[0].name]
+    assert [bare.inputs_of(n)[0].name for n in weights] == ["images"]
+
+
+def test_gradients_are_float32_before_they_are_unscaled() -> None:
+    graph = apply_policy(STEP, _policy(uniform_layer("float16")))
+    for node in _nodes(graph, op="unscale"):
+        assert [i.format for i in graph.inputs_of(node)] == ["float32", "float32"]
+        assert graph.inputs_of(node)[0].op.name == "cast"
+
+
+def test_the_loss_is_float32_and_its_gradient_starts_from_the_loss_scale() -> None:
+    graph = apply_policy(STEP, _policy(uniform_layer("float16")))
+    (loss,) = _nodes(graph, op="softmax_cross_entropy")
+    assert loss.format == "float32"
+    assert graph.inputs_of(loss)[0].op.name == "cast"
+    (start,) = _nodes(graph, op="softmax_cross_entropy_grad")
+    assert graph.inputs_of(start)[0].name == "loss_scale"
+
+
+def test_one_float32_layer_inside_float16_is_reached_by_casts_both_ways() -> None:
+    policy = _policy(uniform_layer("float16")).with_layers({"fc2": uniform_layer("float32")})
+    graph = apply_policy(STEP, policy)
+    for node in _nodes(graph, op="matmul", layer="fc2"):
+        assert {i.format for i in graph.inputs_of(node)} == {"float32"}
+    (relu_grad,) = _nodes(graph, op="relu_grad", layer="relu1")
+    assert relu_grad.format == "float16"
+    assert graph.inputs_of(relu_grad)[0].op.name == "cast"
+
+
+def test_a_weight_is_cast_once_for_forward_and_backward() -> None:
+    graph = apply_policy(STEP, _policy(uniform_layer("bfloat16")))
+    casts = [n for n in _nodes(graph, op="cast") if graph.inputs_of(n)[0].name == "fc2.weight"]
+    assert len(casts) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "product", "total"),
+    [
+        ("fused", "float32", "float16"),
+        ("rounded", "float16", "float16"),
+        ("fp32", "float16", "float32"),
+    ],
+)
+def test_bias_modes(mode: str, product: str, total: str) -> None:
+    policy = replace(_policy(uniform_layer("float16")), bias=mode)  # type: ignore[arg-type]
+    graph = apply_policy(STEP, policy)
+    (summed,) = _nodes(graph, op="bias", layer="fc1")
+    assert summed.format == total
+    left = graph.inputs_of(summed)[0]
+    if left.op.name == "cast":
+        (left,) = graph.inputs_of(left)
+    assert left.format == product
+    matmul = next(n for n in _nodes(graph, op="matmul", layer="fc1") if n.role == "fprop")
+    assert matmul.fused == (mode == "fused")
+
+
+def test_gradients_pass_the_all_reduce_format() -> None:
+    policy = replace(_policy(uniform_layer("float32")), all_reduce="bfloat16")
+    graph = apply_policy(STEP, policy)
+    for node in _nodes(graph, op="unscale"):
+        (back,) = [i for i in graph.inputs_of(node) if i.op.name == "cast"]
+        assert graph.inputs_of(back)[0].format == "bfloat16"
+
+
+def test_optimizer_state_is_kept_in_its_format() -> None:
+    policy = replace(_policy(uniform_layer("float32")), optimizer_state="bfloat16")
+    graph = apply_policy(STEP, policy)
+    assert {n.format for n in _nodes(graph, op="state")} == {"bfloat16"}
+    assert {n.format for n in _nodes(graph, op="sgd_velocity")} == {"bfloat16"}
+
+
+def test_an_op_in_no_list_and_a_layer_without_formats_are_named() -> None:
+    policy = replace(_policy(uniform_layer("float16")), promote_ops=())
+    with pytest.raises(InputError, match="op 'relu' of layer 'relu1' is in no list"):
+        apply_policy(STEP, policy)
+    partial = _policy(uniform_layer("float16"), names=("fc1", "fc2"))
+    with pytest.raises(InputError, match="no layer 'fc3'"):
+        apply_policy(STEP, partial)
+
+
+def test_a_convolutional_step_keeps_its_outputs_and_updates() -> None:
+    net = lenet5()
+    step = trace_step(net, "softmax_cross_entropy", Optimizer("adam"), 2)
+    policy = _policy(uniform_layer("float16"), names=net.layer_names)
+    graph = apply_policy(step, policy)
+    assert [name for name, _ in graph.outputs] == [name for name, _ in step.outputs]
+    assert len(graph.updates) == len(step.updates)
+    assert all(i < n.id for n in graph.nodes for i in n.inputs)

@@ -1,0 +1,167 @@
+"""Presets: complete, as the frameworks define them, and fit for every model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from policysearch.formats import format_named
+from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.policy import LayerPolicy, Policy, formats_of, from_json
+from policysearch.presets import LADDER, OPS, PRESETS, UNIFORM, ladder, preset
+from policysearch.train.loss_scale import initial_state, next_state
+from policysearch.values import InputError
+
+LAYERS = ("conv1", "relu1", "fc1")
+
+
+def placement(policy: Policy, op: str) -> list[str]:
+    lists = {
+        "low": policy.low_precision_ops,
+        "fp32": policy.fp32_ops,
+        "promote": policy.promote_ops,
+    }
+    return [name for name, ops in lists.items() if op in ops]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_complete(name: str) -> None:
+    policy = preset(name, LAYERS)
+    assert policy.name == name
+    policy.check_layers(LAYERS)
+    assert from_json(policy.to_json()) == policy
+    for op in (*OPS, *FORWARD_OPS):
+        assert len(placement(policy, op)) == 1, op
+    assert placement(policy, "softmax_cross_entropy") == ["fp32"]
+    assert placement(policy, "mean_squared_error") == ["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "fp32", "promote"),
+    [
+        ("mindspore.O1", "conv2d matmul bias relu", "max_pool gelu softmax add", ""),
+        ("mindspore.O2", "conv2d relu max_pool softmax gelu add", "batch_norm layer_norm", ""),
+        ("mindspore.O3", "conv2d relu softmax batch_norm layer_norm", "", ""),
+        ("mindspore.auto", "conv2d matmul", "softmax layer_norm batch_norm", "bias concatenate"),
+        ("apex.O1", "conv2d matmul bias", "softmax gelu layer_norm", "relu add concatenate"),
+        ("apex.O2", "conv2d relu softmax layer_norm", "batch_norm", ""),
+        ("apex.O3", "conv2d relu softmax batch_norm", "", ""),
+        ("torch.autocast.float16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
+        ("torch.autocast.bfloat16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
+    ],
+)
+def test_op_lists_are_those_of_the_framework(name: str, low: str, fp32: str, promote: str) -> None:
+    policy = preset(name, LAYERS)
+    for place, ops in (("low", low), ("fp32", fp32), ("promote", promote)):
+        for op in ops.split():
+            assert placement(policy, op) == [place], op
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "init_scale", "min_scale", "max_scale", "rule"),
+    [
+        ("mindspore.O1", "none", 1.0, None, None, "torch.GradScaler"),
+        ("mindspore.O2", "dynamic", 2**24, 1.0, None, "mindspore.DynamicLossScaleManager"),
+        ("mindspore.O3", "none", 1.0, None, None, "torch.GradScaler"),
+        ("mindspore.O2.fixed128", "fixed", 128, None, None, "mindspore.FixedLossScaleManager"),
+        ("apex.O1", "dynamic", 2**16, None, 2**24, "apex"),
+        ("apex.O2", "dynamic", 2**16, None, 2**24, "apex"),
+        ("apex.O3", "none", 1.0, None, None, "torch.GradScaler"),
+        ("torch.autocast.float16", "dynamic", 2**16, None, None, "torch.GradScaler"),
+        ("torch.autocast.bfloat16", "none", 1.0, None, None, "torch.GradScaler"),
+    ],
+)
+def test_loss_scales_are_the_defaults_of_the_framework(
+    name: str,
+    kind: str,
+    init_scale: float,
+    min_scale: float | None,
+    max_scale: float | None,
+    rule: str,
+) -> None:
+    scale = preset(name, LAYERS).loss_scale
+    assert (scale.kind, scale.init_scale, scale.rule) == (kind, init_scale, rule)
+    assert (scale.min_scale, scale.max_scale) == (min_scale, max_scale)
+    assert (scale.growth_factor, scale.backoff_factor, scale.growth_interval) == (2.0, 0.5, 2000)
+
+
+def test_levels_of_the_same_name_differ() -> None:
+    for level in ("O1", "O2", "O3"):
+        ours, theirs = (preset(f"{who}.{level}", LAYERS) for who in ("mindspore", "apex"))
+        assert ours.digest != theirs.digest
+    assert preset("mindspore.O3", LAYERS).master_weights
+    assert not preset("apex.O3", LAYERS).master_weights
+    assert preset("mindspore.O2", LAYERS).layer("fc1").param == "float32"
+    assert preset("apex.O2", LAYERS).layer("fc1").param == "float16"
+
+
+def test_levels_without_low_precision_are_one_policy() -> None:
+    digests = {preset(f"{name}", LAYERS).digest for name in ("float32", "mindspore.O0", "apex.O0")}
+    assert len(digests) == 1
+
+
+def test_manual_precision_works_on_any_level() -> None:
+    """An op follows its layer, so one layer can be set on top of O0 as well as of O3."""
+    half = preset("mindspore.O3", LAYERS).layer("fc1")
+    policy = preset("mindspore.O0", LAYERS).with_layers({"fc1": half})
+    assert placement(policy, "matmul") == ["low"]
+    inner = preset("mindspore.O3", LAYERS).with_layers({"fc1": LayerPolicy()})
+    assert inner.layer("fc1").compute == "float32" and inner.layer("conv1").compute == "float16"
+
+
+def test_the_ladder_is_the_recommended_fallback_order() -> None:
+    rungs = ladder(LAYERS)
+    assert [rung.name for rung in rungs] == list(LADDER)
+    assert [rung.loss_scale.kind for rung in rungs] == ["fixed", "fixed", "dynamic", "none"]
+    assert [rung.loss_scale.init_scale for rung in rungs[:2]] == [128.0, 128.0]
+    for rung, level in zip(rungs[:3], ("O2", "O1", "O1"), strict=True):
+        base = preset(f"mindspore.{level}", LAYERS)
+        plain = dataclasses.replace(rung, name=base.name, loss_scale=base.loss_scale)
+        assert plain == base
+
+
+def test_uniform_formats_widen() -> None:
+    widths = []
+    for policy in ladder(LAYERS, UNIFORM):
+        (formats,) = {formats_of(layer) for _, layer in policy.layers}
+        widths.append(formats[0].bits)
+    assert widths == sorted(widths) and len({p.digest for p in ladder(LAYERS, UNIFORM)}) == 4
+
+
+def test_float8_keeps_only_products_in_eight_bits() -> None:
+    policy = preset("float8", LAYERS)
+    layer = policy.layer("fc1")
+    assert (layer.compute, layer.grad) == ("float8_e4m3fn", "float8_e5m2")
+    assert (layer.output, layer.wgrad, layer.dgrad) == ("bfloat16",) * 3
+    assert set(policy.low_precision_ops) == {"matmul", "conv2d", "bias"}
+    assert policy.scaling.recipe == "current"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_low_formats_below_float32_have_a_scale_that_fits(name: str) -> None:
+    """A fixed or first scale must be a float32 power of two that the rule can halve."""
+    scale = preset(name, LAYERS).loss_scale
+    state = initial_state(scale)
+    assert math.log2(state.scale).is_integer()
+    lower = next_state(scale, state, False, 0).scale
+    assert lower == (state.scale / 2 if scale.kind == "dynamic" else state.scale)
+
+
+def test_an_op_no_row_knows_joins_the_list_it_is_given() -> None:
+    policy = preset("apex.O1", LAYERS, {"my_op": "promote", "relu": "fp32"})
+    assert placement(policy, "my_op") == ["promote"]
+    assert placement(policy, "relu") == ["promote"]
+
+
+def test_an_unknown_preset_names_the_valid_ones() -> None:
+    with pytest.raises(InputError, match=r"^preset: 'O2'; expected one of float32, mindspore.O0"):
+        preset("O2", LAYERS)
+
+
+def test_every_preset_format_is_known() -> None:
+    for row in PRESETS.values():
+        for field in dataclasses.fields(row.layer):
+            if field.name != "accumulator":
+                assert format_named(getattr(row.layer, field.name)).bits <= 32
