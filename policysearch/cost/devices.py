@@ -1,0 +1,173 @@
+"""Devices as rows of `hardware.json`: peaks, bandwidth and their sources."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+from policysearch.formats import FORMATS, contains, format_named
+from policysearch.values import InputError
+
+DEFAULT_MATRIX_EFFICIENCY = 0.8
+"""Achieved share of peak where the row has no measured maximum: their median, rounded; assumed."""
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A number, where it comes from, and how far that can be trusted."""
+
+    value: float
+    source: str
+
+    @property
+    def mark(self) -> str:
+        """ "unsourced", "wp" (a vendor's value that was not looked up again), or ""."""
+        if "UNSOURCED" in self.source:
+            return "unsourced"
+        return "wp" if re.search(r"\bwp\b", self.source) else ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. Peaks in dense FLOP/s and bandwidth in bytes/s, as sold, not achieved.
+
+    `peaks` is keyed by format name; "float8" stands for both 8-bit formats and "float4" for
+    float4_e2m1fn. `memory_gib` lists the sizes sold; `alignment` the elements a contiguous extent
+    must be a multiple of to fill the matrix unit.
+    """
+
+    name: str
+    arch: str
+    memory_gib: tuple[float, ...]
+    peaks: tuple[tuple[str, Sourced], ...]
+    bandwidth: Sourced
+    multiprocessors: Sourced
+    alignment: tuple[tuple[str, int], ...]
+    achieved: tuple[tuple[str, Sourced], ...] = ()
+    other: tuple[tuple[str, Sourced], ...] = ()
+    notes: str = ""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the smallest size sold, so that what fits, fits every one of them."""
+        return int(min(self.memory_gib) * 2**30)
+
+    @cached_property
+    def _peaks(self) -> dict[str, float]:
+        return {name: number.value for name, number in self.peaks}
+
+    @cached_property
+    def _runs(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats the device multiplies by itself, in the order of FORMATS."""
+        return tuple(name for name in FORMATS if peak_key(name) in self._peaks)
+
+    def runs_as(self, name: str) -> str:
+        """Return the format a matrix product of format `name` runs in.
+
+        That is `name` itself where the device has a peak for it; else the narrowest format with a
+        peak that holds all its values, the faster of two of one width (emulation); else float32.
+        """
+        if name not in self._runs:
+            given = format_named(name)
+            rows = [FORMATS[known] for known in self.formats]
+            holding = [row for row in rows if contains(row, given)]
+            best = min(holding, key=lambda r: (r.bits, -self.peak(r.name)), default=None)
+            self._runs[name] = name if name in self.formats else best.name if best else "float32"
+        return self._runs[name]
+
+    def peak(self, name: str) -> float:
+        """Return the FLOP/s of a format the device runs; KeyError for any other."""
+        return self._peaks[peak_key(name)]
+
+    def align(self, name: str) -> int:
+        """Return the alignment in elements for a format; 1 where there is none to keep."""
+        return dict(self.alignment).get(peak_key(name), 1)
+
+    def efficiency(self, name: str) -> float:
+        """Return the highest measured share of peak for a format.
+
+        Without a measurement of that format, that of bfloat16 serves its sister formats on the
+        same matrix unit; without any, DEFAULT_MATRIX_EFFICIENCY.
+        """
+        measured = dict(self.achieved)
+        for key in (peak_key(name), "bfloat16"):
+            if key in measured and name != "float32":
+                return measured[key].value / self._peaks[key]
+        return DEFAULT_MATRIX_EFFICIENCY
+
+    @property
+    def issue_rate(self) -> float:
+        """Element instructions per second of the vector unit: one multiply-add per lane and cycle.
+
+        Half the vector FLOP/s: float16 on Ascend, whose vector unit is that wide, else float32.
+        """
+        vector = self._peaks.get("float16_vector") if self.arch == "davinci" else None
+        return (vector or self._peaks["float32"]) / 2
+
+    @property
+    def marks(self) -> tuple[tuple[str, str, str], ...]:
+        """(number, mark, source) of every number that is "wp" or "unsourced"."""
+        rows = [("bandwidth", self.bandwidth), ("multiprocessors", self.multiprocessors)]
+        rows += [(f"peak {name}", number) for name, number in self.peaks]
+        rows += [(f"achieved {name}", number) for name, number in self.achieved]
+        rows += list(self.other)
+        return tuple((name, row.mark, row.source) for name, row in rows if row.mark)
+
+
+def peak_key(name: str) -> str:
+    """Return the key of a format in a device's peaks."""
+    if name in ("float8_e4m3fn", "float8_e5m2"):
+        return "float8"
+    return "float4" if name == "float4_e2m1fn" else name
+
+
+def _sourced(data: Mapping[str, Any]) -> Sourced:
+    return Sourced(float(data["value"]), str(data["source"]))
+
+
+def _numbers(data: Mapping[str, Any]) -> tuple[tuple[str, Sourced], ...]:
+    return tuple((k, _sourced(v)) for k, v in data.items() if v["value"] is not None)
+
+
+def _device(row: Mapping[str, Any]) -> Device:
+    return Device(
+        name=row["name"],
+        arch=row["arch"],
+        memory_gib=tuple(row["memory_gib"]),
+        peaks=_numbers(row["peak_flops_per_second"]),
+        bandwidth=_sourced(row["bandwidth_bytes_per_second"]),
+        multiprocessors=_sourced(row["multiprocessors"]),
+        alignment=tuple(row["alignment"].items()),
+        achieved=_numbers(row.get("achieved_flops_per_second", {})),
+        other=_numbers(row["other"]),
+        notes=row.get("notes", ""),
+        labels=tuple(row.get("labels", ())),
+    )
+
+
+_TABLE = json.loads((files("policysearch.cost") / "hardware.json").read_text(encoding="utf-8"))
+
+SOURCES: dict[str, str] = _TABLE["sources"]
+"""What the short names in every `Sourced.source` stand for."""
+
+MINIMUM_KERNEL = _sourced(_TABLE["minimum_kernel_seconds"])
+"""Seconds of a kernel that does nothing."""
+
+DEVICES: dict[str, Device] = {row["name"]: _device(row) for row in _TABLE["devices"]}
+
+
+def device_named(name: str) -> Device:
+    """Return the device called `name`; InputError with the valid names where there is none."""
+    if isinstance(name, str) and name in DEVICES:
+        return DEVICES[name]
+    raise InputError(f"unknown device {name!r}; expected one of {', '.join(DEVICES)}")

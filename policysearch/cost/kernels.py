@@ -1,0 +1,207 @@
+"""From the nodes of a step to the kernels a stack would launch for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policysearch.cost.stacks import Stack
+from policysearch.cost.storage import roots
+from policysearch.graph import Graph, Node, size
+
+_PHASE = {"input": 0, "fprop": 0, "dgrad": 1, "wgrad": 1, "update": 2}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Nodes that run together, and the nodes whose values it reads from and writes to memory.
+
+    `lead` is what the kernel is called after: its matrix product, else its first op that is no
+    cast.
+    """
+
+    nodes: tuple[Node, ...]
+    lead: Node
+    reads: tuple[Node, ...]
+    writes: tuple[Node, ...]
+
+    @property
+    def only_casts(self) -> bool:
+        return all(node.op.name == "cast" for node in self.nodes)
+
+
+def kernels_of(graph: Graph, stack: Stack) -> tuple[Kernel, ...]:
+    """Return the kernels of one step in the order of their first nodes.
+
+    A node joins the kernel of one of its inputs where the stack fuses the two, both work on the
+    same number of elements in the same phase (forward, backward, update), and nothing between
+    them has to run first. A node marked `fused` always runs in the kernel of its reader. Nothing
+    is fused across the finite check: the update waits for its verdict.
+    """
+    grouping = _Grouping(graph, stack)
+    for node in graph.nodes:
+        if node.op.kind != "source" and grouping.root[node.id] == node.id:
+            grouping.place(node)
+    if stack.fused_optimizer:
+        grouping.merge_updates()
+    return grouping.kernels()
+
+
+class _Grouping:
+    """A growing partition of the nodes; `above` holds, as bits, the kernels each depends on."""
+
+    def __init__(self, graph: Graph, stack: Stack) -> None:
+        self.graph = graph
+        self.stack = stack
+        self.root = roots(graph)
+        self.home = [-1] * len(graph.nodes)
+        self.members: list[list[Node]] = []
+        self.above: list[int] = []
+        self.checked = dict(graph.outputs).get("finite", len(graph.nodes))
+        self.free_reads: set[int] = set()
+
+    def inputs(self, node: Node) -> list[int]:
+        return [self.root[i] for i in node.inputs]
+
+    def place(self, node: Node) -> None:
+        parents = {self.home[i] for i in self.inputs(node)} - {-1}
+        k = self.choose(node, parents)
+        if k == len(self.members):
+            self.members.append([])
+            self.above.append(0)
+        self.members[k].append(node)
+        self.home[node.id] = k
+        for p in parents - {k}:
+            self.above[k] |= 1 << p | self.above[p]
+        elementwise_update = node.role == "update" and node.op.kind != "reduce"
+        if elementwise_update and self.stack.fused_optimizer:
+            for p in parents - {k}:
+                self.absorb(node, p, k)
+        for m, mask in enumerate(self.above):
+            if mask >> k & 1:
+                self.above[m] |= self.above[k]
+
+    def absorb(self, node: Node, p: int, k: int) -> None:
+        """Take kernel `p` of one update (say the second moment) into that of the step it feeds."""
+        first, lead = self.members[p][0], _lead(self.members[p])
+        apart = (
+            lead.role != "update"
+            or lead.op.kind == "reduce"
+            or (lead.op.name == "cast" and not self.stack.cast_fusion)
+            or self.domain(lead) != self.domain(node)
+            or first.id <= self.checked < node.id
+        )
+        between = any(self.above[k] >> m & (mask >> p) & 1 for m, mask in enumerate(self.above))
+        if apart or between:
+            return
+        self.move(p, k)
+        for m, mask in enumerate(self.above):
+            if mask >> p & 1 and m != k:
+                self.above[m] |= 1 << k
+        self.above[k] &= ~(1 << p)
+
+    def choose(self, node: Node, parents: set[int]) -> int:
+        """Return the kernel to join, or the number of a new one."""
+        for i in self.inputs(node):
+            if self.graph.nodes[i].fused:
+                return self.home[i]
+        for position, i in enumerate(self.inputs(node)):
+            k = self.home[i]
+            if k < 0 or any(self.above[p] >> k & 1 for p in parents - {k}):
+                continue
+            if self.may_join(node, position, k):
+                return k
+        return len(self.members)
+
+    def may_join(self, node: Node, position: int, k: int) -> bool:
+        lead = _lead(self.members[k])
+        made_here = [self.graph.nodes[i] for i in self.inputs(node) if self.home[i] == k]
+        if (
+            node.op.kind == "gemm"
+            or (node.op.kind == "reduce" and node.role == "update")
+            or _PHASE[node.role] != _PHASE[lead.role]
+            or self.domain(node) != self.domain(lead)
+            or any(made.op.kind == "reduce" for made in made_here)
+            or self.members[k][0].id <= self.checked < node.id
+        ):
+            return False
+        if lead.op.kind == "gemm":
+            return self.joins_product(node, position)
+        if node.op.name == "cast" or lead.op.name == "cast":
+            return self.stack.cast_fusion
+        if node.role == "update":
+            return self.stack.fused_optimizer
+        return self.stack.elementwise_fusion
+
+    def joins_product(self, node: Node, position: int) -> bool:
+        if node.op.name == "bias" and position == 0:
+            return self.stack.bias_fusion
+        if node.op.name == "cast":
+            return self.stack.cast_fusion
+        return node.op.kind == "elementwise" and self.stack.epilogue_fusion
+
+    def domain(self, node: Node) -> int:
+        """Elements the node iterates over: its inputs' where it reduces, else its own."""
+        if node.op.kind == "reduce":
+            return max(size(self.graph.nodes[i].shape) for i in node.inputs)
+        return size(node.shape)
+
+    def merge_updates(self) -> None:
+        """Launch alike, independent update kernels as one, the finite check in the same pass."""
+        first: dict[tuple[str, ...], list[int]] = {}
+        for k, nodes in enumerate(self.members):
+            if not nodes or any(node.role != "update" for node in nodes):
+                continue
+            if all(node.op.name == "cast" for node in nodes):
+                continue
+            if self.is_check(nodes):
+                self.free_reads.add(nodes[0].id)
+                self.move(k, max(self.home[i] for i in self.inputs(nodes[0])))
+                continue
+            alike = first.setdefault(tuple(node.op.name for node in nodes), [])
+            if any(self.above[k] >> other & 1 for other in alike):
+                continue
+            alike.append(k)
+            self.move(k, alike[0])
+
+    def is_check(self, nodes: list[Node]) -> bool:
+        """Whether this is the finite check of gradients that update kernels have just made."""
+        if len(nodes) > 1 or nodes[0].op.kind != "reduce" or nodes[0].id > self.checked:
+            return False
+        homes = [self.home[i] for i in self.inputs(nodes[0])]
+        return all(h >= 0 and self.members[h][0].role == "update" for h in homes)
+
+    def move(self, k: int, to: int) -> None:
+        if k == to:
+            return
+        for node in self.members[k]:
+            self.home[node.id] = to
+        self.members[to] += self.members[k]
+        self.members[k] = []
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        # gradients are named outputs for inspection: only what reads them makes them stored
+        kept = [i for _, i in self.graph.outputs if self.graph.nodes[i].role != "update"]
+        stored = {self.root[i] for i in kept}
+        stored |= {self.root[new] for _, new in self.graph.updates}
+        reads: list[dict[int, None]] = [{} for _ in self.members]
+        for node in self.graph.nodes:
+            k = self.home[node.id]
+            if k < 0 or node.id in self.free_reads:
+                continue
+            for i in self.inputs(node):
+                if self.home[i] != k:
+                    reads[k][i] = None
+                    stored.add(i)
+        rows = []
+        for nodes, read in zip(self.members, reads, strict=True):
+            if nodes:
+                writes = tuple(n for n in nodes if n.id in stored)
+                inputs = tuple(self.graph.nodes[i] for i in read)
+                rows.append(Kernel(tuple(nodes), _lead(nodes), inputs, writes))
+        return tuple(rows)
+
+
+def _lead(nodes: list[Node]) -> Node:
+    products = [node for node in nodes if node.op.kind == "gemm"]
+    others = [node for node in nodes if node.op.name != "cast"]
+    return (products or others or nodes)[0]

@@ -1,0 +1,137 @@
+"""What a policy is modeled to cost against float32: speedup with its interval, and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from policysearch.cost.devices import Device, device_named
+from policysearch.cost.memory import StepMemory, step_memory
+from policysearch.cost.stacks import Stack, stack_named
+from policysearch.cost.time import StepTime, step_time
+from policysearch.formats import format_named
+from policysearch.graph import Graph
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """Modeled time and memory of one step on one device and stack."""
+
+    device: Device
+    stack: Stack
+    time: StepTime
+    memory: StepMemory
+    emulated: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PolicyCost:
+    """A policy's modeled cost against float32, same model, batch, device and stack.
+
+    `speedup` is float32 step time over the policy's, `memory_ratio` the policy's peak over
+    float32's. `speedup_low` and `speedup_high` bound the speedup by the stack's half-width; steps
+    made of the same kernels have speedup 1 exactly. Shares are of the kernel seconds, except
+    `low_precision_share`: of the FLOPs of matrix products, those with every operand below 32
+    bits. `emulated` lists operand formats of products that the device does not multiply itself.
+    `host_bound` says that launches, not kernels, set the time. `step_seconds` and
+    `float32_step_seconds` are for ratios only.
+    """
+
+    device: str
+    stack: str
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    memory_ratio: float
+    peak_bytes: int
+    float32_peak_bytes: int
+    reserved_low_bytes: int
+    reserved_high_bytes: int
+    fits: bool
+    step_seconds: float
+    float32_step_seconds: float
+    cast_share: float
+    optimizer_share: float
+    low_precision_share: float
+    host_bound: bool
+    layer_shares: tuple[tuple[str, float], ...]
+    format_shares: tuple[tuple[str, float], ...]
+    emulated: tuple[str, ...]
+    label: Literal["modeled"] = "modeled"
+
+    @property
+    def summary(self) -> str:
+        """One line for people: the speedup with its interval, and the memory."""
+        return (
+            f"modeled on {self.device}, {self.stack}: {self.speedup:.2f}x float32 speed "
+            f"({self.speedup_low:.2f} to {self.speedup_high:.2f}), "
+            f"{self.memory_ratio:.2f}x its memory"
+        )
+
+
+def step_price(graph: Graph, device: Device | str, stack: Stack | str) -> StepPrice:
+    """Return the modeled time and memory of one step; InputError for an unknown name."""
+    row = device if isinstance(device, Device) else device_named(device)
+    profile = stack if isinstance(stack, Stack) else stack_named(stack)
+    products = [node for node in graph.nodes if node.op.kind == "gemm"]
+    used = {graph.nodes[i].format for node in products for i in node.inputs}
+    emulated = tuple(sorted(name for name in used if row.runs_as(name) != name))
+    return StepPrice(row, profile, step_time(graph, row, profile), step_memory(graph), emulated)
+
+
+def price(
+    policy_graph: Graph, float32_graph: Graph, device: Device | str, stack: Stack | str
+) -> PolicyCost:
+    """Return the modeled cost of a policy's step against the float32 step of the same model."""
+    return compare(
+        policy_graph,
+        step_price(policy_graph, device, stack),
+        step_price(float32_graph, device, stack),
+    )
+
+
+def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> PolicyCost:
+    """Return the cost from prices already made, so that float32 is priced once for many."""
+    same = _kernels(policy.time) == _kernels(float32.time)
+    speedup = float32.time.step_seconds / policy.time.step_seconds
+    half_width = 0.0 if same else policy.stack.half_width
+    kernel_seconds = policy.time.kernel_seconds
+    memory = policy.memory
+    return PolicyCost(
+        device=policy.device.name,
+        stack=policy.stack.name,
+        speedup=speedup,
+        speedup_low=speedup * (1 - half_width),
+        speedup_high=speedup * (1 + half_width),
+        memory_ratio=memory.peak_bytes / float32.memory.peak_bytes,
+        peak_bytes=memory.peak_bytes,
+        float32_peak_bytes=float32.memory.peak_bytes,
+        reserved_low_bytes=memory.reserved_low_bytes,
+        reserved_high_bytes=memory.reserved_high_bytes,
+        fits=memory.fits(policy.device),
+        step_seconds=policy.time.step_seconds,
+        float32_step_seconds=float32.time.step_seconds,
+        cast_share=policy.time.cast_seconds / kernel_seconds,
+        optimizer_share=policy.time.optimizer_seconds / kernel_seconds,
+        low_precision_share=low_precision_share(policy_graph),
+        host_bound=policy.time.host_bound,
+        layer_shares=policy.time.layer_shares,
+        format_shares=policy.time.format_shares,
+        emulated=policy.emulated,
+    )
+
+
+def low_precision_share(graph: Graph) -> float:
+    """Return the share of the FLOPs of matrix products with every operand below 32 bits."""
+    low = total = 0
+    for node in graph.nodes:
+        if node.op.kind == "gemm":
+            inputs = graph.inputs_of(node)
+            flops = node.op.flops([x.shape for x in inputs], node.shape, node.attributes)
+            total += flops
+            low += flops * all(format_named(x.format).bits < 32 for x in inputs)
+    return low / total if total else 0.0
+
+
+def _kernels(time: StepTime) -> list[tuple[str, str, str, str, float]]:
+    return [(k.layer, k.op, k.role, k.format, k.seconds) for k in time.kernels]

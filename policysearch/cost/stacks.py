@@ -1,0 +1,106 @@
+"""Software stacks as rows: what is fused, how tensors lie, what a launch costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from policysearch.values import InputError
+
+
+@dataclass(frozen=True)
+class Stack:
+    """How a framework turns the nodes of a step into kernels.
+
+    `layout`: NCHW stacks transpose around a convolution on the matrix unit. `bias_fusion`: the
+    bias is added in the epilogue of its product; `epilogue_fusion`: so is other elementwise work.
+    `elementwise_fusion`: chains of elementwise ops (and a reduction at their end) are one kernel.
+    `cast_fusion`: a cast is done by the kernel before or after it, unless both are matrix
+    products. `fused_optimizer`: an update is one kernel over all parameters. `launch_seconds`:
+    time of the host per kernel. `half_width`: relative half-width of the speedup's interval.
+    `sources` says where each number and choice comes from.
+    """
+
+    name: str
+    mode: Literal["eager", "compiled"]
+    layout: Literal["NCHW", "NHWC"]
+    bias_fusion: bool
+    epilogue_fusion: bool
+    elementwise_fusion: bool
+    cast_fusion: bool
+    fused_optimizer: bool
+    launch_seconds: float
+    half_width: float
+    sources: tuple[tuple[str, str], ...]
+
+
+STACKS: dict[str, Stack] = {
+    row.name: row
+    for row in (
+        Stack(
+            "torch.eager",
+            "eager",
+            "NCHW",
+            bias_fusion=True,
+            epilogue_fusion=False,
+            elementwise_fusion=False,
+            cast_fusion=False,
+            fused_optimizer=True,
+            launch_seconds=5e-6,
+            half_width=0.18,
+            sources=(
+                ("fusion", "addmm and cuDNN take the bias; every other op is its own kernel"),
+                ("fused_optimizer", "assumed: fused=True; plain foreach moves more bytes"),
+                ("launch_seconds", "assumed; no published value found"),
+                (
+                    "half_width",
+                    "mean error 17.3 % of a roofline with textbook constants on published rows, "
+                    "rounded up; not reproduced with this code",
+                ),
+            ),
+        ),
+        Stack(
+            "torch.compile",
+            "compiled",
+            "NHWC",
+            bias_fusion=True,
+            epilogue_fusion=False,
+            elementwise_fusion=True,
+            cast_fusion=True,
+            fused_optimizer=True,
+            launch_seconds=2e-6,
+            half_width=0.20,
+            sources=(
+                ("layout", "inductor turns convolutional nets to channels last"),
+                ("fusion", "inductor calls library products and fuses pointwise chains and casts"),
+                ("launch_seconds", "assumed; no CUDA graphs"),
+                ("half_width", "assumed: that of torch.eager, widened"),
+            ),
+        ),
+        Stack(
+            "mindspore.graph",
+            "compiled",
+            "NHWC",
+            bias_fusion=True,
+            epilogue_fusion=True,
+            elementwise_fusion=True,
+            cast_fusion=True,
+            fused_optimizer=True,
+            launch_seconds=1e-6,
+            half_width=0.25,
+            sources=(
+                ("layout", "assumed: a channel-blocked layout is kept through the step"),
+                ("fusion", "assumed: graph kernel fusion on"),
+                ("launch_seconds", "assumed; data sinking leaves little to the host"),
+                ("half_width", "assumed: no published row of this stack to judge it by"),
+            ),
+        ),
+    )
+}
+
+
+def stack_named(name: str) -> Stack:
+    """Return the stack called `name`; InputError with the valid names where there is none."""
+    if isinstance(name, str) and name in STACKS:
+        return STACKS[name]
+    raise InputError(f"unknown stack {name!r}; expected one of {', '.join(STACKS)}")

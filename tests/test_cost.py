@@ -1,0 +1,288 @@
+"""The time model against counts by hand, and the properties every row and policy must keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from policysearch.cost.devices import DEVICES, Device
+from policysearch.cost.gemm import Extents, extents, utilisation
+from policysearch.cost.kernels import kernels_of
+from policysearch.cost.stacks import STACKS, Stack
+from policysearch.cost.storage import node_bytes, roots
+from policysearch.cost.time import StepTime, step_time
+from policysearch.formats import FORMATS
+from policysearch.graph import Builder, Graph
+from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.ops.conv import conv2d
+from policysearch.ops.dense import bias, matmul
+from policysearch.ops.elementwise import add, relu
+from policysearch.ops.shape import reshape
+from policysearch.ops.source import cast, data, parameter
+from policysearch.policy import LossScale, uniform_layer
+from policysearch.presets import PRESETS, preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+
+V100, A100 = DEVICES["V100-SXM2"], DEVICES["A100-SXM4-80GB"]
+EAGER, COMPILED, MINDSPORE = (
+    STACKS[name] for name in ("torch.eager", "torch.compile", "mindspore.graph")
+)
+WIDE = mlp((2048, 2048, 2048, 2048, 512), "relu")
+
+
+def product(m: int, n: int, k: int, format: str = "float16", out: str = "float16") -> Graph:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (m, k)}, format=format)
+    w = b.emit(parameter, attrs={"shape": (n, k)}, format=format)
+    y = b.emit(matmul, x, w, attrs={"transpose_b": True}, format=out)
+    return b.graph({"y": y})
+
+
+def step(model: Model, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
+    kind = Optimizer(optimizer)  # type: ignore[arg-type]
+    graph = trace_step(model, "softmax_cross_entropy", kind, batch)
+    return apply_policy(graph, preset(policy, model.layer_names))
+
+
+def test_product_roofline_by_hand() -> None:
+    (kernel,) = step_time(product(4096, 4096, 4096), V100, EAGER).kernels
+    # 32 x 32 tiles of 128 x 128 on 80 multiprocessors make 13 waves of which 12.8 are full
+    used = 1024 / (13 * 80) * 4096 / (4096 + 64)
+    assert kernel.flops == 2 * 4096**3
+    assert kernel.bytes == 3 * 4096**2 * 2
+    assert (kernel.bound, kernel.format) == ("compute", "float16")
+    assert kernel.seconds == pytest.approx(2 * 4096**3 / (125e12 * 0.8 * used))
+
+
+def test_thin_product_is_bound_by_bandwidth() -> None:
+    (kernel,) = step_time(product(128, 8192, 128), V100, EAGER).kernels
+    moved = (128 * 128 + 8192 * 128 + 128 * 8192) * 2
+    assert kernel.bound == "bandwidth"
+    assert kernel.seconds == pytest.approx(moved / (900e9 * 0.85))
+
+
+def test_small_work_takes_the_minimum_and_the_host_its_launches() -> None:
+    time = step_time(product(8, 8, 8), V100, EAGER)
+    assert time.kernels[0].bound == "minimum"
+    assert time.kernels[0].seconds == 2e-6
+    assert time.host_bound and time.step_seconds == EAGER.launch_seconds
+
+
+@pytest.mark.parametrize(
+    ("e", "multiprocessors", "alignment", "expected"),
+    [
+        (Extents(1, 128, 128, 64, 64), 1, 1, 0.5),
+        (Extents(1, 1280, 1280, 1e12, 64), 100, 8, 1.0),
+        (Extents(1, 1280, 1280, 1e12, 3), 100, 8, 3 / 8),
+        (Extents(1, 1280, 1280, 1e12, 9), 100, 8, 9 / 16),
+        (Extents(101, 128, 128, 1e12, 64), 100, 1, 101 * 128 / 13000),
+    ],
+)
+def test_utilisation_by_hand(
+    e: Extents, multiprocessors: int, alignment: int, expected: float
+) -> None:
+    assert utilisation(e, multiprocessors, alignment) == pytest.approx(expected, rel=1e-6)
+
+
+def test_convolution_extents() -> None:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (8, 3, 32, 32)})
+    w = b.emit(parameter, attrs={"shape": (16, 3, 5, 5)})
+    y = b.emit(conv2d, x, w)
+    found = extents(b.nodes[y], b.nodes[:2], 2 * 8 * 28 * 28 * 16 * 75)
+    assert found == Extents(1, 8 * 28 * 28, 16, 75.0, 3)
+
+
+def elementwise(stack: Stack, fused: bool = False) -> tuple[Graph, tuple[tuple[str, ...], ...]]:
+    """matmul -> bias -> relu -> cast to float16, and its kernels by op."""
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (64, 32)})
+    w = b.emit(parameter, attrs={"shape": (16, 32)})
+    offset = b.emit(parameter, attrs={"shape": (16,)})
+    y = b.emit(matmul, x, w, attrs={"transpose_b": True}, fused=fused)
+    z = b.emit(relu, b.emit(bias, y, offset))
+    graph = b.graph({"out": b.emit(cast, z, format="float16")})
+    kernels = kernels_of(graph, stack)
+    return graph, tuple(tuple(node.op.name for node in kernel.nodes) for kernel in kernels)
+
+
+def test_what_each_stack_fuses() -> None:
+    assert elementwise(EAGER)[1] == (("matmul", "bias"), ("relu",), ("cast",))
+    assert elementwise(COMPILED)[1] == (("matmul", "bias"), ("relu", "cast"))
+    assert elementwise(MINDSPORE)[1] == (("matmul", "bias", "relu", "cast"),)
+
+
+def test_a_fused_value_is_never_stored() -> None:
+    bare = dataclasses.replace(EAGER, bias_fusion=False)
+    assert elementwise(bare)[1][0] == ("matmul",)
+    graph, kernels = elementwise(bare, fused=True)
+    assert kernels[0] == ("matmul", "bias")
+    (kernel, *_) = kernels_of(graph, bare)
+    assert [node.op.name for node in kernel.writes] == ["bias"]
+    (first, second, third) = step_time(graph, V100, bare).kernels
+    assert first.bytes == 4 * (64 * 32 + 16 * 32 + 16 + 64 * 16)
+    assert (second.bytes, third.bytes) == (4 * 2 * 64 * 16, (4 + 2) * 64 * 16)
+    assert [kernel.is_cast for kernel in (first, second, third)] == [False, False, True]
+
+
+def test_nothing_is_fused_around_what_has_to_run_between() -> None:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (32, 32)})
+    y = b.emit(relu, x)
+    z = b.emit(matmul, y, x)
+    graph = b.graph({"out": b.emit(add, y, z)})
+    assert [len(kernel.nodes) for kernel in kernels_of(graph, COMPILED)] == [1, 1, 1]
+
+
+def test_element_rate_by_hand() -> None:
+    device, count = DEVICES["Ascend-910A"], 10**7
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (count,)}, format="float16")
+    graph = b.graph({"y": b.emit(relu, x, format="float16")})
+    (kernel,) = step_time(graph, device, MINDSPORE).kernels
+    assert kernel.bound == "elements"
+    assert kernel.seconds == pytest.approx(2 * count * 12 / (8.2e12 / 2))
+
+
+def test_views_and_tfloat32_casts_are_free() -> None:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (4, 6)})
+    y = b.emit(cast, b.emit(reshape, x, attrs={"shape": (24,)}), format="tfloat32")
+    z = b.emit(relu, y, format="tfloat32")
+    graph = b.graph({"z": z})
+    assert roots(graph) == [0, 0, 0, 3]
+    assert [k.op for k in step_time(graph, A100, EAGER).kernels] == ["relu"]
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("policy", PRESETS)
+def test_every_node_runs_in_one_kernel_and_kernels_can_be_ordered(
+    policy: str, stack: Stack
+) -> None:
+    graph = step(lenet5(), policy, 4, "adam")
+    kernels, root = kernels_of(graph, stack), roots(graph)
+    home = {node.id: k for k, kernel in enumerate(kernels) for node in kernel.nodes}
+    placed = sorted(node.id for kernel in kernels for node in kernel.nodes)
+    assert placed == [n.id for n in graph.nodes if n.op.kind != "source" and root[n.id] == n.id]
+    left = {
+        k: {home[root[i]] for n in kernel.nodes for i in n.inputs if root[i] in home} - {k}
+        for k, kernel in enumerate(kernels)
+    }
+    while left:
+        ready = [k for k, above in left.items() if not above & left.keys()]
+        assert ready, "kernels wait for each other"
+        for k in ready:
+            del left[k]
+    finite = dict(graph.outputs).get("finite", math.inf)
+    for kernel in kernels:
+        ids = [node.id for node in kernel.nodes]
+        assert max(ids) <= finite or min(ids) > finite
+
+
+@pytest.mark.parametrize(("optimizer", "bytes"), [("sgd", 12), ("momentum", 20), ("adam", 28)])
+def test_optimizer_bytes_per_parameter(optimizer: str, bytes: int) -> None:
+    graph = step(WIDE, "float32", 8, optimizer)
+    (update,) = (k for k in step_time(graph, A100, EAGER).kernels if k.role == "update")
+    count = sum(math.prod(spec.shape) for spec in WIDE.parameters())
+    assert update.bytes / count == pytest.approx(bytes, rel=1e-5)
+    assert update.bound == "bandwidth"
+
+
+def test_loss_scaling_adds_one_pass_over_the_gradients() -> None:
+    policy = dataclasses.replace(
+        preset("float32", WIDE.layer_names), loss_scale=LossScale("fixed", 128.0)
+    )
+    graph = trace_step(WIDE, "softmax_cross_entropy", Optimizer(), 8)
+    kernels = step_time(apply_policy(graph, policy), A100, EAGER).kernels
+    count = sum(math.prod(spec.shape) for spec in WIDE.parameters())
+    unscale, update = (kernel for kernel in kernels if kernel.role == "update")
+    assert unscale.bytes / count == pytest.approx(8, rel=1e-5)
+    assert update.bytes / count == pytest.approx(20, rel=1e-5)
+
+
+def test_the_finite_check_rides_along_where_gradients_differ_in_format() -> None:
+    policy = preset("float16", WIDE.layer_names).with_layers({"fc1": uniform_layer("float32")})
+    graph = apply_policy(trace_step(WIDE, "softmax_cross_entropy", Optimizer(), 8), policy)
+    kernels = step_time(graph, A100, COMPILED).kernels
+    moved = sum(kernel.bytes for kernel in kernels if kernel.role == "update")
+    first = 2048 * 2048 + 2048
+    rest = sum(math.prod(spec.shape) for spec in WIDE.parameters()) - first
+    assert moved == pytest.approx((8 + 20) * first + (6 + 20) * rest, rel=1e-5)
+
+
+def test_updates_read_narrow_parameters_without_a_pass_of_their_own() -> None:
+    kernels = step_time(step(WIDE, "apex.O3", 8), A100, EAGER).kernels
+    update = [kernel for kernel in kernels if kernel.role == "update"]
+    count = sum(math.prod(spec.shape) for spec in WIDE.parameters())
+    assert [kernel.op for kernel in update] == ["sgd_velocity"]
+    # parameter, gradient and velocity read, parameter and velocity written, 2 bytes each
+    assert update[0].bytes / count == pytest.approx(10, rel=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize(
+    ("model", "fewest_bits"), [(lenet5(), 16), (mlp((128, 256, 128), "relu"), 4)]
+)
+def test_halving_the_bits_is_never_slower(
+    device: Device, stack: Stack, model: Model, fewest_bits: int
+) -> None:
+    """Whole steps in one format, without any cast, on formats the device has.
+
+    Below 16 bits only where extents meet the alignment: LeNet-5 pads 1 channel to 16 there.
+    """
+    graph = trace_step(model, "softmax_cross_entropy", Optimizer(), 32)
+    seconds = []
+    for name in ("float32", "bfloat16", "float16", "float8_e5m2", "float4_e2m1fn"):
+        if device.runs_as(name) == name and FORMATS[name].bits >= fewest_bits:
+            nodes = tuple(dataclasses.replace(node, format=name) for node in graph.nodes)
+            whole = dataclasses.replace(graph, nodes=nodes)
+            seconds.append((FORMATS[name].bits, step_time(whole, device, stack).step_seconds))
+    for bits, time in seconds:
+        assert all(time >= other for fewer, other in seconds if fewer < bits)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_alternating_formats_pay_for_their_casts(stack: str) -> None:
+    """Half the layers in float16, each alone among float32 ones, against the same as one block.
+
+    Every layer has the same shape, so the two differ only in where casts are.
+    """
+    model = mlp((256,) * 11, "relu")
+    uniform = preset("float16", model.layer_names)
+    wide = uniform_layer("float32")
+    graph = trace_step(model, "softmax_cross_entropy", Optimizer(), 32768)
+
+    def run(in_float32: tuple[int, ...]) -> StepTime:
+        kept = {f"{kind}{i}" for kind in ("fc", "relu") for i in in_float32}
+        policy = uniform.with_layers({n: wide for n in model.layer_names if n in kept})
+        return step_time(apply_policy(graph, policy), A100, STACKS[stack])
+
+    alternated, block = run((1, 3, 5, 7, 9)), run((1, 2, 3, 4, 5))
+    assert alternated.step_seconds > block.step_seconds
+    assert alternated.step_seconds > run(()).step_seconds
+    if stack == "torch.eager":
+        assert alternated.cast_seconds > 1.5 * block.cast_seconds
+
+
+def test_nchw_stacks_transpose_around_convolutions_on_the_matrix_unit() -> None:
+    eager = step_time(step(lenet5(), "float16", 512), A100, EAGER)
+    channels_last = dataclasses.replace(EAGER, layout="NHWC")
+    assert "transpose" not in {
+        k.op for k in step_time(step(lenet5(), "float16", 512), A100, channels_last).kernels
+    }
+    assert "transpose" not in {
+        k.op for k in step_time(step(lenet5(), "float32", 512), A100, EAGER).kernels
+    }
+    assert all(k.launches == 0 for k in eager.kernels if k.op == "transpose")
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (64, 64, 56, 56)}, format="float16")
+    w = b.emit(parameter, attrs={"shape": (64, 64, 3, 3)}, format="float16")
+    graph = b.graph({"y": b.emit(conv2d, x, w, attrs={"padding": 1}, format="float16")})
+    _, shift = step_time(graph, A100, EAGER).kernels
+    assert shift.op == "transpose"
+    assert shift.bytes == 2 * sum(node_bytes(node) for node in graph.nodes)

@@ -1,0 +1,153 @@
+"""The rows of devices and stacks, and the price of a policy on each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib.resources import files
+
+import pytest
+
+from policysearch.cost.devices import DEVICES, SOURCES, device_named
+from policysearch.cost.gemm import product_format
+from policysearch.cost.price import PolicyCost, low_precision_share, price
+from policysearch.cost.stacks import STACKS, Stack, stack_named
+from policysearch.cost.time import ASSUMED, step_time
+from policysearch.graph import Builder, Graph
+from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.ops.dense import matmul
+from policysearch.ops.source import data, parameter
+from policysearch.presets import PRESETS, preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+from policysearch.values import InputError, from_plain, to_plain
+
+V100, A100 = DEVICES["V100-SXM2"], DEVICES["A100-SXM4-80GB"]
+EAGER = STACKS["torch.eager"]
+WIDE = mlp((2048, 2048, 2048, 2048, 512), "relu")
+
+
+def product(m: int, n: int, k: int, format: str = "float16", out: str = "float16") -> Graph:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (m, k)}, format=format)
+    w = b.emit(parameter, attrs={"shape": (n, k)}, format=format)
+    y = b.emit(matmul, x, w, attrs={"transpose_b": True}, format=out)
+    return b.graph({"y": y})
+
+
+def step(model: Model, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
+    kind = Optimizer(optimizer)  # type: ignore[arg-type]
+    graph = trace_step(model, "softmax_cross_entropy", kind, batch)
+    return apply_policy(graph, preset(policy, model.layer_names))
+
+
+def test_low_precision_is_faster_where_products_dominate() -> None:
+    cost = price(step(WIDE, "float16", 8192), step(WIDE, "float32", 8192), V100, EAGER)
+    assert 2 < cost.speedup < 125 / 15.7
+    assert cost.speedup_low == pytest.approx(cost.speedup * 0.82)
+    assert cost.speedup_high == pytest.approx(cost.speedup * 1.18)
+    assert cost.low_precision_share == 1.0
+    assert cost.label == "modeled" and "modeled" in cost.summary and "ms" not in cost.summary
+    for shares in (cost.layer_shares, cost.format_shares):
+        assert sum(share for _, share in shares) == pytest.approx(1)
+
+
+def test_the_same_step_has_speedup_one_exactly() -> None:
+    graph = step(lenet5(), "float32", 16)
+    cost = price(graph, graph, "H100-SXM5", "torch.compile")
+    assert (cost.speedup_low, cost.speedup, cost.speedup_high) == (1.0, 1.0, 1.0)
+    assert (cost.memory_ratio, cost.cast_share, cost.low_precision_share) == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_preset_has_a_price_that_survives_storage(device: str, stack: str) -> None:
+    model = mlp((64, 32, 10), "relu")
+    float32 = step(model, "float32", 16)
+    for name in PRESETS:
+        cost = price(step(model, name, 16), float32, device, stack)
+        assert 0 < cost.speedup_low <= cost.speedup <= cost.speedup_high < 100
+        assert from_plain(PolicyCost, json.loads(json.dumps(to_plain(cost))), "cost") == cost
+
+
+@pytest.mark.parametrize(
+    ("device", "format", "runs"),
+    [
+        ("V100-SXM2", "bfloat16", "float32"),
+        ("V100-SXM2", "tfloat32", "float32"),
+        ("A100-SXM4-80GB", "bfloat16", "bfloat16"),
+        ("A100-SXM4-80GB", "tfloat32", "tfloat32"),
+        ("A100-SXM4-80GB", "float8_e4m3fn", "float16"),
+        ("A100-SXM4-80GB", "e8m9", "tfloat32"),
+        ("H100-SXM5", "float8_e5m2", "float8_e5m2"),
+        ("H100-SXM5", "float4_e2m1fn", "float8_e4m3fn"),
+        ("B200-SXM", "float4_e2m1fn", "float4_e2m1fn"),
+        ("Ascend-910A", "bfloat16", "float32"),
+        ("Ascend-910A", "float8_e4m3fn", "float16"),
+        ("TPU-v4", "float16", "float32"),
+        ("GTX-1080Ti", "float8_e4m3fn", "float16"),
+    ],
+)
+def test_a_format_the_device_lacks_runs_in_the_narrowest_that_holds_it(
+    device: str, format: str, runs: str
+) -> None:
+    assert DEVICES[device].runs_as(format) == runs
+
+
+def test_emulation_costs_the_conversion_of_both_operands() -> None:
+    narrow = step_time(product(2048, 2048, 2048, "bfloat16"), V100, EAGER)
+    first, second, run = narrow.kernels
+    assert (first.op, second.op, run.op) == ("convert", "convert", "matmul")
+    assert first.bytes == second.bytes == 2048**2 * (2 + 4)
+    assert run.format == "float32" and run.bytes == 2048**2 * (4 + 4 + 2)
+    plain = step_time(product(2048, 2048, 2048, "float32", "float32"), V100, EAGER)
+    assert narrow.step_seconds > plain.step_seconds
+    assert narrow.cast_seconds == first.seconds + second.seconds
+
+
+def test_both_float8_formats_multiply_directly() -> None:
+    graph = product(64, 64, 64, "float8_e4m3fn")
+    left, right = graph.nodes[0], dataclasses.replace(graph.nodes[1], format="float8_e5m2")
+    assert product_format([left, right], DEVICES["H100-SXM5"]).startswith("float8")
+    assert product_format([left, right], A100) == "float16"
+
+
+def test_low_precision_share_counts_operands() -> None:
+    assert low_precision_share(product(8, 8, 8, "float16")) == 1.0
+    assert low_precision_share(product(8, 8, 8, "float32", "float16")) == 0.0
+
+
+def test_every_number_of_every_device_has_a_source() -> None:
+    table = json.loads((files("policysearch.cost") / "hardware.json").read_text(encoding="utf-8"))
+    assert len(DEVICES) == len(table["devices"]) == 23
+    for device in DEVICES.values():
+        numbers = [device.bandwidth, device.multiprocessors]
+        numbers += [row for _, row in (*device.peaks, *device.achieved, *device.other)]
+        assert all(row.source and row.value > 0 for row in numbers)
+        assert device.peak("float32") > 0 and device.memory_bytes > 0
+        assert 0 < device.efficiency(device.formats[-1]) <= 1
+    assert "wp" in SOURCES
+
+
+def test_marks_are_shown() -> None:
+    marks = {(name, mark) for name, mark, _ in DEVICES["Ascend-910A"].marks}
+    assert {("peak float32", "unsourced"), ("bandwidth", "unsourced")} <= marks
+    assert ("multiprocessors", "wp") in {(n, m) for n, m, _ in A100.marks}
+    assert ("bandwidth", "") not in {(n, m) for n, m, _ in A100.marks}
+    unsourced = [m for d in DEVICES.values() for _, m, _ in d.marks if m == "unsourced"]
+    assert len(unsourced) == 11
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+def test_every_stack_says_where_its_numbers_come_from(stack: Stack) -> None:
+    assert {"launch_seconds", "half_width"} <= set(dict(stack.sources))
+    assert 0 < stack.half_width < 1
+
+
+def test_unknown_names_are_refused_with_the_valid_ones() -> None:
+    with pytest.raises(InputError, match=r"unknown device 'A1000'; expected one of V100-SXM2, "):
+        device_named("A1000")
+    with pytest.raises(InputError, match=r"unknown stack 'jax'; expected one of torch\.eager, "):
+        stack_named("jax")
+    assert ASSUMED.minimum_kernel_seconds == 2e-6

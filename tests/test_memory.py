@@ -1,0 +1,196 @@
+"""The memory model against counts by hand and a brute-force walk over random graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.memory import Life, StepMemory, lives, step_memory
+from policysearch.cost.price import price
+from policysearch.cost.storage import node_bytes
+from policysearch.formats import FORMATS
+from policysearch.graph import Builder, Graph
+from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.ops.dense import bias, matmul
+from policysearch.ops.elementwise import add, relu
+from policysearch.ops.shape import reshape
+from policysearch.ops.source import cast, data, parameter, state
+from policysearch.ops.update import sgd_step, sgd_velocity, unscale
+from policysearch.presets import PRESETS, preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+
+
+def step(model: Model, policy: str, batch: int) -> Graph:
+    graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
+    return apply_policy(graph, preset(policy, model.layer_names))
+
+
+def test_four_nodes_by_hand() -> None:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (100,)})
+    y = b.emit(relu, x, format="float16")
+    z = b.emit(relu, y)
+    b.emit(relu, z)
+    memory = step_memory(b.graph({"out": 3}))
+    # node 1: 400 + 200; node 2: 400 + 200 + 400; node 3: 400 + 400 + 400
+    assert (memory.peak_bytes, memory.peak_node) == (1200, 3)
+    assert memory.activation_bytes == 1200
+
+
+def test_fused_values_and_views_have_no_buffer() -> None:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (4, 8)})
+    w = b.emit(parameter, attrs={"shape": (8, 8)})
+    offset = b.emit(parameter, attrs={"shape": (8,)})
+    y = b.emit(bias, b.emit(matmul, x, w, fused=True), offset)
+    graph = b.graph({"out": b.emit(reshape, y, attrs={"shape": (32,)})})
+    memory = step_memory(graph)
+    assert memory.parameter_bytes == 4 * (64 + 8)
+    assert memory.activation_bytes == 4 * (32 + 32)
+    (row,) = (life for life in lives(graph) if life.owner.id == y)
+    assert row.last == len(graph.nodes)
+
+
+def test_updates_work_in_place() -> None:
+    b = Builder()
+    p = b.emit(parameter, attrs={"shape": (50,)})
+    v = b.emit(state, attrs={"shape": (50,)})
+    g = b.emit(data, attrs={"shape": (50,)}, role="wgrad")
+    rate = b.emit(data, attrs={"shape": ()})
+    with b.scope(role="update"):
+        velocity = b.emit(sgd_velocity, v, g, attrs={"momentum": 0.9})
+        new = b.emit(sgd_step, p, velocity, rate)
+    memory = step_memory(b.graph({}, [(p, new), (v, velocity)]))
+    assert memory.peak_bytes == 3 * 200 + 4
+    late = b.emit(relu, v)
+    memory = step_memory(b.graph({"late": late}, [(p, new), (v, velocity)]))
+    assert memory.peak_bytes == 5 * 200 + 4  # the old velocity is read after the new one is made
+
+
+def test_a_gradient_that_is_read_later_is_not_overwritten() -> None:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (50,)})
+    scale = b.emit(data, attrs={"shape": ()})
+    grad = b.emit(relu, x, role="wgrad")
+    with b.scope(role="update"):
+        b.emit(unscale, grad, scale)
+        assert step_memory(b.graph({})).peak_bytes == 2 * 200 + 4
+        b.emit(unscale, grad, scale)
+    assert step_memory(b.graph({})).peak_bytes == 3 * 200 + 4
+
+
+def random_graph(rng: np.random.Generator) -> Graph:
+    b = Builder()
+    shape, names = (int(rng.integers(1, 40)),), list(FORMATS)
+    for _ in range(2):
+        b.emit(data, attrs={"shape": shape})
+    for _ in range(int(rng.integers(3, 15))):
+        i, j = (int(rng.integers(0, len(b.nodes))) for _ in range(2))
+        name, made = names[rng.integers(len(names))], len(b.nodes)
+        if rng.random() < 0.3:
+            b.emit(reshape, i, attrs={"shape": b.shape(i)}, format=b.nodes[i].format)
+        else:
+            b.emit(add, i, j, format=name)
+        assert len(b.nodes) == made + 1
+    kept = {f"out{i}": int(rng.integers(2, len(b.nodes))) for i in range(2)}
+    return b.graph(kept)
+
+
+def brute_force_peak(graph: Graph) -> int:
+    """Return the largest sum, over moments, of values that are read then or later."""
+    owner = list(range(len(graph.nodes)))
+    for node in graph.nodes:
+        if node.op.kind == "move":
+            owner[node.id] = owner[node.inputs[0]]
+    peak = 0
+    for now in range(len(graph.nodes)):
+        needed = {owner[now]} | {n.id for n in graph.nodes if n.op.kind == "source"}
+        needed |= {owner[i] for _, i in graph.outputs}
+        for later in graph.nodes[now:]:
+            needed |= {owner[i] for i in later.inputs}
+        peak = max(peak, sum(node_bytes(graph.nodes[i]) for i in needed if i <= now or i < 2))
+    return peak
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_peak_equals_brute_force(seed: int) -> None:
+    graph = random_graph(np.random.default_rng(seed))
+    assert step_memory(graph).peak_bytes == brute_force_peak(graph)
+
+
+@pytest.mark.parametrize("policy", PRESETS)
+def test_parts_add_up_and_buffers_cover_every_read(policy: str) -> None:
+    graph = step(lenet5(), policy, 8)
+    memory = step_memory(graph)
+    parts = (
+        memory.parameter_bytes,
+        memory.optimizer_bytes,
+        memory.gradient_bytes,
+        memory.weight_copy_bytes,
+        memory.activation_bytes,
+    )
+    assert sum(parts) == memory.peak_bytes
+    rows = lives(graph)
+    assert live_at(rows, memory.peak_node) == memory.peak_bytes
+    assert max(live_at(rows, i) for i in range(len(graph.nodes))) == memory.peak_bytes
+
+
+def live_at(rows: tuple[Life, ...], i: int) -> int:
+    return sum(row.bytes for row in rows if row.first <= i <= row.last)
+
+
+def test_float32_step_holds_parameters_momentum_and_gradients() -> None:
+    model = mlp((300, 200, 100), "relu")
+    memory = step_memory(step(model, "float32", 1))
+    count = sum(int(np.prod(spec.shape)) for spec in model.parameters())
+    assert memory.parameter_bytes == memory.optimizer_bytes == 4 * count
+    assert memory.gradient_bytes == 4 * count
+    assert memory.weight_copy_bytes == 0
+
+
+def test_many_activations_make_mixed_precision_smaller() -> None:
+    model = mlp((64,) * 9, "relu")
+    mixed, plain = (step_memory(step(model, p, 4096)) for p in ("float16", "float32"))
+    assert mixed.peak_bytes < 0.75 * plain.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "policy", ["float16", "torch.autocast.float16", "mindspore.O2", "bfloat16"]
+)
+def test_weight_copies_make_mixed_precision_larger_on_weight_heavy_nets(policy: str) -> None:
+    """Masters stay float32 and the low copies come on top, as with autocast's weight cache."""
+    model = mlp((4096, 4096, 10), "relu")
+    mixed, plain = step(model, policy, 1), step(model, "float32", 1)
+    cost = price(mixed, plain, "A100-SXM4-80GB", "torch.eager")
+    assert cost.memory_ratio > 1
+    assert step_memory(mixed).parameter_bytes == step_memory(plain).parameter_bytes
+
+
+def test_low_precision_parameters_without_masters_are_smaller() -> None:
+    model = mlp((1024, 1024, 10), "relu")
+    low, plain = step_memory(step(model, "apex.O3", 1)), step_memory(step(model, "float32", 1))
+    assert low.parameter_bytes * 2 == plain.parameter_bytes
+    assert low.peak_bytes < plain.peak_bytes
+
+
+def test_a_copy_of_a_weight_lives_until_its_last_reader() -> None:
+    graph = step(mlp((32, 16, 10), "relu"), "float16", 4)
+    copies = [row for row in lives(graph) if row.kind == "weight_copy"]
+    assert copies
+    for row in copies:
+        readers = [node.id for node in graph.nodes if row.owner.id in node.inputs]
+        assert row.last == max(readers)
+        assert row.owner.op is cast and row.bytes == 2 * int(np.prod(row.owner.shape))
+
+
+def test_reserved_memory_is_above_the_peak_and_decides_what_fits() -> None:
+    device = DEVICES["V100-SXM2"]
+    assert device.memory_bytes == 16 * 2**30
+    memory = StepMemory(10 * 2**30, 0, 10 * 2**30, 0, 0, 0, 0)
+    assert memory.peak_bytes < memory.reserved_low_bytes < memory.reserved_high_bytes
+    assert memory.reserved_low_bytes == round(10 * 2**30 / 0.79)
+    assert not memory.fits(device)  # 16.7 GiB at worst, though 12.7 at best
+    assert StepMemory(9 * 2**30, 0, 9 * 2**30, 0, 0, 0, 0).fits(device)
