@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from policysearch import rounding as rounding_module
 from policysearch.formats import FORMATS, Format, Rounding, format_named
-from policysearch.grid import BLOCK, MODES, FloatArray
+from policysearch.grid import BLOCK, FloatArray
 from policysearch.rounding import compiled_available, fused_sgd, quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
@@ -244,47 +241,3 @@ def test_fused_sgd_mistakes(compiled: bool) -> None:
         fused_sgd(None, compiled=compiled)(a, a.copy(), short, 0.1, 0.9, 1.0, None)
     with pytest.raises(InputError, match="fused_sgd, low: "):
         fused_sgd(None, compiled=compiled)(a, a.copy(), a.copy(), 0.1, 0.9, 1.0, a.copy())
-
-
-def sweep(
-    fmt: Format, rounding: Rounding, config: pytest.Config, chunk: int = 2**18
-) -> dict[str, int]:
-    """Round all 2^32 float32; return the mismatches of each backend.
-
-    A line per backend (format, mode, backend, inputs, mismatches, seconds) goes to
-    .pytest_cache/d/exactness. The stochastic mode is compared with the other backend, bit by bit.
-    """
-    names = ("numpy", "compiled") if compiled_available() else ("numpy",)
-    own = {name: rounder(fmt, rounding, compiled=name == "compiled") for name in names}
-    got = {name: np.empty(chunk, np.float32) for name in names}
-    wrong, begun = dict.fromkeys(names, 0), time.process_time()
-    low = np.arange(chunk, dtype=np.uint32)
-    for start in range(0, 2**32, chunk):
-        x = floats(low + np.uint32(start))
-        for name in names:
-            own[name](x, got[name], start)
-        if rounding.mode == "stochastic":
-            differ = got["numpy"].view(np.uint32) != got["compiled"].view(np.uint32)
-            wrong["compiled"] += int(np.count_nonzero(differ))
-            continue
-        library = rounding == NEAREST and library_type(fmt) is not None
-        expected = by_library(x, fmt) if library else by_float64(x, fmt, rounding)
-        for name in names:
-            wrong[name] += mismatches(got[name], expected)
-    seconds = time.process_time() - begun
-    folder = Path(config.cache.mkdir("exactness")) if config.cache else Path()
-    for name in names[rounding.mode == "stochastic" :]:
-        cells = (fmt.name, rounding.mode, name, 2**32, wrong[name], f"{seconds:.0f}")
-        line = "\t".join(map(str, cells))
-        (folder / f"{fmt.name}-{rounding.mode}-{name}.tsv").write_text(line + "\n")
-    return wrong
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=name_of)
-@pytest.mark.parametrize("mode", MODES)
-def test_every_float32(fmt: Format, mode: str, pytestconfig: pytest.Config) -> None:
-    if mode == "stochastic" and not compiled_available():
-        pytest.skip("the extension is not built")
-    wrong = sweep(fmt, Rounding(mode), pytestconfig)  # type: ignore[arg-type]
-    assert not any(wrong.values())

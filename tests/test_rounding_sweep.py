@@ -1,0 +1,108 @@
+"""Rounding through fixed arrays, and all 2^32 float32 inputs onto every format (slow)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policysearch.formats import FORMATS, Format, Rounding
+from policysearch.grid import BLOCK, MODES, FloatArray
+from policysearch.rounding import Rounder, compiled_available, rounder
+from tests.rounding_oracle import (
+    BACKENDS,
+    by_float64,
+    by_library,
+    floats,
+    library_type,
+    mismatches,
+    name_of,
+)
+
+NEAREST = Rounding()
+
+
+def call_in_blocks(rounder: Rounder, x: FloatArray, out: FloatArray) -> Callable[[], None]:
+    """Return the call that rounds x through the short cut of fixed arrays, block by block."""
+    parts = [slice(start, start + BLOCK) for start in range(0, x.size, BLOCK)]
+    calls = [rounder.bind(x[part], out[part]) for part in parts]
+
+    def run() -> None:
+        with np.errstate(all="ignore"):
+            for call in calls:
+                call()
+
+    return run
+
+
+@pytest.mark.parametrize("overflow", ["inf", "saturate"])
+@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=name_of)
+def test_the_short_cut_of_fixed_arrays_gives_the_same_bits(
+    fmt: Format, compiled: bool, overflow: str
+) -> None:
+    """On ordinary values, on values around the format's range, and on every kind of bits."""
+    rng = np.random.default_rng(5)
+    ordinary = rng.standard_normal(40_000).astype(np.float32)
+    wide = ordinary * np.float32(2.0) ** rng.integers(-30, 20, ordinary.size).astype(np.float32)
+    bits = floats(rng.integers(0, 2**32, 40_000, dtype=np.uint32))
+    around = ordinary * np.float32(fmt.max) if fmt.max < 1e30 else ordinary
+    tiny = ordinary * np.float32(fmt.min_normal)
+    rounding = Rounding("nearest_even", overflow)  # type: ignore[arg-type]
+    own = rounder(fmt, rounding, compiled=compiled)
+    for x in (ordinary, wide, bits, around, tiny, -np.abs(tiny), np.zeros(9, np.float32)):
+        expected, got = np.empty_like(x), np.empty_like(x)
+        own(x, expected)
+        call_in_blocks(own, x, got)()
+        assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+def sweep(
+    fmt: Format, rounding: Rounding, config: pytest.Config, chunk: int = 2**18
+) -> dict[str, int]:
+    """Round all 2^32 float32; return the mismatches of each backend.
+
+    A line per backend (format, mode, backend, inputs, mismatches, seconds) goes to
+    .pytest_cache/d/exactness. The stochastic mode is compared with the other backend, bit by bit.
+    """
+    names = ("numpy", "compiled") if compiled_available() else ("numpy",)
+    own = {name: rounder(fmt, rounding, compiled=name == "compiled") for name in names}
+    got = {name: np.empty(chunk, np.float32) for name in names}
+    wrong, begun = dict.fromkeys(names, 0), time.process_time()
+    low, x = np.arange(chunk, dtype=np.uint32), np.empty(chunk, np.float32)
+    calls = {name: call_in_blocks(own[name], x, got[name]) for name in names}
+    for start in range(0, 2**32, chunk):
+        np.add(low, np.uint32(start), out=x.view(np.uint32))
+        for name in names:
+            if rounding == NEAREST:
+                calls[name]()
+            else:
+                own[name](x, got[name], start)
+        if rounding.mode == "stochastic":
+            differ = got["numpy"].view(np.uint32) != got["compiled"].view(np.uint32)
+            wrong["compiled"] += int(np.count_nonzero(differ))
+            continue
+        library = rounding == NEAREST and library_type(fmt) is not None
+        expected = by_library(x, fmt) if library else by_float64(x, fmt, rounding)
+        for name in names:
+            wrong[name] += mismatches(got[name], expected)
+    seconds = time.process_time() - begun
+    folder = Path(config.cache.mkdir("exactness")) if config.cache else Path()
+    for name in names[rounding.mode == "stochastic" :]:
+        cells = (fmt.name, rounding.mode, name, 2**32, wrong[name], f"{seconds:.0f}")
+        line = "\t".join(map(str, cells))
+        (folder / f"{fmt.name}-{rounding.mode}-{name}.tsv").write_text(line + "\n")
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=name_of)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_float32(fmt: Format, mode: str, pytestconfig: pytest.Config) -> None:
+    if mode == "stochastic" and not compiled_available():
+        pytest.skip("the extension is not built")
+    wrong = sweep(fmt, Rounding(mode), pytestconfig)  # type: ignore[arg-type]
+    assert not any(wrong.values())
