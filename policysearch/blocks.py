@@ -100,8 +100,8 @@ class Blocks:
         self, x: FloatArray, out: FloatArray, views: tuple[UintArray, UintArray, UintArray]
     ) -> Callable[[], object]:
         bits, b, c = views
-        y, quantum, lowest = b.view(np.float32), c.view(np.float32), self.lowest[: x.size]
-        infinite, scale, mantissa = np.array([INF, self.grid.scale, self.grid.mantissa], np.uint32)
+        y, unit, lowest = b.view(np.float32), c.view(np.float32), self.lowest[: x.size]
+        infinite, scale = np.array([INF, self.grid.scale], np.uint32)
         top = self.grid.max & INF
 
         def narrow() -> None:
@@ -110,11 +110,10 @@ class Blocks:
             if np.maximum.reduce(c) >= top:
                 self(x, out, (0, 0))
                 return
-            np.subtract(scale, c, out=b)
-            np.multiply(x, y, out=y)
+            np.subtract(scale, c, out=c)
+            np.multiply(x, unit, out=y)
             np.rint(y, out=y)
-            np.subtract(c, mantissa, out=c)
-            np.multiply(y, quantum, out=out)
+            np.divide(y, unit, out=out)
 
         return narrow
 

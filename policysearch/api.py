@@ -1,0 +1,155 @@
+"""The Python API: studies, their fronts, picks from them, and what a policy does to a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from policysearch.export.policy_file import read_policy
+from policysearch.export.targets import target_named
+from policysearch.nn.models import MODELS, Model
+from policysearch.objective import step_graph
+from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.presets import preset
+from policysearch.report.explain import explain as explain_graph
+from policysearch.schema import schema_text
+from policysearch.search.results import Results, Trial
+from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.study import Progress
+from policysearch.search.study import load_results as read_journal
+from policysearch.search.study import run_study as run_spec
+from policysearch.train.tasks import Task
+from policysearch.values import InputError, one_of
+
+__all__ = (
+    "InputError",
+    "LayerPolicy",
+    "LossScale",
+    "Policy",
+    "Results",
+    "StudySpec",
+    "Task",
+    "Trial",
+    "explain",
+    "export_policy",
+    "load_results",
+    "load_study",
+    "pick",
+    "preset",
+    "run_study",
+    "uniform_layer",
+)
+
+RESULTS_FOLDER = Path("results")
+PRESET_PREFIX = "preset:"
+
+
+def load_study(path: str | Path) -> StudySpec:
+    """Return the study of a TOML file; InputError `file: table.key: given; valid`."""
+    return load_spec(Path(path))
+
+
+def default_storage(study: StudySpec) -> Path:
+    """Return where the results of a study are kept unless told otherwise."""
+    return RESULTS_FOLDER / f"{study.study.name}.journal"
+
+
+def run_study(
+    study: StudySpec,
+    storage: str | Path | None = None,
+    *,
+    trials: int | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Run a study, or go on with it, and return its results.
+
+    `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number
+    in the study file. Results do not depend on `processes`. Raises InputError where `storage`
+    holds results of another study file, other data or other code.
+    """
+    spec = study if trials is None else study.with_trials(trials)
+    path = default_storage(study) if storage is None else Path(storage)
+    if storage is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return run_spec(spec, path, processes=processes, progress=progress)
+
+
+def load_results(study: StudySpec, storage: str | Path | None = None) -> Results:
+    """Return what a study has found so far; InputError where there is nothing yet."""
+    return read_journal(study, default_storage(study) if storage is None else Path(storage))
+
+
+def pick(
+    results: Results,
+    rule: str = "knee",
+    *,
+    max_gap: float | None = None,
+) -> Trial:
+    """Return one member of the front.
+
+    `rule`: "knee" is the member nearest to the ideal (see `Results.knee`), "fastest" the one of
+    highest modeled speedup whose loss gap is at most `max_gap` nats. InputError where none is.
+    """
+    one_of("pick", rule, ("knee", "fastest"))
+    if rule == "knee" and max_gap is None:
+        return results.knee()
+    return results.fastest(max_gap)
+
+
+def export_policy(
+    policy: Policy, study: StudySpec, folder: str | Path, target: str = "torch"
+) -> tuple[Path, ...]:
+    """Write the policy, its JSON Schema and a file that applies it; return their paths.
+
+    Files of an earlier export with these names are replaced; nothing is written unless all can
+    be made.
+    """
+    model = study.task.build_model(study.task.load_dataset())
+    exporter = target_named(target)
+    name = study.study.name
+    files = {
+        f"{name}-policy.json": policy.to_json(),
+        "policy.schema.json": schema_text(),
+        f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model),
+    }
+    return write_files({key: text.encode() for key, text in files.items()}, Path(folder))
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
+    """Write files by name into `folder`, made if missing, each whole or not at all."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name, content in files.items():
+            temporary = folder / f".{name}.{os.getpid()}.tmp"
+            try:
+                temporary.write_bytes(content)
+                paths.append(temporary.replace(folder / name))
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; expected a writable folder") from None
+    return tuple(paths)
+
+
+def explain(policy: Policy, task: Task) -> str:
+    """Return the training step of `task` under `policy` as text, every cast and step shown."""
+    model = task.build_model(task.load_dataset())
+    return explain_graph(step_graph(task, model, policy, task.batch_size), policy)
+
+
+def policy_from(source: str, model: Model) -> Policy:
+    """Return the policy `preset:NAME` for `model`, or the one in the JSON file `source`."""
+    if source.startswith(PRESET_PREFIX):
+        return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
+    return read_policy(Path(source))
+
+
+def task_for(model: str) -> Task:
+    """Return a small task with the model called `model`, to show policies on."""
+    one_of("model", model, MODELS)
+    if model == "mlp":
+        return Task(model=model, data="digits", widths=(64, 64))
+    return Task(model=model)

@@ -1,0 +1,276 @@
+"""The command line: `policysearch run`, `show`, `plot`, `export`, `explain` and the listings."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from policysearch import api
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.stacks import STACKS
+from policysearch.formats import FORMATS
+from policysearch.nn.models import MODELS
+from policysearch.presets import PRESETS
+from policysearch.report.front_data import csv_text
+from policysearch.report.table import aligned, front_table
+from policysearch.search.results import Results, Trial
+from policysearch.search.spec import StudySpec
+from policysearch.values import InputError
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> _Parser:
+    """Return the parser of the command line; each command sets `run` to its function."""
+    top = _Parser(prog="policysearch", description=__doc__.partition(":")[0] if __doc__ else "")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="search; goes on with a study that was interrupted")
+    _add_study(run)
+    run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
+    run.add_argument("--processes", type=int, metavar="N", help="training processes (one per core)")
+    _add_out(run)
+    run.set_defaults(run=_run)
+
+    show = commands.add_parser("show", help="print the front")
+    _add_study(show)
+    show.add_argument("--csv", action="store_true", help="every trained policy as CSV")
+    show.set_defaults(run=_show)
+
+    plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
+    _add_study(plot)
+    _add_out(plot)
+    plot.set_defaults(run=_plot)
+
+    export = commands.add_parser("export", help="write a policy as JSON and as torch code")
+    _add_study(export)
+    _add_picks(export)
+    _add_out(export)
+    export.set_defaults(run=_export)
+
+    explain = commands.add_parser("explain", help="print the training step under a policy")
+    explain.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+    where = explain.add_mutually_exclusive_group()
+    where.add_argument("--study", type=Path, metavar="STUDY.toml", help="use the study's task")
+    where.add_argument("--model", default="lenet5", help=", ".join(MODELS))
+    explain.set_defaults(run=_explain)
+    _add_listings(commands)
+    return top
+
+
+def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
+    for name, function, text in (
+        ("presets", _presets, "list the presets"),
+        ("formats", _formats, "list the number formats"),
+        ("hardware", _hardware, "list devices and software stacks"),
+    ):
+        commands.add_parser(name, help=text).set_defaults(run=function)
+
+
+def _add_study(command: argparse.ArgumentParser) -> None:
+    command.add_argument("study", type=Path, metavar="STUDY.toml")
+    command.add_argument(
+        "--storage", type=Path, metavar="FILE", help="journal file (results/<name>.journal)"
+    )
+
+
+def _add_out(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--out", type=Path, default=api.RESULTS_FOLDER, metavar="DIR", help="where to write"
+    )
+
+
+def _add_picks(export: argparse.ArgumentParser) -> None:
+    rules = export.add_mutually_exclusive_group()
+    rules.add_argument("--pick", choices=("knee",), help="the member nearest to the ideal")
+    rules.add_argument("--trial", type=int, metavar="N", help="the policy of this trial")
+    rules.add_argument(
+        "--fastest", action="store_true", help="the fastest (the default with --max-gap)"
+    )
+    export.add_argument("--max-gap", type=float, metavar="X", help="largest loss gap, in nats")
+    export.add_argument("--target", default="torch", help="what to write code for")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    options = parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except InputError as error:
+        print(f"policysearch: {' '.join(str(error).split())}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("policysearch: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # The reader of our output left, as `head` does.
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    spec = api.load_study(options.study)
+    for name in ("trials", "processes"):
+        given = getattr(options, name)
+        if given is not None and given < 1:
+            raise InputError(f"--{name}: {given}; expected at least 1")
+    total = options.trials or spec.study.trials
+    command = f"policysearch run {_places(options)}"
+    try:
+        with _Bar(total) as bar:
+            results = api.run_study(
+                spec,
+                options.storage,
+                trials=options.trials,
+                processes=options.processes,
+                progress=bar,
+            )
+    except KeyboardInterrupt:
+        print(f"policysearch: interrupted; `{command}` goes on from here", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    print(front_table(results))
+    print()
+    _write_plots(results, options.out)
+    print(f"next: policysearch show {_places(options)} --csv")
+    print(f"      policysearch export {_places(options)} --pick knee")
+
+
+def _places(options: argparse.Namespace) -> str:
+    storage = f" --storage {options.storage}" if options.storage else ""
+    return f"{options.study}{storage}"
+
+
+class _Bar:
+    """A progress bar on standard error: trials, the front so far, time left."""
+
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=total,
+            bar_format="{n:.0f}/{total} trials |{bar}| {elapsed}, {remaining} left{postfix}",
+        )
+        self._start: float | None = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(self, trained: float, results: Results | None) -> None:
+        if self._start is None:
+            # Trials of an earlier run took none of this one's time.
+            self._start = self._bar.initial = trained
+        self._bar.n = trained
+        if results is not None and results.front:
+            best = results.knee()
+            self._bar.set_postfix_str(
+                f"front {len(results.front)}, knee {best.cost.speedup:.2f}x "
+                f"gap {best.loss_gap:+.1e}",
+                refresh=False,
+            )
+        self._bar.refresh()
+
+
+def _show(options: argparse.Namespace) -> None:
+    results = _results(options)
+    print(csv_text(results).rstrip("\n") if options.csv else front_table(results))
+
+
+def _results(options: argparse.Namespace) -> Results:
+    return api.load_results(api.load_study(options.study), options.storage)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    _write_plots(_results(options), options.out)
+
+
+def _write_plots(results: Results, folder: Path) -> None:
+    # Matplotlib takes a second to import, which only plotting should wait for.
+    from policysearch.report.plots import plots
+
+    name = results.spec.study.name
+    made = {f"{name}-{view}.png": image for view, image in plots(results).items()}
+    for path in api.write_files(made, folder):
+        print(f"wrote {path}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    spec: StudySpec = api.load_study(options.study)
+    trial = _picked(api.load_results(spec, options.storage), options)
+    gap = f"loss gap {trial.loss_gap:+.2e}, modeled speedup {trial.cost.speedup:.2f}"
+    paths = api.export_policy(trial.policy, spec, options.out, options.target)
+    print(f"trial {trial.number}: {trial.policy.name}: {gap}")
+    for path in paths:
+        print(f"wrote {path}")
+
+
+def _picked(results: Results, options: argparse.Namespace) -> Trial:
+    if options.trial is not None:
+        if options.max_gap is not None:
+            raise InputError("--max-gap: given with --trial; expected one of them")
+        return results.trial(options.trial)
+    if options.fastest or options.max_gap is not None:
+        if options.pick is not None:
+            raise InputError("--max-gap: given with --pick knee; expected one of them")
+        return api.pick(results, "fastest", max_gap=options.max_gap)
+    return api.pick(results, "knee")
+
+
+def _explain(options: argparse.Namespace) -> None:
+    task = api.load_study(options.study).task if options.study else api.task_for(options.model)
+    policy = api.policy_from(options.policy, task.build_model(task.load_dataset()))
+    print(api.explain(policy, task).rstrip("\n"))
+
+
+def _presets(_: argparse.Namespace) -> None:
+    print("\n".join(aligned([("preset", "what it does"), *_pairs()])))
+
+
+def _pairs() -> list[tuple[str, str]]:
+    return [(row.name, row.summary) for row in PRESETS.values()]
+
+
+def _formats(_: argparse.Namespace) -> None:
+    head = ("format", "bits", "exponent", "mantissa", "max", "min normal", "epsilon", "specials")
+    rows = [
+        (
+            row.name,
+            *(str(n) for n in (row.bits, row.exponent_bits, row.mantissa_bits)),
+            *(f"{x:.6g}" for x in (row.max, row.min_normal, row.epsilon)),
+            row.specials,
+        )
+        for row in FORMATS.values()
+    ]
+    print("\n".join(aligned([head, *rows])))
+
+
+def _hardware(_: argparse.Namespace) -> None:
+    devices = [
+        (
+            row.name,
+            row.arch,
+            "/".join(f"{size:g}" for size in row.memory_gib),
+            f"{row.bandwidth.value / 1e9:.0f}",
+            ", ".join(row.formats),
+        )
+        for row in DEVICES.values()
+    ]
+    head = ("device", "architecture", "GiB", "GB/s", "formats of the matrix unit")
+    stacks = [
+        (row.name, row.mode, row.layout, f"{row.launch_seconds * 1e6:g}") for row in STACKS.values()
+    ]
+    print("\n".join(aligned([head, *devices])))
+    print()
+    print("\n".join(aligned([("stack", "mode", "layout", "launch microseconds"), *stacks])))

@@ -1,0 +1,43 @@
+"""The export targets: every module of this package that defines `export` and `losses`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Protocol, cast
+
+import policysearch.export
+from policysearch.nn.models import Model
+from policysearch.policy import Policy
+from policysearch.values import one_of
+
+
+class Target(Protocol):
+    """What a target module offers; its name is the module's name."""
+
+    SUFFIX: str
+    """File name ending of what `export` returns."""
+
+    def export(self, policy: Policy, model: Model) -> str:
+        """Return one self-contained file that applies the policy; its head lists the losses."""
+        ...
+
+    def losses(self, policy: Policy, model: Model) -> tuple[str, ...]:
+        """Return one line for each part of the policy the target cannot express."""
+        ...
+
+
+def targets() -> dict[str, Target]:
+    """Return the target modules by name; a new file in this package is found on its own."""
+    found: dict[str, Target] = {}
+    for info in pkgutil.iter_modules(policysearch.export.__path__):
+        module = importlib.import_module(f"{policysearch.export.__name__}.{info.name}")
+        if hasattr(module, "export") and hasattr(module, "losses"):
+            found[info.name] = cast(Target, module)
+    return found
+
+
+def target_named(name: str) -> Target:
+    """Return the target called `name`; InputError where there is none."""
+    known = targets()
+    return known[one_of("export target", name, known)]

@@ -1,0 +1,163 @@
+"""What a policy is worth: its loss gap to float32, measured, and its speed and memory, modeled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from policysearch.cost.devices import device_named
+from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
+from policysearch.cost.stacks import stack_named
+from policysearch.graph import Graph
+from policysearch.nn.models import Model
+from policysearch.policy import Policy
+from policysearch.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.data import Dataset
+from policysearch.train.step import trace_step
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import train
+
+DIVERGED_GAP = 100.0
+"""Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
+
+JITTER = 1e-6
+"""Relative change of the initial parameters that `noise` measures the spread under."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one training run showed, before it is compared with float32.
+
+    `tail_loss`: mean training loss over the last steps, in nats. `overflows` and `underflows`:
+    (layer, count) pairs.
+    """
+
+    tail_loss: float
+    validation_accuracy: float
+    diverged: bool
+    skipped_steps: int
+    overflows: tuple[tuple[str, int], ...]
+    underflows: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A policy's worth with one training seed.
+
+    `loss_gap`: tail loss minus that of float32 with the same seed and batches, in nats;
+    DIVERGED_GAP where the run diverged, and at most that.
+    """
+
+    loss_gap: float
+    validation_accuracy: float
+    diverged: bool
+    overflows: tuple[tuple[str, int], ...]
+    underflows: tuple[tuple[str, int], ...]
+    skipped_steps: int
+    cost: PolicyCost
+
+
+class Objective:
+    """Trains policies of one task and prices them for one device and stack.
+
+    `cost_batch_size` is the batch of the priced step, by default that of the task.
+    """
+
+    def __init__(
+        self, task: Task, device: str, stack: str, cost_batch_size: int | None = None
+    ) -> None:
+        self.task = task
+        self.device = device_named(device)
+        self.stack = stack_named(stack)
+        self.cost_batch_size = cost_batch_size or task.batch_size
+        self._baselines: dict[int, Measurement] = {}
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The task's data, loaded once."""
+        return self.task.load_dataset()
+
+    @cached_property
+    def model(self) -> Model:
+        """The task's model for its data."""
+        return self.task.build_model(self.dataset)
+
+    @cached_property
+    def float32(self) -> Policy:
+        """The policy every other is compared with."""
+        return preset("float32", self.model.layer_names)
+
+    @cached_property
+    def _float32_price(self) -> StepPrice:
+        return step_price(self.step_graph(self.float32), self.device, self.stack)
+
+    def step_graph(self, policy: Policy) -> Graph:
+        """Return the priced step under `policy`, every cast a node."""
+        return step_graph(self.task, self.model, policy, self.cost_batch_size)
+
+    def price(self, policy: Policy) -> PolicyCost:
+        """Return the modeled cost of a step; nothing is trained."""
+        graph = self.step_graph(policy)
+        return compare(graph, step_price(graph, self.device, self.stack), self._float32_price)
+
+    def measure(self, policy: Policy, seed: int, jitter: float = 0.0) -> Measurement:
+        """Train under `policy` and return what was seen; equal arguments give equal results."""
+        run = train(self.task, policy, seed, dataset=self.dataset, model=self.model, jitter=jitter)
+        return Measurement(
+            tail_loss=float(run.tail_loss),
+            validation_accuracy=float(run.validation_accuracy),
+            diverged=bool(run.diverged),
+            skipped_steps=int(np.count_nonzero(run.skipped)),
+            overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
+            underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
+        )
+
+    def baseline(self, seed: int) -> Measurement:
+        """Return the float32 run with `seed`, trained once."""
+        if seed not in self._baselines:
+            self._baselines[seed] = self.measure(self.float32, seed)
+        return self._baselines[seed]
+
+    def evaluate(self, policy: Policy, seed: int) -> Score:
+        """Return the score of `policy` with one training seed."""
+        return score(self.measure(policy, seed), self.baseline(seed), self.price(policy))
+
+    def noise(self, seed: int) -> float:
+        """Return how far the float32 tail loss moves when the initial parameters do, in nats.
+
+        That is the smallest gap that means anything: JITTER is far below any format's rounding.
+        """
+        jittered = self.measure(self.float32, seed, JITTER)
+        return abs(gap(jittered, self.baseline(seed)))
+
+
+def gap(measurement: Measurement, baseline: Measurement) -> float:
+    """Return the loss gap in nats, DIVERGED_GAP at most and where either run diverged."""
+    difference = measurement.tail_loss - baseline.tail_loss
+    if measurement.diverged or baseline.diverged or not np.isfinite(difference):
+        return DIVERGED_GAP
+    return float(min(difference, DIVERGED_GAP))
+
+
+def score(measurement: Measurement, baseline: Measurement, cost: PolicyCost) -> Score:
+    """Return the score of a run against float32's with the same seed and batches."""
+    return Score(
+        loss_gap=gap(measurement, baseline),
+        validation_accuracy=measurement.validation_accuracy,
+        diverged=measurement.diverged,
+        overflows=measurement.overflows,
+        underflows=measurement.underflows,
+        skipped_steps=measurement.skipped_steps,
+        cost=cost,
+    )
+
+
+def step_graph(task: Task, model: Model, policy: Policy, batch_size: int) -> Graph:
+    """Return one training step of the task under `policy`; InputError where it does not fit."""
+    policy.check_layers(model.layer_names)
+    clip_norm = policy.gradient_clip_norm
+    graph = trace_step(model, task.loss, task.build_optimizer(), batch_size, clip_norm)
+    return apply_policy(graph, policy)

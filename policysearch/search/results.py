@@ -1,0 +1,156 @@
+"""The results of a study: its trained policies, their front, and the picks from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from policysearch.cost.price import PolicyCost
+from policysearch.objective import DIVERGED_GAP, Score
+from policysearch.policy import Policy
+from policysearch.search.front import Point, knee, non_dominated
+from policysearch.search.spec import ObjectiveName, StudySpec
+from policysearch.values import InputError
+
+RESOLUTION = 10.0
+"""An effect is claimed from this many times the noise floor on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trained policy: `scores` holds one score per training seed of the study.
+
+    `presets` names the presets of the ladder that are this policy; none for a sampled one.
+    """
+
+    number: int
+    policy: Policy
+    presets: tuple[str, ...]
+    scores: tuple[Score, ...]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any of the runs diverged."""
+        return any(score.diverged for score in self.scores)
+
+    @property
+    def loss_gap(self) -> float:
+        """Mean loss gap to float32 over the seeds, in nats; DIVERGED_GAP if any run diverged."""
+        if self.diverged:
+            return DIVERGED_GAP
+        return math.fsum(score.loss_gap for score in self.scores) / len(self.scores)
+
+    @property
+    def gap_range(self) -> tuple[float, float]:
+        """The smallest and largest loss gap over the seeds, in nats."""
+        gaps = [score.loss_gap for score in self.scores]
+        return min(gaps), max(gaps)
+
+    @property
+    def gap_error(self) -> float:
+        """Standard error of `loss_gap` over the seeds, in nats; 0 for a single seed."""
+        count = len(self.scores)
+        squares = math.fsum((score.loss_gap - self.loss_gap) ** 2 for score in self.scores)
+        return math.sqrt(squares / (count - 1) / count) if count > 1 else 0.0
+
+    @property
+    def validation_accuracy(self) -> float:
+        """Mean share of validation images classified right."""
+        return math.fsum(s.validation_accuracy for s in self.scores) / len(self.scores)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Most steps that one of the runs skipped."""
+        return max(score.skipped_steps for score in self.scores)
+
+    @property
+    def cost(self) -> PolicyCost:
+        """The modeled cost; it does not depend on the seed."""
+        return self.scores[0].cost
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study has found so far; `trials` by number, equal policies once.
+
+    `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
+    when its initial parameters are jittered by 1e-6; None before it is measured.
+    """
+
+    spec: StudySpec
+    trials: tuple[Trial, ...]
+    noise_gap: float | None
+
+    @property
+    def resolution_gap(self) -> float:
+        """The least loss gap that counts as an effect, in nats: ten times the noise."""
+        return RESOLUTION * (self.noise_gap or 0.0)
+
+    def counted_gap(self, trial: Trial) -> float:
+        """Return the gap the front counts: never below the resolution or its standard error.
+
+        A policy that looks better than float32, or closer to it than the seeds can tell, gains
+        nothing by that.
+        """
+        if trial.diverged:
+            return DIVERGED_GAP
+        return max(trial.loss_gap, trial.gap_error, self.resolution_gap)
+
+    def point(self, trial: Trial) -> Point:
+        """Return the trial's objectives, every one to be minimised."""
+        axes: dict[ObjectiveName, float] = {
+            "loss_gap": self.counted_gap(trial),
+            "speedup": -trial.cost.speedup,
+            "memory_ratio": trial.cost.memory_ratio,
+        }
+        return tuple(axes[name] for name in self.spec.objectives.names)
+
+    @cached_property
+    def front(self) -> tuple[Trial, ...]:
+        """The trials no other trial dominates, fastest first; diverged ones left out."""
+        sound = [trial for trial in self.trials if not trial.diverged]
+        chosen = [sound[i] for i in non_dominated([self.point(trial) for trial in sound])]
+        return tuple(sorted(chosen, key=lambda t: (-t.cost.speedup, t.loss_gap, t.number)))
+
+    def knee(self) -> Trial:
+        """Return the member of the front nearest to the ideal; see `front.knee`.
+
+        The counted loss gap enters by its logarithm, because gaps span decades; one of exactly
+        zero (float32's own) counts as the least of the others there.
+        """
+        front = self._front()
+        place = self.spec.objectives.names.index("loss_gap")
+        points = [list(self.point(trial)) for trial in front]
+        least = min((point[place] for point in points if point[place] > 0.0), default=1.0)
+        for point in points:
+            point[place] = math.log10(max(point[place], least))
+        return front[knee([tuple(point) for point in points])]
+
+    def fastest(self, max_gap: float | None = None) -> Trial:
+        """Return the front's member of highest modeled speedup with a loss gap up to `max_gap`.
+
+        The gap is in nats. Raises InputError where no member is that close to float32.
+        """
+        front = self._front()
+        within = [t for t in front if max_gap is None or t.loss_gap <= max_gap]
+        if not within:
+            least = min(t.loss_gap for t in front)
+            raise InputError(f"max-gap: {max_gap}; expected at least {least:.3g}, the least found")
+        return max(within, key=lambda t: (t.cost.speedup, -t.loss_gap, -t.number))
+
+    def trial(self, number: int) -> Trial:
+        """Return the trial with this number; InputError where there is none."""
+        for trial in self.trials:
+            if trial.number == number:
+                return trial
+        numbers = ", ".join(str(trial.number) for trial in self.trials)
+        raise InputError(f"trial: {number}; expected one of {numbers or 'none yet'}")
+
+    def _front(self) -> tuple[Trial, ...]:
+        if not self.front:
+            raise InputError(
+                f"study {self.spec.study.name}: no finished trial that trained; "
+                "expected at least one, run the study first"
+            )
+        return self.front

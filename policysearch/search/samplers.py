@@ -1,0 +1,54 @@
+"""Optuna's samplers by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import optuna
+from optuna.samplers import BaseSampler
+
+from policysearch.values import InputError, one_of
+
+# Optuna's default population of 50 is random search until trial 50.
+NSGA2_POPULATION = 16
+
+
+def _random(seed: int) -> BaseSampler:
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _tpe(seed: int) -> BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True)
+
+
+def _nsga2(seed: int) -> BaseSampler:
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=NSGA2_POPULATION)
+
+
+def _gp(seed: int) -> BaseSampler:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("scipy") is None:
+        raise InputError(
+            "sampler 'gp': needs torch and scipy, which are not installed; expected "
+            "pip install 'policysearch[torch]', or one of random, tpe, nsga2"
+        )
+    return optuna.samplers.GPSampler(seed=seed)
+
+
+SAMPLERS: Mapping[str, Callable[[int], BaseSampler]] = MappingProxyType(
+    {"random": _random, "tpe": _tpe, "nsga2": _nsga2, "gp": _gp}
+)
+
+
+def sampler_named(name: str, seed: int) -> BaseSampler:
+    """Return a fresh sampler; InputError for an unknown name or a missing extra.
+
+    `random`, `tpe` (multivariate), `nsga2` (population 16) and `gp` (expected hypervolume
+    improvement of a Gaussian process).
+    """
+    one_of("sampler", name, SAMPLERS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return SAMPLERS[name](seed)

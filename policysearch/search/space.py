@@ -1,0 +1,185 @@
+"""The search space: which decisions a trial makes, and the policy they add up to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import BaseTrial
+
+from policysearch.formats import format_named
+from policysearch.nn.models import Model
+from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.presets import preset
+from policysearch.search.spec import Group, SpaceSection
+from policysearch.values import InputError, one_of
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The decisions offered for one model; every trial makes all of them.
+
+    A flat space, because samplers learn little from decisions that exist in some trials only:
+    what a policy does not use (the scale of loss-scale kind "none") is dropped in `policy`.
+    """
+
+    section: SpaceSection
+    layers: tuple[str, ...]
+    groups: tuple[Group, ...]
+    base: Policy
+
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """Return the valid values of every decision, by parameter name."""
+        section = self.section
+        powers = tuple(range(section.log2_scale[0], section.log2_scale[1] + 1))
+        every = {
+            **{f"format.{group.name}": section.formats for group in self.groups},
+            **{f"op.{op}": ("low", "fp32") for op in section.ops},
+            "master_weights": section.master_weights,
+            "optimizer_state": section.optimizer_states,
+            "loss_scale": section.loss_scales,
+            "log2_scale": powers if set(section.loss_scales) != {"none"} else (),
+            "growth_interval": section.growth_intervals,
+        }
+        return {name: values for name, values in every.items() if len(values) > 1}
+
+    def suggest(self, trial: BaseTrial) -> Params:
+        """Return the trial's decision for every parameter."""
+        params: Params = {}
+        for name, values in self.choices().items():
+            if name == "log2_scale":
+                params[name] = trial.suggest_int(name, values[0], values[-1])
+            else:
+                params[name] = trial.suggest_categorical(name, list(values))
+        return params
+
+    def policy(self, params: Params) -> Policy:
+        """Return the complete policy of these decisions, named by `describe`."""
+        section, base = self.section, self.base
+        master = params.get("master_weights", section.master_weights[0])
+        layers = {
+            layer: _layer(params.get(f"format.{group.name}", section.formats[0]), master)
+            for group in self.groups
+            for layer in group.layers
+        }
+        placed = {op: params.get(f"op.{op}", "low") for op in section.ops}
+        policy = dataclasses.replace(
+            base,
+            layers=tuple((name, layers[name]) for name in self.layers),
+            low_precision_ops=_placed(base.low_precision_ops, placed, "low"),
+            fp32_ops=_placed(base.fp32_ops, placed, "fp32"),
+            promote_ops=_placed(base.promote_ops, placed, "promote"),
+            master_weights=master,
+            optimizer_state=params.get("optimizer_state", section.optimizer_states[0]),
+            loss_scale=self._loss_scale(params),
+        )
+        return dataclasses.replace(policy, name=self.describe(policy))
+
+    def _loss_scale(self, params: Params) -> LossScale:
+        section = self.section
+        kind = params.get("loss_scale", section.loss_scales[0])
+        if kind == "none":
+            return LossScale()
+        scale = 2.0 ** params.get("log2_scale", section.log2_scale[0])
+        if kind == "fixed":
+            return LossScale(kind, scale)
+        interval = params.get("growth_interval", section.growth_intervals[0])
+        return LossScale(kind, scale, growth_interval=interval)
+
+    def describe(self, policy: Policy) -> str:
+        """Return a short name: the formats group by group, then what is not the default."""
+        layers = dict(policy.layers)
+        formats = [short_format(layers[group.layers[0]].compute) for group in self.groups]
+        words = [formats[0] if len(set(formats)) == 1 else "/".join(formats)]
+        words += [f"{op}:fp32" for op in self.section.ops if op in policy.fp32_ops]
+        if not policy.master_weights:
+            words.append("no-master")
+        if policy.optimizer_state != "float32":
+            words.append(f"state:{short_format(policy.optimizer_state)}")
+        if policy.loss_scale.kind != "none":
+            words.append(f"{policy.loss_scale.kind}:{policy.loss_scale.init_scale:g}")
+        return " ".join(words)
+
+    def project(self, policy: Policy) -> Params:
+        """Return the decisions nearest to `policy`, so that a sampler can learn from its result.
+
+        The policy itself is what gets trained; these only place it in the space.
+        """
+        layers = dict(policy.layers)
+        scale = policy.loss_scale
+        wanted: Params = {
+            f"format.{group.name}": layers[group.layers[0]].compute for group in self.groups
+        }
+        for op in self.section.ops:
+            wanted[f"op.{op}"] = "low" if op in policy.low_precision_ops else "fp32"
+        wanted |= {
+            "master_weights": policy.master_weights,
+            "optimizer_state": policy.optimizer_state,
+            "loss_scale": scale.kind,
+            "log2_scale": round(math.log2(scale.init_scale)),
+            "growth_interval": scale.growth_interval,
+        }
+        choices = self.choices()
+        return {name: _nearest(wanted[name], values) for name, values in choices.items()}
+
+
+def make_space(section: SpaceSection, model: Model) -> Space:
+    """Return the space of `section` for `model`.
+
+    Raises InputError for a group with a layer the model lacks or that no or two groups name.
+    """
+    owners = {name for name in model.layer_names if model.parameters_of(name)}
+    groups = section.groups or tuple(Group(n, (n,)) for n in model.layer_names if n in owners)
+    owner: dict[str, int] = {}
+    for index, group in enumerate(groups):
+        if not group.layers:
+            raise InputError(f"space.groups: {group.name!r} is empty; expected layer names")
+        for name in group.layers:
+            one_of(f"space.groups: {group.name}", name, model.layer_names)
+            if name in owner:
+                raise InputError(f"space.groups: {name!r} is in two groups; expected one")
+            owner[name] = index
+    missing = sorted(owners - owner.keys())
+    if missing:
+        raise InputError(f"space.groups: no group has {', '.join(missing)}; expected every layer")
+    followed = min(owner.values())
+    filled: list[list[str]] = [[] for _ in groups]
+    for name in model.layer_names:
+        followed = owner.get(name, followed)
+        filled[followed].append(name)
+    complete = tuple(
+        Group(g.name, tuple(sorted(names, key=lambda n: (n not in owners, names.index(n)))))
+        for g, names in zip(groups, filled, strict=True)
+    )
+    return Space(section, model.layer_names, complete, preset(section.base, model.layer_names))
+
+
+def short_format(name: str) -> str:
+    """Return the name as it is said in tables: fp32, tf32, bf16, fp16, e4m3."""
+    known = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+    return known.get(name) or name.removesuffix("fn").rpartition("_")[2]
+
+
+def _layer(name: str, master: bool) -> LayerPolicy:
+    storage = name if format_named(name).bits >= 16 else "bfloat16"
+    return uniform_layer(name, param="float32" if master else storage)
+
+
+def _placed(ops: tuple[str, ...], placed: dict[str, str], where: str) -> tuple[str, ...]:
+    kept = [op for op in ops if op not in placed]
+    return tuple(kept + [op for op, place in placed.items() if place == where])
+
+
+def _nearest(wanted: Any, values: tuple[Any, ...]) -> Any:
+    if wanted in values:
+        return wanted
+    if isinstance(wanted, int) and not isinstance(wanted, bool):
+        return min(values, key=lambda value: (abs(value - wanted), value))
+    if isinstance(wanted, str) and wanted not in ("none", "fixed", "dynamic", "schedule"):
+        bits = format_named(wanted).bits
+        return min(values, key=lambda name: abs(format_named(name).bits - bits))
+    return values[0]

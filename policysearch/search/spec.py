@@ -1,0 +1,222 @@
+"""The study file: what is searched, on which task, priced on which device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.stacks import STACKS
+from policysearch.formats import format_named
+from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.policy import LossScaleKind
+from policysearch.presets import PRESETS
+from policysearch.search.samplers import SAMPLERS
+from policysearch.train.tasks import Task
+from policysearch.values import InputError, from_plain, number, one_of, to_plain
+
+T = TypeVar("T")
+ObjectiveName = Literal["loss_gap", "speedup", "memory_ratio"]
+DIRECTIONS: dict[ObjectiveName, Literal["minimize", "maximize"]] = {
+    "loss_gap": "minimize",
+    "speedup": "maximize",
+    "memory_ratio": "minimize",
+}
+
+
+@dataclass(frozen=True)
+class StudySection:
+    """How long and how the search goes.
+
+    `trials` policies are trained, each with every training seed of `seeds`. `workers` of them are
+    asked for together before any of them is told; results depend on that number, never on how
+    many processes the machine can run. `seed` drives the sampler.
+    """
+
+    name: str
+    seed: int = 0
+    trials: int = 40
+    sampler: str = "tpe"
+    workers: int = 4
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
+            raise InputError(f"name: {self.name!r}; expected letters, digits, '-', '_' or '.'")
+        one_of("sampler", self.sampler, SAMPLERS)
+        number("seed", self.seed, 0, 2**31)
+        number("trials", self.trials, 1, 10**6)
+        number("workers", self.workers, 1, 1024)
+        for seed in self.seeds:
+            number("seeds", seed, 0, 2**31)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"seeds: {list(self.seeds)}; expected different training seeds")
+
+
+@dataclass(frozen=True)
+class CostSection:
+    """The device and software stack the step is priced on.
+
+    `batch_size` is the batch of the priced step where it is not that of the training: small nets
+    train here on small batches, and a device is bought for large ones.
+    """
+
+    device: str
+    stack: str
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of("device", self.device, DEVICES)
+        one_of("stack", self.stack, STACKS)
+        if self.batch_size is not None:
+            number("batch_size", self.batch_size, 1, 2**24)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share one searched format."""
+
+    name: str
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SpaceSection:
+    """What is searched.
+
+    `formats` are offered to every layer with parameters, or to every group; a layer without
+    parameters follows the one before it. `base` is the preset that says everything not searched:
+    op lists, bias, scaling recipe. Each op of `ops` may run "low" or "fp32". `loss_scales` are
+    kinds; their initial scale is 2 to a whole power within `log2_scale`, and a dynamic one grows
+    after `growth_intervals` clean steps. The presets of `ladder` are tried first.
+    """
+
+    formats: tuple[str, ...]
+    groups: tuple[Group, ...] = ()
+    base: str = "bfloat16"
+    ops: tuple[str, ...] = ()
+    master_weights: tuple[bool, ...] = (True,)
+    optimizer_states: tuple[str, ...] = ("float32",)
+    loss_scales: tuple[LossScaleKind, ...] = ("none",)
+    log2_scale: tuple[int, int] = (7, 16)
+    growth_intervals: tuple[int, ...] = (2000,)
+    ladder: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("base", self.base, PRESETS)
+        for name in self.ladder:
+            one_of("ladder", name, PRESETS)
+        for op in self.ops:
+            one_of("ops", op, FORWARD_OPS)
+        for kind in self.loss_scales:
+            one_of("loss_scales", kind, ("none", "fixed", "dynamic"))
+        low, high = self.log2_scale
+        if not -24 <= low <= high <= 30:
+            raise InputError(f"log2_scale: {[low, high]}; expected rising powers from -24 to 30")
+        for interval in self.growth_intervals:
+            number("growth_intervals", interval, 1, 2**31)
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        for name in ("formats", "optimizer_states"):
+            for given in getattr(self, name):
+                try:
+                    format_named(given)
+                except InputError as error:
+                    raise InputError(f"{name}: {error}") from None
+        choices = ("formats", "master_weights", "optimizer_states", "loss_scales")
+        for name in (*choices, "growth_intervals"):
+            given = getattr(self, name)
+            if not given or len(set(given)) < len(given):
+                raise InputError(f"{name}: {list(given)}; expected one or more different values")
+
+
+@dataclass(frozen=True)
+class ObjectivesSection:
+    """Which objectives span the front; the others are still reported."""
+
+    names: tuple[ObjectiveName, ...] = ("loss_gap", "speedup", "memory_ratio")
+
+    def __post_init__(self) -> None:
+        if "loss_gap" not in self.names or len(set(self.names)) < max(2, len(self.names)):
+            raise InputError(
+                f"names: {list(self.names)}; expected loss_gap with speedup, memory_ratio or both"
+            )
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """A study file, read and checked."""
+
+    study: StudySection
+    task: Task
+    cost: CostSection
+    space: SpaceSection
+    objectives: ObjectivesSection = ObjectivesSection()
+
+    def identity(self) -> dict[str, Any]:
+        """Return, flattened to `section.key`, everything that decides the results.
+
+        The number of trials is left out, for a study may be made longer, and so is the place of
+        the data files, for the data have a fingerprint of their own.
+        """
+        tables: dict[str, dict[str, Any]] = to_plain(self)
+        flat = {f"{name}.{key}": value for name, t in tables.items() for key, value in t.items()}
+        del flat["study.trials"], flat["task.data_folder"]
+        return flat
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of `identity`."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+    def with_trials(self, trials: int) -> StudySpec:
+        """Return a copy that goes on to `trials` trials."""
+        return replace(self, study=replace(self.study, trials=trials))
+
+
+def load_spec(path: Path) -> StudySpec:
+    """Return the study of the TOML file at `path`.
+
+    Raises InputError, one line `file: table.key: given; valid`, for anything not understood.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; expected a study file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; expected a study file in TOML") from None
+    return spec_from_text(text, str(path))
+
+
+def spec_from_text(text: str, where: str) -> StudySpec:
+    """Return the study written in the TOML `text`; errors begin with `where`."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}; expected TOML") from None
+    return spec_from_data(data, where)
+
+
+def spec_from_data(data: Mapping[str, object], where: str) -> StudySpec:
+    """Return the study of these tables; errors begin with `where`."""
+    for name in data:
+        one_of(f"{where}: table", name, [section.name for section in fields(StudySpec)])
+    return StudySpec(
+        study=_section(StudySection, data, "study", where),
+        task=_section(Task, data, "task", where),
+        cost=_section(CostSection, data, "cost", where),
+        space=_section(SpaceSection, data, "space", where),
+        objectives=_section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
+    )
+
+
+def _section(kind: type[T], data: Mapping[str, object], name: str, where: str) -> T:
+    if name not in data:
+        raise InputError(f"{where}: {name}: missing; expected a table [{name}]")
+    return from_plain(kind, data[name], f"{where}: {name}")

@@ -1,0 +1,90 @@
+"""What an exported torch file states in its head, without torch itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from policysearch.export.targets import target_named, targets
+from policysearch.export.torch import export, losses
+from policysearch.nn.models import lenet5, mlp
+from policysearch.policy import LayerPolicy, LossScale, Phase, uniform_layer
+from policysearch.presets import PRESETS, preset
+from policysearch.values import InputError
+
+MODEL = lenet5()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_file_is_self_contained_and_states_its_losses(name: str) -> None:
+    policy = preset(name, MODEL.layer_names)
+    text = export(policy, MODEL)
+    compile(text, "exported.py", "exec")
+    assert policy.digest in text and "import policysearch" not in text
+    assert [line for line in text.splitlines() if "import" in line.split()] == ["import torch"]
+    for line in losses(policy, MODEL):
+        assert f"#   - {line}\n" in text
+    assert ("#   nothing" in text) == (losses(policy, MODEL) == ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss"),
+    [
+        ({"phases": (Phase(5, (("fc1", LayerPolicy()),)),)}, "phases: the formats of step 0"),
+        ({"gradient_clip_norm": 1.0}, "gradient_clip_norm: the training loop has to clip to 1.0"),
+        ({"all_reduce": "bfloat16"}, "all_reduce: gradients are reduced as float32"),
+        ({"optimizer_state": "float16"}, "optimizer_state: torch keeps float32"),
+        ({"bias": "rounded"}, "bias: torch adds it before the one rounding"),
+        ({"master_weights": False, "loss_scale": LossScale("fixed", 1024.0)}, None),
+        (
+            {"loss_scale": LossScale("fixed", 2.0, skip_on_overflow=False)},
+            "loss_scale: GradScaler skips",
+        ),
+        (
+            {"loss_scale": LossScale("fixed", 2.0, rule="apex")},
+            "loss_scale: GradScaler skips steps",
+        ),
+        (
+            {"loss_scale": LossScale("dynamic", 2.0, rule="keras.LossScaleOptimizer")},
+            "loss_scale: events follow the order of GradScaler, not of keras",
+        ),
+    ],
+)
+def test_what_torch_cannot_do_is_said(changes: dict[str, Any], loss: str | None) -> None:
+    policy = preset("bfloat16", MODEL.layer_names)
+    assert losses(policy, MODEL) == ()
+    said = losses(dataclasses.replace(policy, **changes), MODEL)
+    assert bool(said) == (loss is not None)
+    assert loss is None or said[0].startswith(loss)
+
+
+def test_layers_torch_cannot_run_are_said_and_run_in_their_output_format() -> None:
+    policy = preset("float8", MODEL.layer_names)
+    said = losses(policy, MODEL)
+    assert (
+        "layer fc1: plain torch modules do not compute in float8_e4m3fn; it runs in bfloat16"
+        in (said)
+    )
+    assert "'fc1': ('bfloat16', 'bfloat16', None)," in export(policy, MODEL)
+    assert said[-1] == "scaling: no tensor is scaled ('current' asked)"
+
+
+def test_a_function_that_would_run_in_another_format_is_said() -> None:
+    policy = preset("bfloat16", MODEL.layer_names).with_layers({"relu1": uniform_layer("float16")})
+    assert [
+        line for line in losses(policy, MODEL) if line.startswith("layer relu1: runs in float16")
+    ]
+
+
+def test_a_policy_of_another_model_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^layers: 'conv1'; expected one of flatten"):
+        export(preset("float32", MODEL.layer_names), mlp((64, 10), input_shape=(1, 8, 8)))
+
+
+def test_targets_are_found_by_name() -> None:
+    assert "torch" in targets()
+    assert target_named("torch").SUFFIX == ".py"
+    with pytest.raises(InputError, match=r"^export target: 'caffe'; expected one of .*torch"):
+        target_named("caffe")

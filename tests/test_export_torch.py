@@ -1,0 +1,252 @@
+"""The exported torch file does in torch what the policy says, and what the emulator trained."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policysearch.export.torch import export
+from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.policy import (
+    LossScale,
+    Policy,
+    uniform_layer,
+)
+from policysearch.presets import preset
+from policysearch.train.data import batches, load_dataset
+from policysearch.train.loss_scale import initial_state, next_state
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import initial_parameters, train
+
+MODEL = lenet5()
+FIXED = LossScale("fixed", 1024.0)
+STEPS = 10
+
+
+def mixed() -> Policy:
+    """conv1 bfloat16, conv2 and fc1 float16, fc2 bfloat16, fc3 float32; functions follow."""
+    formats = dict.fromkeys(("conv1", "relu1", "pool1"), "bfloat16")
+    formats |= dict.fromkeys(("fc2", "relu4"), "bfloat16") | {"fc3": "float32"}
+    policy = dataclasses.replace(preset("float16", MODEL.layer_names), loss_scale=FIXED)
+    return policy.with_layers({k: uniform_layer(v) for k, v in formats.items()}, "mixed")
+
+
+def run(policy: Policy, model: Model = MODEL) -> dict[str, Any]:
+    """Return the names the exported file defines."""
+    names: dict[str, Any] = {}
+    exec(compile(export(policy, model), "exported.py", "exec"), names)
+    return names
+
+
+def torch_lenet(as_submodules: bool = True) -> Any:
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    base: Any = nn.Module
+
+    class LeNet(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(1, 6, 5), nn.Conv2d(6, 16, 5)
+            self.fc1, self.fc2, self.fc3 = (
+                nn.Linear(400, 120),
+                nn.Linear(120, 84),
+                nn.Linear(84, 10),
+            )
+            if as_submodules:
+                self.pool1, self.relu1 = nn.MaxPool2d(2), nn.ReLU()
+
+        def forward(self, x: Any) -> Any:
+            x = self.conv1(x)
+            x = self.relu1(x) if as_submodules else torch.relu(x)
+            x = self.pool1(x) if as_submodules else torch.max_pool2d(x, 2)
+            x = torch.max_pool2d(torch.relu(self.conv2(x)), 2).flatten(1)
+            return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+
+    return LeNet()
+
+
+def dtypes_of(module: Any, inputs: Any) -> dict[str, str]:
+    """Return the dtype of every submodule's result."""
+    seen: dict[str, str] = {}
+    hooks = [
+        part.register_forward_hook(
+            lambda _, __, y, name=name: seen.__setitem__(name, str(y.dtype).split(".")[1])
+        )
+        for name, part in module.named_modules()
+    ]
+    module(inputs)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@pytest.mark.torch
+def test_layers_compute_in_the_formats_asked() -> None:
+    torch = pytest.importorskip("torch")
+    module = run(mixed())["apply_policy"](torch_lenet())
+    seen = dtypes_of(module, torch.zeros(2, 1, 32, 32))
+    assert seen == {
+        "conv1": "bfloat16",
+        "relu1": "bfloat16",
+        "pool1": "bfloat16",
+        "conv2": "float16",
+        "fc1": "float16",
+        "fc2": "bfloat16",
+        "fc3": "float32",
+        "": "float32",
+    }
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    assert set(module.state_dict()) == set(torch_lenet().state_dict())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["mixed", "mindspore.O1.fixed128", "bfloat16", "apex.O2"])
+def test_training_agrees_with_the_emulator(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    policy = mixed() if name == "mixed" else preset(name, MODEL.layer_names)
+    task, dataset = Task(steps=STEPS, tail_steps=5), load_dataset("digits32")
+    order = batches(dataset, task.batch_size, STEPS, np.random.default_rng(3))
+    initial = initial_parameters(MODEL, 0)
+    ours = train(task, policy, 0, dataset=dataset, initial=initial, batch_indices=order)
+
+    exported, module = run(policy), torch_lenet()
+    module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in initial.items()})
+    module = exported["apply_policy"](module)
+    scaler = exported["make_grad_scaler"]()
+    optimizer = torch.optim.SGD(module.parameters(), lr=task.learning_rate, momentum=0.9)
+    images, labels = (torch.from_numpy(np.array(part)) for part in dataset.train)
+    theirs, scales = [], []
+    for indices in order:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(module(images[indices]), labels[indices])
+        assert loss.dtype == torch.float32
+        theirs.append(loss.item())
+        scales.append(scaler.get_scale())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert np.array_equal(scales, ours.scales)
+    np.testing.assert_allclose(theirs, ours.losses, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(theirs[0], ours.losses[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.torch
+def test_a_copy_of_the_module_uses_its_own_weights() -> None:
+    torch = pytest.importorskip("torch")
+    module = run(mixed())["apply_policy"](torch_lenet())
+    images = torch.ones(2, 1, 32, 32)
+    before = module(images)
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.fc3.bias += 1.0
+    torch.testing.assert_close(other(images), before + 1.0)
+    torch.testing.assert_close(module(images), before, rtol=0, atol=0)
+
+
+@pytest.mark.torch
+def test_a_weight_shared_by_two_formats_is_cast_for_each() -> None:
+    """Autocast caches casts by tensor: nested, the second format would get the first one's."""
+    torch = pytest.importorskip("torch")
+    model = mlp((4, 4, 4))
+    policy = preset("float16", model.layer_names).with_layers({"fc2": uniform_layer("bfloat16")})
+
+    base: Any = torch.nn.Module
+
+    class Shared(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.fc2.weight = self.fc1.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.fc2(torch.relu(self.fc1(x)))
+
+    module = run(policy, model)["apply_policy"](Shared())
+    with torch.autocast("cpu", dtype=torch.float16):
+        seen = dtypes_of(module, torch.ones(2, 4))
+        module(torch.ones(2, 4)).sum().backward()
+    assert seen == {"fc1": "float16", "fc2": "bfloat16", "": "float32"}
+    assert module.fc1.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.torch
+def test_without_masters_parameters_are_stored_low() -> None:
+    torch = pytest.importorskip("torch")
+    module = run(preset("apex.O3", MODEL.layer_names))["apply_policy"](torch_lenet())
+    assert {p.dtype for p in module.parameters()} == {torch.float16}
+    assert module(torch.zeros(2, 1, 32, 32)).dtype == torch.float32
+
+
+@pytest.mark.torch
+def test_a_module_that_does_not_fit_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    apply_policy = run(mixed())["apply_policy"]
+    short = torch_lenet()
+    del short.fc3
+    with pytest.raises(ValueError, match=r"^policy: layers 'fc3' have no counterpart; expected"):
+        apply_policy(short)
+    extra = torch_lenet()
+    extra.norm = torch.nn.LayerNorm(4)
+    with pytest.raises(ValueError, match=r"^module: layers 'norm' have no counterpart; expected"):
+        apply_policy(extra)
+    module = apply_policy(torch_lenet(as_submodules=False))
+    with pytest.raises(ValueError, match="already been applied"):
+        apply_policy(module)
+
+
+def scales_of(scale: LossScale, overflow: str) -> list[float]:
+    """Return the scale of every step of the exported scaler; "O" marks an overflow."""
+    torch = pytest.importorskip("torch")
+    policy = dataclasses.replace(preset("float32", MODEL.layer_names), loss_scale=scale)
+    scaler = run(policy)["make_grad_scaler"]()
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scales = []
+    for mark in overflow:
+        scales.append(scaler.get_scale())
+        weight.grad = torch.full((1,), math.inf if mark == "O" else 1.0)
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+    return scales
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (LossScale(), [1.0] * 7),
+        (LossScale("fixed", 128.0), [128.0] * 7),
+        (LossScale("dynamic", 8.0, growth_interval=2), [8, 4, 2, 2, 4, 4, 8]),
+        (
+            LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=4.0),
+            [8, 4, 4, 4, 4, 4, 4],
+        ),
+        (
+            LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=8.0),
+            [8, 4, 4, 4, 8, 8, 8],
+        ),
+        (LossScale("dynamic", 8.0, 1.0, 1.0, 1), [8.0] * 7),
+        (LossScale("schedule", 2.0, schedule=((1, 4.0), (5, 16.0))), [2, 4, 4, 4, 4, 16, 16]),
+        (LossScale("schedule", 2.0, schedule=((0, 4.0), (3, 8.0))), [4, 4, 4, 8, 8, 8, 8]),
+    ],
+)
+def test_the_exported_loss_scale_moves_as_asked(scale: LossScale, expected: list[float]) -> None:
+    assert scales_of(scale, "OOFFFFF") == expected
+    state, emulated = initial_state(scale), []
+    for step, mark in enumerate("OOFFFFF"):
+        emulated.append(state.scale)
+        state = next_state(scale, state, mark == "F", step)
+    assert emulated == expected
+
+
+@pytest.mark.torch
+def test_an_odd_policy_name_cannot_break_the_file() -> None:
+    pytest.importorskip("torch")
+    policy = dataclasses.replace(mixed(), name='"""\nimport os\r\n\\')
+    assert run(policy)["LAYERS"]["fc3"] == ("float32", "float32", None)
