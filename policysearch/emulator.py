@@ -128,7 +128,7 @@ class Executable:
     def _attributes(self, node: Node) -> dict[str, object]:
         attrs = node.attributes
         if node.op.kind == "gemm" and node.accumulator != "float32":
-            left, right = (format_named(self.graph.nodes[i].format) for i in node.inputs)
+            left, right = (format_named(self.graph.nodes[i].format) for i in node.inputs[:2])
             row = accumulator_named(node.accumulator)
             attrs["product"] = product(row, (left, right), compiled=self._compiled)
         return attrs

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from policysearch.accumulators import accumulator_named
-from policysearch.formats import Format, Rounding, format_named
+from policysearch.formats import Rounding, format_named
 from policysearch.scaling import Scaling
 from policysearch.values import InputError, from_plain, number, one_of, to_plain
 
@@ -114,6 +114,15 @@ def uniform_layer(
         return LayerPolicy(name, name, name, name, param, accumulator)
     grad = "float8_e5m2" if name == "float8_e4m3fn" else name
     return LayerPolicy(name, "bfloat16", grad, "bfloat16", param, accumulator)
+
+
+def with_accumulator(policy: Policy, name: str) -> Policy:
+    """Return the policy where every layer that computes below float32 sums in `name`."""
+    layers = tuple(
+        (layer, dataclasses.replace(old, accumulator=name) if old.compute != "float32" else old)
+        for layer, old in policy.layers
+    )
+    return dataclasses.replace(policy, layers=layers)
 
 
 @dataclass(frozen=True)
@@ -281,9 +290,3 @@ def _names_once(where: str, names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{where}: {name!r} is given twice; expected each name once")
-
-
-def formats_of(layer: LayerPolicy) -> tuple[Format, ...]:
-    """Return the rows of compute, output, grad, wgrad and param, in that order."""
-    names = (layer.compute, layer.output, layer.grad, layer.wgrad, layer.param)
-    return tuple(format_named(name) for name in names)

@@ -3,7 +3,8 @@
 Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/train/amp.py` and
 `train/loss_scale_manager.py`; Apex e13873de `apex/amp/frontend.py`, `apex/amp/lists` and
 `apex/amp/scaler.py`; PyTorch 2.13 `aten/src/ATen/autocast_mode.h` (CUDA lists) and
-`torch/amp/grad_scaler.py`.
+`torch/amp/grad_scaler.py`; Transformer Engine d0067d0d `common/recipe/__init__.py`; torchao
+36027d82 `float8/config.py`.
 """
 
 from __future__ import annotations
@@ -109,6 +110,16 @@ _UNIFORM = Preset(
     others="low",
     fp32=(*NORMS, "softmax"),
 )
+_FLOAT8 = Preset(
+    "float8",
+    "float8_e4m3fn operands, float8_e5m2 gradients, current scaling, bfloat16 results",
+    uniform_layer("float8_e4m3fn"),
+    others="promote",
+    low=PRODUCTS,
+    fp32=(*NORMS, "softmax"),
+    scaling=Scaling("current"),
+)
+_E4M3_ONLY = dataclasses.replace(_FLOAT8.layer, grad="float8_e4m3fn")
 
 PRESETS: dict[str, Preset] = {
     row.name: row
@@ -174,14 +185,39 @@ PRESETS: dict[str, Preset] = {
             layer=_FLOAT16,
             loss_scale=GRAD_SCALER,
         ),
-        Preset(
-            "float8",
-            "float8_e4m3fn operands, float8_e5m2 gradients, current scaling, bfloat16 results",
-            uniform_layer("float8_e4m3fn"),
-            others="promote",
-            low=PRODUCTS,
-            fp32=(*NORMS, "softmax"),
-            scaling=Scaling("current"),
+        _FLOAT8,
+        dataclasses.replace(
+            _FLOAT8,
+            name="te.delayed",
+            summary="float8 with the amax of the last 1024 steps (Transformer Engine)",
+            scaling=Scaling("delayed", margin=0, history=1024, amax="max"),
+        ),
+        dataclasses.replace(
+            _FLOAT8, name="te.current", summary="float8, current scaling (Transformer Engine)"
+        ),
+        dataclasses.replace(
+            _FLOAT8,
+            name="te.mxfp8",
+            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales",
+            layer=_E4M3_ONLY,
+            scaling=Scaling("mx"),
+        ),
+        dataclasses.replace(
+            _FLOAT8,
+            name="te.nvfp4",
+            summary="float4_e2m1fn, blocks of 16 with float8_e4m3fn scales, stochastic gradients",
+            layer=uniform_layer("float4_e2m1fn"),
+            scaling=Scaling("nvfp4"),
+        ),
+        dataclasses.replace(
+            _FLOAT8, name="torchao.tensorwise", summary="float8, one current scale per tensor"
+        ),
+        dataclasses.replace(
+            _FLOAT8,
+            name="torchao.rowwise",
+            summary="float8_e4m3fn throughout, a power-of-two scale per row",
+            layer=_E4M3_ONLY,
+            scaling=Scaling("rowwise", power_of_two=True),
         ),
         dataclasses.replace(
             _MINDSPORE_O2,

@@ -9,7 +9,7 @@ import pytest
 
 from policysearch.formats import format_named
 from policysearch.ops.catalogue import FORWARD_OPS
-from policysearch.policy import LayerPolicy, Policy, formats_of, from_json
+from policysearch.policy import LayerPolicy, Policy, from_json
 from policysearch.presets import LADDER, OPS, PRESETS, UNIFORM, ladder, preset
 from policysearch.train.loss_scale import initial_state, next_state
 from policysearch.values import InputError
@@ -125,8 +125,8 @@ def test_the_ladder_is_the_recommended_fallback_order() -> None:
 def test_uniform_formats_widen() -> None:
     widths = []
     for policy in ladder(LAYERS, UNIFORM):
-        (formats,) = {formats_of(layer) for _, layer in policy.layers}
-        widths.append(formats[0].bits)
+        (compute,) = {format_named(layer.compute) for _, layer in policy.layers}
+        widths.append(compute.bits)
     assert widths == sorted(widths) and len({p.digest for p in ladder(LAYERS, UNIFORM)}) == 4
 
 

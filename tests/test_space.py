@@ -24,6 +24,8 @@ SECTION = SpaceSection(
     optimizer_states=("float32", "bfloat16"),
     loss_scales=("none", "fixed", "dynamic"),
     growth_intervals=(100, 2000),
+    accumulators=("float32", "chunked:32:float16"),
+    scalings=("none", "current"),
 )
 MODEL = lenet5("tanh")
 
@@ -46,6 +48,10 @@ def test_every_sample_is_a_complete_policy_that_says_what_was_decided() -> None:
         assert policy.master_weights == params["master_weights"]
         assert policy.optimizer_state == params["optimizer_state"]
         assert policy.loss_scale.kind == params["loss_scale"]
+        assert policy.scaling.recipe == params["scaling"]
+        for _, layer in policy.layers:
+            low = layer.compute != "float32"
+            assert layer.accumulator == (params["accumulator"] if low else "float32")
         if params["loss_scale"] != "none":
             assert policy.loss_scale.init_scale == 2.0 ** int(str(params["log2_scale"]))
         if policy.master_weights:

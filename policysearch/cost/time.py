@@ -163,7 +163,7 @@ class _Pricer:
     def product(self, kernel: Kernel, stack: Stack) -> list[KernelTime]:
         """Return the kernel of a product, with the conversions and transposes it needs."""
         node = kernel.lead
-        operands = self.graph.inputs_of(node)
+        operands = self.graph.inputs_of(node)[:2]  # scales of blocks follow
         runs = product_format(operands, self.device)
         converted = [x for x in operands if format_named(x.format).bits != format_named(runs).bits]
         extra = sum(self.widened(x, runs) - node_bytes(x) for x in converted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from policysearch.graph import Builder, Op, Shape, size
 from policysearch.ops.conv import conv2d
@@ -25,7 +25,8 @@ POOLS: Mapping[str, Op] = MappingProxyType({"max": max_pool, "average": average_
 class ParameterSpec:
     """One trained array: `name` is "<layer>.weight" or "<layer>.bias", as in torch.
 
-    `fan_in` is the number of inputs that one output of the layer sums over.
+    `fan_in` is the number of inputs that one output of the layer sums over. `initial` is the
+    value training starts from; None draws it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ParameterSpec:
     layer: str
     kind: Literal["weight", "bias"]
     fan_in: int
+    initial: float | None = None
 
 
 class Layer(Protocol):
@@ -48,6 +50,20 @@ class Layer(Protocol):
     def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
         """Emit the layer's nodes for input node `x`; `params` maps full names to nodes."""
         ...
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """A layer with layers inside, which have names and parameters of their own."""
+
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+
+
+def names_of(layer: Layer) -> tuple[str, ...]:
+    """Return the layer's name, behind those of the layers inside it."""
+    inner = layer.layers if isinstance(layer, Composite) else ()
+    return (*(name for part in inner for name in names_of(part)), layer.name)
 
 
 def _owned(layer: str, weight: Shape, outputs: int, with_bias: bool) -> tuple[ParameterSpec, ...]:

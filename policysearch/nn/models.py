@@ -11,7 +11,17 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.graph import Builder, FloatArray, Shape, size
-from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, ParameterSpec, Pool
+from policysearch.nn.attention import JoinTokens, LayerNorm, Position, Tokens, transformer_block
+from policysearch.nn.layers import (
+    Activation,
+    Conv2d,
+    Flatten,
+    Layer,
+    Linear,
+    ParameterSpec,
+    Pool,
+    names_of,
+)
 from policysearch.ops.source import data, parameter
 from policysearch.values import InputError
 
@@ -33,7 +43,7 @@ class Model:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        return tuple(layer.name for layer in self.layers)
+        return tuple(name for layer in self.layers for name in names_of(layer))
 
     @cached_property
     def _specs(self) -> tuple[ParameterSpec, ...]:
@@ -58,22 +68,25 @@ class Model:
         return tuple(spec for spec in self._specs if spec.layer == layer)
 
     def init(self, rng: np.random.Generator) -> dict[str, FloatArray]:
-        """Return fresh float32 parameters, uniform within +-1/sqrt(fan_in).
+        """Return fresh float32 parameters, uniform within +-1/sqrt(fan_in) or as specified.
 
         That is what torch's `reset_parameters` of Linear and Conv2d amounts to, for weights
         (`kaiming_uniform_` with a = sqrt(5)) and biases alike.
         """
-        return {
-            spec.name: rng.uniform(-1.0, 1.0, spec.shape).astype(np.float32)
-            * np.float32(spec.fan_in**-0.5)
-            for spec in self._specs
-        }
+        return {spec.name: _initial(spec, rng) for spec in self._specs}
 
     def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
         """Emit the forward pass for input node `x` [batch, ...]; return the node of the logits."""
         for layer in self.layers:
             x = layer.trace(b, x, params)
         return x
+
+
+def _initial(spec: ParameterSpec, rng: np.random.Generator) -> FloatArray:
+    if spec.initial is not None:
+        return np.full(spec.shape, spec.initial, np.float32)
+    unit = rng.uniform(-1.0, 1.0, spec.shape).astype(np.float32)
+    return unit * np.float32(spec.fan_in**-0.5)
 
 
 def emit_parameters(b: Builder, specs: tuple[ParameterSpec, ...]) -> dict[str, int]:
@@ -132,6 +145,43 @@ def mlp(
     return Model("mlp", tuple(layers), shape, widths[-1])
 
 
+def transformer(
+    input_shape: Shape,
+    classes: int,
+    width: int = 32,
+    hidden: tuple[int, ...] = (128,),
+    heads: int = 4,
+    activation: str = "gelu",
+) -> Model:
+    """Return an encoder with one pre-norm block per entry of `hidden`, its inner width.
+
+    `input_shape` is [time, features] or [channels, rows, columns], then a row is a time step. The
+    head reads the tokens of all steps side by side. Layers: tokens, embed, position, per block
+    "block1.norm1", "block1.attention" with .q, .k, .v and .o, "block1.add1", "block1.norm2",
+    "block1.fc1", "block1.gelu", "block1.fc2", "block1.add2", and last norm, flatten, head.
+    """
+    if len(input_shape) not in (2, 3):
+        valid = "[time, features] or [channels, rows, columns]"
+        raise InputError(f"model transformer: input {list(input_shape)}; expected {valid}")
+    if min(width, heads, *hidden) < 1 or width % heads:
+        given = f"width {width}, hidden {list(hidden)}, heads {heads}"
+        raise InputError(
+            f"model transformer: {given}; expected positive ones, the width divisible by heads"
+        )
+    time = input_shape[-2]
+    layers: list[Layer] = [
+        Tokens("tokens"),
+        Linear("embed", size(input_shape) // time, width),
+        Position("position", time),
+    ]
+    for number, inner in enumerate(hidden, 1):
+        middle = Activation(f"block{number}.{activation}", activation)
+        layers += transformer_block(f"block{number}", width, inner, heads, time, middle)
+    layers += [LayerNorm("norm", width), JoinTokens("flatten", time)]
+    layers.append(Linear("head", time * width, classes))
+    return Model("transformer", tuple(layers), input_shape, classes)
+
+
 ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Model]
 
 
@@ -147,5 +197,14 @@ def _mlp(input_shape: Shape, classes: int, activation: str, widths: tuple[int, .
     return mlp((size(input_shape), *widths, classes), activation, input_shape)
 
 
-MODELS: Mapping[str, ModelBuilder] = MappingProxyType({"lenet5": _lenet5, "mlp": _mlp})
+def _transformer(
+    input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]
+) -> Model:
+    width, *hidden = widths or (32, 128)
+    return transformer(input_shape, classes, width, tuple(hidden), activation=activation)
+
+
+MODELS: Mapping[str, ModelBuilder] = MappingProxyType(
+    {"lenet5": _lenet5, "mlp": _mlp, "transformer": _transformer}
+)
 """Builders by name: (shape of one image, classes, activation, hidden widths) to the model."""

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from policysearch.graph import Op
-from policysearch.ops import conv, dense, elementwise, loss, pool, shape, source, update
+from policysearch.ops import (
+    attention,
+    block_scale,
+    conv,
+    dense,
+    elementwise,
+    layer_norm,
+    loss,
+    pool,
+    scale,
+    shape,
+    source,
+    transpose,
+    update,
+)
 
-FAMILIES = (source, elementwise, dense, conv, pool, shape, loss, update)
+FAMILIES = (
+    *(source, elementwise, dense, conv, pool, shape, loss, update),
+    *(transpose, layer_norm, attention),
+    *(scale, block_scale),
+)
 
 OPS: dict[str, Op] = {
     op.name: op for family in FAMILIES for op in vars(family).values() if isinstance(op, Op)

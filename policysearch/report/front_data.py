@@ -6,6 +6,7 @@ import csv
 import io
 from dataclasses import dataclass, fields
 
+from policysearch.accumulators import accumulator_named
 from policysearch.search.results import Results, Trial
 
 
@@ -98,7 +99,8 @@ def caption(results: Results) -> str:
     spec = results.spec
     priced = spec.cost.batch_size or spec.task.batch_size
     names = {layer.accumulator for t in results.trials for _, layer in t.policy.layers}
-    accumulators = ", ".join(sorted(names)) or "float32"
+    accumulators = [accumulator_named(name) for name in sorted(names or {"float32"})]
+    sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
     noise = "not measured"
     if results.noise_gap is not None:
@@ -107,6 +109,6 @@ def caption(results: Results) -> str:
         f"Modeled, not measured: speed and memory of {spec.cost.device} with {spec.cost.stack}, "
         f"batch {priced}.\n"
         f"Trained: {spec.task.model} on {spec.task.data}, batch {spec.task.batch_size}, "
-        f"{spec.task.steps} steps, seeds {seeds}, accumulator {accumulators}. "
-        f"Noise of the gap: {noise}."
+        f"{spec.task.steps} steps, seeds {seeds}. Noise of the gap: {noise}.\n"
+        f"Accumulator, and what it does not model: {sums}."
     )

@@ -9,6 +9,7 @@ from policysearch.formats import Rounding, format_named, join
 from policysearch.graph import Builder, Graph, Node, Role
 from policysearch.ops.source import cast
 from policysearch.policy import LayerPolicy, Policy
+from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
 from policysearch.values import InputError
 
 
@@ -39,6 +40,7 @@ class _Pass:
         self.forward_formats: dict[tuple[str, str], str] = {}
         self.readers = _count_readers(graph)
         self.replaced_by = {new: old for old, new in graph.updates}
+        self.scaling = ScalingPass(self.b, policy.scaling, trains=bool(graph.updates))
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -54,7 +56,8 @@ class _Pass:
         if self.policy.loss_scale.kind == "none":
             outputs.pop("finite", None)
         updates = [(self.new[old], self.new[new]) for old, new in self.graph.updates]
-        return _without_unread(self.b.graph(outputs, updates))
+        updates += self.scaling.updates()
+        return _without_unread(self.b.graph({**outputs, **self.scaling.outputs}, updates))
 
     def source(self, node: Node) -> int:
         stored = "float32"
@@ -70,12 +73,12 @@ class _Pass:
             made = self.bias(node)
         elif placement == "low":
             layer = self.layer(node)
-            gemm = node.op.kind == "gemm"
-            operand = layer.compute if gemm else layer.output
-            fused = gemm and self.policy.bias == "fused" and self.feeds_only_bias(node)
-            stored = "float32" if fused else layer.output
-            inputs = [self.operand(i, operand, node) for i in node.inputs]
-            made = self.emit(node, inputs, stored, fused=fused, accumulator=layer.accumulator)
+            if node.op.kind == "gemm":
+                fused = self.policy.bias == "fused" and self.feeds_only_bias(node)
+                made = self.product(node, "float32" if fused else layer.output, fused=fused)
+            else:
+                inputs = [self.operand(i, layer.output, node) for i in node.inputs]
+                made = self.emit(node, inputs, layer.output)
         elif placement == "fp32":
             made = self.emit(node, [self.operand(i, "float32", node) for i in node.inputs])
         else:
@@ -116,16 +119,41 @@ class _Pass:
 
     def low_gradient(self, node: Node) -> int:
         layer = self.layer(node)
-        gemm = node.op.kind == "gemm"
-        inputs = []
-        for i in node.inputs:
-            if not self.is_gradient(i):
-                inputs.append(self.operand(i, layer.compute, node) if gemm else self.new[i])
-                continue
-            arrived = self.cast(self.new[i], layer.dgrad, node)
-            inputs.append(self.cast(arrived, layer.grad, node) if gemm else arrived)
         stored = layer.wgrad if node.role == "wgrad" else layer.dgrad
-        return self.emit(node, inputs, stored, accumulator=layer.accumulator)
+        if node.op.kind == "gemm":
+            return self.product(node, stored)
+        inputs = [
+            self.cast(self.new[i], layer.dgrad, node) if self.is_gradient(i) else self.new[i]
+            for i in node.inputs
+        ]
+        return self.emit(node, inputs, stored)
+
+    def product(self, node: Node, stored: str, *, fused: bool = False) -> int:
+        operands = [self.product_operand(position, node) for position in range(len(node.inputs))]
+        return self.scaling.product(
+            node,
+            operands,
+            format=stored,
+            fused=fused,
+            accumulator=self.layer(node).accumulator,
+            rounding=self.rounding(node.role),
+        )
+
+    def product_operand(self, position: int, node: Node) -> Operand:
+        """Return an operand in its format: scaled where that is narrow and there is a recipe."""
+        i, layer = node.inputs[position], self.layer(node)
+        old, wanted = self.graph.nodes[i], layer.compute
+        if self.is_gradient(i):
+            made, wanted, name = self.cast(self.new[i], layer.dgrad, node), layer.grad, "grad"
+        else:
+            # the scaled copy of a parameter is what is stored in its narrow `param` format
+            same = old.op.name == "parameter" and layer.param == wanted and is_narrow(wanted)
+            made, name = self.new[i] if same else self.read(i, node), "input"
+        if self.policy.scaling.recipe == "none" or not is_narrow(wanted):
+            return Operand(self.cast(made, wanted, node))
+        name = old.name if old.op.name == "parameter" else f"{node.layer}.{name}"
+        rounding = self.rounding(node.role)
+        return self.scaling.operand(made, wanted, node, position, name, rounding)
 
     def update(self, node: Node) -> int:
         """Updates compute in float32; only what is kept is rounded to its storage format."""
@@ -147,11 +175,15 @@ class _Pass:
         return self.cast(made, "float32", node)
 
     def operand(self, i: int, wanted: str, node: Node) -> int:
-        """Return old node `i` in format `wanted`; parameters are read in their `param` format."""
+        """Return old node `i` in format `wanted`."""
+        return self.cast(self.read(i, node), wanted, node)
+
+    def read(self, i: int, node: Node) -> int:
+        """Return old node `i` as it is read: parameters in their `param` format."""
         made, old = self.new[i], self.graph.nodes[i]
         if old.op.name == "parameter" and old.layer in self.layers:
             made = self.cast(made, self.layers[old.layer].param, node)
-        return self.cast(made, wanted, node)
+        return made
 
     def cast(self, made: int, wanted: str, node: Node) -> int:
         value = self.b.nodes[made]
@@ -165,31 +197,22 @@ class _Pass:
                 role=node.role,
                 layer=node.layer,
                 source=node.source,
-                rounding=self.rounding(node.role),
+                rounding=self.cast_rounding(wanted, node.role),
             )
         return self.casts[made, wanted]
 
-    def emit(
-        self,
-        node: Node,
-        inputs: Sequence[int],
-        stored: str = "float32",
-        *,
-        fused: bool = False,
-        accumulator: str = "float32",
-    ) -> int:
-        return self.b.copy(
-            node,
-            inputs,
-            format=stored,
-            fused=fused,
-            accumulator=accumulator if node.op.kind == "gemm" else "float32",
-            rounding=self.rounding(node.role),
-        )
+    def emit(self, node: Node, inputs: Sequence[int], stored: str = "float32") -> int:
+        return self.b.copy(node, inputs, format=stored, rounding=self.rounding(node.role))
 
     def rounding(self, role: Role) -> Rounding:
         found: Rounding = getattr(self.policy.rounding, "fprop" if role == "input" else role)
         return found
+
+    def cast_rounding(self, wanted: str, role: Role) -> Rounding:
+        """Casts to narrow formats saturate where the policy scales tensors into them."""
+        saturates = self.policy.scaling.recipe != "none" and is_narrow(wanted)
+        found = self.rounding(role)
+        return replace(found, overflow="saturate") if saturates else found
 
     def placement(self, node: Node) -> str:
         if node.source == "scale_loss":

@@ -11,8 +11,9 @@ from optuna.trial import BaseTrial
 
 from policysearch.formats import format_named
 from policysearch.nn.models import Model
-from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer, with_accumulator
 from policysearch.presets import preset
+from policysearch.scaling import Scaling
 from policysearch.search.spec import Group, SpaceSection
 from policysearch.values import InputError, one_of
 
@@ -44,6 +45,8 @@ class Space:
             "loss_scale": section.loss_scales,
             "log2_scale": powers if set(section.loss_scales) != {"none"} else (),
             "growth_interval": section.growth_intervals,
+            "accumulator": section.accumulators,
+            "scaling": section.scalings,
         }
         return {name: values for name, values in every.items() if len(values) > 1}
 
@@ -76,8 +79,15 @@ class Space:
             master_weights=master,
             optimizer_state=params.get("optimizer_state", section.optimizer_states[0]),
             loss_scale=self._loss_scale(params),
+            scaling=self._scaling(params),
         )
+        policy = with_accumulator(policy, params.get("accumulator", section.accumulators[0]))
         return dataclasses.replace(policy, name=self.describe(policy))
+
+    def _scaling(self, params: Params) -> Scaling:
+        offered = self.section.scalings or (self.base.scaling.recipe,)
+        recipe = params.get("scaling", offered[0])
+        return self.base.scaling if recipe == self.base.scaling.recipe else Scaling(recipe)
 
     def _loss_scale(self, params: Params) -> LossScale:
         section = self.section
@@ -100,6 +110,10 @@ class Space:
             words.append("no-master")
         if policy.optimizer_state != "float32":
             words.append(f"state:{short_format(policy.optimizer_state)}")
+        if len(self.section.scalings) > 1:
+            words.append(policy.scaling.recipe)
+        if len(self.section.accumulators) > 1:
+            words += sorted({layer.accumulator for layer in layers.values()} - {"float32"})
         if policy.loss_scale.kind != "none":
             words.append(f"{policy.loss_scale.kind}:{policy.loss_scale.init_scale:g}")
         return " ".join(words)
@@ -122,9 +136,13 @@ class Space:
             "loss_scale": scale.kind,
             "log2_scale": round(math.log2(scale.init_scale)),
             "growth_interval": scale.growth_interval,
+            "accumulator": next(
+                (layer.accumulator for layer in layers.values() if layer.compute != "float32"), ""
+            ),
+            "scaling": policy.scaling.recipe,
         }
         choices = self.choices()
-        return {name: _nearest(wanted[name], values) for name, values in choices.items()}
+        return {name: _nearest(name, wanted[name], values) for name, values in choices.items()}
 
 
 def make_space(section: SpaceSection, model: Model) -> Space:
@@ -174,12 +192,12 @@ def _placed(ops: tuple[str, ...], placed: dict[str, str], where: str) -> tuple[s
     return tuple(kept + [op for op, place in placed.items() if place == where])
 
 
-def _nearest(wanted: Any, values: tuple[Any, ...]) -> Any:
+def _nearest(name: str, wanted: Any, values: tuple[Any, ...]) -> Any:
     if wanted in values:
         return wanted
     if isinstance(wanted, int) and not isinstance(wanted, bool):
         return min(values, key=lambda value: (abs(value - wanted), value))
-    if isinstance(wanted, str) and wanted not in ("none", "fixed", "dynamic", "schedule"):
+    if name.startswith("format.") or name == "optimizer_state":
         bits = format_named(wanted).bits
         return min(values, key=lambda name: abs(format_named(name).bits - bits))
     return values[0]

@@ -10,12 +10,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from policysearch.accumulators import accumulator_named
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
 from policysearch.formats import format_named
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy import LossScaleKind
-from policysearch.presets import PRESETS
+from policysearch.presets import LADDER, PRESETS
+from policysearch.scaling import RECIPES, Recipe
 from policysearch.search.samplers import SAMPLERS
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, number, one_of, to_plain
@@ -93,7 +95,9 @@ class SpaceSection:
     parameters follows the one before it. `base` is the preset that says everything not searched:
     op lists, bias, scaling recipe. Each op of `ops` may run "low" or "fp32". `loss_scales` are
     kinds; their initial scale is 2 to a whole power within `log2_scale`, and a dynamic one grows
-    after `growth_intervals` clean steps. The presets of `ladder` are tried first.
+    after `growth_intervals` clean steps. `accumulators` sum the products of every layer below
+    float32; the presets of `ladder`, tried first, take the first of them. `scalings` are recipes
+    for operands below 16 bits; none given, that of `base` holds.
     """
 
     formats: tuple[str, ...]
@@ -105,7 +109,9 @@ class SpaceSection:
     loss_scales: tuple[LossScaleKind, ...] = ("none",)
     log2_scale: tuple[int, int] = (7, 16)
     growth_intervals: tuple[int, ...] = (2000,)
-    ladder: tuple[str, ...] = ()
+    accumulators: tuple[str, ...] = ("float32",)
+    scalings: tuple[Recipe, ...] = ()
+    ladder: tuple[str, ...] = LADDER
 
     def __post_init__(self) -> None:
         one_of("base", self.base, PRESETS)
@@ -129,10 +135,17 @@ class SpaceSection:
                     format_named(given)
                 except InputError as error:
                     raise InputError(f"{name}: {error}") from None
-        choices = ("formats", "master_weights", "optimizer_states", "loss_scales")
-        for name in (*choices, "growth_intervals"):
+        for given in self.accumulators:
+            try:
+                accumulator_named(given)
+            except InputError as error:
+                raise InputError(f"accumulators: {error}") from None
+        for given in self.scalings:
+            one_of("scalings", given, RECIPES)
+        choices = ("formats", "master_weights", "optimizer_states", "loss_scales", "scalings")
+        for name in (*choices, "growth_intervals", "accumulators"):
             given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
+            if not (given or name == "scalings") or len(set(given)) < len(given):
                 raise InputError(f"{name}: {list(given)}; expected one or more different values")
 
 

@@ -15,8 +15,8 @@ from optuna.trial import TrialState
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import DIVERGED_GAP, JITTER, Objective, gap
-from policysearch.policy import Policy, from_json
-from policysearch.presets import preset
+from policysearch.policy import Policy, from_json, with_accumulator
+from policysearch.presets import ladder
 from policysearch.search.executors import Executor, Job, make_executor
 from policysearch.search.identity import check_identity, check_study_file, identity_of
 from policysearch.search.records import (
@@ -67,8 +67,11 @@ class Session:
         self.spec, self.objective, self.study = spec, objective, study
         self.space = make_space(spec.space, objective.model)
         self.float32 = objective.float32
-        names = ["float32", *(name for name in spec.space.ladder if name != "float32")]
-        self.ladder = [preset(name, objective.model.layer_names) for name in names]
+        names = dict.fromkeys(("float32", *spec.space.ladder))
+        self.ladder = [
+            with_accumulator(policy, spec.space.accumulators[0])
+            for policy in ladder(objective.model.layer_names, names)
+        ]
         self.measured = measured_runs(study, spec.study.seeds)
         self.jittered = jittered_runs(study, spec.study.seeds)
         self.priced: dict[str, PolicyCost] = {}

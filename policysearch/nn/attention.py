@@ -1,0 +1,205 @@
+"""Layers of a transformer: they work on tokens, the rows of a matrix [batch * time, width]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from policysearch.graph import Builder, Shape, size
+from policysearch.nn.layers import Layer, Linear, ParameterSpec
+from policysearch.ops.attention import scale, softmax
+from policysearch.ops.dense import bias, matmul
+from policysearch.ops.elementwise import add
+from policysearch.ops.layer_norm import layer_norm
+from policysearch.ops.shape import reshape
+from policysearch.ops.transpose import transpose
+from policysearch.values import InputError
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """[batch, time, width] to tokens; of images, rows from top to bottom, channels side by side."""
+
+    name: str
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        if len(input_shape) not in (2, 3):
+            valid = "[time, width] or [channels, rows, columns]"
+            raise InputError(
+                f"layer {self.name}: input of shape {list(input_shape)}; expected {valid}"
+            )
+        return ()
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        shape = b.shape(x)
+        with b.scope(layer=self.name, role="fprop"):
+            if len(shape) == 3:
+                return b.emit(reshape, x, attrs={"shape": (shape[0] * shape[1], shape[2])})
+            batch, channels, rows, columns = shape
+            tokens = (batch * rows, channels * columns)
+            return b.emit(transpose, x, attrs={"axes": (0, 2, 1, 3), "shape": tokens})
+
+
+@dataclass(frozen=True)
+class JoinTokens:
+    """Tokens to [batch, time * width], one example per row."""
+
+    name: str
+    time: int
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        return ()
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        rows, width = b.shape(x)
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(reshape, x, attrs={"shape": (rows // self.time, self.time * width)})
+
+
+@dataclass(frozen=True)
+class Position:
+    """Adds a trained offset [time * width] to the tokens of every example."""
+
+    name: str
+    time: int
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        (width,) = input_shape
+        shape = (self.time * width,)
+        return (ParameterSpec(f"{self.name}.bias", shape, self.name, "bias", width),)
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        shape = b.shape(x)
+        examples = (shape[0] // self.time, size(shape) * self.time // shape[0])
+        with b.scope(layer=self.name, role="fprop"):
+            joined = b.emit(reshape, x, attrs={"shape": examples})
+            moved = b.emit(bias, joined, params[f"{self.name}.bias"])
+            return b.emit(reshape, moved, attrs={"shape": shape})
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Each token to mean 0 and variance 1, times a weight, plus a bias; torch's `LayerNorm`."""
+
+    name: str
+    width: int
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        if input_shape != (self.width,):
+            raise InputError(
+                f"layer {self.name}: input of shape {list(input_shape)}; expected [{self.width}]"
+            )
+        shape = (self.width,)
+        return (
+            ParameterSpec(f"{self.name}.weight", shape, self.name, "weight", self.width, 1.0),
+            ParameterSpec(f"{self.name}.bias", shape, self.name, "bias", self.width, 0.0),
+        )
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        owned = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(layer_norm, x, *owned)
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """Every token looks at all tokens of its example, in `heads` parts of its width.
+
+    softmax(q k^T / sqrt(width / heads)) v (arXiv 1706.03762), without the projection that
+    follows. q, k and v are the layers "<name>.q", "<name>.k" and "<name>.v".
+    """
+
+    name: str
+    width: int
+    heads: int
+    time: int
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.width % self.heads:
+            raise InputError(
+                f"layer {self.name}, heads: {self.heads}; expected a divisor of {self.width}"
+            )
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        return tuple(Linear(f"{self.name}.{part}", self.width, self.width) for part in "qkv")
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        return tuple(spec for layer in self.layers for spec in layer.parameters(input_shape))
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        q, k, v = (self._in_heads(b, layer, layer.trace(b, x, params)) for layer in self.layers)
+        with b.scope(layer=self.name, role="fprop"):
+            alike = b.emit(matmul, q, k, attrs={"transpose_b": True})
+            alike = b.emit(scale, alike, attrs={"factor": (self.width // self.heads) ** -0.5})
+            mixed = b.emit(matmul, b.emit(softmax, alike), v)
+            split = (b.shape(x)[0] // self.time, self.heads, self.time, self.width // self.heads)
+            back = {"split": split, "axes": (0, 2, 1, 3), "shape": b.shape(x)}
+            return b.emit(transpose, mixed, attrs=back)
+
+    def _in_heads(self, b: Builder, layer: Layer, tokens: int) -> int:
+        """[batch * time, width] to [batch * heads, time, width / heads]."""
+        batch, part = b.shape(tokens)[0] // self.time, self.width // self.heads
+        attrs = {
+            "split": (batch, self.time, self.heads, part),
+            "axes": (0, 2, 1, 3),
+            "shape": (batch * self.heads, self.time, part),
+        }
+        with b.scope(layer=layer.name, role="fprop"):
+            return b.emit(transpose, tokens, attrs=attrs)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x + inner(x) for tokens: the inner layers in a chain, then the sum as a layer of its own."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        specs: list[ParameterSpec] = []
+        shape = input_shape
+        for layer in self.layers:
+            specs += layer.parameters(shape)
+            shape = (layer.n_out,) if isinstance(layer, Linear) else shape
+        if shape != input_shape:
+            given, valid = list(shape), list(input_shape)
+            raise InputError(f"layer {self.name}: {given} from the inner layers; expected {valid}")
+        return tuple(specs)
+
+    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+        inner = x
+        for layer in self.layers:
+            inner = layer.trace(b, inner, params)
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(add, x, inner)
+
+
+def transformer_block(
+    name: str, width: int, hidden: int, heads: int, time: int, activation: Layer
+) -> tuple[Layer, ...]:
+    """Return attention and a two-layer net, each normalised first and added to its input.
+
+    The arrangement "pre-LN" of arXiv 2002.04745; `hidden` is the width between the two layers.
+    """
+    attention = f"{name}.attention"
+    return (
+        Residual(
+            f"{name}.add1",
+            (
+                LayerNorm(f"{name}.norm1", width),
+                SelfAttention(attention, width, heads, time),
+                Linear(f"{attention}.o", width, width),
+            ),
+        ),
+        Residual(
+            f"{name}.add2",
+            (
+                LayerNorm(f"{name}.norm2", width),
+                Linear(f"{name}.fc1", width, hidden),
+                activation,
+                Linear(f"{name}.fc2", hidden, width),
+            ),
+        ),
+    )

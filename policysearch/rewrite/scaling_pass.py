@@ -1,0 +1,226 @@
+"""Tensor scaling as nodes: what the policy pass puts around a product of narrow operands.
+
+Every recipe scales an operand along axes that its product sums over, or the whole of it, so the
+scales leave the sum: per tensor and per row they are divided out in the epilogue (`descale`), per
+block they are multiplied in again before the sum (the `_blocks` products). For convolutions a row
+is an example or a channel, whichever the product keeps, and blocks run along the channels (fprop,
+dgrad) or the examples (wgrad), as in Microsoft's microxcaling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from policysearch.accumulators import accumulator_named
+from policysearch.formats import Format, Rounding, format_named
+from policysearch.graph import Builder, Node, Op
+from policysearch.ops.block_scale import OVER_BLOCKS, block_cast, mx_scale, nvfp4_scale
+from policysearch.ops.scale import (
+    amax,
+    amax_history,
+    delayed_scale,
+    descale,
+    scaled_cast,
+    tensor_scale,
+)
+from policysearch.ops.source import state
+from policysearch.scaling import Scaling
+from policysearch.values import InputError
+
+BLOCKS = {"mx": 32, "nvfp4": 16}
+NARROW_BITS = 16
+"""Formats of fewer bits are scaled."""
+
+E8M0 = "e8m1"
+"""E8M0 has neither sign nor mantissa; no row has that, and this one holds its powers of two."""
+
+NVFP4_SCALE = "float8_e4m3fn"
+NEAREST = Rounding(overflow="saturate")
+
+# The axes each operand is summed over, the first of them the one that is cut into blocks.
+_CONV_AXES = {
+    "conv2d": ((1, 2, 3), (1, 2, 3)),
+    "conv2d_dgrad": ((1, 2, 3), (0, 2, 3)),
+    "conv2d_wgrad": ((0, 2, 3), (0, 2, 3)),
+}
+
+
+def is_narrow(format: str) -> bool:
+    """Return whether operands of this format are scaled where the policy has a recipe."""
+    return format_named(format).bits < NARROW_BITS
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a product: the node, the scale to divide out, and the scales per block."""
+
+    node: int
+    scale: int | None = None
+    block_scales: int | None = None
+
+
+class ScalingPass:
+    """The scaling nodes of one graph: each tensor is scaled once per format and direction.
+
+    With recipe "delayed" each operand has two states of its own, "<operand>.amax_history"
+    [history] and "<operand>.scale" (); both start as zeros, which means scale 1. The operand is
+    called after the parameter, or "<layer>.input" or "<layer>.grad". Their new values are updates
+    of a step that has any: a forward pass alone leaves them, and so does a skipped step.
+    """
+
+    def __init__(self, b: Builder, scaling: Scaling, trains: bool) -> None:
+        self.b = b
+        self.scaling = scaling
+        self.trains = trains
+        self.outputs: dict[str, int] = {}
+        self._made: dict[tuple[int, str, tuple[int, ...]], Operand] = {}
+        self._names: dict[str, int] = {}
+        self._delayed: list[tuple[int, int, int, int, str]] = []
+
+    def operand(
+        self, made: int, wanted: str, node: Node, position: int, name: str, rounding: Rounding
+    ) -> Operand:
+        """Return new node `made` scaled into format `wanted`, as operand `position` of `node`.
+
+        `name` calls its state, `rounding` is that of the cast, which saturates.
+        """
+        recipe, axes = self.scaling.recipe, self._axes(node, position, self.b.shape(made))
+        if (made, wanted, axes) in self._made:
+            return self._made[made, wanted, axes]
+        cast = replace(rounding, overflow="saturate")
+        if recipe == "nvfp4" and name == f"{node.layer}.grad":
+            cast = replace(cast, mode="stochastic")
+        with self.b.scope(layer=node.layer, role=node.role, source=node.source):
+            if recipe in BLOCKS:
+                operand = self._blocks(made, format_named(wanted), axes[0], cast)
+            else:
+                name = self._unused(name)
+                scale = self._scale(made, wanted, axes, name)
+                fields: dict[str, Any] = {"format": wanted, "rounding": cast}
+                operand = Operand(self.b.emit(scaled_cast, made, scale, **fields), scale)
+                if recipe == "delayed":
+                    self._record(made, scale, name)
+        self._made[made, wanted, axes] = operand
+        return operand
+
+    def product(self, node: Node, operands: Sequence[Operand], **fields: Any) -> int:
+        """Emit the product and what takes the scales out; `fields` are those of its result."""
+        inputs = [operand.node for operand in operands]
+        op, attrs = node.op, dict(node.attrs)
+        cut = [(i, o.block_scales) for i, o in enumerate(operands) if o.block_scales is not None]
+        if cut:
+            op = self._over_blocks(node, fields["accumulator"])
+            shapes = [self.b.shape(i) for i in inputs]
+            firsts = [self._axes(node, i, shapes[i])[0] for i, _ in cut]
+            block = BLOCKS[self.scaling.recipe]
+            attrs["blocks"] = tuple((i, at, block) for (i, _), at in zip(cut, firsts, strict=True))
+            inputs += [scales for _, scales in cut]
+        scaled = [(i, o.scale) for i, o in enumerate(operands) if o.scale is not None]
+        whole = {**fields, "format": "float32", "fused": True} if scaled else fields
+        made = self.b.copy(node, inputs, op=op, attrs=tuple(attrs.items()), **whole)
+        if not scaled:
+            return made
+        swap, axes = self._swaps(node, [i for i, _ in scaled])
+        after = {**fields, "accumulator": "float32"}
+        with self.b.scope(layer=node.layer, role=node.role, source=node.source):
+            scales = [scale for _, scale in scaled]
+            return self.b.emit(descale, made, *scales, attrs={"axes": axes, "swap": swap}, **after)
+
+    def _unused(self, name: str) -> str:
+        """Return `name`, with a number from 2 where a layer multiplies several such tensors."""
+        self._names[name] = self._names.get(name, 0) + 1
+        return name if self._names[name] == 1 else f"{name}{self._names[name]}"
+
+    def updates(self) -> list[tuple[int, int]]:
+        """Emit the new states and return (state, new value) pairs; the last nodes of the step."""
+        if not self.trains:
+            return []
+        pairs = []
+        for history, old, scale, largest, layer in self._delayed:
+            new = self.b.emit(amax_history, history, largest, role="update", layer=layer)
+            pairs += [(history, new), (old, scale)]
+        return pairs
+
+    def _scale(self, made: int, wanted: str, axes: tuple[int, ...], name: str) -> int:
+        row = self.scaling
+        attrs = {
+            "maximum": format_named(wanted).max,
+            "margin": row.margin,
+            "power_of_two": row.power_of_two,
+        }
+        if row.recipe != "delayed":
+            over = {"axes": axes} if axes else {}
+            return self.b.emit(tensor_scale, self.b.emit(amax, made, attrs=over), attrs=attrs)
+        history = self._state(f"{name}.amax_history", (row.history,))
+        old = self._state(f"{name}.scale", ())
+        # a step's scales depend on states alone, so they can all be computed in one launch
+        return self.b.emit(
+            delayed_scale, history, old, attrs={**attrs, "amax": row.amax}, role="update"
+        )
+
+    def _state(self, name: str, shape: tuple[int, ...]) -> int:
+        return self.b.emit(state, attrs={"shape": shape}, role="input", name=name)
+
+    def _record(self, made: int, scale: int, name: str) -> None:
+        """Note the amax of this step, an output so that it is taken while the tensor is there."""
+        if not self.trains:
+            return
+        history, old = self.b.nodes[scale].inputs
+        largest = self.b.emit(amax, made)
+        self.outputs[f"amax:{name}"] = largest
+        self._delayed.append((history, old, scale, largest, self.b.nodes[scale].layer))
+
+    def _blocks(self, made: int, element: Format, axis: int, cast: Rounding) -> Operand:
+        block = BLOCKS[self.scaling.recipe]
+        largest = self.b.emit(amax, made, attrs={"axes": (axis,), "block": block})
+        along = {"axis": axis, "block": block}
+        fields: dict[str, Any] = {"format": element.name, "rounding": cast}
+        if self.scaling.recipe == "mx":
+            emax = {"emax": element.max_exponent}
+            scales = self.b.emit(mx_scale, largest, attrs=emax, format=E8M0)
+            cut = self.b.emit(block_cast, made, scales, attrs=along, **fields)
+            return Operand(cut, None, scales)
+        maximum = {"maximum": format_named(NVFP4_SCALE).max * element.max}
+        tensor = self.b.emit(tensor_scale, self.b.emit(amax, made), attrs=maximum)
+        stored: dict[str, Any] = {"format": NVFP4_SCALE, "rounding": NEAREST}
+        attrs = {"maximum": element.max}
+        scales = self.b.emit(nvfp4_scale, largest, tensor, attrs=attrs, **stored)
+        cut = self.b.emit(block_cast, made, scales, tensor, attrs=along, **fields)
+        return Operand(cut, tensor, scales)
+
+    def _axes(self, node: Node, position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the axes of the operand that are summed over; none where they do not matter."""
+        if self.scaling.recipe in ("current", "delayed"):
+            return ()
+        if node.op.name in _CONV_AXES:
+            return _CONV_AXES[node.op.name][position]
+        if node.op.name == "matmul":
+            attrs = node.attributes
+            first = attrs.get("transpose_a") if position == 0 else not attrs.get("transpose_b")
+            return (len(shape) - 2,) if first else (len(shape) - 1,)
+        raise InputError(
+            f"scaling.recipe {self.scaling.recipe!r} with op {node.op.name!r} of layer "
+            f"{node.layer!r}: unknown contraction; expected current or delayed"
+        )
+
+    def _swaps(self, node: Node, scaled: list[int]) -> tuple[tuple[bool, ...], tuple[int, int]]:
+        """Return, per scale, whether its two axes trade places to line up with the result's."""
+        if self.scaling.recipe != "rowwise":
+            return (False,) * len(scaled), (0, 1)
+        rows, columns = (0, 1) if node.op.name in _CONV_AXES else (-2, -1)
+        ndim = len(node.shape)
+        wanted = (columns % ndim, rows % ndim)
+        summed = [self._axes(node, i, node.shape) for i in scaled]
+        swap = tuple(wanted[i] not in axes for i, axes in zip(scaled, summed, strict=True))
+        return swap, (rows, columns)
+
+    def _over_blocks(self, node: Node, accumulator: str) -> Op:
+        if accumulator_named(accumulator).kind == "tensor_core":
+            raise InputError(
+                f"layer {node.layer!r}: accumulator {accumulator!r} with scaling.recipe "
+                f"{self.scaling.recipe!r}: it models products of unscaled operands; "
+                "expected float32 or chunked:<length>:<format>"
+            )
+        return next(op for op in OVER_BLOCKS if op.name == f"{node.op.name}_blocks")
