@@ -38,7 +38,8 @@ class Op:
     rule per input (None where there is no gradient) that emits nodes and returns the id of the
     gradient of that input. `kind`: "gemm" contracts, "move" only relabels or copies, "source" is
     fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
-    value is an input value or zero. `in_place`: inputs whose buffer the output may take.
+    value is an input value or zero. `converts`: the op only brings its first input into the
+    node's format. `in_place`: inputs whose buffer the output may take.
     `work` gives the elements of scratch the op needs.
     """
 
@@ -51,6 +52,7 @@ class Op:
     kind: Literal["gemm", "elementwise", "reduce", "move", "source"] = "elementwise"
     placement: Placement = "promote"
     keeps_format: bool = False
+    converts: bool = False
     in_place: tuple[int, ...] = ()
     work: Callable[[Sequence[Shape], Shape, Attrs], int] = lambda inputs, out, attrs: 0
 

@@ -55,7 +55,9 @@ def test_every_node_and_step_has_a_line(name: str) -> None:
     assert [line.split(": ")[1] for line in lines(text)] == list(STEPS)
     table = [line for line in text.splitlines() if line[:1].isdigit()][: len(graph.nodes)]
     assert [int(line.split()[0]) for line in table] == [node.id for node in graph.nodes]
-    casts = sum(node.op.name == "cast" for node in graph.nodes)
+    casts = sum(node.op.converts for node in graph.nodes)
+    assert (casts > 0) == any(layer.compute != "float32" for _, layer in policy.layers)
+    assert ("no layer runs in low precision" in text) == (casts == 0)
     assert sum(" -> " in line for line in table) == casts
     assert f"{len(graph.nodes)} nodes, {casts} casts" in text
 

@@ -8,9 +8,10 @@ import pytest
 
 from policysearch.formats import FORMATS, contains, format_named
 from policysearch.graph import Graph, Node
-from policysearch.nn.models import lenet5, mlp
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
@@ -162,3 +163,14 @@ def test_a_convolutional_step_keeps_its_outputs_and_updates() -> None:
     assert [name for name, _ in graph.outputs] == [name for name, _ in step.outputs]
     assert len(graph.updates) == len(step.updates)
     assert all(i < n.id for n in graph.nodes for i in n.inputs)
+
+
+def test_a_gradient_reads_a_parameter_in_the_format_of_the_forward_pass() -> None:
+    """layer_norm in float16 reads a float16 weight, and so does its gradient."""
+    net = transformer((1, 8, 8), 10, width=8, hidden=(16,), heads=2)
+    step = trace_step(net, "softmax_cross_entropy", Optimizer("sgd"), 2)
+    graph = apply_policy(step, preset("mindspore.O3", net.layer_names))
+    grads = _nodes(graph, op="layer_norm_grad")
+    assert grads
+    for node in grads:
+        assert {i.format for i in graph.inputs_of(node)} == {"float16"}

@@ -48,7 +48,8 @@ def test_every_sample_is_a_complete_policy_that_says_what_was_decided() -> None:
         assert policy.master_weights == params["master_weights"]
         assert policy.optimizer_state == params["optimizer_state"]
         assert policy.loss_scale.kind == params["loss_scale"]
-        assert policy.scaling.recipe == params["scaling"]
+        narrow = any(layer.compute == "float8_e4m3fn" for _, layer in policy.layers)
+        assert policy.scaling.recipe == (params["scaling"] if narrow else "none")
         for _, layer in policy.layers:
             low = layer.compute != "float32"
             assert layer.accumulator == (params["accumulator"] if low else "float32")

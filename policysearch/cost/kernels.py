@@ -26,7 +26,7 @@ class Kernel:
 
     @property
     def only_casts(self) -> bool:
-        return all(node.op.name == "cast" for node in self.nodes)
+        return all(node.op.converts for node in self.nodes)
 
 
 def kernels_of(graph: Graph, stack: Stack) -> tuple[Kernel, ...]:

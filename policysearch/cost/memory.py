@@ -161,9 +161,9 @@ def _kind(graph: Graph, node: Node) -> Kind:
         return "optimizer"
     if node.role in ("wgrad", "update"):
         return "gradient"
-    if node.op.name == "cast":
+    if node.op.converts:
         origin = node
-        while origin.op.name == "cast":
+        while origin.op.converts:
             origin = graph.nodes[origin.inputs[0]]
         if origin.op.name == "parameter":
             return "weight_copy"

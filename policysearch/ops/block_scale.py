@@ -128,6 +128,7 @@ block_cast = Op(
         {"axis": 1, "block": 4},
     ),
     placement="fp32",
+    converts=True,
     work=lambda inputs, out, attrs: size(inputs[1]),
 )
 """x * (tensor scale / block scale), rounded to the node's format by the emulator.

@@ -205,6 +205,7 @@ scaled_cast = Op(
         (rng.standard_normal((3, 5)).astype(np.float32), np.array(16.0, np.float32))
     ),
     placement="fp32",
+    converts=True,
     in_place=(0,),
 )
 """x * scale, rounded to the node's format by the emulator as every node's result is."""

@@ -43,6 +43,7 @@ cast = Op(
     gradients=(_cast_gradient,),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example((rng.standard_normal((3, 4)).astype(np.float32),)),
+    converts=True,
     in_place=(0,),
 )
 """Round to the node's format; the emulator does the rounding, as for every other node."""

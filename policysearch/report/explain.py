@@ -87,7 +87,7 @@ def _bits(node: Node) -> int:
 
 
 def _narrows(graph: Graph, node: Node) -> bool:
-    return node.op.name == "cast" and _bits(node) < _bits(graph.nodes[node.inputs[0]])
+    return node.op.converts and _bits(node) < _bits(graph.nodes[node.inputs[0]])
 
 
 def _widens_gradient(graph: Graph, node: Node) -> bool:
@@ -117,7 +117,7 @@ def _label(node: Node) -> str:
 def _row(graph: Graph, node: Node, step: str) -> tuple[str, ...]:
     op = f"{node.op.name} {node.name}" if node.name else node.op.name
     form = node.format
-    if node.op.name == "cast":
+    if node.op.converts:
         form = f"{graph.nodes[node.inputs[0]].format} -> {form}"
     elif node.fused:
         form = f"{form} (fused)"
@@ -144,6 +144,6 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def _summary(graph: Graph) -> str:
-    casts = [node for node in graph.nodes if node.op.name == "cast"]
+    casts = [node for node in graph.nodes if node.op.converts]
     formats = sorted({node.format for node in graph.nodes})
     return f"{len(graph.nodes)} nodes, {len(casts)} casts, formats: {', '.join(formats)}"

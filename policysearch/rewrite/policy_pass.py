@@ -112,7 +112,7 @@ class _Pass:
         narrower = format_named(produced).bits < format_named(arriving).bits
         flowing = produced if narrower else arriving
         inputs = [
-            self.operand(i, flowing, node) if self.is_gradient(i) else self.new[i]
+            self.operand(i, flowing, node) if self.is_gradient(i) else self.saved(i, produced, node)
             for i in node.inputs
         ]
         return self.emit(node, inputs, flowing)
@@ -123,10 +123,17 @@ class _Pass:
         if node.op.kind == "gemm":
             return self.product(node, stored)
         inputs = [
-            self.cast(self.new[i], layer.dgrad, node) if self.is_gradient(i) else self.new[i]
+            self.cast(self.new[i], layer.dgrad, node)
+            if self.is_gradient(i)
+            else self.saved(i, layer.output, node)
             for i in node.inputs
         ]
         return self.emit(node, inputs, stored)
+
+    def saved(self, i: int, read: str, node: Node) -> int:
+        """Return what the forward op read: a parameter in format `read`, else the value itself."""
+        is_parameter = self.graph.nodes[i].op.name == "parameter"
+        return self.operand(i, read, node) if is_parameter else self.new[i]
 
     def product(self, node: Node, stored: str, *, fused: bool = False) -> int:
         operands = [self.product_operand(position, node) for position in range(len(node.inputs))]

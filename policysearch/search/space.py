@@ -87,7 +87,9 @@ class Space:
     def _scaling(self, params: Params) -> Scaling:
         offered = self.section.scalings or (self.base.scaling.recipe,)
         recipe = params.get("scaling", offered[0])
-        return self.base.scaling if recipe == self.base.scaling.recipe else Scaling(recipe)
+        scaling = self.base.scaling if recipe == self.base.scaling.recipe else Scaling(recipe)
+        chosen = {params.get(f"format.{g.name}", self.section.formats[0]) for g in self.groups}
+        return scaling if min(format_named(f).bits for f in chosen) < 16 else Scaling()
 
     def _loss_scale(self, params: Params) -> LossScale:
         section = self.section
