@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test lint slow peers clean
+.PHONY: front test lint slow peers bench clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -36,6 +36,13 @@ slow: .venv/test.stamp
 
 peers: .venv/peers.stamp
 	$(BIN)/pytest -m "(peers or torch) and not slow"
+
+bench: .venv/peers.stamp
+	$(BIN)/python -m benchmarks.rounding --peers
+	$(BIN)/python -m benchmarks.step --peers
+	$(BIN)/python -m benchmarks.accumulators
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.processes
 
 .venv/made.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

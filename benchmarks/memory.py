@@ -1,0 +1,123 @@
+"""Compares the memory of an emulated training step with the liveness bound of its graph.
+
+    python -m benchmarks.memory
+
+Bound: the most bytes live at any position of the graph's own order, in float32 containers: every
+source throughout, every value from the node that makes it to its last reader. It is computed here
+from the graph alone. "in place" is the same bound when views take nothing and a value may take the
+place of an input that dies there or of the parameter it replaces. Measured: tracemalloc's peak
+during the fourth step, with everything allocated since the model was made (rounding scratch and
+the python objects of graph and plan included).
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import numpy as np
+
+from benchmarks.nets import BATCHES, NETS, policy_of, prepared, step_graph
+from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
+from policysearch.graph import Graph, size
+from policysearch.nn.models import Model
+
+ALLOWED = 1.3
+COLUMNS = (
+    *("model", "batch", "policy", "bound_bytes", "in_place_bound_bytes"),
+    *("arena_bytes", "source_bytes", "measured_peak_bytes"),
+)
+
+
+def bound_bytes(graph: Graph, *, in_place: bool) -> int:
+    """Return the liveness bound of `graph` in bytes."""
+    end = len(graph.nodes)
+    last = graph.last_uses()
+    home = list(range(end))
+    until: dict[int, int] = {}
+    replaced = {new: old for old, new in graph.updates}
+    for node in graph.nodes:
+        source = node.op.kind == "source"
+        if in_place and not source:
+            home[node.id] = _place(graph, node.id, home, until, replaced)
+        owner = home[node.id]
+        until[owner] = end if source else max(until.get(owner, 0), last[node.id])
+    change = [0] * (end + 2)
+    for owner, stop in until.items():
+        node = graph.nodes[owner]
+        change[0 if node.op.kind == "source" else owner] += 4 * size(node.shape)
+        change[stop + 1] -= 4 * size(node.shape)
+    return int(np.cumsum(change).max())
+
+
+def _place(
+    graph: Graph, i: int, home: list[int], until: dict[int, int], replaced: dict[int, int]
+) -> int:
+    """Return the node whose memory node `i` may take, or itself."""
+    node = graph.nodes[i]
+    if i in replaced:
+        return home[replaced[i]]
+    inputs = node.inputs[:1] if node.op.kind == "move" else ()
+    inputs += tuple(node.inputs[at] for at in node.op.in_place if at < len(node.inputs))
+    for given in inputs:
+        owner = graph.nodes[home[given]]
+        if owner.op.kind == "source" or size(owner.shape) != size(node.shape):
+            continue
+        if node.op.kind == "move" or until[owner.id] <= i:
+            return owner.id
+    return i
+
+
+def measure(model: Model, name: str, batch: int) -> tuple[int, int, int]:
+    """Return (arena, sources, measured peak) in bytes."""
+    policy = policy_of(model, name)
+    gc.collect()
+    tracemalloc.start()
+    executable = prepared(model, policy, batch)
+    for _ in range(3):
+        executable.forward_backward()
+        executable.apply_updates()
+    tracemalloc.reset_peak()
+    executable.forward_backward()
+    executable.apply_updates()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sources = sum(array.nbytes for array in executable.arrays.values())
+    return executable.arena_bytes, sources, peak
+
+
+def main() -> None:
+    """Run the command."""
+    options = parser(__doc__)
+    given = options.parse_args()
+    pin_one_thread()
+    rows, lines, worst = [], [], 0.0
+    for net, build in NETS.items():
+        model = build()
+        for batch in BATCHES:
+            for name in ("float32", "float16", "float8"):
+                graph = step_graph(model, policy_of(model, name), batch)
+                plain = bound_bytes(graph, in_place=False)
+                strict = bound_bytes(graph, in_place=True)
+                arena, sources, peak = measure(model, name, batch)
+                lines.append([net, batch, name, plain, strict, arena, sources, peak])
+                megabytes = [value / 1e6 for value in (plain, strict, arena + sources, peak)]
+                ratios = [megabytes[2] / megabytes[0], megabytes[2] / megabytes[1]]
+                rows.append([f"{net}, {batch}, {name}", *megabytes, *ratios, peak / plain])
+                worst = max(worst, ratios[0])
+    columns = (
+        *("net, batch, policy", "bound MB", "in-place bound MB", "arena + sources MB"),
+        *(
+            "measured MB",
+            "/ bound",
+            "/ in-place bound",
+            "measured / bound",
+        ),
+    )
+    show("Memory of one training step", columns, rows)
+    print(f"\nworst arena + sources / bound: {worst:.2f} (allowed {ALLOWED})\n{machine()}")
+    write_csv(given.out / "memory.csv", COLUMNS, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The nets, batches and policies that the benchmarks train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from policysearch.emulator import Executable, compile_graph
+from policysearch.graph import FloatArray, Graph
+from policysearch.nn.models import Model, lenet5, mlp, transformer
+from policysearch.policy import Policy
+from policysearch.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.scaling import Scaling
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+
+NETS: dict[str, Callable[[], Model]] = {
+    "mlp": lambda: mlp((784, 512, 512, 10)),
+    "lenet5": lenet5,
+    "transformer": lambda: transformer((1, 32, 32), 10, 64, (256,), 4),
+}
+TITLES = {
+    "mlp": "MLP 784-512-512-10",
+    "lenet5": "LeNet-5 (32 x 32)",
+    "transformer": "transformer block (32 tokens of width 64, 4 heads)",
+}
+BATCHES = (16, 64, 256)
+
+
+def policy_of(model: Model, name: str, accumulator: str = "float32") -> Policy:
+    """Return a uniform preset without tensor scaling, its products summed by `accumulator`."""
+    made = preset(name, model.layer_names)
+    layers = tuple((layer, replace(row, accumulator=accumulator)) for layer, row in made.layers)
+    return replace(made, layers=layers, scaling=Scaling())
+
+
+def step_graph(model: Model, policy: Policy, batch: int) -> Graph:
+    """Return the training step with momentum under `policy`."""
+    graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
+    return apply_policy(graph, policy)
+
+
+def batch_of(model: Model, batch: int) -> tuple[FloatArray, FloatArray]:
+    """Return standard-normal images and one-hot targets, the same on every call."""
+    rng = np.random.default_rng(1)
+    images = rng.standard_normal((batch, *model.input_shape), np.float32)
+    return images, np.eye(model.classes, dtype=np.float32)[rng.integers(0, model.classes, batch)]
+
+
+def prepared(
+    model: Model, policy: Policy, batch: int, *, compiled: bool | None = None
+) -> Executable:
+    """Return the compiled step with initial parameters and a batch in place."""
+    executable = compile_graph(step_graph(model, policy, batch), compiled=compiled)
+    for name, value in model.init(np.random.default_rng(0)).items():
+        executable.arrays[name][...] = value
+    images, targets = batch_of(model, batch)
+    scalars = {"loss_scale": 1.0, "inverse_scale": 1.0, "learning_rate": 0.01, "step": 1.0}
+    executable.arrays["images"][...] = images
+    executable.arrays["targets"][...] = targets
+    for name, number in scalars.items():
+        executable.arrays[name][...] = number
+    return executable
+
+
+def our_step(
+    model: Model,
+    name: str,
+    batch: int,
+    *,
+    compiled: bool | None,
+    accumulator: str = "float32",
+) -> Callable[[], float]:
+    """Return the call that takes one emulated step (forward, backward, update)."""
+    executable = prepared(model, policy_of(model, name, accumulator), batch, compiled=compiled)
+
+    def step() -> float:
+        executable.forward_backward()
+        executable.apply_updates()
+        return float(executable.value("loss"))
+
+    return step

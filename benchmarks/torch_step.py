@@ -1,0 +1,198 @@
+"""The benchmark's training steps in torch, with rounding functions at the places ours rounds.
+
+Every tensor that ours rounds is rounded once: weights and their gradients, results of products
+and of every other op that leaves the format, and the gradients that come back to them. A value
+that is on the format already (after ReLU, pooling, reshape) is not rounded again. Biases are not
+rounded, in favour of the peers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.peers import Round
+from policysearch.graph import FloatArray
+from policysearch.nn.models import Model
+from policysearch.policy import LayerPolicy
+
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+
+
+class _Rounded(torch.autograd.Function):
+    """x rounded by one function forward, its gradient by another backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, forward: Round | None, backward: Round | None) -> Any:
+        ctx.rounding = backward
+        return forward(x) if forward else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return (ctx.rounding(grad) if ctx.rounding else grad), None, None
+
+
+@dataclass(frozen=True)
+class Places:
+    """What is rounded, by the formats of one layer policy; `by_format` gives the functions.
+
+    `before_pools`: a gradient is rounded where a product gives it back, not again after the
+    backward of ReLU and pooling, which keep the format and spread it over more elements.
+    """
+
+    formats: LayerPolicy
+    by_format: Callable[[str], Round | None]
+    before_pools: bool = False
+
+    def weight(self, x: Any) -> Any:
+        return self._at(x, self.formats.compute, self.formats.wgrad)
+
+    def images(self, x: Any) -> Any:
+        return self._at(x, self.formats.compute, "float32")
+
+    def operand(self, x: Any) -> Any:
+        """An operand of a product: on the format already where that is the format of results."""
+        if self.formats.compute != self.formats.output:
+            return self._at(x, self.formats.compute, self.formats.dgrad)
+        return self._at(x, "float32", self.formats.dgrad) if self.before_pools else x
+
+    def product(self, x: Any) -> Any:
+        again = self.formats.grad != self.formats.dgrad or not self.before_pools
+        return self._at(x, self.formats.output, self.formats.grad if again else "float32")
+
+    def logits(self, x: Any) -> Any:
+        """The end of the net: the gradient of the loss comes in here."""
+        return self._at(x, "float32", self.formats.dgrad) if self.before_pools else x
+
+    def result(self, x: Any) -> Any:
+        return self._at(x, self.formats.output, self.formats.dgrad)
+
+    def _at(self, x: Any, forward: str, backward: str) -> Any:
+        functions = self.by_format(forward), self.by_format(backward)
+        return x if functions == (None, None) else _Rounded.apply(x, *functions)
+
+
+NO_PLACES = Places(LayerPolicy(), lambda name: None)
+
+
+class Dense(nn.Linear):
+    def __init__(self, n_in: int, n_out: int, at: Places) -> None:
+        super().__init__(n_in, n_out)
+        self.at = at
+
+    def forward(self, x: Any) -> Any:
+        at = self.at
+        return at.product(functional.linear(at.operand(x), at.weight(self.weight), self.bias))
+
+
+class Conv(nn.Conv2d):
+    def __init__(self, n_in: int, n_out: int, at: Places) -> None:
+        super().__init__(n_in, n_out, 5)
+        self.at = at
+
+    def forward(self, x: Any) -> Any:
+        at = self.at
+        return at.product(functional.conv2d(at.operand(x), at.weight(self.weight), self.bias))
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block with tanh GELU."""
+
+    def __init__(self, width: int, hidden: int, heads: int, at: Places) -> None:
+        super().__init__()
+        self.heads, self.at = heads, at
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (Dense(width, width, at) for _ in range(4))
+        self.fc1, self.fc2 = Dense(width, hidden, at), Dense(hidden, width, at)
+
+    def forward(self, x: Any) -> Any:
+        at = self.at
+        x = at.result(x + self.o(self.attention(at.result(self.norm1(x)))))
+        inner = functional.gelu(self.fc1(at.result(self.norm2(x))), approximate="tanh")
+        return at.result(x + self.fc2(at.result(inner)))
+
+    def attention(self, x: Any) -> Any:
+        at, (batch, time, width) = self.at, x.shape
+        part = width // self.heads
+        q, k, v = (
+            at.operand(layer(x).view(batch, time, self.heads, part).transpose(1, 2))
+            for layer in (self.q, self.k, self.v)
+        )
+        alike = at.result(at.product(q @ k.transpose(2, 3)) / math.sqrt(part))
+        mixed = at.product(at.operand(at.result(alike.softmax(-1))) @ v)
+        return mixed.transpose(1, 2).reshape(batch, time, width)
+
+
+class Transformer(nn.Module):
+    def __init__(self, time: int, width: int, hidden: int, heads: int, at: Places) -> None:
+        super().__init__()
+        self.embed, self.at = Dense(time, width, at), at
+        self.position = nn.Parameter(torch.zeros(time, width))
+        self.block, self.norm = Block(width, hidden, heads, at), nn.LayerNorm(width)
+        self.head = Dense(time * width, 10, at)
+
+    def forward(self, x: Any) -> Any:
+        x = self.block(self.at.result(self.embed(x[:, 0]) + self.position))
+        return self.head(self.at.result(self.norm(x)).flatten(1))
+
+
+def _net(model: Model, at: Places) -> nn.Module:
+    if model.name == "mlp":
+        first, second, last = Dense(784, 512, at), Dense(512, 512, at), Dense(512, 10, at)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+    if model.name == "transformer":
+        return Transformer(32, 64, 256, 4, at)
+    layers: list[nn.Module] = [Conv(1, 6, at), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [Conv(6, 16, at), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    layers += [Dense(400, 120, at), nn.ReLU(), Dense(120, 84, at), nn.ReLU(), Dense(84, 10, at)]
+    return nn.Sequential(*layers)
+
+
+def torch_step(
+    model: Model,
+    images: FloatArray,
+    targets: FloatArray,
+    at: Places = NO_PLACES,
+    *,
+    autocast: str = "",
+    fused: bool = False,
+) -> Callable[[], float]:
+    """Return the call that takes one step on this batch and returns its loss.
+
+    `autocast` names the format of torch.autocast ("" for none), `fused` takes torch's fused SGD.
+    """
+    net = _net(model, at)
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused or None
+    )
+    labels = torch.from_numpy(targets.argmax(axis=1))
+    given = torch.from_numpy(np.ascontiguousarray(images))
+
+    def region() -> Any:
+        if not autocast:
+            return nullcontext()
+        return torch.autocast("cpu", getattr(torch, autocast))
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        with region():
+            out = net(at.images(given) if at.formats.compute == at.formats.output else given)
+        loss = functional.cross_entropy(at.logits(out.float()), labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def on_numpy(rounding: Round) -> Round:
+    """Return a numpy rounding function for torch tensors; their memory is shared."""
+    return lambda x: torch.from_numpy(rounding(x.detach().contiguous().numpy()))
