@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tqdm import tqdm
+
 from policysearch import api
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
@@ -154,25 +156,26 @@ class _Bar:
     """A progress bar on standard error: trials, the front so far, time left."""
 
     def __init__(self, total: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            total=total,
-            bar_format="{n:.0f}/{total} trials |{bar}| {elapsed}, {remaining} left{postfix}",
-        )
-        self._start: float | None = None
+        self._total = total
+        self._bar: tqdm[NoReturn] | None = None
 
     def __enter__(self) -> _Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def __call__(self, trained: float, results: Results | None) -> None:
-        if self._start is None:
+        if self._bar is None:
+            # Not before there is something to tell: a mistake in the study is one line alone.
             # Trials of an earlier run took none of this one's time.
-            self._start = self._bar.initial = trained
-        self._bar.n = trained
+            self._bar = tqdm(
+                total=self._total,
+                initial=trained,
+                mininterval=0.1 if sys.stderr.isatty() else 10.0,
+                bar_format="{n:.0f}/{total} trials |{bar}| {elapsed}, {remaining} left{postfix}",
+            )
         if results is not None and results.front:
             best = results.knee()
             self._bar.set_postfix_str(
@@ -180,7 +183,7 @@ class _Bar:
                 f"gap {best.loss_gap:+.1e}",
                 refresh=False,
             )
-        self._bar.refresh()
+        self._bar.update(trained - self._bar.n)
 
 
 def _show(options: argparse.Namespace) -> None:
