@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import optuna
@@ -143,3 +144,28 @@ def test_the_knee_of_a_front_is_its_member_nearest_to_the_ideal(
 
     assert all(distance(chosen) <= distance(p) + 1e-12 for p in front)
     assert not any(dominates(p, chosen) for p in given_points)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            SpaceSection(("float32", "e5m7"), accumulators=("tensor_core.h100",)),
+            "space.accumulators: e5m7: tensor_core.h100: operand 'e5m7'; expected one of",
+        ),
+        (
+            SpaceSection(("float8_e4m3fn",), accumulators=("float32", "tensor_core.v100")),
+            "tensor_core.v100: operand 'float8_e4m3fn'; expected one of float16",
+        ),
+    ],
+)
+def test_an_accumulator_without_a_format_is_refused_before_training(
+    section: SpaceSection, message: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        make_space(section, MODEL)
+
+
+def test_block_scales_do_not_go_with_exact_tensor_cores() -> None:
+    with pytest.raises(InputError, match="which takes no block scales"):
+        SpaceSection(("float8_e4m3fn",), accumulators=("tensor_core.h100",), scalings=("mx",))

@@ -9,6 +9,7 @@ from typing import Any
 
 from optuna.trial import BaseTrial
 
+from policysearch.accumulators import accumulator_named, product
 from policysearch.formats import format_named
 from policysearch.nn.models import Model
 from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer, with_accumulator
@@ -175,7 +176,23 @@ def make_space(section: SpaceSection, model: Model) -> Space:
         Group(g.name, tuple(sorted(names, key=lambda n: (n not in owners, names.index(n)))))
         for g, names in zip(groups, filled, strict=True)
     )
-    return Space(section, model.layer_names, complete, preset(section.base, model.layer_names))
+    space = Space(section, model.layer_names, complete, preset(section.base, model.layer_names))
+    for accumulator in section.accumulators:
+        for name in section.formats:
+            formats = {f"format.{group.name}": name for group in complete}
+            check_accumulators(space.policy({**formats, "accumulator": accumulator}))
+    return space
+
+
+def check_accumulators(policy: Policy) -> None:
+    """Raise InputError where a layer's accumulator cannot take its operands' formats."""
+    for layer in {layer for _, layer in policy.layers}:
+        row, compute = accumulator_named(layer.accumulator), format_named(layer.compute)
+        try:
+            product(row, compute)
+            product(row, (compute, format_named(layer.grad)))
+        except InputError as error:
+            raise InputError(f"space.accumulators: {policy.name}: {error}") from None
 
 
 def short_format(name: str) -> str:

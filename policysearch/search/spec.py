@@ -142,6 +142,12 @@ class SpaceSection:
                 raise InputError(f"accumulators: {error}") from None
         for given in self.scalings:
             one_of("scalings", given, RECIPES)
+        exact = [name for name in self.accumulators if name.startswith("tensor_core")]
+        if exact and {"mx", "nvfp4"} & set(self.scalings):
+            raise InputError(
+                f"scalings: {list(self.scalings)} with accumulator {exact[0]!r}, which takes no "
+                "block scales; expected none, current, delayed or rowwise"
+            )
         choices = ("formats", "master_weights", "optimizer_states", "loss_scales", "scalings")
         for name in (*choices, "growth_intervals", "accumulators"):
             given = getattr(self, name)

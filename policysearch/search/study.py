@@ -28,7 +28,7 @@ from policysearch.search.records import (
 )
 from policysearch.search.results import Results
 from policysearch.search.samplers import sampler_named
-from policysearch.search.space import make_space
+from policysearch.search.space import check_accumulators, make_space
 from policysearch.search.spec import DIRECTIONS, ObjectiveName, StudySpec
 from policysearch.search.storage import create_study, exclusive, open_study, quiet
 from policysearch.values import InputError, to_plain
@@ -72,6 +72,8 @@ class Session:
             with_accumulator(policy, spec.space.accumulators[0])
             for policy in ladder(objective.model.layer_names, names)
         ]
+        for policy in self.ladder:
+            check_accumulators(policy)
         self.measured = measured_runs(study, spec.study.seeds)
         self.jittered = jittered_runs(study, spec.study.seeds)
         self.priced: dict[str, PolicyCost] = {}
