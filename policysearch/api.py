@@ -9,7 +9,6 @@ from pathlib import Path
 from policysearch.export.policy_file import read_policy
 from policysearch.export.targets import target_named
 from policysearch.nn.models import MODELS, Model
-from policysearch.objective import step_graph
 from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
 from policysearch.presets import preset
 from policysearch.report.explain import explain as explain_graph
@@ -20,6 +19,7 @@ from policysearch.search.study import Progress
 from policysearch.search.study import load_results as read_journal
 from policysearch.search.study import run_study as run_spec
 from policysearch.train.tasks import Task
+from policysearch.train.trainer import step_graph
 from policysearch.values import InputError, one_of
 
 __all__ = (

@@ -14,11 +14,9 @@ from policysearch.graph import Graph
 from policysearch.nn.models import Model
 from policysearch.policy import Policy
 from policysearch.presets import preset
-from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.data import Dataset
-from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.trainer import step_graph, train
 
 DIVERGED_GAP = 100.0
 """Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
@@ -153,11 +151,3 @@ def score(measurement: Measurement, baseline: Measurement, cost: PolicyCost) -> 
         skipped_steps=measurement.skipped_steps,
         cost=cost,
     )
-
-
-def step_graph(task: Task, model: Model, policy: Policy, batch_size: int) -> Graph:
-    """Return one training step of the task under `policy`; InputError where it does not fit."""
-    policy.check_layers(model.layer_names)
-    clip_norm = policy.gradient_clip_norm
-    graph = trace_step(model, task.loss, task.build_optimizer(), batch_size, clip_norm)
-    return apply_policy(graph, policy)

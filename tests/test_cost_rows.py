@@ -13,33 +13,13 @@ from policysearch.cost.gemm import product_format
 from policysearch.cost.price import PolicyCost, low_precision_share, price
 from policysearch.cost.stacks import STACKS, Stack, stack_named
 from policysearch.cost.time import ASSUMED, step_time
-from policysearch.graph import Builder, Graph
-from policysearch.nn.models import Model, lenet5, mlp
-from policysearch.ops.dense import matmul
-from policysearch.ops.source import data, parameter
-from policysearch.presets import PRESETS, preset
-from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
-from policysearch.train.step import trace_step
+from policysearch.nn.models import lenet5, mlp
+from policysearch.presets import PRESETS
 from policysearch.values import InputError, from_plain, to_plain
+from tests.cost_steps import WIDE, product, step
 
 V100, A100 = DEVICES["V100-SXM2"], DEVICES["A100-SXM4-80GB"]
 EAGER = STACKS["torch.eager"]
-WIDE = mlp((2048, 2048, 2048, 2048, 512), "relu")
-
-
-def product(m: int, n: int, k: int, format: str = "float16", out: str = "float16") -> Graph:
-    b = Builder()
-    x = b.emit(data, attrs={"shape": (m, k)}, format=format)
-    w = b.emit(parameter, attrs={"shape": (n, k)}, format=format)
-    y = b.emit(matmul, x, w, attrs={"transpose_b": True}, format=out)
-    return b.graph({"y": y})
-
-
-def step(model: Model, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
-    kind = Optimizer(optimizer)  # type: ignore[arg-type]
-    graph = trace_step(model, "softmax_cross_entropy", kind, batch)
-    return apply_policy(graph, preset(policy, model.layer_names))
 
 
 def test_low_precision_is_faster_where_products_dominate() -> None:

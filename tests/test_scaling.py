@@ -16,7 +16,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.scaling import Recipe
 from policysearch.train.step import trace_forward
 from tests.scaled_steps import ACTIVE, E4M3, FP4, HYBRID, NETS, fill, policy_of, step_of
-from tests.test_emulator import _fill, _unplanned
+from tests.test_emulator import _fill, assert_separate_buffers_give_the_same
 
 
 def _bf16(x: FloatArray) -> FloatArray:
@@ -93,16 +93,7 @@ def test_planned_buffers_give_the_bits_of_separate_ones(net: str, recipe: Recipe
     graph = replace(graph, nodes=steady)
     executable = compile_graph(graph)
     _fill(executable, NETS[net])
-    for _ in range(2):
-        before = {key: np.copy(array, order="K") for key, array in executable.arrays.items()}
-        expected = _unplanned(graph, before)
-        executable.forward_backward()
-        for key, i in graph.outputs:
-            np.testing.assert_array_equal(executable.value(key), expected[i], err_msg=key)
-        executable.apply_updates()
-        for old, new in graph.updates:
-            key = graph.nodes[old].name
-            np.testing.assert_array_equal(executable.arrays[key], expected[new], err_msg=key)
+    assert_separate_buffers_give_the_same(graph, executable)
 
 
 @pytest.mark.parametrize("net", ["convolutions", "mlp", "transformer"])

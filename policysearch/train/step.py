@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
 
 from policysearch.graph import Builder, Graph, Op, Shape, backward
 from policysearch.nn.models import Model, emit_parameters
@@ -15,7 +14,6 @@ from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, u
 from policysearch.train.optimizers import Optimizer, emit_states, emit_update
 from policysearch.values import one_of
 
-LossName = Literal["softmax_cross_entropy", "mean_squared_error"]
 LOSSES: Mapping[str, Op] = MappingProxyType(
     {op.name: op for op in (softmax_cross_entropy, mean_squared_error)}
 )

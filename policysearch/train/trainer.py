@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from policysearch.emulator import Executable, compile_graph
 from policysearch.formats import format_named
-from policysearch.graph import FloatArray
+from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model
 from policysearch.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
@@ -71,7 +71,6 @@ class Trainer:
     """
 
     def __init__(self, model: Model, task: Task, policy: Policy, seed: int) -> None:
-        policy.check_layers(model.layer_names)
         self.model, self.task, self.policy, self.seed = model, task, policy, seed
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = 0
@@ -94,11 +93,8 @@ class Trainer:
     def _executable(self, observed: bool) -> Executable:
         key = self._phase_key, observed
         if key not in self._compiled:
-            task, clip_norm = self.task, self.phase.gradient_clip_norm
-            rule = task.build_optimizer()
-            graph = trace_step(self.model, task.loss, rule, task.batch_size, clip_norm)
             self._compiled[key] = compile_graph(
-                apply_policy(graph, self.phase),
+                step_graph(self.task, self.model, self.phase, self.task.batch_size),
                 seed=self.seed,
                 sources=self._shared,
                 observer=self.probe if observed else None,
@@ -176,6 +172,14 @@ class Trainer:
             hit = logits.argmax(axis=1) == labels[part]
             right += int((hit & np.isfinite(logits).all(axis=1)).sum())
         return right / len(labels)
+
+
+def step_graph(task: Task, model: Model, policy: Policy, batch_size: int) -> Graph:
+    """Return one training step of the task under `policy`; InputError where it does not fit."""
+    policy.check_layers(model.layer_names)
+    clip_norm = policy.gradient_clip_norm
+    graph = trace_step(model, task.loss, task.build_optimizer(), batch_size, clip_norm)
+    return apply_policy(graph, policy)
 
 
 def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str, FloatArray]:

@@ -1,0 +1,28 @@
+"""Steps and products that the tests of the cost model price."""
+
+from __future__ import annotations
+
+from policysearch.graph import Builder, Graph
+from policysearch.nn.models import Model, mlp
+from policysearch.ops.dense import matmul
+from policysearch.ops.source import data, parameter
+from policysearch.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+
+WIDE = mlp((2048, 2048, 2048, 2048, 512), "relu")
+
+
+def product(m: int, n: int, k: int, format: str = "float16", out: str = "float16") -> Graph:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (m, k)}, format=format)
+    w = b.emit(parameter, attrs={"shape": (n, k)}, format=format)
+    y = b.emit(matmul, x, w, attrs={"transpose_b": True}, format=out)
+    return b.graph({"y": y})
+
+
+def step(model: Model, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
+    kind = Optimizer(optimizer)  # type: ignore[arg-type]
+    graph = trace_step(model, "softmax_cross_entropy", kind, batch)
+    return apply_policy(graph, preset(policy, model.layer_names))
