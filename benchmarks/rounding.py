@@ -41,7 +41,7 @@ def ours(fmt: Format, mode: str, x: FloatArray, out: FloatArray) -> dict[str, Ca
             continue
         if mode == "stochastic":
             made = rounder(fmt, Rounding("stochastic"), seed=1, compiled=compiled)
-            calls[code] = partial(made, x, out, 1)
+            calls[code] = partial(made.bind_drawn(x, out), 1)
         else:
             calls[code] = rounder(fmt, Rounding(), compiled=compiled).bind(x, out)
     return calls

@@ -5,6 +5,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -26,21 +27,27 @@
 #define QUIET 0x7fc00000u
 #define LARGEST 0x7f7fffffu
 #define ONE 0x3f800000u
+#define BINADE 0x00800000u
 #define TWO_TO_23 0x4b000000u
 #define KEY_BLOCK 32768 /* BLOCK of grid.py: elements that share one stochastic key */
+#define FIRSTS 4096     /* FIRSTS of grid.py: places where the draws of a block may start */
+#define FINE_SHIFT 20   /* FINE_SHIFT of grid.py */
 #define PIECE 4096      /* elements that stay in a first-level cache; divides KEY_BLOCK */
 
 enum { NEAREST_EVEN, TOWARD_ZERO, NEAREST_AWAY, STOCHASTIC };
+enum { NARROW, WIDE, FINE }; /* FINE: narrow with at least FINE_SHIFT dropped bits */
 
-/* Grid of grid.py, field by field. */
+/* Grid of grid.py, field by field; then, for STOCHASTIC, BLOCK + FIRSTS words of draw_table. */
 typedef struct {
     uint32_t mode, wide, shift, lowest, scale, mantissa, max, finite_overflow, inf_overflow,
         flush_below;
+    const uint32_t *table;
 } Grid;
 
-/* The draws of one block: element j gets mixed(j) * multiplier + offset. */
+/* Element j draws table[j] * multiplier. */
 typedef struct {
-    uint32_t multiplier, offset, first;
+    const uint32_t *table;
+    uint32_t multiplier;
 } Draws;
 
 INLINE float as_float(uint32_t bits) {
@@ -53,13 +60,6 @@ INLINE uint32_t as_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
-}
-
-INLINE uint32_t drawn(Draws draws, uint32_t j) {
-    uint32_t word = draws.first + j;
-    word = (word ^ (word >> 16)) * 0x7feb352du;
-    word = (word ^ (word >> 15)) * 0x846ca68bu;
-    return (word ^ (word >> 16)) * draws.multiplier + draws.offset;
 }
 
 /* `size` (finite, without sign) on the grid of an 8-bit exponent: a carry moves into it. */
@@ -77,7 +77,7 @@ INLINE uint32_t round_wide(uint32_t size, int mode, const Grid *grid, uint32_t d
 }
 
 /* `size` (finite, without sign) scaled to a quantum of 1, rounded to an integer, scaled back. */
-INLINE uint32_t round_narrow(uint32_t size, int mode, const Grid *grid, uint32_t draw) {
+INLINE uint32_t round_narrow(uint32_t size, int mode, const Grid *grid) {
     uint32_t exponent = size & INFINITE;
     exponent = exponent > grid->lowest ? exponent : grid->lowest;
     float y = as_float(size) * as_float(grid->scale - exponent);
@@ -90,16 +90,38 @@ INLINE uint32_t round_narrow(uint32_t size, int mode, const Grid *grid, uint32_t
     float fraction = y - (float)whole;
     if (mode == NEAREST_AWAY)
         whole += fraction >= 0.5f;
-    else if (mode == STOCHASTIC)
-        whole += fraction - as_float(draw >> 9 | ONE) > -1.0f;
     return as_bits((float)whole * quantum);
 }
 
-INLINE uint32_t round_one(uint32_t bits, int mode, int wide, const Grid *grid, uint32_t draw) {
+/* Drawing._round_fine of drawing.py. */
+INLINE uint32_t draw_fine(uint32_t size, const Grid *grid, uint32_t draw) {
+    uint32_t most = size > grid->lowest ? size : grid->lowest;
+    uint32_t moved = as_bits(as_float(size) + as_float(most));
+    moved = (moved + (draw >> (32 - grid->shift))) & (0u - (1u << grid->shift));
+    uint32_t half = moved - BINADE;
+    half = half > grid->lowest ? half : grid->lowest;
+    return as_bits(as_float(moved) - as_float(half));
+}
+
+/* Drawing._round_coarse of drawing.py. */
+INLINE uint32_t draw_coarse(uint32_t size, const Grid *grid, uint32_t draw) {
+    uint32_t lowest = grid->lowest;
+    float y = as_float(size < lowest ? size : 0) * as_float(grid->scale - lowest);
+    int32_t whole = (int32_t)y;
+    whole += (y - (float)whole) - as_float(draw >> 9 | ONE) > -1.0f;
+    uint32_t subnormal = as_bits((float)whole * as_float(lowest - grid->mantissa));
+    uint32_t normal = round_wide(size, STOCHASTIC, grid, draw);
+    uint32_t all = 0u - (size < lowest); /* a choice by ?: is not vectorised */
+    return (subnormal & all) | (normal & ~all);
+}
+
+INLINE uint32_t round_one(uint32_t bits, int mode, int kind, const Grid *grid, uint32_t draw) {
     uint32_t size = bits & MAGNITUDE;
     uint32_t finite = size < LARGEST ? size : LARGEST;
-    uint32_t result = wide ? round_wide(finite, mode, grid, draw)
-                           : round_narrow(finite, mode, grid, draw);
+    uint32_t result = kind == WIDE                         ? round_wide(finite, mode, grid, draw)
+                      : mode != STOCHASTIC                 ? round_narrow(finite, mode, grid)
+                      : kind == FINE                       ? draw_fine(finite, grid, draw)
+                                                           : draw_coarse(finite, grid, draw);
     result = result > grid->max ? grid->finite_overflow : result;
     result = size == INFINITE ? grid->inf_overflow : result;
     result = result < grid->flush_below ? 0 : result;
@@ -107,26 +129,28 @@ INLINE uint32_t round_one(uint32_t bits, int mode, int wide, const Grid *grid, u
     return result | (bits & SIGN);
 }
 
-INLINE void loop(const float *x, float *out, Py_ssize_t n, int mode, int wide, const Grid *given,
+INLINE void loop(const float *x, float *out, Py_ssize_t n, int mode, int kind, const Grid *given,
                  Draws draws) {
     Grid grid = *given;
     for (Py_ssize_t i = 0; i < n; i++) {
-        uint32_t draw = mode == STOCHASTIC ? drawn(draws, (uint32_t)i) : 0;
-        out[i] = as_float(round_one(as_bits(x[i]), mode, wide, &grid, draw));
+        uint32_t draw = mode == STOCHASTIC ? draws.table[i] * draws.multiplier : 0;
+        out[i] = as_float(round_one(as_bits(x[i]), mode, kind, &grid, draw));
     }
 }
 
 VECTORISED static void round_run(const float *x, float *out, Py_ssize_t n, const Grid *grid,
                                  Draws draws) {
-    switch (grid->mode * 2 + grid->wide) {
-    case 0: loop(x, out, n, NEAREST_EVEN, 0, grid, draws); break;
-    case 1: loop(x, out, n, NEAREST_EVEN, 1, grid, draws); break;
-    case 2: loop(x, out, n, TOWARD_ZERO, 0, grid, draws); break;
-    case 3: loop(x, out, n, TOWARD_ZERO, 1, grid, draws); break;
-    case 4: loop(x, out, n, NEAREST_AWAY, 0, grid, draws); break;
-    case 5: loop(x, out, n, NEAREST_AWAY, 1, grid, draws); break;
-    case 6: loop(x, out, n, STOCHASTIC, 0, grid, draws); break;
-    default: loop(x, out, n, STOCHASTIC, 1, grid, draws); break;
+    int fine = grid->mode == STOCHASTIC && !grid->wide && grid->shift >= FINE_SHIFT;
+    switch (grid->mode * 3 + (fine ? FINE : (int)grid->wide)) {
+    case 0: loop(x, out, n, NEAREST_EVEN, NARROW, grid, draws); break;
+    case 1: loop(x, out, n, NEAREST_EVEN, WIDE, grid, draws); break;
+    case 3: loop(x, out, n, TOWARD_ZERO, NARROW, grid, draws); break;
+    case 4: loop(x, out, n, TOWARD_ZERO, WIDE, grid, draws); break;
+    case 6: loop(x, out, n, NEAREST_AWAY, NARROW, grid, draws); break;
+    case 7: loop(x, out, n, NEAREST_AWAY, WIDE, grid, draws); break;
+    case 9: loop(x, out, n, STOCHASTIC, NARROW, grid, draws); break;
+    case 10: loop(x, out, n, STOCHASTIC, WIDE, grid, draws); break;
+    default: loop(x, out, n, STOCHASTIC, FINE, grid, draws); break;
     }
 }
 
@@ -167,7 +191,7 @@ VECTORISED static void round_plain(const float *x, float *out, Py_ssize_t n, con
 }
 
 static void round_nearest(const float *x, float *out, Py_ssize_t n, const Grid *grid) {
-    Draws none = {0, 0, 0};
+    Draws none = {NULL, 0};
     for (Py_ssize_t start = 0; start < n; start += PIECE) {
         Py_ssize_t count = n - start < PIECE ? n - start : PIECE;
         if (peak_of(x + start, count) <= grid->max)
@@ -180,7 +204,7 @@ static void round_nearest(const float *x, float *out, Py_ssize_t n, const Grid *
 /* Round n elements whose first is number `start` of the call; all lie in one key block. */
 static void round_piece(const float *x, float *out, Py_ssize_t start, Py_ssize_t n,
                         const Grid *grid, uint64_t seed, uint64_t counter) {
-    Draws draws = {0, 0, (uint32_t)(start % KEY_BLOCK)};
+    Draws draws = {NULL, 0};
     /* The pushed sum holds 22 bits below its leading one; float32 itself is left alone. */
     if (grid->mode == NEAREST_EVEN && grid->flush_below == 0 && grid->shift >= 2) {
         round_nearest(x, out, n, grid);
@@ -189,7 +213,7 @@ static void round_piece(const float *x, float *out, Py_ssize_t start, Py_ssize_t
     if (grid->mode == STOCHASTIC) {
         uint64_t key = mix64(mix64(mix64(seed) ^ counter) ^ (uint64_t)(start / KEY_BLOCK));
         draws.multiplier = (uint32_t)key | 1;
-        draws.offset = (uint32_t)(key >> 32);
+        draws.table = grid->table + ((key >> 32) % FIRSTS & ~(uint64_t)15) + start % KEY_BLOCK;
     }
     round_run(x, out, n, grid, draws);
 }
@@ -243,12 +267,17 @@ static int take_buffers(PyObject *const *objects, Py_buffer *views, int count, i
 }
 
 static int take_grid(PyObject *packed, Grid *grid) {
-    if (!PyBytes_Check(packed) || PyBytes_GET_SIZE(packed) != (Py_ssize_t)sizeof *grid) {
-        PyErr_SetString(PyExc_ValueError, "expected a packed grid");
-        return 0;
+    const size_t fields = offsetof(Grid, table), draws = sizeof(uint32_t) * (KEY_BLOCK + FIRSTS);
+    size_t size = PyBytes_Check(packed) ? (size_t)PyBytes_GET_SIZE(packed) : 0;
+    if (size >= fields) {
+        const char *bytes = PyBytes_AS_STRING(packed);
+        memcpy(grid, bytes, fields);
+        grid->table = (const uint32_t *)(const void *)(bytes + fields);
+        if (grid->mode != STOCHASTIC || size == fields + draws)
+            return 1;
     }
-    memcpy(grid, PyBytes_AS_STRING(packed), sizeof *grid);
-    return 1;
+    PyErr_SetString(PyExc_ValueError, "expected a packed grid");
+    return 0;
 }
 
 static PyObject *round_into(PyObject *self, PyObject *const *args, Py_ssize_t count) {

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from policysearch.drawing import Drawing, Work, draw_table
 from policysearch.grid import (
     ABS,
     BLOCK,
+    FIRSTS,
     INF,
     MODES,
-    ONE,
     QUIET,
     SIGN,
     FloatArray,
@@ -19,16 +20,8 @@ from policysearch.grid import (
     UintArray,
 )
 
+_LINE = 64  # bytes: float arithmetic on arrays that start elsewhere takes nearly twice as long
 _STAGGER = 1088  # bytes between scratch buffers, so that they do not alias in the cache
-
-
-def _draw_table(size: int) -> UintArray:
-    """One well mixed word per place in a block (the "lowbias32" mixer of C. Wellons)."""
-    word = np.arange(size, dtype=np.uint32)
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        word ^= word >> np.uint32(shift)
-        word *= np.uint32(factor)
-    return word
 
 
 class Blocks:
@@ -37,20 +30,24 @@ class Blocks:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.size = 0
+        self.drawing = Drawing(grid)
         self.reserve(0)
 
     def reserve(self, size: int) -> None:
         """Make room for blocks of `size`: staggered buffers, and operands faster as arrays."""
-        row = 4 * size + _STAGGER
-        pool = np.empty(8 * row, np.uint8)
-        rows: list[UintArray] = [pool[i * row :][: 4 * size].view(np.uint32) for i in range(8)]
+        row = -(-4 * (size + FIRSTS) // _LINE) * _LINE + _STAGGER
+        pool = np.empty(9 * row + _LINE, np.uint8)
+        pool = pool[-pool.ctypes.data % _LINE :]
+        rows: list[UintArray] = [pool[i * row :][:row].view(np.uint32) for i in range(9)]
         self.size = size
         self.work = rows[:5]
-        self.lowest, self.max, self.minus_max = rows[5:]
+        self.lowest, self.max, self.minus_max = rows[5:8]
+        self.draws = rows[8][: size + FIRSTS]
         self.lowest.fill(self.grid.lowest)
         self.max.fill(self.grid.max)
         self.minus_max.fill(self.grid.max | SIGN)
-        self.draws = _draw_table(size) if self.grid.stochastic else self.lowest
+        if self.grid.stochastic:
+            self.draws[:] = draw_table(self.draws.size)
 
     def __call__(self, x: FloatArray, out: FloatArray, key: tuple[int, int]) -> None:
         """Write `x` rounded to `out`, which may be `x`; `key` of `block_key` where stochastic."""
@@ -62,6 +59,44 @@ class Blocks:
             _flush(self.grid, self.work[1][: x.size], target)
         if target is not written:
             np.copyto(written, target)
+
+    def drawing_work(self, n: int) -> Work:
+        """Return the views of the work buffers that a block of `n` is rounded by chance with."""
+        b, c, e = (self.work[i][:n] for i in (1, 2, 4))
+        return c, b, e, c.view(np.float32), b.view(np.float32), self.lowest[:n]
+
+    def bind_drawn(
+        self, x: FloatArray, out: FloatArray
+    ) -> Callable[[tuple[int, int]], object] | None:
+        """Return the call of a key that rounds block `x` into `out`, as `bind` does.
+
+        None where there is no such short cut: it serves the stochastic mode without flush.
+        """
+        grid, n = self.grid, x.size
+        if not grid.stochastic or grid.flush_below or not 0 < n <= BLOCK:
+            return None
+        if grid.wide and (not grid.shift or grid.inf_overflow == grid.max):
+            return None
+        if self.size < n:
+            self.reserve(BLOCK)
+        bits, result, work = x.view(np.uint32), out.view(np.uint32), self.drawing_work(n)
+        size, draw, largest = work[0], work[2], grid.max
+        drawing, sizes, wide = self.drawing, self.drawing.size, grid.wide
+
+        def drawn(key: tuple[int, int]) -> None:
+            if wide:
+                special = np.isnan(np.maximum.reduce(x))
+            else:
+                np.bitwise_and(bits, sizes, out=size)
+                special = np.maximum.reduce(size) > largest
+            if special:
+                self(x, out, key)
+                return
+            factor, first = key
+            np.multiply(self.draws[first : first + n], np.uint32(factor), out=draw)
+            drawing(bits, work, result)
+
+        return drawn
 
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], object] | None:
         """Return the call that rounds block `x` into `out` with all its views made beforehand.
@@ -80,8 +115,11 @@ class Blocks:
             return self._bind_narrow(x, out, (bits, b, c))
         if not grid.shift or grid.inf_overflow == grid.max:
             return None
-        one, shift, half, kept = np.array(
-            [1, grid.shift, (1 << grid.shift >> 1) - 1, -(1 << grid.shift) & 0xFFFFFFFF], np.uint32
+        unit = 1 << grid.shift
+        # As operands, arrays of no dimension are faster than numbers.
+        one, shift, half, kept = (
+            np.array(value, np.uint32)
+            for value in (1, grid.shift, (unit >> 1) - 1, -unit & 0xFFFFFFFF)
         )
 
         def wide() -> None:
@@ -101,7 +139,7 @@ class Blocks:
     ) -> Callable[[], object]:
         bits, b, c = views
         y, unit, lowest = b.view(np.float32), c.view(np.float32), self.lowest[: x.size]
-        infinite, scale = np.array([INF, self.grid.scale], np.uint32)
+        infinite, scale = np.array(INF, np.uint32), np.array(self.grid.scale, np.uint32)
         top = self.grid.max & INF
 
         def narrow() -> None:
@@ -131,8 +169,7 @@ def _round_bits(
     saturate = grid.inf_overflow == grid.max
     limits = (blocks.max[:n].view(np.float32), blocks.minus_max[:n].view(np.float32))
     if grid.stochastic:
-        np.multiply(blocks.draws[:n], key[0], out=e)
-        np.add(e, key[1], out=e)
+        np.multiply(blocks.draws[key[1] : key[1] + n], key[0], out=e)
     if grid.wide:
         if saturate:
             _clip(x, limits, a)
@@ -141,14 +178,20 @@ def _round_bits(
         target = d if special else out
         _round_wide(grid, x, b, e, target)
     else:
-        np.bitwise_and(x, INF, out=c)
-        np.maximum(c, blocks.lowest[:n], out=c)
-        peak = int(np.maximum.reduce(c))
+        np.bitwise_and(x, ABS if grid.stochastic else INF, out=c)
+        peak = int(np.maximum.reduce(c)) & INF
+        if saturate and peak >= grid.max & INF:
+            _clip(x, limits, a)
+            np.bitwise_and(a, ABS if grid.stochastic else INF, out=c)
+            x = a
         special = peak == INF or (peak >= grid.max & INF and not saturate)
-        target = a if special else out
-        _round_narrow(grid, x, (b, c, d, e), target)
-        if saturate and grid.max & INF <= peak < INF:
-            _clip(target, limits, target)
+        target = d if special else out
+        lowest = blocks.lowest[:n]
+        if not grid.stochastic:
+            np.maximum(c, lowest, out=c)
+            _round_narrow(grid, x, (b, c, d), target)
+        else:
+            blocks.drawing(x, blocks.drawing_work(n), target)
     if special:
         _overflow(grid, x, target)
     return target
@@ -180,7 +223,7 @@ def _round_wide(grid: Grid, x: UintArray, b: UintArray, draw: UintArray, target:
 
 def _round_narrow(grid: Grid, x: UintArray, work: tuple[UintArray, ...], target: UintArray) -> None:
     """Scale to a quantum of 1, round to an integer, scale back. `work[1]` holds the exponents."""
-    b, c, d, e = work
+    b, c, d = work
     y, whole = b.view(np.float32), d.view(np.float32)
     mode = MODES[grid.mode]
     np.subtract(grid.scale, c, out=b)
@@ -193,19 +236,6 @@ def _round_narrow(grid: Grid, x: UintArray, work: tuple[UintArray, ...], target:
         np.bitwise_or(d, 0x3EFFFFFF, out=d)
         np.add(y, whole, out=y)
         np.trunc(y, out=y)
-    elif mode == "stochastic":
-        np.bitwise_and(b, ABS, out=b)
-        np.trunc(y, out=whole)
-        np.subtract(y, whole, out=y)
-        np.right_shift(e, 9, out=e)
-        np.bitwise_or(e, ONE, out=e)
-        # fraction - (1 + u) is above -1, and its ceiling 0, exactly where fraction > u.
-        np.subtract(y, e.view(np.float32), out=y)
-        np.ceil(y, out=y)
-        np.add(y, whole, out=y)
-        np.add(y, np.float32(1), out=y)
-        np.bitwise_and(x, SIGN, out=d)
-        np.bitwise_or(b, d, out=b)
     else:
         np.trunc(y, out=y)
     np.subtract(c, grid.mantissa, out=c)

@@ -5,20 +5,24 @@ Values live in float32 containers that hold only numbers of their node's format.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from policysearch.accumulators import accumulator_named, product
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray, Graph, Node, size
+from policysearch.ops.update import all_finite
 from policysearch.planning import (
-    LINE,
     Plan,
+    aligned,
     is_view,
     leading_axis,
     needs_rounding,
     rows_per_block,
+    source_array,
     stored,
 )
 from policysearch.rounding import Rounder, compiled_available, fused_sgd, rounder
@@ -47,14 +51,18 @@ class Executable:
         self.graph = graph
         self.step_index = 0
         self._seed, self._compiled, self._observer = seed, compiled, observer
-        self._plan = plan = Plan(graph)
-        self._arena = _aligned(plan.elements)
+        self._plan = plan = Plan(graph, compiled=compiled)
+        self._arena = aligned(plan.elements)
         self._rounders: dict[tuple[str, Rounding], Rounder] = {}
         self._flat: dict[int, FloatArray] = {}
+        checked = (node for node in graph.nodes if node.op is all_finite)
+        self._square_sums: dict[int, list[FloatArray]] = {
+            i: [] for node in checked for i in node.inputs
+        }
         self.arrays: dict[str, FloatArray] = {}
         for node in graph.nodes:
             if node.op.kind == "source":
-                self._flat[node.id] = _source(node, sources)
+                self._flat[node.id] = source_array(node, sources)
                 self.arrays[node.name] = stored(self._flat[node.id], node.shape)
         for node in plan.order:
             self._flat[node.id] = self._buffer(node)
@@ -123,7 +131,29 @@ class Executable:
         out = stored(self._flat[node.id], node.shape)
         if is_view(self.graph, node) and np.shares_memory(out, inputs[0]):
             return _nothing
-        return node.op.bind(inputs, out, self._attributes(node), self._work(node))
+        kernel = self._plan.kernels[node.id]
+        run = kernel.bind(inputs, out, self._attributes(node), self._work(node))
+        return self._finite(node, run) if node.op is all_finite else run
+
+    def _finite(self, node: Node, every_element: Run) -> Run:
+        """Return the finite check by the sums of squares that the blocks of its inputs left.
+
+        Where one is not finite, or there are none, it looks at `every_element`.
+        """
+        if not all(self._square_sums[i] for i in node.inputs):
+            return every_element
+        sums, out = (
+            [part for i in node.inputs for part in self._square_sums[i]],
+            self._flat[node.id],
+        )
+
+        def run() -> None:
+            if math.isfinite(sum(map(float, sums))):
+                out.fill(1.0)
+            else:
+                every_element()
+
+        return run
 
     def _attributes(self, node: Node) -> dict[str, object]:
         attrs = node.attributes
@@ -200,9 +230,17 @@ class Executable:
                 whole = whole[part[1:2]]
             inputs.append(whole)
         out = stored(self._flat[node.id], node.shape)[part]
-        yield node.op.bind(inputs, out, node.attributes, self._work(node))
+        kernel = self._plan.kernels[node.id]
+        yield kernel.bind(inputs, out, node.attributes, self._work(node))
         if needs_rounding(self.graph, node):
             yield self._round(node, flat, block)
+        if node.id in self._square_sums:  # while the block is in the cache
+            yield self._square_sum(node, flat)
+
+    def _square_sum(self, node: Node, flat: slice) -> Run:
+        block, total = self._flat[node.id][flat], np.zeros((), np.float32)
+        self._square_sums[node.id].append(total)
+        return partial(np.dot, block, block, total)
 
     def _round(self, node: Node, flat: slice, block: int, source: FloatArray | None = None) -> Run:
         key = node.format, node.rounding
@@ -217,7 +255,8 @@ class Executable:
             return self._observed(self._observer, node, round_to, x, out, draw)
         if node.rounding.mode != "stochastic":
             return round_to.bind(x, out)
-        return lambda: round_to(x, out, counter=(self.step_index << 32) + draw)
+        drawn = round_to.bind_drawn(x, out)
+        return lambda: drawn((self.step_index << 32) + draw)
 
     def _observed(
         self,
@@ -242,22 +281,6 @@ def _nothing() -> None:
 
 def _copy(target: FloatArray, value: FloatArray) -> Run:
     return lambda: np.copyto(target, value)
-
-
-def _source(node: Node, given: Mapping[str, FloatArray]) -> FloatArray:
-    if node.name not in given:
-        return _aligned(size(node.shape))
-    array = given[node.name]
-    flat = array.ravel(order="K")
-    assert np.shares_memory(flat, array), f"source {node.name} is not in storage order"
-    return flat
-
-
-def _aligned(elements: int) -> FloatArray:
-    """Return a zeroed float32 array of `elements` that starts on a cache line."""
-    raw = np.zeros(elements + LINE, np.float32)
-    start = (-raw.ctypes.data // 4) % LINE
-    return raw[start : start + elements]
 
 
 def compile_graph(

@@ -18,6 +18,7 @@ Attrs = Mapping[str, Any]
 Role = Literal["input", "fprop", "dgrad", "wgrad", "update"]
 Placement = Literal["low", "fp32", "promote"]
 Bind = Callable[[Sequence[FloatArray], FloatArray, Attrs, FloatArray], Callable[[], object]]
+Work = Callable[[Sequence[Shape], Shape, Attrs], int]
 GradientRule = Callable[["Builder", "Node", int], int]
 
 
@@ -27,6 +28,22 @@ class Example:
 
     inputs: tuple[FloatArray, ...]
     attrs: Attrs = field(default_factory=dict)
+
+
+def _no_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How the values of a node are computed: `bind` and `work` as an `Op` has them."""
+
+    bind: Bind
+    work: Work = _no_work
+
+
+def _no_kernel(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +57,8 @@ class Op:
     fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
     value is an input value or zero. `converts`: the op only brings its first input into the
     node's format. `in_place`: inputs whose buffer the output may take.
-    `work` gives the elements of scratch the op needs.
+    `work` gives the elements of scratch the op needs. `compiled` returns the kernel of a C
+    extension for these shapes, with the bits of `bind`; None where there is none.
     """
 
     name: str
@@ -54,7 +72,8 @@ class Op:
     keeps_format: bool = False
     converts: bool = False
     in_place: tuple[int, ...] = ()
-    work: Callable[[Sequence[Shape], Shape, Attrs], int] = lambda inputs, out, attrs: 0
+    work: Work = _no_work
+    compiled: Callable[[Sequence[Shape], Shape, Attrs], Kernel | None] = _no_kernel
 
 
 def size(shape: Shape) -> int:

@@ -26,6 +26,10 @@ BLOCK = 32768
 MODES = ("nearest_even", "toward_zero", "nearest_away", "stochastic")
 SIGN, ABS, INF, QUIET, ONE = 0x80000000, 0x7FFFFFFF, 0x7F800000, 0x7FC00000, 0x3F800000
 MASK64 = 2**64 - 1
+FIRSTS = 4096
+"""The draws of a block start at one of the first so many words of the table of draws."""
+FINE_SHIFT = 20
+"""Dropped bits from which subnormals, too, are rounded by chance with no more bits than these."""
 
 
 def _bits(value: float) -> int:
@@ -93,18 +97,20 @@ def grid_of(fmt: Format, rounding: Rounding) -> Grid:
     )
 
 
-def _mix64(value: int) -> int:
-    """The SplitMix64 step (Steele, Lea, Flood 2014)."""
+def mix64(value: int) -> int:
+    """Return the SplitMix64 step of a 64-bit `value` (Steele, Lea, Flood 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
     return value ^ (value >> 31)
 
 
-def block_key(seed: int, counter: int, block: int) -> tuple[int, int]:
-    """Return (a, b), a odd: element j of the block draws table[j] * a + b, modulo 2^32.
+def block_key(mixed_seed: int, counter: int, block: int) -> tuple[int, int]:
+    """Return (a, f), a odd: element j of the block draws table[f + j] * a, modulo 2^32.
 
-    Over keys the draws of two elements are as good as independent (multiply-shift hashing).
+    `mixed_seed` is `mix64` of the seed, made once because it is slow in Python.
+    The words of the table are odd, so that over keys every draw takes all odd values alike.
+    f is a multiple of a cache line's 16 words.
     """
-    key = _mix64(_mix64(_mix64(seed) ^ counter) ^ block)
-    return (key & 0xFFFFFFFF) | 1, key >> 32
+    key = mix64(mix64(mixed_seed ^ counter) ^ block)
+    return (key & 0xFFFFFFFF) | 1, (key >> 32) % FIRSTS & -16

@@ -7,10 +7,13 @@ the forward product along their rows. Every other tensor is stored in the order 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from policysearch.formats import contains, format_named
-from policysearch.graph import FloatArray, Graph, Node, Shape, size
+from policysearch.graph import FloatArray, Graph, Kernel, Node, Shape, size
 
 BLOCK = 32768
 """Elements a block of a group should have: a few such arrays fit a second-level cache."""
@@ -41,6 +44,23 @@ def stored(flat: FloatArray, shape: Shape) -> FloatArray:
 def leading_axis(shape: Shape) -> int:
     """Return the logical axis that is stored first."""
     return {2: 1, 4: 2}.get(len(shape), 0)
+
+
+def aligned(elements: int) -> FloatArray:
+    """Return a zeroed float32 array of `elements` that starts on a cache line."""
+    raw = np.zeros(elements + LINE, np.float32)
+    start = (-raw.ctypes.data // 4) % LINE
+    return raw[start : start + elements]
+
+
+def source_array(node: Node, given: Mapping[str, FloatArray]) -> FloatArray:
+    """Return the flat array of a source: that of `given` under its name, or a new one."""
+    if node.name not in given:
+        return aligned(size(node.shape))
+    array = given[node.name]
+    flat = array.ravel(order="K")
+    assert np.shares_memory(flat, array), f"source {node.name} is not in storage order"
+    return flat
 
 
 def is_view(graph: Graph, node: Node) -> bool:
@@ -81,10 +101,11 @@ class Plan:
 
     Everything the outputs need comes first, then (from position `split`) applying the update.
     `groups` holds (start, stop) positions: nodes of one group run block by block, so their
-    buffers are all alive throughout the group.
+    buffers are all alive throughout the group. `kernels` holds how every node runs; unless
+    `compiled` is False, in a C extension where one serves it.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, compiled: bool | None = None) -> None:
         self.graph = graph
         computed = [node for node in graph.nodes if node.op.kind != "source"]
         early = self._needed_by_outputs()
@@ -92,6 +113,7 @@ class Plan:
         self.order = first + [node for node in computed if node.id not in early]
         self.split = len(first)
         self.groups = self._grouped()
+        self.kernels = {node.id: self._kernel(node, compiled is not False) for node in self.order}
         self.last_read = self._last_reads()
         self.home: dict[int, Buffer] = {}
         self.work: dict[int, Buffer] = {}
@@ -135,6 +157,14 @@ class Plan:
             groups.append((position, position + 1))
         return groups
 
+    def _kernel(self, node: Node, compiled: bool) -> Kernel:
+        """Return how the node runs: chosen for all of it, even where it then runs on blocks."""
+        found = None
+        if compiled and node.accumulator == "float32":
+            shapes = [i.shape for i in self.graph.inputs_of(node)]
+            found = node.op.compiled(shapes, node.shape, node.attributes)
+        return found or Kernel(node.op.bind, node.op.work)
+
     def _last_reads(self) -> dict[int, int]:
         last: dict[int, int] = {}
         for position, node in enumerate(self.order):
@@ -171,7 +201,7 @@ class Plan:
             rows = min(rows_per_block(shape), shape[axis])
             block = (*shape[:axis], rows, *shape[axis + 1 :])
             shapes, shape = [block if s == shape else s for s in shapes], block
-        return node.op.work(shapes, shape, node.attributes)
+        return self.kernels[node.id].work(shapes, shape, node.attributes)
 
     def _source_to_update(self, position: int, node: Node) -> int | None:
         """Return the source whose array this new value may overwrite: nothing reads it later."""

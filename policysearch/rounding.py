@@ -12,8 +12,9 @@ from types import ModuleType
 import numpy as np
 
 from policysearch.blocks import Blocks
+from policysearch.drawing import draw_table
 from policysearch.formats import Format, Rounding
-from policysearch.grid import BLOCK, MASK64, FloatArray, Grid, block_key, grid_of
+from policysearch.grid import BLOCK, FIRSTS, MASK64, FloatArray, Grid, block_key, grid_of, mix64
 from policysearch.values import InputError
 
 try:
@@ -36,7 +37,10 @@ class Rounder:
     def __init__(self, grid: Grid, seed: int, extension: ModuleType | None) -> None:
         self.extension = extension
         self.packed = grid.packed()
+        if grid.stochastic and extension is not None:
+            self.packed += draw_table(BLOCK + FIRSTS).tobytes()
         self.seed = seed & MASK64
+        self._mixed_seed = mix64(self.seed)
         self._stochastic = grid.stochastic
         self._blocks = Blocks(grid)
 
@@ -67,11 +71,35 @@ class Rounder:
         if self.extension is not None:
             round_into, packed = self.extension.round_into, self.packed
             return lambda: round_into(x, out, packed, 0, 0)
-        return self._blocks.bind(x, out) or (lambda: self(x, out))
+        bound = [self._blocks.bind(*arrays) for arrays in _in_blocks(x, out)]
+        calls = [call for call in bound if call is not None]
+        if len(calls) < len(bound):
+            return lambda: self(x, out)
+        return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+
+    def bind_drawn(self, x: FloatArray, out: FloatArray) -> Callable[[int], object]:
+        """Return the call of a counter that rounds `x` to `out`, fixed for good, in any mode.
+
+        Saves the checks and views of `__call__`; wants numpy's floating-point warnings off.
+        """
+        _check(x=x, out=out)
+        if self.extension is not None:
+            round_into, packed, seed = self.extension.round_into, self.packed, self.seed
+            return lambda counter: round_into(x, out, packed, seed, counter)
+        bound = [self._blocks.bind_drawn(*arrays) for arrays in _in_blocks(x, out)]
+        calls = [call for call in bound if call is not None]
+        if len(calls) < len(bound):
+            return lambda counter: self(x, out, counter)
+
+        def run(counter: int) -> None:
+            for block, call in enumerate(calls):
+                call(block_key(self._mixed_seed, counter & MASK64, block))
+
+        return run
 
     def round_block(self, x: FloatArray, out: FloatArray, counter: int, block: int) -> None:
         """Round block number `block` (at most BLOCK elements) of a longer array, in numpy."""
-        key = block_key(self.seed, counter & MASK64, block) if self._stochastic else (0, 0)
+        key = block_key(self._mixed_seed, counter & MASK64, block) if self._stochastic else (0, 0)
         self._blocks(x, out, key)
 
 
@@ -136,6 +164,11 @@ class FusedSgd:
         np.add(velocity, scratch, out=velocity)
         np.multiply(velocity, lr, out=scratch)
         np.subtract(param, scratch, out=param)
+
+
+def _in_blocks(x: FloatArray, out: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+    starts = range(0, max(x.size, 1), BLOCK)
+    return [(x[start : start + BLOCK], out[start : start + BLOCK]) for start in starts]
 
 
 def _check(**arrays: FloatArray) -> None:

@@ -14,6 +14,7 @@ from policysearch.graph import Builder, FloatArray, Graph, size
 from policysearch.nn.models import Model, lenet5, mlp
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.source import data
+from policysearch.ops.update import all_finite, unscale
 from policysearch.planning import Plan, needs_rounding, stored
 from policysearch.policy import LossScale, Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
@@ -205,3 +206,28 @@ def test_accumulators_reach_every_product(net: str, accumulator: str) -> None:
         losses.append(float(executable.value("loss")))
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("value", "finite"), [(3.0, 1.0), (1e30, 1.0), (np.inf, 0.0), (-np.inf, 0.0), (np.nan, 0.0)]
+)
+@pytest.mark.parametrize("place", [0, 39_999])
+def test_the_finite_check_sees_every_block_and_takes_large_numbers(
+    value: float, finite: float, place: int
+) -> None:
+    """1e30 is finite, but its square is not."""
+    b = Builder()
+    grad = b.emit(data, attrs={"shape": (200, 200)}, name="grad")
+    factor = b.emit(data, attrs={"shape": ()}, name="factor")
+    unscaled = b.emit(unscale, grad, factor, role="update")
+    other = b.emit(unscale, factor, factor, role="update")
+    checked = b.emit(all_finite, unscaled, role="update")
+    both = b.emit(all_finite, unscaled, other, role="update")
+    executable = compile_graph(b.graph({"one": checked, "both": both}))
+    executable.arrays["factor"][...] = 0.5
+    executable.arrays["grad"][...] = 1.0
+    executable.forward_backward()
+    assert executable.value("one") == executable.value("both") == 1.0
+    executable.arrays["grad"][np.unravel_index(place, (200, 200))] = value
+    executable.forward_backward()
+    assert executable.value("one") == executable.value("both") == finite

@@ -17,6 +17,7 @@ FLOORS = (
     ("values",),
     ("formats",),
     ("grid",),
+    ("drawing",),
     ("blocks",),
     ("rounding", "scaling", "tensor_core"),
     ("accumulators",),
@@ -39,6 +40,9 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 # Extension modules, and the rooms they speed up.
 COMPILED = {
+    "policysearch._convolution": "ops",
+    "policysearch._elementwise": "ops",
+    "policysearch._pooling": "ops",
     "policysearch._rounding": "rounding",
     "policysearch._tensor_core": "accumulators",
 }

@@ -176,6 +176,23 @@ def test_stochastic_result_depends_on_seed_counter_and_place_alone(
 
 
 @pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r.mode == "stochastic"], ids=name_of)
+@pytest.mark.parametrize("fmt", ALL, ids=name_of)
+def test_a_bound_draw_gives_the_same_bits(fmt: Format, rounding: Rounding, compiled: bool) -> None:
+    normal = np.random.default_rng(3).standard_normal(BLOCK + 77).astype(np.float32)
+    tiny = normal * np.float32(fmt.min_normal)
+    own = rounder(fmt, rounding, seed=7, compiled=compiled)
+    for x in (normal, tiny, random_bits(2 * BLOCK), normal[:5], normal[:0]):
+        expected, got = np.empty_like(x), np.empty_like(x)
+        call = own.bind_drawn(x, got)
+        for counter in (0, 2**63 + 5):
+            own(x, expected, counter)
+            with np.errstate(all="ignore"):
+                call(counter)
+            assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("compiled", BACKENDS)
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=name_of)
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "bfloat16", "float32"])
 def test_in_place(name: str, rounding: Rounding, compiled: bool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policysearch.formats import FORMATS, Format, Rounding
-from policysearch.grid import BLOCK, MODES, FloatArray
+from policysearch.grid import MODES, FloatArray
 from policysearch.rounding import Rounder, compiled_available, rounder
 from tests.rounding_oracle import (
     BACKENDS,
@@ -25,17 +25,14 @@ from tests.rounding_oracle import (
 NEAREST = Rounding()
 
 
-def call_in_blocks(rounder: Rounder, x: FloatArray, out: FloatArray) -> Callable[[], None]:
-    """Return the call that rounds x through the short cut of fixed arrays, block by block."""
-    parts = [slice(start, start + BLOCK) for start in range(0, x.size, BLOCK)]
-    calls = [rounder.bind(x[part], out[part]) for part in parts]
-
-    def run() -> None:
-        with np.errstate(all="ignore"):
-            for call in calls:
-                call()
-
-    return run
+def fixed(rounder: Rounder, x: FloatArray, out: FloatArray, mode: str) -> Callable[[int], object]:
+    """Return the call of a counter that rounds x as training does: by the short cut, if any."""
+    if mode == "stochastic":
+        return rounder.bind_drawn(x, out)
+    if mode == "nearest_even":
+        call = rounder.bind(x, out)
+        return lambda counter: call()
+    return lambda counter: rounder(x, out, counter)
 
 
 @pytest.mark.parametrize("overflow", ["inf", "saturate"])
@@ -56,7 +53,8 @@ def test_the_short_cut_of_fixed_arrays_gives_the_same_bits(
     for x in (ordinary, wide, bits, around, tiny, -np.abs(tiny), np.zeros(9, np.float32)):
         expected, got = np.empty_like(x), np.empty_like(x)
         own(x, expected)
-        call_in_blocks(own, x, got)()
+        with np.errstate(all="ignore"):
+            fixed(own, x, got, "nearest_even")(0)
         assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
@@ -73,14 +71,12 @@ def sweep(
     got = {name: np.empty(chunk, np.float32) for name in names}
     wrong, begun = dict.fromkeys(names, 0), time.process_time()
     low, x = np.arange(chunk, dtype=np.uint32), np.empty(chunk, np.float32)
-    calls = {name: call_in_blocks(own[name], x, got[name]) for name in names}
+    calls = {name: fixed(own[name], x, got[name], rounding.mode) for name in names}
     for start in range(0, 2**32, chunk):
         np.add(low, np.uint32(start), out=x.view(np.uint32))
         for name in names:
-            if rounding == NEAREST:
-                calls[name]()
-            else:
-                own[name](x, got[name], start)
+            with np.errstate(all="ignore"):
+                calls[name](start)
         if rounding.mode == "stochastic":
             differ = got["numpy"].view(np.uint32) != got["compiled"].view(np.uint32)
             wrong["compiled"] += int(np.count_nonzero(differ))

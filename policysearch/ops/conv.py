@@ -2,69 +2,20 @@
 
 Image tensors are stored as (height, channels, width, batch). The operand of output row r is
 then a contiguous view of the input copied once per kernel column, so the forward pass is one
-copy and one batched matmul.
+copy and one batched matmul. Where `conv_compiled` has a kernel with the same bits, that one runs
+instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Extents of one convolution; `k` is the contracted length kernel_h * c_in * kernel_w."""
-
-    batch: int
-    c_in: int
-    height: int
-    width: int
-    c_out: int
-    kernel_h: int
-    kernel_w: int
-    stride: int
-    padding: int
-
-    @property
-    def out_h(self) -> int:
-        return (self.height + 2 * self.padding - self.kernel_h) // self.stride + 1
-
-    @property
-    def out_w(self) -> int:
-        return (self.width + 2 * self.padding - self.kernel_w) // self.stride + 1
-
-    @property
-    def k(self) -> int:
-        return self.kernel_h * self.c_in * self.kernel_w
-
-    @property
-    def padded_h(self) -> int:
-        return self.height + 2 * self.padding
-
-    @property
-    def padded_w(self) -> int:
-        return self.width + 2 * self.padding
-
-    @property
-    def columns_size(self) -> int:
-        return self.padded_h * self.c_in * self.kernel_w * self.out_w * self.batch
-
-
-def geometry(image: Shape, weight: Shape, attrs: Attrs) -> Geometry:
-    """Return the extents for an image [batch, c_in, h, w] and weights [c_out, c_in, kh, kw]."""
-    n, c, h, w = image
-    o, _, kh, kw = weight
-    return Geometry(n, c, h, w, o, kh, kw, attrs.get("stride", 1), attrs.get("padding", 0))
-
-
-def _rows(image: FloatArray) -> FloatArray:
-    """Return the storage view (height, channels, width, batch) of a logical image array."""
-    return image.transpose(2, 1, 3, 0)
+from policysearch.ops.conv_compiled import compiled_kernel
+from policysearch.ops.conv_geometry import Geometry, geometry, rows_of
 
 
 def _fill_columns(
@@ -74,7 +25,7 @@ def _fill_columns(
     shape = (g.padded_h, g.c_in, g.kernel_w, g.out_w, g.batch)
     columns = work[: g.columns_size].reshape(shape)
     copies = []
-    rows = _rows(image)
+    rows = rows_of(image)
     inner = columns[g.padding : g.padding + g.height]
     for j in range(g.kernel_w):
         first = max(0, -(-(g.padding - j) // g.stride))
@@ -90,9 +41,8 @@ def _fill_columns(
             np.copyto(to, source)
 
     row_bytes = columns.strides[0]
-    plane = g.out_w * g.batch
     operands = as_strided(
-        columns, (g.out_h, g.k, plane), (g.stride * row_bytes, plane * 4, 4), writeable=False
+        columns, (g.out_h, g.k, g.plane), (g.stride * row_bytes, g.plane * 4, 4), writeable=False
     )
     return operands, fill
 
@@ -107,7 +57,7 @@ def _bind_conv(
     matrix = work[g.columns_size : g.columns_size + g.c_out * g.k]
     ordered = matrix.reshape(g.c_out, g.kernel_h, g.c_in, g.kernel_w)
     matrix = matrix.reshape(g.c_out, g.k)
-    result = _rows(out).reshape(g.out_h, g.c_out, g.out_w * g.batch)
+    result = rows_of(out).reshape(g.out_h, g.c_out, g.plane)
 
     def run() -> None:
         fill()
@@ -120,22 +70,48 @@ def _bind_conv(
 def _bind_wgrad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
+    """Sum the products of each chunk of an output row, then those of all chunks of all rows.
+
+    Only BLAS is given chunks, and the operands in the order it is fast in. The product of another
+    accumulator sums a whole row, and is made for the gradient on the left.
+    """
     grad, image = inputs
     product = attrs.get("product", np.matmul)
     g = geometry(image.shape, out.shape, attrs)
+    own = "product" in attrs
+    chunk = g.plane if own else g.chunk
+    lead = (g.out_h, g.plane // chunk)
     operands, fill = _fill_columns(g, image, work)
-    rows = _rows(grad).reshape(g.out_h, g.c_out, g.out_w * g.batch)
-    partial = work[g.columns_size : g.columns_size + g.out_h * g.c_out * g.k]
-    partial = partial.reshape(g.out_h, g.c_out, g.k)
-    by_kernel = partial.reshape(g.out_h, g.c_out, g.kernel_h, g.c_in, g.kernel_w)
-    result = out.transpose(0, 2, 1, 3)
+    parts = np.split(work, np.cumsum(_wgrad_parts(g)))
+    rows = rows_of(grad).reshape(g.out_h, g.c_out, g.plane)
+    turned = _is_across(g) and not own
+    across = parts[1].reshape(g.out_h, g.plane, g.c_out) if turned else None
+    partial = parts[2][: size(lead) * g.k * g.c_out]
+    pixels = operands.reshape(g.out_h, g.k, *lead[1:], chunk).transpose(0, 2, 1, 3)
+    if across is None:
+        left = rows.reshape(g.out_h, g.c_out, *lead[1:], chunk).transpose(0, 2, 1, 3)
+        right, result = pixels.transpose(0, 1, 3, 2), out.transpose(0, 2, 1, 3)
+    else:
+        left, right, result = pixels, across.reshape(*lead, chunk, g.c_out), rows_of(out)
+    sums = partial.reshape(*lead, left.shape[2], right.shape[3])
+    by_chunk = partial.reshape(size(lead), *result.shape)
 
     def run() -> None:
         fill()
-        product(rows, operands.transpose(0, 2, 1), out=partial)
-        np.add.reduce(by_kernel, axis=0, out=result)
+        if across is not None:
+            np.copyto(across, rows.transpose(0, 2, 1))
+        product(left, right, out=sums)
+        np.add.reduce(by_chunk, axis=0, out=result, initial=0.0)  # leaves no -0 of an underflow
 
     return run
+
+
+def _is_across(g: Geometry) -> bool:
+    """Whether wgrad turns the gradient so that BLAS reads both operands along the channels.
+
+    With few channels the copy costs more than it saves.
+    """
+    return g.c_out >= 16
 
 
 def _bind_dgrad(
@@ -148,14 +124,14 @@ def _bind_dgrad(
     parts = np.split(work, np.cumsum(_dgrad_work(g)))
     ordered = parts[0].reshape(g.kernel_h, g.c_in, g.kernel_w, g.c_out)
     matrix = parts[0].reshape(g.k, g.c_out)
-    spread = parts[1].reshape(g.k, g.out_w * g.batch)
+    spread = parts[1].reshape(g.k, g.plane)
     by_kernel = spread.reshape(g.kernel_h, g.c_in, g.kernel_w, g.out_w, g.batch)
     folded = parts[2].reshape(g.kernel_h, g.c_in, g.padded_w, g.batch)
-    result = _rows(out)
+    result = rows_of(out)
     total = parts[3].reshape(g.padded_h, g.c_in, g.padded_w, g.batch) if g.padding else result
     p = g.padding
     interior = total[p : p + g.height, :, p : p + g.width]
-    rows = _rows(grad).reshape(g.out_h, g.c_out, g.out_w * g.batch)
+    rows = rows_of(grad).reshape(g.out_h, g.c_out, g.plane)
     span = (g.out_w - 1) * g.stride + 1
     folds = [(folded[:, :, j : j + span : g.stride], by_kernel[:, :, j]) for j in range(g.kernel_w)]
 
@@ -178,7 +154,7 @@ def _bind_dgrad(
 def _dgrad_work(g: Geometry) -> list[int]:
     return [
         g.k * g.c_out,
-        g.k * g.out_w * g.batch,
+        g.k * g.plane,
         g.kernel_h * g.c_in * g.padded_w * g.batch,
         g.padded_h * g.c_in * g.padded_w * g.batch if g.padding else 0,
     ]
@@ -206,7 +182,7 @@ def _emit_grad_weight(b: Builder, node: Node, grad: int) -> int:
     return b.emit(conv2d_wgrad, grad, image, attrs=attrs)
 
 
-conv2d_dgrad = Op(
+conv2d_dgrad: Op = Op(
     "conv2d_dgrad",
     shape=lambda inputs, attrs: tuple(attrs["shape"]),
     bind=_bind_dgrad,
@@ -214,22 +190,25 @@ conv2d_dgrad = Op(
     kind="gemm",
     placement="low",
     work=lambda inputs, out, attrs: sum(_dgrad_work(geometry(out, inputs[1], attrs))),
+    compiled=lambda inputs, out, attrs: compiled_kernel(conv2d_dgrad, "dgrad", inputs, out, attrs),
 )
 
 
-def _wgrad_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    g = geometry(inputs[1], out, attrs)
-    return g.columns_size + g.out_h * size(out)
+def _wgrad_parts(g: Geometry) -> list[int]:
+    """Columns, the gradient with its channels last, the products of every chunk."""
+    gradient = g.out_h * g.plane * g.c_out if _is_across(g) else 0
+    return [g.columns_size, gradient, g.out_h * (g.plane // g.chunk) * g.k * g.c_out]
 
 
-conv2d_wgrad = Op(
+conv2d_wgrad: Op = Op(
     "conv2d_wgrad",
     shape=lambda inputs, attrs: tuple(attrs["shape"]),
     bind=_bind_wgrad,
     flops=lambda inputs, out, attrs: _conv_flops(inputs[1], out, attrs),
     kind="gemm",
     placement="low",
-    work=_wgrad_work,
+    work=lambda inputs, out, attrs: sum(_wgrad_parts(geometry(inputs[1], out, attrs))),
+    compiled=lambda inputs, out, attrs: compiled_kernel(conv2d_wgrad, "wgrad", inputs, out, attrs),
 )
 
 
@@ -237,7 +216,7 @@ def _conv_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
     return geometry(inputs[0], inputs[1], attrs).columns_size + size(inputs[1])
 
 
-conv2d = Op(
+conv2d: Op = Op(
     "conv2d",
     _conv_shape,
     _bind_conv,
@@ -253,5 +232,6 @@ conv2d = Op(
     kind="gemm",
     placement="low",
     work=_conv_work,
+    compiled=lambda inputs, out, attrs: compiled_kernel(conv2d, "fprop", inputs, out, attrs),
 )
 """Cross-correlation of [batch, c_in, h, w] with [c_out, c_in, kh, kw]; `stride`, `padding`."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.ops.elementwise_compiled import in_one_pass
 
 
 def _operands(a: FloatArray, b: FloatArray, attrs: Attrs) -> tuple[FloatArray, FloatArray]:
@@ -121,5 +122,6 @@ bias = Op(
     ),
     placement="low",
     in_place=(0,),
+    compiled=in_one_pass("bias"),
 )
 """x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w] + [channels]."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Bind, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.ops.elementwise_compiled import in_one_pass
 
 _GELU_SCALE = np.float32(np.sqrt(2.0 / np.pi))
 _GELU_CUBIC = np.float32(0.044715)
@@ -41,7 +42,15 @@ def _pass(b: Builder, node: Node, grad: int) -> int:
     return grad
 
 
-add = Op("add", _same, _ufunc(np.add), gradients=(_pass, _pass), example=_pair, in_place=(0, 1))
+add = Op(
+    "add",
+    _same,
+    _ufunc(np.add),
+    gradients=(_pass, _pass),
+    example=_pair,
+    in_place=(0, 1),
+    compiled=in_one_pass("add"),
+)
 
 multiply: Op = Op(
     "multiply",
@@ -92,6 +101,7 @@ relu_grad = Op(
     keeps_format=True,
     in_place=(0,),
     work=lambda inputs, out, attrs: size(out),
+    compiled=in_one_pass("relu_grad"),
 )
 relu = Op(
     "relu",
@@ -102,6 +112,7 @@ relu = Op(
     keeps_format=True,
     in_place=(0,),
     work=lambda inputs, out, attrs: size(out),
+    compiled=in_one_pass("relu"),
 )
 
 

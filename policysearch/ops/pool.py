@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import (
+    Attrs,
+    Bind,
+    Builder,
+    Example,
+    FloatArray,
+    Kernel,
+    Node,
+    Op,
+    Shape,
+    size,
+)
+
+try:
+    import policysearch._pooling as _pooling
+except ImportError:
+    _pooling = None
 
 
 def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -22,6 +39,35 @@ def _windows(image: FloatArray, out: FloatArray, attrs: Attrs) -> Iterator[Float
     for i in range(k):
         for j in range(k):
             yield image[:, :, i : i + (high - 1) * s + 1 : s, j : j + (wide - 1) * s + 1 : s]
+
+
+def _stored(image: FloatArray) -> FloatArray:
+    """Return the contiguous (height, channels, width, batch) array that `image` is a view of."""
+    return image.transpose(2, 1, 3, 0)
+
+
+def _bind_compiled(function: Callable[..., object]) -> Bind:
+    def bind(
+        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+    ) -> Callable[[], object]:
+        k, s = attrs["kernel"], attrs.get("stride", attrs["kernel"])
+        return partial(function, *map(_stored, (*inputs, out)), k, s)
+
+    return bind
+
+
+def _compiled_max(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+    """The extension has loops for kernels of 2 and 3, and a maximum where numpy's is known."""
+    function = getattr(_pooling, "max_pool", None)
+    return Kernel(_bind_compiled(function)) if function and attrs["kernel"] in (2, 3) else None
+
+
+def _compiled_max_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+    """As `_compiled_max`; only numpy sums where windows overlap."""
+    k = attrs["kernel"]
+    if _pooling is None or k not in (2, 3) or attrs.get("stride", k) < k:
+        return None
+    return Kernel(_bind_compiled(_pooling.max_pool_grad))
 
 
 def _like(array: FloatArray, work: FloatArray, part: int = 0) -> FloatArray:
@@ -86,6 +132,7 @@ max_pool_grad = Op(
     flops=lambda inputs, out, attrs: 3 * size(out),
     keeps_format=True,
     work=lambda inputs, out, attrs: 2 * size(inputs[0]),
+    compiled=_compiled_max_grad,
 )
 
 
@@ -103,6 +150,7 @@ max_pool = Op(
     flops=lambda inputs, out, attrs: attrs["kernel"] ** 2 * size(out),
     example=_example,
     keeps_format=True,
+    compiled=_compiled_max,
 )
 
 

@@ -1,0 +1,189 @@
+"""Sums and relu in the C extension: the bits of numpy, alone and in whole training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from policysearch.emulator import compile_graph
+from policysearch.graph import FloatArray, Graph, Kernel, Op, Shape, size
+from policysearch.nn.models import Model, lenet5, mlp, transformer
+from policysearch.ops import elementwise_compiled
+from policysearch.ops.dense import bias
+from policysearch.ops.elementwise import add, relu, relu_grad
+from policysearch.planning import Plan, is_blockable, stored
+from policysearch.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.scaling import Scaling
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+
+BATCHES = range(1, 71)
+
+# What follows the batch in a shape: features, or channels, height and width.
+TRAILING = ((1,), (7,), (33,), (1, 1, 1), (3, 5, 4), (6, 2, 7), (2, 9, 1))
+
+# Zero, subnormals, the smallest normal number, one, the largest number, infinity, NaNs.
+SPECIAL = (0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x7FC00123)
+SIGN = 0x80000000
+
+NETS: dict[str, Callable[[], Model]] = {
+    "mlp": lambda: mlp((50, 512, 10)),
+    "lenet5": lenet5,
+    "transformer": lambda: transformer((1, 32, 32), 10, 64, (16,), 4),
+}
+
+Draw = Callable[[np.random.Generator, Shape], FloatArray]
+
+
+def _gaussian(rng: np.random.Generator, shape: Shape) -> FloatArray:
+    """Return values in storage order."""
+    array = stored(np.empty(size(shape), np.float32), shape)
+    array[...] = rng.standard_normal(shape)
+    return array
+
+
+def _special(rng: np.random.Generator, shape: Shape) -> FloatArray:
+    """Return mostly special values of both signs, in storage order."""
+    array, taken = _gaussian(rng, shape), rng.random(shape) < 0.8
+    bits = rng.choice(np.array([*SPECIAL, *(SIGN | bits for bits in SPECIAL)], np.uint32), shape)
+    array.view(np.uint32)[taken] = bits[taken]
+    return array
+
+
+def _bits(array: FloatArray, *, one_nan: bool) -> npt.NDArray[np.uint32]:
+    """Return the bits; with `one_nan`, any two NaNs count as equal."""
+    same = np.where(np.isnan(array), np.float32(np.nan), array) if one_nan else array
+    return np.ascontiguousarray(same).view(np.uint32)
+
+
+def _run(kernel: Kernel, inputs: Sequence[FloatArray], place: int | None) -> FloatArray:
+    """Run the kernel into the input at `place`, or into an array that held something else."""
+    inputs = [np.copy(array, order="K") for array in inputs]
+    shape = inputs[0].shape
+    out = stored(np.full(size(shape), 7.0, np.float32), shape) if place is None else inputs[place]
+    work = np.empty(kernel.work([array.shape for array in inputs], shape, {}), np.float32)
+    with np.errstate(all="ignore"):
+        kernel.bind(inputs, out, {}, work)()
+    return out
+
+
+def _inputs(op: Op, draw: Draw, rng: np.random.Generator, shape: Shape) -> list[FloatArray]:
+    second = {"bias": [shape[1:2]], "relu": []}.get(op.name, [shape])
+    return [draw(rng, each) for each in (shape, *second)]
+
+
+@pytest.mark.parametrize("draw", [_gaussian, _special], ids=["gaussian", "special"])
+@pytest.mark.parametrize("trailing", TRAILING, ids=str)
+@pytest.mark.parametrize("op", [add, bias, relu, relu_grad], ids=lambda op: op.name)
+def test_compiled_ops_have_the_bits_of_numpy(op: Op, trailing: Shape, draw: Draw) -> None:
+    """Of the sum of two NaNs numpy itself gives either, depending on where they are in the array.
+
+    The NaNs of relu and its gradient are told apart: whether a gradient passes a NaN depends on
+    the sign of that.
+    """
+    pytest.importorskip("policysearch._elementwise")
+    rng, one_nan = np.random.default_rng(0), op in (add, bias)
+    for batch in BATCHES:
+        inputs = _inputs(op, draw, rng, (batch, *trailing))
+        kernel = op.compiled([array.shape for array in inputs], inputs[0].shape, {})
+        if kernel is None:
+            pytest.skip("the extension does not serve this here")
+        for place in (None, *op.in_place):
+            expected = _bits(_run(Kernel(op.bind, op.work), inputs, place), one_nan=one_nan)
+            result = _bits(_run(kernel, inputs, place), one_nan=one_nan)
+            assert np.array_equal(result, expected), (batch, place)
+
+
+def test_only_matrices_and_images_are_served() -> None:
+    pytest.importorskip("policysearch._elementwise")
+    shapes: list[Shape] = [(5, 4, 3, 2, 1)[:rank] for rank in range(6)]
+    served = [add.compiled([shape, shape], shape, {}) is not None for shape in shapes]
+    assert served == [False, False, True, False, True, False]
+
+
+def _step(net: str, policy: str, batch: int) -> tuple[Model, Graph]:
+    model = NETS[net]()
+    made = replace(preset(policy, model.layer_names), scaling=Scaling())
+    graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
+    return model, apply_policy(graph, made)
+
+
+def _trained(net: str, policy: str, batch: int) -> dict[str, FloatArray]:
+    """Return parameters and optimizer state after three steps."""
+    model, graph = _step(net, policy, batch)
+    executable, rng = compile_graph(graph), np.random.default_rng(1)
+    for name, value in model.init(np.random.default_rng(2)).items():
+        executable.arrays[name][...] = value
+    for name, number in (("loss_scale", 1), ("inverse_scale", 1), ("learning_rate", 0.1)):
+        executable.arrays[name][...] = number
+    targets = np.eye(model.classes, dtype=np.float32)
+    for step in range(1, 4):
+        executable.arrays["step"][...] = step
+        executable.arrays["images"][...] = rng.standard_normal((batch, *model.input_shape))
+        executable.arrays["targets"][...] = targets[rng.integers(0, model.classes, batch)]
+        executable.forward_backward()
+        executable.apply_updates()
+    return {
+        graph.nodes[old].name: executable.arrays[graph.nodes[old].name] for old, _ in graph.updates
+    }
+
+
+@pytest.mark.parametrize("batch", [3, 70])
+@pytest.mark.parametrize("policy", ["float32", "float16", "float8"])
+@pytest.mark.parametrize("net", NETS)
+def test_steps_have_the_same_bits_with_and_without_the_extension(
+    monkeypatch: pytest.MonkeyPatch, net: str, policy: str, batch: int
+) -> None:
+    """At batch 70 the values of these nets are cut into blocks, the last one shorter."""
+    pytest.importorskip("policysearch._elementwise")
+    result = _trained(net, policy, batch)
+    monkeypatch.setattr(elementwise_compiled, "_elementwise", None)
+    for name, expected in _trained(net, policy, batch).items():
+        assert np.isfinite(expected).all()
+        assert np.array_equal(_bits(result[name], one_nan=False), _bits(expected, one_nan=False)), (
+            name
+        )
+
+
+def test_blocks_run_in_the_extension_without_scratch() -> None:
+    pytest.importorskip("policysearch._elementwise")
+    _, graph = _step("lenet5", "float32", 70)
+    compiled, plain = Plan(graph), Plan(graph, compiled=False)
+    nodes = [node for node in compiled.order if node.op is relu_grad]
+    assert nodes and all(is_blockable(graph, node) for node in nodes)
+    for node in nodes:
+        assert compiled.kernels[node.id].bind is not relu_grad.bind
+        assert plain.kernels[node.id].bind is relu_grad.bind
+        assert node.id in plain.work and node.id not in compiled.work
+
+
+def test_the_extension_refuses_arrays_that_do_not_fit() -> None:
+    extension = pytest.importorskip("policysearch._elementwise")
+    x, shift = np.zeros((3, 4, 5, 6), np.float32), np.zeros(4, np.float32)
+    extension.bias(x, shift, x)
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    for name, arrays in (
+        ("bias", (x, np.zeros(3, np.float32), x)),
+        ("bias", (x, x, x)),
+        ("bias", (x[0], shift, x[0])),
+        ("bias", (x, shift, x[:2])),
+        ("add", (x, x, x[:2])),
+        ("add", (x, x[:2], x)),
+        ("add", (x, x.reshape(12, 30), x)),
+        ("add", (x, x.astype(np.float64), x)),
+        ("add", (x, x.view(np.int32), x)),
+        ("add", (x, x, fixed)),
+        ("add", (x.T, x.T, x.T)),
+        ("relu_grad", (x, x, x[:2])),
+        ("relu_grad", (x, x[:2], x)),
+    ):
+        with pytest.raises((ValueError, BufferError)):
+            getattr(extension, name)(*arrays)
+    with pytest.raises(TypeError):
+        extension.add(x, x)
