@@ -10,7 +10,7 @@ import numpy as np
 from policysearch.emulator import Executable, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model, lenet5, mlp, transformer
-from policysearch.policy import Policy
+from policysearch.policy import LossScale, Policy
 from policysearch.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.scaling import Scaling
@@ -73,9 +73,16 @@ def our_step(
     *,
     compiled: bool | None,
     accumulator: str = "float32",
+    loss_scale: bool = False,
 ) -> Callable[[], float]:
-    """Return the call that takes one emulated step (forward, backward, update)."""
-    executable = prepared(model, policy_of(model, name, accumulator), batch, compiled=compiled)
+    """Return the call that takes one emulated step (forward, backward, update).
+
+    Unless `loss_scale`, the preset's loss scale, its unscaling and its finite check are left out.
+    """
+    policy = policy_of(model, name, accumulator)
+    if not loss_scale:
+        policy = replace(policy, loss_scale=LossScale())
+    executable = prepared(model, policy, batch, compiled=compiled)
 
     def step() -> float:
         executable.forward_backward()

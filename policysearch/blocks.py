@@ -24,30 +24,55 @@ _LINE = 64  # bytes: float arithmetic on arrays that start elsewhere takes nearl
 _STAGGER = 1088  # bytes between scratch buffers, so that they do not alias in the cache
 
 
-class Blocks:
-    """Rounds blocks of at most BLOCK elements in numpy, with work buffers of its own."""
+def _rows(count: int, size: int, first: int = 0) -> list[UintArray]:
+    """Return `count` buffers of `size` words; `first` says how many others they are used beside."""
+    row = -(-4 * size // _LINE) * _LINE + _STAGGER
+    pool = np.empty(first * _STAGGER + count * row + _LINE, np.uint8)
+    pool = pool[-pool.ctypes.data % _LINE + first * _STAGGER :]
+    return [pool[i * row :][: 4 * size].view(np.uint32) for i in range(count)]
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+
+class Scratch:
+    """Work buffers for one block. Who takes turns with one finds it in the cache."""
+
+    COUNT = 5
+
+    def __init__(self) -> None:
         self.size = 0
+        self.rows = _rows(self.COUNT, 0)
+
+    def reserve(self, size: int) -> None:
+        """Make room for blocks of `size`; views of the buffers before stay what they are."""
+        if size > self.size:
+            self.size, self.rows = size, _rows(self.COUNT, size)
+
+
+class Blocks:
+    """Rounds blocks of at most BLOCK elements in numpy."""
+
+    def __init__(self, grid: Grid, scratch: Scratch) -> None:
+        self.grid = grid
+        self.scratch = scratch
         self.drawing = Drawing(grid)
         self.reserve(0)
 
     def reserve(self, size: int) -> None:
-        """Make room for blocks of `size`: staggered buffers, and operands faster as arrays."""
-        row = -(-4 * (size + FIRSTS) // _LINE) * _LINE + _STAGGER
-        pool = np.empty(9 * row + _LINE, np.uint8)
-        pool = pool[-pool.ctypes.data % _LINE :]
-        rows: list[UintArray] = [pool[i * row :][:row].view(np.uint32) for i in range(9)]
+        """Make room for blocks of `size`; operands that are the same all over are arrays, too.
+
+        With arrays numpy's maximum and minimum are faster than with numbers.
+        """
+        self.scratch.reserve(size)
         self.size = size
-        self.work = rows[:5]
-        self.lowest, self.max, self.minus_max = rows[5:8]
-        self.draws = rows[8][: size + FIRSTS]
-        self.lowest.fill(self.grid.lowest)
-        self.max.fill(self.grid.max)
-        self.minus_max.fill(self.grid.max | SIGN)
+        saturate = self.grid.inf_overflow == self.grid.max
+        constants = [self.grid.lowest, self.grid.max, self.grid.max | SIGN][: 3 if saturate else 1]
+        rows = _rows(len(constants), size, first=Scratch.COUNT)
+        for row, value in zip(rows, constants, strict=True):
+            row.fill(value)
+        self.lowest = rows[0]
+        self.limits = [row.view(np.float32) for row in rows[1:]]
         if self.grid.stochastic:
-            self.draws[:] = draw_table(self.draws.size)
+            (self.draws,) = _rows(1, size + FIRSTS, first=Scratch.COUNT + 3)
+            self.draws[:] = draw_table(size + FIRSTS)
 
     def __call__(self, x: FloatArray, out: FloatArray, key: tuple[int, int]) -> None:
         """Write `x` rounded to `out`, which may be `x`; `key` of `block_key` where stochastic."""
@@ -56,13 +81,13 @@ class Blocks:
         bits, written = x.view(np.uint32), out.view(np.uint32)
         target = _round_bits(self.grid, self, bits, written, key)
         if self.grid.flush_below:
-            _flush(self.grid, self.work[1][: x.size], target)
+            _flush(self.grid, self.scratch.rows[1][: x.size], target)
         if target is not written:
             np.copyto(written, target)
 
     def drawing_work(self, n: int) -> Work:
         """Return the views of the work buffers that a block of `n` is rounded by chance with."""
-        b, c, e = (self.work[i][:n] for i in (1, 2, 4))
+        b, c, e = (self.scratch.rows[i][:n] for i in (1, 2, 4))
         return c, b, e, c.view(np.float32), b.view(np.float32), self.lowest[:n]
 
     def bind_drawn(
@@ -108,14 +133,14 @@ class Blocks:
         if MODES[grid.mode] != "nearest_even" or grid.flush_below or not 0 < x.size <= BLOCK:
             return None
         if self.size < x.size:
-            self.reserve(BLOCK)  # once: calls that share work buffers find them in the cache
-        b, c, d = (row[: x.size] for row in self.work[1:4])
-        bits, result = x.view(np.uint32), out.view(np.uint32)
+            self.reserve(BLOCK)
+        # All formats use the one work buffer, which therefore stays in the cache.
+        work = self.scratch.rows[2][: x.size]
         if not grid.wide:
-            return self._bind_narrow(x, out, (bits, b, c))
+            return self._bind_narrow(x, out, work)
         if not grid.shift or grid.inf_overflow == grid.max:
             return None
-        unit = 1 << grid.shift
+        bits, result, unit = x.view(np.uint32), out.view(np.uint32), 1 << grid.shift
         # As operands, arrays of no dimension are faster than numbers.
         one, shift, half, kept = (
             np.array(value, np.uint32)
@@ -126,32 +151,29 @@ class Blocks:
             if np.isnan(np.maximum.reduce(x)):
                 self(x, out, (0, 0))
                 return
-            np.right_shift(bits, shift, out=d)
-            np.bitwise_and(d, one, out=d)
-            np.add(d, half, out=d)
-            np.add(d, bits, out=d)
-            np.bitwise_and(d, kept, out=result)
+            np.right_shift(bits, shift, out=work)
+            np.bitwise_and(work, one, out=work)
+            np.add(work, half, out=work)
+            np.add(work, bits, out=work)
+            np.bitwise_and(work, kept, out=result)
 
         return wide
 
-    def _bind_narrow(
-        self, x: FloatArray, out: FloatArray, views: tuple[UintArray, UintArray, UintArray]
-    ) -> Callable[[], object]:
-        bits, b, c = views
-        y, unit, lowest = b.view(np.float32), c.view(np.float32), self.lowest[: x.size]
+    def _bind_narrow(self, x: FloatArray, out: FloatArray, work: UintArray) -> Callable[[], object]:
+        bits, unit, lowest = x.view(np.uint32), work.view(np.float32), self.lowest[: x.size]
         infinite, scale = np.array(INF, np.uint32), np.array(self.grid.scale, np.uint32)
         top = self.grid.max & INF
 
         def narrow() -> None:
-            np.bitwise_and(bits, infinite, out=c)
-            np.maximum(c, lowest, out=c)
-            if np.maximum.reduce(c) >= top:
+            np.bitwise_and(bits, infinite, out=work)
+            np.maximum(work, lowest, out=work)
+            if np.maximum.reduce(work) >= top:
                 self(x, out, (0, 0))
                 return
-            np.subtract(scale, c, out=c)
-            np.multiply(x, unit, out=y)
-            np.rint(y, out=y)
-            np.divide(y, unit, out=out)
+            np.subtract(scale, work, out=work)
+            np.multiply(x, unit, out=out)
+            np.rint(out, out=out)
+            np.divide(out, unit, out=out)
 
         return narrow
 
@@ -161,13 +183,13 @@ def _round_bits(
 ) -> UintArray:
     """Round all but the flush; returns where the result lies: `out` or a work buffer."""
     n = x.size
-    a, b, c, d, e = (row[:n] for row in blocks.work)
+    a, b, c, d, e = (row[:n] for row in blocks.scratch.rows)
     if grid.wide and not grid.shift:
         # A product with 1 changes signalling NaNs alone: they become quiet, as everywhere else.
         np.multiply(x.view(np.float32), np.float32(1), out=out.view(np.float32))
         return out
     saturate = grid.inf_overflow == grid.max
-    limits = (blocks.max[:n].view(np.float32), blocks.minus_max[:n].view(np.float32))
+    limits = [limit[:n] for limit in blocks.limits]
     if grid.stochastic:
         np.multiply(blocks.draws[key[1] : key[1] + n], key[0], out=e)
     if grid.wide:
@@ -197,7 +219,7 @@ def _round_bits(
     return target
 
 
-def _clip(x: UintArray, limits: tuple[FloatArray, FloatArray], out: UintArray) -> None:
+def _clip(x: UintArray, limits: list[FloatArray], out: UintArray) -> None:
     np.minimum(x.view(np.float32), limits[0], out=out.view(np.float32))
     np.maximum(out.view(np.float32), limits[1], out=out.view(np.float32))
 

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from policysearch.accumulators import accumulator_named, product
+from policysearch.blocks import Scratch
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray, Graph, Node, size
 from policysearch.ops.update import all_finite
@@ -54,6 +55,7 @@ class Executable:
         self._plan = plan = Plan(graph, compiled=compiled)
         self._arena = aligned(plan.elements)
         self._rounders: dict[tuple[str, Rounding], Rounder] = {}
+        self._scratch = Scratch()
         self._flat: dict[int, FloatArray] = {}
         checked = (node for node in graph.nodes if node.op is all_finite)
         self._square_sums: dict[int, list[FloatArray]] = {
@@ -70,7 +72,7 @@ class Executable:
         self._update = list(self._runs(plan.split, len(plan.order)))
         for old, new in graph.updates:
             if new not in plan.in_source:
-                self._update.append(_copy(self._flat[old], self._flat[new]))
+                self._update.append(partial(np.copyto, self._flat[old], self._flat[new]))
 
     @property
     def arena_bytes(self) -> int:
@@ -219,7 +221,7 @@ class Executable:
             if needs_rounding(self.graph, node):
                 yield self._round(node, flat, block, source)
             elif not np.shares_memory(source, self._flat[node.id]):
-                yield _copy(self._flat[node.id][flat], source[flat])
+                yield partial(np.copyto, self._flat[node.id][flat], source[flat])
             return
         inputs = []
         for i in node.inputs:
@@ -230,8 +232,7 @@ class Executable:
                 whole = whole[part[1:2]]
             inputs.append(whole)
         out = stored(self._flat[node.id], node.shape)[part]
-        kernel = self._plan.kernels[node.id]
-        yield kernel.bind(inputs, out, node.attributes, self._work(node))
+        yield self._plan.kernels[node.id].bind(inputs, out, node.attributes, self._work(node))
         if needs_rounding(self.graph, node):
             yield self._round(node, flat, block)
         if node.id in self._square_sums:  # while the block is in the cache
@@ -246,7 +247,11 @@ class Executable:
         key = node.format, node.rounding
         if key not in self._rounders:
             self._rounders[key] = rounder(
-                format_named(node.format), node.rounding, seed=self._seed, compiled=self._compiled
+                format_named(node.format),
+                node.rounding,
+                seed=self._seed,
+                compiled=self._compiled,
+                scratch=self._scratch,
             )
         round_to, out = self._rounders[key], self._flat[node.id][flat]
         x = out if source is None else source[flat]
@@ -277,10 +282,6 @@ class Executable:
 
 def _nothing() -> None:
     """Stands for a value that already is where it is wanted."""
-
-
-def _copy(target: FloatArray, value: FloatArray) -> Run:
-    return lambda: np.copyto(target, value)
 
 
 def compile_graph(

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
-from policysearch.blocks import Blocks
+from policysearch.blocks import Blocks, Scratch
 from policysearch.drawing import draw_table
 from policysearch.formats import Format, Rounding
 from policysearch.grid import BLOCK, FIRSTS, MASK64, FloatArray, Grid, block_key, grid_of, mix64
@@ -32,9 +32,15 @@ def compiled_available() -> bool:
 
 
 class Rounder:
-    """Rounds float32 arrays onto one format. Owns its scratch; not thread safe."""
+    """Rounds float32 arrays onto one format. Not thread safe, nor are two that share `scratch`."""
 
-    def __init__(self, grid: Grid, seed: int, extension: ModuleType | None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        seed: int,
+        extension: ModuleType | None,
+        scratch: Scratch | None = None,
+    ) -> None:
         self.extension = extension
         self.packed = grid.packed()
         if grid.stochastic and extension is not None:
@@ -42,7 +48,7 @@ class Rounder:
         self.seed = seed & MASK64
         self._mixed_seed = mix64(self.seed)
         self._stochastic = grid.stochastic
-        self._blocks = Blocks(grid)
+        self._blocks = Blocks(grid, scratch or Scratch())
 
     def __call__(self, x: FloatArray, out: FloatArray, counter: int = 0) -> None:
         """Write the rounded `x` to `out` (1-D, contiguous float32, equal size; may be `x`).
@@ -191,14 +197,20 @@ def _extension(compiled: bool | None) -> ModuleType | None:
 
 
 def rounder(
-    fmt: Format, rounding: Rounding = NEAREST_EVEN, *, seed: int = 0, compiled: bool | None = None
+    fmt: Format,
+    rounding: Rounding = NEAREST_EVEN,
+    *,
+    seed: int = 0,
+    compiled: bool | None = None,
+    scratch: Scratch | None = None,
 ) -> Rounder:
     """Return the Rounder of `fmt`. InputError if float32 cannot hold the format.
 
     `compiled`: None takes the extension where it is built, False the numpy reference, True the
     extension or an InputError. float32 is the identity, except that `flush` still applies.
+    `scratch` is for rounders that take turns.
     """
-    return Rounder(grid_of(fmt, rounding), seed, _extension(compiled))
+    return Rounder(grid_of(fmt, rounding), seed, _extension(compiled), scratch)
 
 
 def fused_sgd(
