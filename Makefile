@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 INSTALL := $(PIP) --no-build-isolation --editable
-SOURCES := pyproject.toml .ci/constraints.txt $(wildcard policysearch/*.c)
+SOURCES := pyproject.toml .ci/constraints.txt $(wildcard policysearch/*.c policysearch/*.h)
 
 # More BLAS threads change the bits of a result and slow down a busy machine.
 export OPENBLAS_NUM_THREADS := 1

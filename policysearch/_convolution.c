@@ -12,11 +12,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_compiled.h"
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define KERNELS
 #endif
-#define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
 #else

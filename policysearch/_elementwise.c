@@ -10,18 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* One clone per instruction set, chosen at load time; elsewhere the baseline is enough. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
-#define VECTORISED
-#endif
-/* The iterations of the next loop touch no common memory. */
-#if defined(__GNUC__) && !defined(__clang__)
-#define INDEPENDENT _Pragma("GCC ivdep")
-#else
-#define INDEPENDENT
-#endif
+#include "_compiled.h"
 
 /* Each pass takes the arrays of a call, the last of which is the output. */
 typedef void Pass(const Py_buffer *arrays);

@@ -9,17 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* One clone per instruction set, chosen at load time; elsewhere the baseline is enough. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
-#define VECTORISED
-#endif
-#if defined(__GNUC__)
-#define INLINE static inline __attribute__((always_inline))
-#else
-#define INLINE static inline
-#endif
+#include "_compiled.h"
 
 #define SIGN 0x80000000u
 #define MAGNITUDE 0x7fffffffu

@@ -13,14 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One clone per instruction set, chosen at run time; elsewhere the baseline is enough. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define CLONES
-#define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
-#define VECTORISED
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#include "_compiled.h"
+
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi" /* vectors are passed between inlined functions only */
 #endif

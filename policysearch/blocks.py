@@ -197,8 +197,6 @@ def _round_bits(
             _clip(x, limits, a)
             x = a
         special = bool(np.isnan(np.maximum.reduce(x.view(np.float32))))
-        target = d if special else out
-        _round_wide(grid, x, b, e, target)
     else:
         np.bitwise_and(x, ABS if grid.stochastic else INF, out=c)
         peak = int(np.maximum.reduce(c)) & INF
@@ -207,13 +205,14 @@ def _round_bits(
             np.bitwise_and(a, ABS if grid.stochastic else INF, out=c)
             x = a
         special = peak == INF or (peak >= grid.max & INF and not saturate)
-        target = d if special else out
-        lowest = blocks.lowest[:n]
-        if not grid.stochastic:
-            np.maximum(c, lowest, out=c)
-            _round_narrow(grid, x, (b, c, d), target)
-        else:
-            blocks.drawing(x, blocks.drawing_work(n), target)
+    target = d if special else out
+    if grid.stochastic:
+        blocks.drawing(x, blocks.drawing_work(n), target)
+    elif grid.wide:
+        _round_wide(grid, x, b, target)
+    else:
+        np.maximum(c, blocks.lowest[:n], out=c)
+        _round_narrow(grid, x, (b, c, d), target)
     if special:
         _overflow(grid, x, target)
     return target
@@ -224,7 +223,7 @@ def _clip(x: UintArray, limits: list[FloatArray], out: UintArray) -> None:
     np.maximum(out.view(np.float32), limits[1], out=out.view(np.float32))
 
 
-def _round_wide(grid: Grid, x: UintArray, b: UintArray, draw: UintArray, target: UintArray) -> None:
+def _round_wide(grid: Grid, x: UintArray, b: UintArray, target: UintArray) -> None:
     """Round the mantissa in place in the encoding: a carry moves on into the exponent."""
     unit = 1 << grid.shift
     mode = MODES[grid.mode]
@@ -235,9 +234,6 @@ def _round_wide(grid: Grid, x: UintArray, b: UintArray, draw: UintArray, target:
         np.add(b, x, out=b)
     elif mode == "nearest_away":
         np.add(x, unit // 2, out=b)
-    elif mode == "stochastic":
-        np.right_shift(draw, 32 - grid.shift, out=b)
-        np.add(b, x, out=b)
     else:
         b = x
     np.bitwise_and(b, SIGN | (ABS & -unit), out=target)

@@ -15,7 +15,8 @@ from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape
 from policysearch.ops import conv_compiled
 from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from policysearch.ops.conv_compiled import OPERANDS, Direction, bind_compiled, shape_of
-from policysearch.ops.conv_geometry import Geometry, rows_of
+from policysearch.ops.conv_geometry import Geometry
+from policysearch.ops.stored import stored_view
 from tests.fma_chains import backwards, chained, fma
 
 OPS: dict[Direction, Op] = {"fprop": conv2d, "dgrad": conv2d_dgrad, "wgrad": conv2d_wgrad}
@@ -80,7 +81,7 @@ def compiled_of_width(direction: Direction, width: int, positive_zero: bool = Fa
     ) -> Callable[[], object]:
         shapes = [array.shape for array in inputs]
         g = conv_compiled.geometry_of(direction, shapes, out.shape, attrs)
-        flat = [rows_of(array) for array in (*inputs, out)]
+        flat = [stored_view(array) for array in (*inputs, out)]
         packed = conv_compiled.packed(g, positive_zero=positive_zero)
         return lambda: getattr(extension, direction)(*flat, work, packed, width)
 
@@ -250,7 +251,7 @@ def test_another_accumulator_sums_whole_rows_with_the_gradient_on_the_left() -> 
     work = np.empty(conv2d_wgrad.work(shapes, out.shape, attrs), np.float32)
     conv2d_wgrad.bind([grad, image], out, {**attrs, "product": product}, work)()
     assert g.chunk < g.plane
-    rows = rows_of(grad).reshape(g.out_h, 1, g.c_out, g.plane)
+    rows = stored_view(grad).reshape(g.out_h, 1, g.c_out, g.plane)
     np.testing.assert_array_equal(seen[0], rows)
     expected = run(conv2d_wgrad.bind, "wgrad", g, [grad, image], np.empty_like(out)).view(
         np.float32

@@ -15,7 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.conv_compiled import compiled_kernel
-from policysearch.ops.conv_geometry import Geometry, geometry, rows_of
+from policysearch.ops.conv_geometry import Geometry, geometry
+from policysearch.ops.stored import stored_view
 
 
 def _fill_columns(
@@ -25,7 +26,7 @@ def _fill_columns(
     shape = (g.padded_h, g.c_in, g.kernel_w, g.out_w, g.batch)
     columns = work[: g.columns_size].reshape(shape)
     copies = []
-    rows = rows_of(image)
+    rows = stored_view(image)
     inner = columns[g.padding : g.padding + g.height]
     for j in range(g.kernel_w):
         first = max(0, -(-(g.padding - j) // g.stride))
@@ -57,7 +58,7 @@ def _bind_conv(
     matrix = work[g.columns_size : g.columns_size + g.c_out * g.k]
     ordered = matrix.reshape(g.c_out, g.kernel_h, g.c_in, g.kernel_w)
     matrix = matrix.reshape(g.c_out, g.k)
-    result = rows_of(out).reshape(g.out_h, g.c_out, g.plane)
+    result = stored_view(out).reshape(g.out_h, g.c_out, g.plane)
 
     def run() -> None:
         fill()
@@ -83,7 +84,7 @@ def _bind_wgrad(
     lead = (g.out_h, g.plane // chunk)
     operands, fill = _fill_columns(g, image, work)
     parts = np.split(work, np.cumsum(_wgrad_parts(g)))
-    rows = rows_of(grad).reshape(g.out_h, g.c_out, g.plane)
+    rows = stored_view(grad).reshape(g.out_h, g.c_out, g.plane)
     turned = _is_across(g) and not own
     across = parts[1].reshape(g.out_h, g.plane, g.c_out) if turned else None
     partial = parts[2][: size(lead) * g.k * g.c_out]
@@ -92,7 +93,7 @@ def _bind_wgrad(
         left = rows.reshape(g.out_h, g.c_out, *lead[1:], chunk).transpose(0, 2, 1, 3)
         right, result = pixels.transpose(0, 1, 3, 2), out.transpose(0, 2, 1, 3)
     else:
-        left, right, result = pixels, across.reshape(*lead, chunk, g.c_out), rows_of(out)
+        left, right, result = pixels, across.reshape(*lead, chunk, g.c_out), stored_view(out)
     sums = partial.reshape(*lead, left.shape[2], right.shape[3])
     by_chunk = partial.reshape(size(lead), *result.shape)
 
@@ -127,11 +128,11 @@ def _bind_dgrad(
     spread = parts[1].reshape(g.k, g.plane)
     by_kernel = spread.reshape(g.kernel_h, g.c_in, g.kernel_w, g.out_w, g.batch)
     folded = parts[2].reshape(g.kernel_h, g.c_in, g.padded_w, g.batch)
-    result = rows_of(out)
+    result = stored_view(out)
     total = parts[3].reshape(g.padded_h, g.c_in, g.padded_w, g.batch) if g.padding else result
     p = g.padding
     interior = total[p : p + g.height, :, p : p + g.width]
-    rows = rows_of(grad).reshape(g.out_h, g.c_out, g.plane)
+    rows = stored_view(grad).reshape(g.out_h, g.c_out, g.plane)
     span = (g.out_w - 1) * g.stride + 1
     folds = [(folded[:, :, j : j + span : g.stride], by_kernel[:, :, j]) for j in range(g.kernel_w)]
 

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 
 from policysearch.graph import Attrs, Bind, FloatArray, Kernel, Op, Shape, size
-from policysearch.ops.conv_geometry import Geometry, geometry, rows_of
+from policysearch.ops.conv_geometry import Geometry, geometry
+from policysearch.ops.stored import stored_view
 
 try:
     import policysearch._convolution as _convolution
@@ -81,7 +82,7 @@ def bind_compiled(direction: Direction, *, positive_zero: bool) -> Bind:
     ) -> Callable[[], object]:
         g = geometry_of(direction, [i.shape for i in inputs], out.shape, attrs)
         call, given = getattr(_convolution, direction), packed(g, positive_zero=positive_zero)
-        left, right, result = (rows_of(array) for array in (*inputs, out))
+        left, right, result = (stored_view(array) for array in (*inputs, out))
         return lambda: call(left, right, result, work, given)
 
     return bind

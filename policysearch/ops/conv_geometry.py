@@ -1,4 +1,4 @@
-"""The extents of a convolution, and how its images and weights are stored.
+"""The extents of a convolution.
 
 Image tensors are stored as (height, channels, width, batch), weights as (kernel_h, c_in, kernel_w,
 c_out). The contracted index of a product runs over (kernel_h, c_in, kernel_w).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policysearch.graph import Attrs, FloatArray, Shape
+from policysearch.graph import Attrs, Shape
 
 LONGEST_CHAIN = 448
 """Positions whose products wgrad sums in one go: BLAS libraries cut a longer sum themselves."""
@@ -79,9 +79,3 @@ def geometry(image: Shape, weight: Shape, attrs: Attrs) -> Geometry:
     n, c, h, w = image
     o, _, kh, kw = weight
     return Geometry(n, c, h, w, o, kh, kw, attrs.get("stride", 1), attrs.get("padding", 0))
-
-
-def rows_of(tensor: FloatArray) -> FloatArray:
-    """Return the storage view (h, channels, w, batch) of an image, (kh, c_in, kw, c_out) of a
-    weight."""
-    return tensor.transpose(2, 1, 3, 0)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
 from policysearch.graph import (
     Attrs,
-    Bind,
     Builder,
     Example,
     FloatArray,
@@ -19,6 +17,7 @@ from policysearch.graph import (
     Shape,
     size,
 )
+from policysearch.ops.stored import bind_stored
 
 try:
     import policysearch._pooling as _pooling
@@ -41,33 +40,20 @@ def _windows(image: FloatArray, out: FloatArray, attrs: Attrs) -> Iterator[Float
             yield image[:, :, i : i + (high - 1) * s + 1 : s, j : j + (wide - 1) * s + 1 : s]
 
 
-def _stored(image: FloatArray) -> FloatArray:
-    """Return the contiguous (height, channels, width, batch) array that `image` is a view of."""
-    return image.transpose(2, 1, 3, 0)
-
-
-def _bind_compiled(function: Callable[..., object]) -> Bind:
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
-        k, s = attrs["kernel"], attrs.get("stride", attrs["kernel"])
-        return partial(function, *map(_stored, (*inputs, out)), k, s)
-
-    return bind
-
-
 def _compiled_max(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     """The extension has loops for kernels of 2 and 3, and a maximum where numpy's is known."""
-    function = getattr(_pooling, "max_pool", None)
-    return Kernel(_bind_compiled(function)) if function and attrs["kernel"] in (2, 3) else None
+    function, k = getattr(_pooling, "max_pool", None), attrs["kernel"]
+    if function is None or k not in (2, 3):
+        return None
+    return Kernel(bind_stored(function, k, attrs.get("stride", k)))
 
 
 def _compiled_max_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     """As `_compiled_max`; only numpy sums where windows overlap."""
-    k = attrs["kernel"]
-    if _pooling is None or k not in (2, 3) or attrs.get("stride", k) < k:
+    k, s = attrs["kernel"], attrs.get("stride", attrs["kernel"])
+    if _pooling is None or k not in (2, 3) or s < k:
         return None
-    return Kernel(_bind_compiled(_pooling.max_pool_grad))
+    return Kernel(bind_stored(_pooling.max_pool_grad, k, s))
 
 
 def _like(array: FloatArray, work: FloatArray, part: int = 0) -> FloatArray:

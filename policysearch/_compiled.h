@@ -1,0 +1,24 @@
+/* What the extensions share: function clones per instruction set, and hints to the compiler. */
+#ifndef POLICYSEARCH_COMPILED_H
+#define POLICYSEARCH_COMPILED_H
+
+/* One clone per instruction set, chosen at load time; elsewhere the baseline is enough. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#define CLONES
+#define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#else
+#define VECTORISED
+#endif
+/* The iterations of the next loop touch no common memory. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+#endif
