@@ -10,7 +10,7 @@ import numpy as np
 from policysearch.emulator import Executable, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model, lenet5, mlp, transformer
-from policysearch.policy import LossScale, Policy
+from policysearch.policy import LayerPolicy, LossScale, Policy
 from policysearch.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.scaling import Scaling
@@ -30,17 +30,24 @@ TITLES = {
 BATCHES = (16, 64, 256)
 
 
+EVERYWHERE = "float8_e4m3fn"
+"""Stands for one format for everything: operands, results, gradients of both kinds."""
+
+
 def policy_of(model: Model, name: str, accumulator: str = "float32") -> Policy:
     """Return a uniform preset without tensor scaling, its products summed by `accumulator`."""
-    made = preset(name, model.layer_names)
-    layers = tuple((layer, replace(row, accumulator=accumulator)) for layer, row in made.layers)
+    made = preset("float8" if name == EVERYWHERE else name, model.layer_names)
+    layers = made.layers
+    if name == EVERYWHERE:
+        layers = tuple((layer, LayerPolicy(name, name, name, name)) for layer in model.layer_names)
+    layers = tuple((layer, replace(row, accumulator=accumulator)) for layer, row in layers)
     return replace(made, layers=layers, scaling=Scaling())
 
 
 def step_graph(model: Model, policy: Policy, batch: int) -> Graph:
-    """Return the training step with momentum under `policy`."""
+    """Return the training step with momentum under `policy`, for its loss and the update."""
     graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
-    return apply_policy(graph, policy)
+    return apply_policy(graph, policy).wanting("loss", "finite")
 
 
 def batch_of(model: Model, batch: int) -> tuple[FloatArray, FloatArray]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.nets import BATCHES, NETS, TITLES, batch_of, our_step, policy_of
+from benchmarks.nets import BATCHES, EVERYWHERE, NETS, TITLES, batch_of, our_step, policy_of
 from benchmarks.peers import NUMPY_PEERS, Round, missing, rounding
 from benchmarks.plain import plain_step
 from benchmarks.timing import (
@@ -58,7 +58,7 @@ def ours(model: Model, batch: int) -> list[Candidate]:
     for code, compiled in zip(OURS, (False, True), strict=True):
         if compiled and not compiled_available():
             continue
-        for name in ("float32", *EMULATED):
+        for name in ("float32", *EMULATED, EVERYWHERE):
             made.append(Candidate(code, name, our_step(model, name, batch, compiled=compiled)))
         scaled = our_step(model, "float16", batch, compiled=compiled, loss_scale=True)
         made.append(Candidate(code, "float16, loss scale", scaled))

@@ -3,24 +3,21 @@
  *
  * Arrays come in storage order: images as (height, channels, width, batch), matrices as
  * (features, batch). The output may be any input that is as large. Only the CPython C-API and the
- * buffer protocol are used. Compile without -ffast-math.
+ * buffer protocol are used. Compile as _rounding.h says.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include "_rounding.h"
 
-#include "_compiled.h"
-
-/* Each pass takes the arrays of a call, the last of which is the output. */
-typedef void Pass(const Py_buffer *arrays);
+/* Each pass takes the arrays of a call, the last of which is the output, and, where it rounds that
+ * to nearest even while it is in the cache, a grid or NULL. */
+typedef void Pass(const Py_buffer *arrays, const Grid *grid);
 
 #if defined(__x86_64__) || defined(_M_X64) || defined(__aarch64__) || defined(_M_ARM64)
 /* np.maximum(x, +0): NaN as it is, and +0 for -0, since of zeros of both signs numpy gives the
  * second on x86-64 and the positive one on ARM. Elsewhere that depends on numpy's loop, so relu is
  * left to numpy there. */
 #define HAS_RELU
-VECTORISED static void relu_all(const Py_buffer *arrays) {
+VECTORISED static void relu_all(const Py_buffer *arrays, const Grid *grid) {
+    (void)grid;
     const float *x = arrays[0].buf;
     float *out = arrays[1].buf;
     Py_ssize_t count = arrays[1].len / 4;
@@ -31,7 +28,8 @@ VECTORISED static void relu_all(const Py_buffer *arrays) {
 #endif
 
 /* On the bits, as numpy does it: the sign of -y tells whether the gradient passes, NaN or not. */
-VECTORISED static void relu_grad_all(const Py_buffer *arrays) {
+VECTORISED static void relu_grad_all(const Py_buffer *arrays, const Grid *grid) {
+    (void)grid;
     const uint32_t *grad = arrays[0].buf, *y = arrays[1].buf;
     uint32_t *out = arrays[2].buf;
     Py_ssize_t count = arrays[2].len / 4;
@@ -40,27 +38,28 @@ VECTORISED static void relu_grad_all(const Py_buffer *arrays) {
         out[i] = grad[i] & (0u - ((0u - y[i]) >> 31));
 }
 
-VECTORISED static void add_all(const Py_buffer *arrays) {
-    const float *x = arrays[0].buf, *y = arrays[1].buf;
-    float *out = arrays[2].buf;
-    Py_ssize_t count = arrays[2].len / 4;
-    INDEPENDENT
-    for (Py_ssize_t i = 0; i < count; i++)
-        out[i] = x[i] + y[i];
+static void add_rounded(const float *x, Addend add, float *out, Py_ssize_t n, const Grid *grid) {
+    if (grid == NULL)
+        add_up(x, add, out, n);
+    else
+        round_nearest(x, add, out, n, grid);
+}
+
+static void add_all(const Py_buffer *arrays, const Grid *grid) {
+    const Addend y = {EACH, 0, arrays[1].buf};
+    add_rounded(arrays[0].buf, y, arrays[2].buf, arrays[2].len / 4, grid);
 }
 
 /* A value per channel, the second axis of images, or per feature, the first axis of matrices. */
-VECTORISED static void bias_all(const Py_buffer *arrays) {
+static void bias_all(const Py_buffer *arrays, const Grid *grid) {
     const float *x = arrays[0].buf, *bias = arrays[1].buf;
     float *out = arrays[2].buf;
     Py_ssize_t channels = arrays[1].shape[0], count = arrays[2].len / 4;
     const Py_ssize_t *last = arrays[2].shape + arrays[2].ndim - 1;
     Py_ssize_t run = arrays[2].ndim == 4 ? last[-1] * last[0] : last[0];
     for (Py_ssize_t done = 0, c = 0; done < count; done += run, c = c + 1 < channels ? c + 1 : 0) {
-        const float shift = bias[c];
-        INDEPENDENT
-        for (Py_ssize_t i = done; i < done + run; i++)
-            out[i] = x[i] + shift;
+        const Addend shift = {ONE_VALUE, bias[c], NULL};
+        add_rounded(x + done, shift, out + done, run, grid);
     }
 }
 
@@ -84,22 +83,26 @@ static int fits(const Py_buffer *views, int count, int channels) {
     return alike(&views[1], out);
 }
 
-/* Run `pass` on the contiguous arrays in `args`, of which there must be `expected`. */
+/* Run `pass` on the contiguous arrays in `args`, of which there must be `expected`; what adds may
+ * be given a packed grid after them. */
 static PyObject *call(Pass *pass, int channels, int expected, PyObject *const *args,
                       Py_ssize_t count) {
+    Grid grid;
     Py_buffer views[3];
-    int held = 0;
-    if (count != expected) {
+    int held = 0, rounds = count == expected + 1 && (pass == add_all || pass == bias_all);
+    if (count != expected && !rounds) {
         PyErr_Format(PyExc_TypeError, "expected %d arrays", expected);
         return NULL;
     }
+    if (rounds && !take_grid(args[expected], &grid))
+        return NULL;
     for (; held < expected; held++) {
         int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (held + 1 < expected ? 0 : PyBUF_WRITABLE);
         if (PyObject_GetBuffer(args[held], &views[held], flags) != 0)
             break;
     }
     if (held == expected && fits(views, expected, channels))
-        pass(views);
+        pass(views, rounds ? &grid : NULL);
     else if (held == expected)
         PyErr_SetString(PyExc_ValueError, "expected stored float32 arrays that fit each other");
     while (held-- > 0)
@@ -123,13 +126,13 @@ static PyObject *relu_grad(PyObject *self, PyObject *const *args, Py_ssize_t cou
     return call(relu_grad_all, 0, 3, args, count);
 }
 
-/* add(x, y, out) */
+/* add(x, y, out[, grid]) */
 static PyObject *add(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     return call(add_all, 0, 3, args, count);
 }
 
-/* bias(x, bias, out), of images or matrices */
+/* bias(x, bias, out[, grid]), of images or matrices */
 static PyObject *bias(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     return call(bias_all, 1, 3, args, count);

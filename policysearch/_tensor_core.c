@@ -15,6 +15,10 @@
 
 #include "_compiled.h"
 
+#ifdef CLONES
+#include <immintrin.h>
+#endif
+
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi" /* vectors are passed between inlined functions only */
 #endif
@@ -102,6 +106,7 @@ INLINE float scaled_down(float x, int exponent) {
 #define Double NAMED(Double)
 #define max_short NAMED(max_short)
 #define max_int NAMED(max_int)
+#define widened NAMED(widened)
 #define exponents_of NAMED(exponents_of)
 #define lower NAMED(lower)
 #define upper NAMED(upper)
@@ -441,45 +446,70 @@ typedef float HalfFloat __attribute__((vector_size(BYTES / 2)));
 typedef int64_t Long __attribute__((vector_size(BYTES)));
 typedef double Double __attribute__((vector_size(BYTES)));
 
-INLINE Short max_short(Short a, Short b) {
+#if BYTES == 64 /* GCC takes these apart into narrower vectors, or through memory */
+TARGET INLINE Short max_short(Short a, Short b) {
+    return (Short)_mm512_max_epi16((__m512i)a, (__m512i)b);
+}
+
+TARGET INLINE Int max_int(Int a, Int b) { return (Int)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+
+TARGET INLINE Int widened(HalfShort x) { return (Int)_mm512_cvtepi16_epi32((__m256i)x); }
+
+TARGET INLINE Double lower(Int x) {
+    return (Double)_mm512_cvtepi32_pd(_mm512_castsi512_si256((__m512i)x));
+}
+
+TARGET INLINE Double upper(Int x) {
+    return (Double)_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64((__m512i)x, 1));
+}
+
+TARGET INLINE Float joined(Double low, Double high) {
+    __m512 first = _mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)low));
+    return (Float)_mm512_insertf32x8(first, _mm512_cvtpd_ps((__m512d)high), 1);
+}
+#else
+TARGET INLINE Short max_short(Short a, Short b) {
     Short less = a < b;
     return (b & less) | (a & ~less);
 }
 
-INLINE Int max_int(Int a, Int b) {
+TARGET INLINE Int max_int(Int a, Int b) {
     Int less = a < b;
     return (b & less) | (a & ~less);
 }
 
-INLINE Int exponents_of(Float c, int lowest) {
+TARGET INLINE Int widened(HalfShort x) { return __builtin_convertvector(x, Int); }
+
+TARGET INLINE Double lower(Int x) {
+    union { Int whole; HalfInt half[2]; } u = {x};
+    return __builtin_convertvector(u.half[0], Double);
+}
+
+TARGET INLINE Double upper(Int x) {
+    union { Int whole; HalfInt half[2]; } u = {x};
+    return __builtin_convertvector(u.half[1], Double);
+}
+
+TARGET INLINE Float joined(Double low, Double high) {
+    union { Float whole; HalfFloat half[2]; } u;
+    u.half[0] = __builtin_convertvector(low, HalfFloat);
+    u.half[1] = __builtin_convertvector(high, HalfFloat);
+    return u.whole;
+}
+#endif
+
+TARGET INLINE Int exponents_of(Float c, int lowest) {
     Int size = (Int)c & 0x7fffffff;
     Int exponent = max_int((size >> 23) - 127, (Int){0} + lowest);
     Int zero = size == 0;
     return (exponent & ~zero) | (zero & ZERO_EXPONENT);
 }
 
-INLINE Double lower(Int x) {
-    union { Int whole; HalfInt half[2]; } u = {x};
-    return __builtin_convertvector(u.half[0], Double);
-}
-
-INLINE Double upper(Int x) {
-    union { Int whole; HalfInt half[2]; } u = {x};
-    return __builtin_convertvector(u.half[1], Double);
-}
-
-INLINE Float joined(Double low, Double high) {
-    union { Float whole; HalfFloat half[2]; } u;
-    u.half[0] = __builtin_convertvector(low, HalfFloat);
-    u.half[1] = __builtin_convertvector(high, HalfFloat);
-    return u.whole;
-}
-
 /* The sum is an exact integer: dropping the tail of the double truncates it to the mantissa. */
-INLINE Double cut(Double sum, int64_t keep) { return (Double)((Long)sum & keep); }
+TARGET INLINE Double cut(Double sum, int64_t keep) { return (Double)((Long)sum & keep); }
 
 /* c plus `sum`, both in units of 1 / scale, for products within the narrow range: c is finite. */
-INLINE Float result_narrow(const Double sum[2], Float c, Float scale, int64_t keep) {
+TARGET INLINE Float result_narrow(const Double sum[2], Float c, Float scale, int64_t keep) {
     Int old = __builtin_convertvector(c * scale, Int);
     Double low = cut(sum[0] + lower(old), keep);
     Double high = cut(sum[1] + upper(old), keep);
@@ -487,7 +517,7 @@ INLINE Float result_narrow(const Double sum[2], Float c, Float scale, int64_t ke
 }
 
 /* c plus `sum` of 2^-shift each, on the result's format; half a vector. */
-INLINE Double round_half(Double sum, HalfFloat c, HalfInt shift, const Unit *unit) {
+TARGET INLINE Double round_half(Double sum, HalfFloat c, HalfInt shift, const Unit *unit) {
     Long up = (__builtin_convertvector(shift, Long) + 1023) << 52;
     Double old = __builtin_convertvector(c, Double) * (Double)up;
     sum += __builtin_convertvector(__builtin_convertvector(old, HalfInt), Double);
@@ -510,7 +540,7 @@ INLINE Double round_half(Double sum, HalfFloat c, HalfInt shift, const Unit *uni
     return (Double)((infinite & over) | ((Long)y & ~over));
 }
 
-INLINE Float result_wide(const Double sum[2], Float c, Int shift, const Unit *unit) {
+TARGET INLINE Float result_wide(const Double sum[2], Float c, Int shift, const Unit *unit) {
     union { Float whole; HalfFloat half[2]; } old = {c};
     union { Int whole; HalfInt half[2]; } by = {shift};
     Double low = round_half(sum[0], old.half[0], by.half[0], unit);
@@ -521,7 +551,7 @@ INLINE Float result_wide(const Double sum[2], Float c, Int shift, const Unit *un
 }
 
 /* Add the truncated products `first` to `last` to total; factor: scales, or shifts where wide. */
-INLINE void add_products(Packed packed, int first, int last, Float factor[ROWS][2],
+TARGET INLINE void add_products(Packed packed, int first, int last, Float factor[ROWS][2],
                          Double total[ROWS][2][2], int wide) {
     Int sum[ROWS][2] = {0};
     for (int g = first; g < last; g++) {
@@ -532,7 +562,7 @@ INLINE void add_products(Packed packed, int first, int last, Float factor[ROWS][
                 float a = packed.left[r * BLOCK_K + g];
                 if (wide) {
                     int own = packed.left_exponent[r * BLOCK_K + g];
-                    Int shift = __builtin_convertvector(e[h], Int) + own + 127;
+                    Int shift = widened(e[h]) + own + 127;
                     shift = max_int(shift + (Int)factor[r][h], (Int){0});
                     Float product = b[h] * scaled_down(a, own);
                     sum[r][h] += __builtin_convertvector(product * (Float)(shift << 23), Int);
@@ -548,7 +578,7 @@ INLINE void add_products(Packed packed, int first, int last, Float factor[ROWS][
 }
 
 /* The factors that align a group, from its largest exponent and the running sum's. */
-INLINE void align(Packed packed, int first, int last, Float acc[ROWS][2], Float factor[ROWS][2],
+TARGET INLINE void align(Packed packed, int first, int last, Float acc[ROWS][2], Float factor[ROWS][2],
                   const Unit *unit, int wide) {
     Short top[ROWS];
     for (int r = 0; r < ROWS; r++)
@@ -562,7 +592,7 @@ INLINE void align(Packed packed, int first, int last, Float acc[ROWS][2], Float 
         for (int h = 0; h < 2; h++) {
             union { Short whole; HalfShort half[2]; } product = {top[r]};
             Int own = exponents_of(acc[r][h], wide ? unit->min_exponent : -NARROW);
-            Int largest = max_int(__builtin_convertvector(product.half[h], Int), own);
+            Int largest = max_int(widened(product.half[h]), own);
             if (!wide) /* narrow terms have no bits below what this keeps */
                 largest = max_int(largest, (Int){0} - NARROW);
             Int shift = unit->fraction - largest;
@@ -571,7 +601,7 @@ INLINE void align(Packed packed, int first, int last, Float acc[ROWS][2], Float 
 }
 
 /* Continue the sums c [ROWS, LANES], COLUMNS of them, over `count` packed products. */
-INLINE void some_columns(Packed packed, float *c, int count, const Unit *unit, int wide) {
+TARGET INLINE void some_columns(Packed packed, float *c, int count, const Unit *unit, int wide) {
     Float acc[ROWS][2];
     int most = unit->fraction > 24 ? 16 : 32; /* that many truncated products fit int32 */
     int64_t keep = (int64_t)(UINT64_MAX << (52 - unit->mantissa));

@@ -19,6 +19,7 @@ from policysearch.grid import (
     Grid,
     UintArray,
 )
+from policysearch.nearest import bind_narrow, bind_wide
 
 _LINE = 64  # bytes: float arithmetic on arrays that start elsewhere takes nearly twice as long
 _STAGGER = 1088  # bytes between scratch buffers, so that they do not alias in the cache
@@ -123,59 +124,59 @@ class Blocks:
 
         return drawn
 
-    def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], object] | None:
+    def bind(
+        self, x: FloatArray, out: FloatArray, *, signed: bool = True
+    ) -> Callable[[], object] | None:
         """Return the call that rounds block `x` into `out` with all its views made beforehand.
 
         None where there is no such short cut: it serves rounding to nearest even without flush.
         A block with a value near or beyond the largest number takes the way of every other call.
+        Unless `signed`, a result of zero may lack its sign.
         """
         grid = self.grid
         if MODES[grid.mode] != "nearest_even" or grid.flush_below or not 0 < x.size <= BLOCK:
             return None
         if self.size < x.size:
             self.reserve(BLOCK)
-        # All formats use the one work buffer, which therefore stays in the cache.
-        work = self.scratch.rows[2][: x.size]
-        if not grid.wide:
-            return self._bind_narrow(x, out, work)
-        if not grid.shift or grid.inf_overflow == grid.max:
-            return None
-        bits, result, unit = x.view(np.uint32), out.view(np.uint32), 1 << grid.shift
-        # As operands, arrays of no dimension are faster than numbers.
-        one, shift, half, kept = (
-            np.array(value, np.uint32)
-            for value in (1, grid.shift, (unit >> 1) - 1, -unit & 0xFFFFFFFF)
-        )
+        work, spare = (self.scratch.rows[i][: x.size] for i in (2, 1))
 
-        def wide() -> None:
-            if np.isnan(np.maximum.reduce(x)):
-                self(x, out, (0, 0))
-                return
-            np.right_shift(bits, shift, out=work)
-            np.bitwise_and(work, one, out=work)
-            np.add(work, half, out=work)
-            np.add(work, bits, out=work)
-            np.bitwise_and(work, kept, out=result)
+        def otherwise() -> None:
+            self(x, out, (0, 0))
 
-        return wide
+        if grid.wide:
+            return bind_wide(grid, x, out, (work, spare), otherwise)
+        return bind_narrow(grid, x, out, (work, self.lowest[: x.size]), otherwise, signed=signed)
 
-    def _bind_narrow(self, x: FloatArray, out: FloatArray, work: UintArray) -> Callable[[], object]:
-        bits, unit, lowest = x.view(np.uint32), work.view(np.float32), self.lowest[: x.size]
-        infinite, scale = np.array(INF, np.uint32), np.array(self.grid.scale, np.uint32)
-        top = self.grid.max & INF
+    def bind_sgd(
+        self,
+        param: FloatArray,
+        velocity: FloatArray,
+        grad: FloatArray,
+        momentum: float,
+        rate: FloatArray,
+    ) -> Callable[[], object]:
+        """Return the momentum update of a block by the rounded `grad`, as `Rounder.bind_sgd`.
 
-        def narrow() -> None:
-            np.bitwise_and(bits, infinite, out=work)
-            np.maximum(work, lowest, out=work)
-            if np.maximum.reduce(work) >= top:
-                self(x, out, (0, 0))
-                return
-            np.subtract(scale, work, out=work)
-            np.multiply(x, unit, out=out)
-            np.rint(out, out=out)
-            np.divide(out, unit, out=out)
+        The sign of a gradient of zero does not matter: from above 1/2, momentum never takes a
+        velocity down to zero, so there is no -0 for it to be added to.
+        """
+        if self.size < grad.size:
+            self.reserve(BLOCK)
+        change = self.scratch.rows[4][: grad.size].view(np.float32)  # free in this rounding mode
+        bound = self.bind(grad, change, signed=momentum <= 0.5)
+        kept, rate = np.array(momentum, np.float32), rate.reshape(())
 
-        return narrow
+        def update() -> None:
+            if bound:
+                bound()
+            else:
+                self(grad, change, (0, 0))
+            np.multiply(velocity, kept, out=velocity)
+            np.add(velocity, change, out=velocity)
+            np.multiply(velocity, rate, out=change)
+            np.subtract(param, change, out=param)
+
+        return update
 
 
 def _round_bits(

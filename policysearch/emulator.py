@@ -12,9 +12,10 @@ from functools import partial
 import numpy as np
 
 from policysearch.accumulators import accumulator_named, product
-from policysearch.blocks import Scratch
-from policysearch.formats import Rounding, format_named
+from policysearch.formats import format_named
+from policysearch.fusion import FusedUpdate, fused_update
 from policysearch.graph import FloatArray, Graph, Node, size
+from policysearch.node_rounding import NodeRounding, Observer
 from policysearch.ops.update import all_finite
 from policysearch.planning import (
     Plan,
@@ -26,18 +27,16 @@ from policysearch.planning import (
     source_array,
     stored,
 )
-from policysearch.rounding import Rounder, compiled_available, fused_sgd, rounder
 
 Run = Callable[[], object]
-Observer = Callable[[Node, FloatArray, FloatArray], None]
-"""Called with a node and its values, flat, before and after rounding."""
 
 
 class Executable:
-    """A compiled step: write the sources in `arrays`, run, read outputs.
+    """A compiled step: write its sources, run, read outputs.
 
-    `arrays` maps source names to logical float32 arrays that stay in place for ever; `value`
-    gives the array of an output, valid until the next run.
+    `arrays` maps source names to logical float32 arrays that stay in place for ever: data to be
+    written there, parameters and state read-only, since `write` is for those; `value` gives the
+    array of an output, valid until the next run.
     """
 
     def __init__(
@@ -51,11 +50,10 @@ class Executable:
     ) -> None:
         self.graph = graph
         self.step_index = 0
-        self._seed, self._compiled, self._observer = seed, compiled, observer
+        self._compiled = compiled
+        self._rounding = NodeRounding(seed, compiled, observer)
         self._plan = plan = Plan(graph, compiled=compiled)
         self._arena = aligned(plan.elements)
-        self._rounders: dict[tuple[str, Rounding], Rounder] = {}
-        self._scratch = Scratch()
         self._flat: dict[int, FloatArray] = {}
         checked = (node for node in graph.nodes if node.op is all_finite)
         self._square_sums: dict[int, list[FloatArray]] = {
@@ -80,14 +78,15 @@ class Executable:
         return self._arena.nbytes
 
     def forward_backward(self) -> None:
-        """Run everything the outputs need: forward, loss, backward, unscale and finite check."""
+        """Run all that the outputs need: forward, loss, and backward as far as they wait for it."""
+        self._rounding.step = self.step_index
         with np.errstate(all="ignore"):
             for run in self._forward_backward:
                 run()
         self.step_index += 1
 
     def apply_updates(self) -> None:
-        """Replace parameters and optimizer state by their new values."""
+        """Finish the step of the last `forward_backward`: new parameters and optimizer state."""
         with np.errstate(all="ignore"):
             for run in self._update:
                 run()
@@ -172,45 +171,44 @@ class Executable:
         return self._arena[scratch.offset : scratch.offset + scratch.elements]
 
     def _blocks(self, unrounded: Node | None, members: Sequence[Node]) -> Iterator[Run]:
-        """Yield, block after block, the rounding of `unrounded` and then every member."""
-        shape = members[0].shape if members else unrounded.shape if unrounded else ()
-        if unrounded is not None and not members:
+        """Yield, block after block, the rounding of `unrounded` and then every member.
+
+        Casts and the fused update touch every array once, so on their own they need no blocks.
+        """
+        if not members and unrounded is not None:
             yield self._round(unrounded, slice(None), 0)
             return
-        fused_step = self._sgd_step(members)
+        fused = self._fused_update(unrounded, members)
+        together = fused.nodes if fused else ()
+        apart = [node for node in (unrounded, *members) if node and node not in together]
+        shape = members[0].shape
         axis = leading_axis(shape)
+        whole = all(node.op.name == "cast" and node.rounding.mode != "stochastic" for node in apart)
         rows, row = rows_per_block(shape), size(shape) // shape[axis]
-        for block, first in enumerate(range(0, shape[axis], rows)):
-            last = min(first + rows, shape[axis])
+        for block, first in enumerate(range(0, shape[axis], shape[axis] if whole else rows)):
+            last = shape[axis] if whole else min(first + rows, shape[axis])
             flat = slice(first * row, last * row)
             part = (*(slice(None),) * axis, slice(first, last))
-            if unrounded is not None:
+            if unrounded in apart:
                 yield self._round(unrounded, flat, block)
             for node in members:
-                if node is fused_step:
-                    continue
-                if fused_step is not None and node.id in fused_step.inputs:
-                    yield self._fused_sgd(node, fused_step, flat)
-                else:
+                if node in apart:
                     yield from self._member(node, part, flat, block)
+                elif fused and node is fused.step:
+                    yield self._one_pass(fused, flat)
 
-    def _sgd_step(self, members: Sequence[Node]) -> Node | None:
-        """Return the step that the compiled loop can take together with its velocity."""
-        use = compiled_available() if self._compiled is None else self._compiled
-        for node in members if use else ():
-            if node.op.name == "sgd_step" and node.format == "float32":
-                velocity = self.graph.nodes[node.inputs[1]]
-                own = velocity.op.name == "sgd_velocity" and velocity.format == "float32"
-                if own and {velocity.id, node.id} <= self._plan.in_source.keys():
-                    return node
-        return None
+    def _fused_update(self, unrounded: Node | None, members: Sequence[Node]) -> FusedUpdate | None:
+        """Return the update of the group that one pass saves reading or writing something."""
+        found = fused_update(self._plan, None if self._rounding.observer else unrounded, members)
+        saves = found is not None and (found.rounded or self._rounding.compiled)
+        return found if saves else None
 
-    def _fused_sgd(self, velocity: Node, step: Node, flat: slice) -> Run:
-        loop = fused_sgd(None, compiled=self._compiled)
-        arrays = (self._flat[i][flat] for i in (step.id, velocity.id, velocity.inputs[1]))
-        param, moved, grad = arrays
+    def _one_pass(self, update: FusedUpdate, flat: slice) -> Run:
+        velocity, step = update.velocity, update.step
+        param, moved, grad = (self._flat[i] for i in (step.id, velocity.id, velocity.inputs[1]))
         momentum, rate = velocity.attributes["momentum"], self._flat[step.inputs[2]]
-        return lambda: loop(param, moved, grad, float(rate[0]), momentum, 1.0)
+        round_to = self._rounding.rounder(*update.rounding)
+        return round_to.bind_sgd(param[flat], moved[flat], grad[flat], momentum, rate)
 
     def _member(
         self, node: Node, part: tuple[slice, ...], flat: slice, block: int
@@ -232,8 +230,11 @@ class Executable:
                 whole = whole[part[1:2]]
             inputs.append(whole)
         out = stored(self._flat[node.id], node.shape)[part]
-        yield self._plan.kernels[node.id].bind(inputs, out, node.attributes, self._work(node))
-        if needs_rounding(self.graph, node):
+        kernel, rounds = self._plan.kernels[node.id], needs_rounding(self.graph, node)
+        grid = self._rounding.kernel_grid(node) if rounds and kernel.rounds else None
+        attrs = node.attributes | ({"grid": grid} if grid else {})
+        yield kernel.bind(inputs, out, attrs, self._work(node))
+        if rounds and not grid:
             yield self._round(node, flat, block)
         if node.id in self._square_sums:  # while the block is in the cache
             yield self._square_sum(node, flat)
@@ -244,40 +245,8 @@ class Executable:
         return partial(np.dot, block, block, total)
 
     def _round(self, node: Node, flat: slice, block: int, source: FloatArray | None = None) -> Run:
-        key = node.format, node.rounding
-        if key not in self._rounders:
-            self._rounders[key] = rounder(
-                format_named(node.format),
-                node.rounding,
-                seed=self._seed,
-                compiled=self._compiled,
-                scratch=self._scratch,
-            )
-        round_to, out = self._rounders[key], self._flat[node.id][flat]
-        x = out if source is None else source[flat]
-        draw = (node.id << 12) + block
-        if self._observer is not None:
-            return self._observed(self._observer, node, round_to, x, out, draw)
-        if node.rounding.mode != "stochastic":
-            return round_to.bind(x, out)
-        drawn = round_to.bind_drawn(x, out)
-        return lambda: drawn((self.step_index << 32) + draw)
-
-    def _observed(
-        self,
-        observer: Observer,
-        node: Node,
-        round_to: Rounder,
-        x: FloatArray,
-        out: FloatArray,
-        draw: int,
-    ) -> Run:
-        def run() -> None:
-            before = x.copy()
-            round_to(x, out, counter=(self.step_index << 32) + draw)
-            observer(node, before, out)
-
-        return run
+        out = self._flat[node.id][flat]
+        return self._rounding.bind(node, out if source is None else source[flat], out, block)
 
 
 def _nothing() -> None:

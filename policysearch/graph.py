@@ -36,10 +36,14 @@ def _no_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
 
 @dataclass(frozen=True)
 class Kernel:
-    """How the values of a node are computed: `bind` and `work` as an `Op` has them."""
+    """How the values of a node are computed: `bind` and `work` as an `Op` has them.
+
+    `rounds`: given the attribute "grid" (`Rounder.kernel_grid`) it rounds its output as well.
+    """
 
     bind: Bind
     work: Work = _no_work
+    rounds: bool = False
 
 
 def _no_kernel(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
@@ -130,6 +134,11 @@ class Graph:
     def source(self, name: str) -> Node:
         """Return the source node (input, parameter, state) called `name`."""
         return next(n for n in self.nodes if n.op.kind == "source" and n.name == name)
+
+    def wanting(self, *names: str) -> Graph:
+        """Return the graph with only those of its outputs that are in `names`."""
+        outputs = tuple((name, i) for name, i in self.outputs if name in names)
+        return replace(self, outputs=outputs)
 
     def inputs_of(self, node: Node) -> list[Node]:
         return [self.nodes[i] for i in node.inputs]

@@ -99,7 +99,7 @@ class Buffer:
 class Plan:
     """The order of execution, its groups, and which buffer each node's value is in.
 
-    Everything the outputs need comes first, then (from position `split`) applying the update.
+    All that the outputs need comes first, then (from position `split`) what else the update needs.
     `groups` holds (start, stop) positions: nodes of one group run block by block, so their
     buffers are all alive throughout the group. `kernels` holds how every node runs; unless
     `compiled` is False, in a C extension where one serves it.
@@ -107,10 +107,14 @@ class Plan:
 
     def __init__(self, graph: Graph, *, compiled: bool | None = None) -> None:
         self.graph = graph
-        computed = [node for node in graph.nodes if node.op.kind != "source"]
-        early = self._needed_by_outputs()
-        first = self._promptly([node for node in computed if node.id in early])
-        self.order = first + [node for node in computed if node.id not in early]
+        self.readers: dict[int, list[int]] = {node.id: [] for node in graph.nodes}
+        for node in graph.nodes:
+            for i in node.inputs:
+                self.readers[i].append(node.id)
+        early = self._needed({i for _, i in graph.outputs})
+        late = self._needed({new for _, new in graph.updates}) - early
+        first = self._promptly(early)
+        self.order = first + self._promptly(late)
         self.split = len(first)
         self.groups = self._grouped()
         self.kernels = {node.id: self._kernel(node, compiled is not False) for node in self.order}
@@ -129,15 +133,20 @@ class Plan:
                     buffer.last = stop - 1
         self.elements = assign_offsets(self.buffers)
 
-    def _needed_by_outputs(self) -> set[int]:
-        needed = {i for _, i in self.graph.outputs}
+    def _needed(self, wanted: set[int]) -> set[int]:
+        needed = set(wanted)
         for node in reversed(self.graph.nodes):
             if node.id in needed:
                 needed.update(node.inputs)
         return needed
 
-    def _promptly(self, nodes: list[Node]) -> list[Node]:
-        """Move elementwise update nodes (the cast and unscaling of a gradient) to their input."""
+    def _promptly(self, chosen: set[int]) -> list[Node]:
+        """Return the computed ones of the nodes in `chosen`, in an order to run them in.
+
+        Elementwise update nodes (a gradient's cast, the step it is for) come right behind their
+        inputs.
+        """
+        nodes = [n for n in self.graph.nodes if n.id in chosen and n.op.kind != "source"]
         after: dict[int, int] = {}
         for node in nodes:
             moves = node.role == "update" and is_blockable(self.graph, node)

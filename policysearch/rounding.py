@@ -14,7 +14,17 @@ import numpy as np
 from policysearch.blocks import Blocks, Scratch
 from policysearch.drawing import draw_table
 from policysearch.formats import Format, Rounding
-from policysearch.grid import BLOCK, FIRSTS, MASK64, FloatArray, Grid, block_key, grid_of, mix64
+from policysearch.grid import (
+    BLOCK,
+    FIRSTS,
+    MASK64,
+    MODES,
+    FloatArray,
+    Grid,
+    block_key,
+    grid_of,
+    mix64,
+)
 from policysearch.values import InputError
 
 try:
@@ -23,7 +33,6 @@ except ImportError:
     _rounding = None
 
 NEAREST_EVEN = Rounding()
-_NO_GRID = bytes(40)
 
 
 def compiled_available() -> bool:
@@ -48,6 +57,8 @@ class Rounder:
         self.seed = seed & MASK64
         self._mixed_seed = mix64(self.seed)
         self._stochastic = grid.stochastic
+        self._nearest = MODES[grid.mode] == "nearest_even"
+        self._identity = bool(grid.wide) and not (grid.shift or grid.flush_below)
         self._blocks = Blocks(grid, scratch or Scratch())
 
     def __call__(self, x: FloatArray, out: FloatArray, counter: int = 0) -> None:
@@ -67,6 +78,11 @@ class Rounder:
             for start in range(0, x.size, BLOCK):
                 part = slice(start, start + BLOCK)
                 self.round_block(x[part], out[part], counter, start // BLOCK)
+
+    @property
+    def kernel_grid(self) -> bytes | None:
+        """What tells another extension to round its results so; None where it cannot."""
+        return self.packed if self.extension is not None and self._nearest else None
 
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], object]:
         """Return the call that rounds `x` to `out`, fixed for good; not for the stochastic mode.
@@ -103,78 +119,39 @@ class Rounder:
 
         return run
 
+    def bind_sgd(
+        self,
+        param: FloatArray,
+        velocity: FloatArray,
+        grad: FloatArray,
+        momentum: float,
+        rate: FloatArray,
+    ) -> Callable[[], object]:
+        """Return the call that updates `param` and `velocity`, fixed for good; for nearest even.
+
+        velocity = momentum * velocity + rounded grad; param = param - rate * velocity, every
+        operation rounded to float32 on its own; `grad` itself is left alone. `rate` has one
+        element. Wants numpy's floating-point warnings off.
+        """
+        _check(param=param, velocity=velocity, grad=grad)
+        if self.extension is not None:
+            update, packed = self.extension.fused_sgd, None if self._identity else self.packed
+            return lambda: update(param, velocity, grad, float(rate[0]), momentum, packed)
+        calls = [
+            self._blocks.bind_sgd(p, v, g, momentum, rate)
+            for p, v, g in _in_blocks(param, velocity, grad)
+        ]
+        return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+
     def round_block(self, x: FloatArray, out: FloatArray, counter: int, block: int) -> None:
         """Round block number `block` (at most BLOCK elements) of a longer array, in numpy."""
         key = block_key(self._mixed_seed, counter & MASK64, block) if self._stochastic else (0, 0)
         self._blocks(x, out, key)
 
 
-class FusedSgd:
-    """One pass of SGD with momentum over float32 arrays, and the rounding of the new parameters."""
-
-    def __init__(self, rounder: Rounder | None, extension: ModuleType | None) -> None:
-        self._rounder = rounder
-        self._extension = extension
-        self._scratch = np.empty(0, np.float32)
-
-    def __call__(
-        self,
-        param: FloatArray,
-        velocity: FloatArray,
-        grad: FloatArray,
-        lr: float,
-        momentum: float,
-        inv_scale: float,
-        low: FloatArray | None = None,
-        counter: int = 0,
-    ) -> None:
-        """Update `param` and `velocity` in place; all arrays 1-D contiguous float32 of one size.
-
-        g = grad * inv_scale; velocity = momentum * velocity + g; param = param - lr * velocity,
-        every operation rounded to float32 on its own. Then `low`, where given, becomes `param` on
-        the format. `counter` is that of `Rounder`.
-        """
-        arrays = {"param": param, "velocity": velocity, "grad": grad}
-        if low is not None:
-            arrays["low"] = low
-            if self._rounder is None:
-                raise InputError("fused_sgd, low: an array, but no format; expected None")
-        _check(**arrays)
-        rates = (lr, momentum, inv_scale)
-        if self._extension is not None:
-            packed, seed = (
-                (self._rounder.packed, self._rounder.seed) if self._rounder else (_NO_GRID, 0)
-            )
-            self._extension.fused_sgd(param, velocity, grad, low, *rates, packed, seed, counter)
-            return
-        if self._scratch.size < min(param.size, BLOCK):
-            self._scratch = np.empty(min(param.size, BLOCK), np.float32)
-        with np.errstate(all="ignore"):
-            for start in range(0, param.size, BLOCK):
-                part = slice(start, start + BLOCK)
-                self._update(param[part], velocity[part], grad[part], rates)
-                if low is not None and self._rounder is not None:
-                    self._rounder.round_block(param[part], low[part], counter, start // BLOCK)
-
-    def _update(
-        self,
-        param: FloatArray,
-        velocity: FloatArray,
-        grad: FloatArray,
-        rates: tuple[float, float, float],
-    ) -> None:
-        lr, momentum, inv_scale = (np.float32(rate) for rate in rates)
-        scratch = self._scratch[: param.size]
-        np.multiply(grad, inv_scale, out=scratch)
-        np.multiply(velocity, momentum, out=velocity)
-        np.add(velocity, scratch, out=velocity)
-        np.multiply(velocity, lr, out=scratch)
-        np.subtract(param, scratch, out=param)
-
-
-def _in_blocks(x: FloatArray, out: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
-    starts = range(0, max(x.size, 1), BLOCK)
-    return [(x[start : start + BLOCK], out[start : start + BLOCK]) for start in starts]
+def _in_blocks(*arrays: FloatArray) -> list[tuple[FloatArray, ...]]:
+    starts = range(0, max(arrays[0].size, 1), BLOCK)
+    return [tuple(array[start : start + BLOCK] for array in arrays) for start in starts]
 
 
 def _check(**arrays: FloatArray) -> None:
@@ -211,19 +188,6 @@ def rounder(
     `scratch` is for rounders that take turns.
     """
     return Rounder(grid_of(fmt, rounding), seed, _extension(compiled), scratch)
-
-
-def fused_sgd(
-    fmt: Format | None,
-    rounding: Rounding = NEAREST_EVEN,
-    *,
-    seed: int = 0,
-    compiled: bool | None = None,
-) -> FusedSgd:
-    """Return the FusedSgd that rounds onto `fmt`, or onto nothing; `compiled` as in `rounder`."""
-    extension = _extension(compiled)
-    onto = Rounder(grid_of(fmt, rounding), seed, extension) if fmt is not None else None
-    return FusedSgd(onto, extension)
 
 
 def quantise(

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from policysearch.emulator import compile_graph
-from policysearch.graph import FloatArray, Graph, Kernel, Op, Shape, size
+from policysearch.formats import FORMATS, Format, Rounding
+from policysearch.graph import Attrs, FloatArray, Graph, Kernel, Op, Shape, size
 from policysearch.nn.models import Model, lenet5, mlp, transformer
 from policysearch.ops import elementwise_compiled
 from policysearch.ops.dense import bias
@@ -18,9 +19,11 @@ from policysearch.ops.elementwise import add, relu, relu_grad
 from policysearch.planning import Plan, is_blockable, stored
 from policysearch.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rounding import rounder
 from policysearch.scaling import Scaling
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
+from tests.rounding_oracle import ALL, name_of
 
 BATCHES = range(1, 71)
 
@@ -61,14 +64,19 @@ def _bits(array: FloatArray, *, one_nan: bool) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(same).view(np.uint32)
 
 
-def _run(kernel: Kernel, inputs: Sequence[FloatArray], place: int | None) -> FloatArray:
+def _run(
+    kernel: Kernel,
+    inputs: Sequence[FloatArray],
+    place: int | None,
+    attrs: Attrs | None = None,
+) -> FloatArray:
     """Run the kernel into the input at `place`, or into an array that held something else."""
     inputs = [np.copy(array, order="K") for array in inputs]
     shape = inputs[0].shape
     out = stored(np.full(size(shape), 7.0, np.float32), shape) if place is None else inputs[place]
     work = np.empty(kernel.work([array.shape for array in inputs], shape, {}), np.float32)
     with np.errstate(all="ignore"):
-        kernel.bind(inputs, out, {}, work)()
+        kernel.bind(inputs, out, attrs or {}, work)()
     return out
 
 
@@ -97,6 +105,34 @@ def test_compiled_ops_have_the_bits_of_numpy(op: Op, trailing: Shape, draw: Draw
             expected = _bits(_run(Kernel(op.bind, op.work), inputs, place), one_nan=one_nan)
             result = _bits(_run(kernel, inputs, place), one_nan=one_nan)
             assert np.array_equal(result, expected), (batch, place)
+
+
+@pytest.mark.parametrize("draw", [_gaussian, _special], ids=["gaussian", "special"])
+@pytest.mark.parametrize("trailing", TRAILING, ids=str)
+@pytest.mark.parametrize("fmt", ALL, ids=name_of)
+@pytest.mark.parametrize("op", [add, bias], ids=lambda op: op.name)
+def test_sums_are_rounded_on_the_way(op: Op, fmt: Format, trailing: Shape, draw: Draw) -> None:
+    pytest.importorskip("policysearch._elementwise")
+    rng = np.random.default_rng(1)
+    for overflow, subnormals in (("inf", "keep"), ("saturate", "keep"), ("inf", "flush")):
+        own = rounder(fmt, Rounding("nearest_even", overflow, subnormals))  # type: ignore[arg-type]
+        inputs = _inputs(op, draw, rng, (20, *trailing))
+        kernel = op.compiled([array.shape for array in inputs], inputs[0].shape, {})
+        assert kernel is not None and kernel.rounds
+        expected = _run(kernel, inputs, None).ravel(order="K")
+        own(expected, expected)
+        for place in (None, *op.in_place):
+            result = _run(kernel, inputs, place, {"grid": own.kernel_grid}).ravel(order="K")
+            assert np.array_equal(_bits(result, one_nan=True), _bits(expected, one_nan=True))
+
+
+def test_only_sums_take_a_grid() -> None:
+    extension = pytest.importorskip("policysearch._elementwise")
+    x, grid = np.ones((3, 2), np.float32), rounder(FORMATS["float16"]).kernel_grid
+    with pytest.raises(TypeError, match="expected 3 arrays"):
+        extension.relu_grad(x, x, x.copy(), grid)
+    with pytest.raises(ValueError, match="expected a packed grid"):
+        extension.add(x, x, x.copy(), b"short")
 
 
 def test_only_matrices_and_images_are_served() -> None:

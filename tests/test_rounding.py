@@ -8,7 +8,7 @@ import pytest
 from policysearch import rounding as rounding_module
 from policysearch.formats import FORMATS, Format, Rounding, format_named
 from policysearch.grid import BLOCK, FloatArray
-from policysearch.rounding import compiled_available, fused_sgd, quantise, rounder
+from policysearch.rounding import compiled_available, quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
     ALL,
@@ -229,32 +229,3 @@ def test_mistakes_name_the_place(compiled: bool, monkeypatch: pytest.MonkeyPatch
     assert not compiled_available()
     with pytest.raises(InputError, match="extension is not built"):
         rounder(FORMATS["float16"], compiled=True)
-
-
-@pytest.mark.parametrize("compiled", BACKENDS)
-@pytest.mark.parametrize("mode", ["nearest_even", "stochastic", None])
-@pytest.mark.parametrize("size", [1, BLOCK, 2 * BLOCK + 5001])
-def test_fused_sgd(size: int, mode: str | None, compiled: bool) -> None:
-    rng = np.random.default_rng(size)
-    param, velocity, grad = (rng.standard_normal(size).astype(np.float32) for _ in range(3))
-    low = np.zeros(size, np.float32)
-    rounding = Rounding(mode or "nearest_even")  # type: ignore[arg-type]
-    fmt = FORMATS["float8_e4m3fn"] if mode else None
-    update = fused_sgd(fmt, rounding, seed=9, compiled=compiled)
-    new_velocity: FloatArray = velocity * np.float32(0.9) + grad * np.float32(1 / 300)
-    new_param: FloatArray = param - new_velocity * np.float32(0.1)
-    update(param, velocity, grad, 0.1, 0.9, 1 / 300, low if mode else None, 4)
-    assert np.array_equal(velocity, new_velocity)
-    assert np.array_equal(param, new_param)
-    if fmt is not None:
-        expected = rounded(new_param, fmt, rounding, compiled, seed=9, counter=4)
-        assert np.array_equal(low.view(np.uint32), expected.view(np.uint32))
-
-
-@pytest.mark.parametrize("compiled", BACKENDS)
-def test_fused_sgd_mistakes(compiled: bool) -> None:
-    a, short = np.zeros(8, np.float32), np.zeros(7, np.float32)
-    with pytest.raises(InputError, match="rounding, grad: "):
-        fused_sgd(None, compiled=compiled)(a, a.copy(), short, 0.1, 0.9, 1.0, None)
-    with pytest.raises(InputError, match="fused_sgd, low: "):
-        fused_sgd(None, compiled=compiled)(a, a.copy(), a.copy(), 0.1, 0.9, 1.0, a.copy())

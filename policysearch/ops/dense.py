@@ -122,6 +122,6 @@ bias = Op(
     ),
     placement="low",
     in_place=(0,),
-    compiled=in_one_pass("bias"),
+    compiled=in_one_pass("bias", rounds=True),
 )
 """x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w] + [channels]."""

@@ -49,7 +49,7 @@ add = Op(
     gradients=(_pass, _pass),
     example=_pair,
     in_place=(0, 1),
-    compiled=in_one_pass("add"),
+    compiled=in_one_pass("add", rounds=True),
 )
 
 multiply: Op = Op(

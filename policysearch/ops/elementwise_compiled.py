@@ -13,14 +13,19 @@ except ImportError:
     _elementwise = None
 
 
-def in_one_pass(name: str) -> Callable[[Sequence[Shape], Shape, Attrs], Kernel | None]:
+def in_one_pass(
+    name: str, *, rounds: bool = False
+) -> Callable[[Sequence[Shape], Shape, Attrs], Kernel | None]:
     """Return the `compiled` of the op that the extension has under `name`.
 
-    Matrices and images are served, whole or some rows of them; vectors are left to numpy.
+    Matrices and images are served, whole or some rows of them; vectors are left to numpy. `rounds`:
+    the extension can round the output as well.
     """
 
     def compiled(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
         function = getattr(_elementwise, name, None)
-        return Kernel(bind_stored(function)) if function and len(out) in (2, 4) else None
+        if not function or len(out) not in (2, 4):
+            return None
+        return Kernel(bind_stored(function), rounds=rounds)
 
     return compiled

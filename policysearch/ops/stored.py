@@ -18,11 +18,15 @@ def stored_view(array: FloatArray) -> FloatArray:
 
 
 def bind_stored(function: Callable[..., object], *numbers: int) -> Bind:
-    """Return the `bind` of a kernel: `function` of the stored inputs and output, and `numbers`."""
+    """Return the `bind` of a kernel: `function` of the stored inputs and output, and `numbers`.
+
+    The attribute "grid" of a kernel that rounds comes last.
+    """
 
     def bind(
         inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
     ) -> Callable[[], object]:
-        return partial(function, *map(stored_view, (*inputs, out)), *numbers)
+        grid = [attrs["grid"]] if "grid" in attrs else []
+        return partial(function, *map(stored_view, (*inputs, out)), *numbers, *grid)
 
     return bind

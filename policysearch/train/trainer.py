@@ -93,8 +93,9 @@ class Trainer:
     def _executable(self, observed: bool) -> Executable:
         key = self._phase_key, observed
         if key not in self._compiled:
+            graph = step_graph(self.task, self.model, self.phase, self.task.batch_size)
             self._compiled[key] = compile_graph(
-                step_graph(self.task, self.model, self.phase, self.task.batch_size),
+                graph.wanting("loss", "finite"),
                 seed=self.seed,
                 sources=self._shared,
                 observer=self.probe if observed else None,
