@@ -49,18 +49,19 @@ typedef struct {
     int lowest, highest, special;
 } Span;
 
-/* Rows of the left operand and a panel of the right one, as `pack` leaves them. */
+/* Rows of the left operand, `stride` apart, and a panel of the right one, as `pack` leaves them. */
 typedef struct {
+    int stride;
     const float *left;
     const int16_t *left_exponent;
     const float *right;
     const int16_t *right_exponent;
 } Packed;
 
-typedef void Tile(Packed, float *, int, const Unit *, int);
+typedef void Tile(Packed, float *, int, const Unit *, int, int);
 
 typedef struct {
-    float *left;            /* [BLOCK_M, BLOCK_K] */
+    float *left;            /* [rows, depth] of a block */
     int16_t *left_exponent; /* the same */
     unsigned char *rows;    /* [BLOCK_M]: holds an infinity or NaN */
     unsigned char *columns; /* [n]: the same */
@@ -264,17 +265,23 @@ static float one_element(Matrix a, Matrix b, Py_ssize_t depth, const Unit *unit)
 /* Rows of out, at the panel's columns, continued by one packed block. */
 static void some_rows(const Scratch *s, Packed packed, Matrix out, Py_ssize_t rows,
                       Py_ssize_t columns, int depth, const Unit *unit, int wide, int first) {
-    float c[ROWS * LANES] __attribute__((aligned(64))) = {0};
-    if (!first && !unit->promote)
+    float c[ROWS * LANES] __attribute__((aligned(64)));
+    int fresh = first || unit->promote;
+    if (!fresh) {
+        memset(c, 0, sizeof c);
         copy_block(c, out, rows, columns, LANES);
-    s->kernel(packed, c, depth, unit, wide);
-    for (Py_ssize_t i = 0; i < rows; i++)
-        for (Py_ssize_t j = 0; j < columns; j++) {
-            float value = c[i * LANES + j];
-            if (!first && unit->promote)
-                value += at(out, i, j);
-            memcpy((char *)moved(out, i, j).data, &value, sizeof value);
-        }
+    }
+    s->kernel(packed, c, depth, unit, wide, fresh);
+    for (Py_ssize_t i = 0; i < rows; i++) {
+        float *row = c + i * LANES;
+        for (Py_ssize_t j = 0; !first && unit->promote && j < columns; j++)
+            row[j] += at(out, i, j);
+        if (out.step[1] == sizeof(float))
+            memcpy((char *)moved(out, i, 0).data, row, (size_t)columns * sizeof(float));
+        else
+            for (Py_ssize_t j = 0; j < columns; j++)
+                memcpy((char *)moved(out, i, j).data, row + j, sizeof(float));
+    }
 }
 
 static void panel(const Scratch *s, Span span, Matrix right, Matrix out, Py_ssize_t rows,
@@ -290,7 +297,7 @@ static void panel(const Scratch *s, Span span, Matrix right, Matrix out, Py_ssiz
     if (wide)
         widen(b, e, depth * LANES);
     for (Py_ssize_t i = 0; i < rows; i += ROWS) {
-        Packed packed = {s->left + i * BLOCK_K, s->left_exponent + i * BLOCK_K, b, e};
+        Packed packed = {(int)depth, s->left + i * depth, s->left_exponent + i * depth, b, e};
         some_rows(s, packed, moved(out, i, 0), rows - i < ROWS ? rows - i : ROWS, columns,
                   (int)depth, unit, wide, first);
     }
@@ -305,9 +312,9 @@ static void block_of_rows(const Scratch *s, Matrix left, Matrix right, Matrix ou
     for (Py_ssize_t k = 0; k < depth; k += BLOCK_K) {
         Py_ssize_t count = depth - k < BLOCK_K ? depth - k : BLOCK_K;
         Py_ssize_t padded = (rows + ROWS - 1) / ROWS * ROWS;
-        memset(s->left + (padded - ROWS) * BLOCK_K, 0, ROWS * BLOCK_K * sizeof(float));
-        copy_block(s->left, moved(left, 0, k), rows, count, BLOCK_K);
-        Span span = pack(s->left, s->left_exponent, padded * BLOCK_K, unit->left_min);
+        memset(s->left + (padded - ROWS) * count, 0, ROWS * (size_t)count * sizeof(float));
+        copy_block(s->left, moved(left, 0, k), rows, count, count);
+        Span span = pack(s->left, s->left_exponent, padded * count, unit->left_min);
         if (span.special)
             mark(s->rows, moved(left, 0, k), rows, count, 0);
         for (Py_ssize_t j = 0; j < columns; j += LANES)
@@ -368,8 +375,9 @@ static int shapes_fit(Py_buffer views[3]) {
 }
 
 /* One allocation, cut into the scratch; NULL without memory. */
-static char *take_scratch(Scratch *s, Py_ssize_t columns) {
-    size_t cells = (size_t)(BLOCK_M + ROWS) * BLOCK_K;
+static char *take_scratch(Scratch *s, Py_ssize_t rows, Py_ssize_t columns, Py_ssize_t depth) {
+    size_t cells = (size_t)(rows < BLOCK_M ? rows + ROWS : BLOCK_M + ROWS) *
+                   (size_t)(depth < BLOCK_K ? depth : BLOCK_K);
     size_t panels = (size_t)(columns / LANES + 1);
     char *all = malloc(cells * 6 + BLOCK_M + panels * (LANES + 1));
     if (all == NULL)
@@ -405,7 +413,8 @@ static PyObject *matmul_into(PyObject *self, PyObject *const *args, Py_ssize_t c
         PyErr_SetString(PyExc_ValueError, "expected float32 arrays whose shapes fit a product");
         goto done;
     }
-    memory = take_scratch(&scratch, views[2].shape[views[2].ndim - 1]);
+    const Py_ssize_t *shape = views[2].shape + views[2].ndim - 2;
+    memory = take_scratch(&scratch, shape[0], shape[1], views[0].shape[views[0].ndim - 1]);
     if (memory == NULL) {
         PyErr_NoMemory();
         goto done;
@@ -559,9 +568,9 @@ TARGET INLINE void add_products(Packed packed, int first, int last, Float factor
         const HalfShort *e = (const HalfShort *)(packed.right_exponent + g * LANES);
         for (int r = 0; r < ROWS; r++)
             for (int h = 0; h < 2; h++) {
-                float a = packed.left[r * BLOCK_K + g];
+                float a = packed.left[r * packed.stride + g];
                 if (wide) {
-                    int own = packed.left_exponent[r * BLOCK_K + g];
+                    int own = packed.left_exponent[r * packed.stride + g];
                     Int shift = widened(e[h]) + own + 127;
                     shift = max_int(shift + (Int)factor[r][h], (Int){0});
                     Float product = b[h] * scaled_down(a, own);
@@ -586,7 +595,7 @@ TARGET INLINE void align(Packed packed, int first, int last, Float acc[ROWS][2],
     for (int g = first; g < last; g++) {
         Short e = *(const Short *)(packed.right_exponent + g * LANES);
         for (int r = 0; r < ROWS; r++)
-            top[r] = max_short(top[r], e + packed.left_exponent[r * BLOCK_K + g]);
+            top[r] = max_short(top[r], e + packed.left_exponent[r * packed.stride + g]);
     }
     for (int r = 0; r < ROWS; r++)
         for (int h = 0; h < 2; h++) {
@@ -600,14 +609,15 @@ TARGET INLINE void align(Packed packed, int first, int last, Float acc[ROWS][2],
         }
 }
 
-/* Continue the sums c [ROWS, LANES], COLUMNS of them, over `count` packed products. */
-TARGET INLINE void some_columns(Packed packed, float *c, int count, const Unit *unit, int wide) {
+/* Continue the sums c [ROWS, LANES], COLUMNS of them, or start `fresh`, over `count` products. */
+TARGET INLINE void some_columns(Packed packed, float *c, int count, const Unit *unit, int wide,
+                                int fresh) {
     Float acc[ROWS][2];
     int most = unit->fraction > 24 ? 16 : 32; /* that many truncated products fit int32 */
     int64_t keep = (int64_t)(UINT64_MAX << (52 - unit->mantissa));
     for (int r = 0; r < ROWS; r++)
         for (int h = 0; h < 2; h++)
-            acc[r][h] = ((const Float *)(c + r * LANES))[h];
+            acc[r][h] = fresh ? (Float){0} : ((const Float *)(c + r * LANES))[h];
     for (int first = 0; first < count; first += unit->group) {
         int last = count - first < unit->group ? count : first + unit->group;
         Float factor[ROWS][2];
@@ -625,12 +635,13 @@ TARGET INLINE void some_columns(Packed packed, float *c, int count, const Unit *
             ((Float *)(c + r * LANES))[h] = acc[r][h];
 }
 
-TARGET static void tile(Packed packed, float *c, int count, const Unit *unit, int wide) {
+TARGET static void tile(Packed packed, float *c, int count, const Unit *unit, int wide,
+                        int fresh) {
     for (int j = 0; j < LANES; j += COLUMNS) {
         if (wide)
-            some_columns(packed, c + j, count, unit, 1);
+            some_columns(packed, c + j, count, unit, 1, fresh);
         else
-            some_columns(packed, c + j, count, unit, 0);
+            some_columns(packed, c + j, count, unit, 0, fresh);
         packed.right += COLUMNS;
         packed.right_exponent += COLUMNS;
     }

@@ -230,29 +230,23 @@ def _sequential(left: FloatArray, right: FloatArray, *, out: FloatArray) -> Floa
 
 def _check(left: FloatArray, right: FloatArray, out: FloatArray) -> None:
     """InputError unless the arrays are float32 and their shapes fit a product."""
-    shapes = f"{left.shape} and {right.shape} into {out.shape}"
-    if min(left.ndim, right.ndim, out.ndim) < 2:
-        raise InputError(
-            f"product: {shapes}; expected [..., m, k] and [..., k, n] into [..., m, n]"
-        )
     if not left.dtype == right.dtype == out.dtype == np.float32:
         raise InputError(f"product: {left.dtype}, {right.dtype}, {out.dtype}; expected float32")
-    lead: tuple[int, ...] | None = left.shape[:-2]
-    if lead != right.shape[:-2] or lead != out.shape[:-2]:
-        try:
-            lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        except ValueError:
-            lead = None
-    if (
-        lead is None
-        or left.shape[-1] != right.shape[-2]
-        or out.shape
-        != (
-            *lead,
-            left.shape[-2],
-            right.shape[-1],
-        )
-    ):
+    if not _fit(left.shape, right.shape, out.shape):
         raise InputError(
-            f"product: {shapes}; expected [..., m, k] and [..., k, n] into [..., m, n]"
+            f"product: {left.shape} and {right.shape} into {out.shape}; "
+            "expected [..., m, k] and [..., k, n] into [..., m, n]"
         )
+
+
+def _fit(left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    if min(len(left), len(right), len(out)) < 2 or left[-1] != right[-2]:
+        return False
+    if out[-2:] != (left[-2], right[-1]):
+        return False
+    if left[:-2] == right[:-2] == out[:-2]:
+        return True
+    try:
+        return np.broadcast_shapes(left[:-2], right[:-2]) == out[:-2]
+    except ValueError:
+        return False

@@ -124,9 +124,7 @@ class Blocks:
 
         return drawn
 
-    def bind(
-        self, x: FloatArray, out: FloatArray, *, signed: bool = True
-    ) -> Callable[[], object] | None:
+    def bind(self, x: FloatArray, out: FloatArray, *, signed: bool) -> Callable[[], object] | None:
         """Return the call that rounds block `x` into `out` with all its views made beforehand.
 
         None where there is no such short cut: it serves rounding to nearest even without flush.

@@ -246,7 +246,8 @@ class Executable:
 
     def _round(self, node: Node, flat: slice, block: int, source: FloatArray | None = None) -> Run:
         out = self._flat[node.id][flat]
-        return self._rounding.bind(node, out if source is None else source[flat], out, block)
+        x = out if source is None else source[flat]
+        return self._rounding.bind(node, x, out, block, signed=self._plan.zero_signs_show(node.id))
 
 
 def _nothing() -> None:

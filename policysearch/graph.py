@@ -61,8 +61,10 @@ class Op:
     fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
     value is an input value or zero. `converts`: the op only brings its first input into the
     node's format. `in_place`: inputs whose buffer the output may take.
-    `work` gives the elements of scratch the op needs. `compiled` returns the kernel of a C
-    extension for these shapes, with the bits of `bind`; None where there is none.
+    `zero_signs`: what becomes of the signs of zeros in its inputs: they may "show" in a result,
+    they "pass" to zeros alone, or the op may "hide" them. `work` gives the elements of scratch the
+    op needs. `compiled` returns the kernel of a C extension for these shapes, with the bits of
+    `bind`; None where there is none.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Op:
     keeps_format: bool = False
     converts: bool = False
     in_place: tuple[int, ...] = ()
+    zero_signs: Literal["show", "pass", "hide"] = "show"
     work: Work = _no_work
     compiled: Callable[[Sequence[Shape], Shape, Attrs], Kernel | None] = _no_kernel
 

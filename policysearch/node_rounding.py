@@ -51,14 +51,19 @@ class NodeRounding:
             return None
         return self.rounder(node.format, node.rounding).kernel_grid
 
-    def bind(self, node: Node, x: FloatArray, out: FloatArray, block: int) -> Callable[[], object]:
-        """Return the call that rounds `x`, block number `block` of the node, into `out`."""
+    def bind(
+        self, node: Node, x: FloatArray, out: FloatArray, block: int, *, signed: bool
+    ) -> Callable[[], object]:
+        """Return the call that rounds `x`, block number `block` of the node, into `out`.
+
+        Unless `signed`, no one can tell the signs of zeros (`Plan.zero_signs_show`).
+        """
         round_to = self.rounder(node.format, node.rounding)
         draw = (node.id << 12) + block
         if self.observer is not None:
             return self._observed(self.observer, node, round_to, x, out, draw)
         if node.rounding.mode != "stochastic":
-            return round_to.bind(x, out)
+            return round_to.bind(x, out, signed=signed)
         drawn = round_to.bind_drawn(x, out)
         return lambda: drawn((self.step << 32) + draw)
 

@@ -7,6 +7,7 @@ the forward product along their rows. Every other tensor is stored in the order 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ BLOCK = 32768
 
 LINE = 16
 """Elements in a cache line of 64 bytes."""
+
+SMALLEST = 2.0**-149
+"""The smallest positive float32."""
 
 
 def needs_rounding(graph: Graph, node: Node) -> bool:
@@ -111,6 +115,7 @@ class Plan:
         for node in graph.nodes:
             for i in node.inputs:
                 self.readers[i].append(node.id)
+        self._kept = {i for pair in graph.updates for i in pair} | {i for _, i in graph.outputs}
         early = self._needed({i for _, i in graph.outputs})
         late = self._needed({new for _, new in graph.updates}) - early
         first = self._promptly(early)
@@ -132,6 +137,25 @@ class Plan:
                 if start <= buffer.last < stop:
                     buffer.last = stop - 1
         self.elements = assign_offsets(self.buffers)
+
+    def zero_signs_show(self, i: int) -> bool:
+        """Return whether the signs of zeros among the values of node `i` can change a result.
+
+        They cannot in what BLAS sums where no product underflows: its sums start at +0, to which a
+        zero of either sign adds nothing. Nor where an op hides them.
+        """
+        if i in self._kept or not self.readers[i]:
+            return True
+        return any(self._shows_zero_signs(self.graph.nodes[reader]) for reader in self.readers[i])
+
+    def _shows_zero_signs(self, node: Node) -> bool:
+        if node.op.zero_signs == "pass":
+            return self.zero_signs_show(node.id)
+        if node.op.kind == "gemm" and node.accumulator == "float32":
+            operands = (self.graph.nodes[i].format for i in node.inputs[:2])
+            least = math.prod(format_named(name).min_subnormal for name in operands)
+            return least < SMALLEST
+        return node.op.zero_signs == "show"
 
     def _needed(self, wanted: set[int]) -> set[int]:
         needed = set(wanted)

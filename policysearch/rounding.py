@@ -84,16 +84,17 @@ class Rounder:
         """What tells another extension to round its results so; None where it cannot."""
         return self.packed if self.extension is not None and self._nearest else None
 
-    def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], object]:
+    def bind(self, x: FloatArray, out: FloatArray, *, signed: bool = True) -> Callable[[], object]:
         """Return the call that rounds `x` to `out`, fixed for good; not for the stochastic mode.
 
-        Saves the checks and views of `__call__`; wants numpy's floating-point warnings off.
+        Saves the checks and views of `__call__`; wants numpy's floating-point warnings off. Unless
+        `signed`, it may also save the signs of zeros.
         """
         _check(x=x, out=out)
         if self.extension is not None:
             round_into, packed = self.extension.round_into, self.packed
             return lambda: round_into(x, out, packed, 0, 0)
-        bound = [self._blocks.bind(*arrays) for arrays in _in_blocks(x, out)]
+        bound = [self._blocks.bind(*arrays, signed=signed) for arrays in _in_blocks(x, out)]
         calls = [call for call in bound if call is not None]
         if len(calls) < len(bound):
             return lambda: self(x, out)

@@ -52,6 +52,18 @@ def test_a_bound_call_gives_the_same_bits(fmt: Format, rounding: Rounding, compi
         assert np.array_equal(given.view(np.uint32), expected.view(np.uint32))
 
 
+@pytest.mark.parametrize("fmt", ALL, ids=name_of)
+def test_without_signs_of_zeros_all_other_bits_are_the_same(fmt: Format) -> None:
+    own = rounder(fmt, compiled=False)
+    for x in _samples(fmt):
+        expected, got = np.empty_like(x), np.empty_like(x)
+        own(x, expected)
+        with np.errstate(all="ignore"):
+            own.bind(x, got, signed=False)()
+        expected[expected == 0], got[got == 0] = 0, 0
+        assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
 def test_without_floating_point_exceptions_wide_formats_take_the_plain_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,6 +107,7 @@ bias_grad = Op(
     bind=_bind_bias_grad,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
+    zero_signs="hide",
     work=lambda inputs, out, attrs: inputs[0][1] * (inputs[0][2] if len(inputs[0]) == 4 else 1),
 )
 bias = Op(

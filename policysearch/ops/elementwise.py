@@ -100,6 +100,7 @@ relu_grad = Op(
     _bind_relu_grad,
     keeps_format=True,
     in_place=(0,),
+    zero_signs="pass",
     work=lambda inputs, out, attrs: size(out),
     compiled=in_one_pass("relu_grad"),
 )
@@ -111,6 +112,7 @@ relu = Op(
     example=_one,
     keeps_format=True,
     in_place=(0,),
+    zero_signs="hide",
     work=lambda inputs, out, attrs: size(out),
     compiled=in_one_pass("relu"),
 )
