@@ -75,9 +75,9 @@ class Rounder:
             return
         _check(x=x, out=out)
         with np.errstate(all="ignore"):
-            for start in range(0, x.size, BLOCK):
+            for block, start in enumerate(range(0, x.size, BLOCK)):
                 part = slice(start, start + BLOCK)
-                self.round_block(x[part], out[part], counter, start // BLOCK)
+                self._blocks(x[part], out[part], self._key(counter, block))
 
     @property
     def kernel_grid(self) -> bytes | None:
@@ -88,7 +88,7 @@ class Rounder:
         """Return the call that rounds `x` to `out`, fixed for good; not for the stochastic mode.
 
         Saves the checks and views of `__call__`; wants numpy's floating-point warnings off. Unless
-        `signed`, it may also save the signs of zeros.
+        `signed`, it may drop the signs of zeros.
         """
         _check(x=x, out=out)
         if self.extension is not None:
@@ -116,9 +116,12 @@ class Rounder:
 
         def run(counter: int) -> None:
             for block, call in enumerate(calls):
-                call(block_key(self._mixed_seed, counter & MASK64, block))
+                call(self._key(counter, block))
 
         return run
+
+    def _key(self, counter: int, block: int) -> tuple[int, int]:
+        return block_key(self._mixed_seed, counter & MASK64, block) if self._stochastic else (0, 0)
 
     def bind_sgd(
         self,
@@ -143,11 +146,6 @@ class Rounder:
             for p, v, g in _in_blocks(param, velocity, grad)
         ]
         return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
-
-    def round_block(self, x: FloatArray, out: FloatArray, counter: int, block: int) -> None:
-        """Round block number `block` (at most BLOCK elements) of a longer array, in numpy."""
-        key = block_key(self._mixed_seed, counter & MASK64, block) if self._stochastic else (0, 0)
-        self._blocks(x, out, key)
 
 
 def _in_blocks(*arrays: FloatArray) -> list[tuple[FloatArray, ...]]:
