@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from policysearch.grid import (
     Grid,
     UintArray,
 )
-from policysearch.nearest import bind_narrow, bind_wide
+from policysearch.nearest import Known, bind_narrow, bind_wide
 
 _LINE = 64  # bytes: float arithmetic on arrays that start elsewhere takes nearly twice as long
 _STAGGER = 1088  # bytes between scratch buffers, so that they do not alias in the cache
@@ -124,12 +125,11 @@ class Blocks:
 
         return drawn
 
-    def bind(self, x: FloatArray, out: FloatArray, *, signed: bool) -> Callable[[], object] | None:
+    def bind(self, x: FloatArray, out: FloatArray, known: Known) -> Callable[[], object] | None:
         """Return the call that rounds block `x` into `out` with all its views made beforehand.
 
         None where there is no such short cut: it serves rounding to nearest even without flush.
         A block with a value near or beyond the largest number takes the way of every other call.
-        Unless `signed`, a result of zero may lack its sign.
         """
         grid = self.grid
         if MODES[grid.mode] != "nearest_even" or grid.flush_below or not 0 < x.size <= BLOCK:
@@ -142,8 +142,8 @@ class Blocks:
             self(x, out, (0, 0))
 
         if grid.wide:
-            return bind_wide(grid, x, out, (work, spare), otherwise)
-        return bind_narrow(grid, x, out, (work, self.lowest[: x.size]), otherwise, signed=signed)
+            return bind_wide(grid, x, out, (work, spare), otherwise, known)
+        return bind_narrow(grid, x, out, (work, self.lowest[: x.size]), otherwise, known)
 
     def bind_sgd(
         self,
@@ -152,6 +152,7 @@ class Blocks:
         grad: FloatArray,
         momentum: float,
         rate: FloatArray,
+        known: Known,
     ) -> Callable[[], object]:
         """Return the momentum update of a block by the rounded `grad`, as `Rounder.bind_sgd`.
 
@@ -161,7 +162,7 @@ class Blocks:
         if self.size < grad.size:
             self.reserve(BLOCK)
         change = self.scratch.rows[4][: grad.size].view(np.float32)  # free in this rounding mode
-        bound = self.bind(grad, change, signed=momentum <= 0.5)
+        bound = self.bind(grad, change, replace(known, zero_signs=momentum <= 0.5))
         kept, rate = np.array(momentum, np.float32), rate.reshape(())
 
         def update() -> None:

@@ -208,7 +208,8 @@ class Executable:
         param, moved, grad = (self._flat[i] for i in (step.id, velocity.id, velocity.inputs[1]))
         momentum, rate = velocity.attributes["momentum"], self._flat[step.inputs[2]]
         round_to = self._rounding.rounder(*update.rounding)
-        return round_to.bind_sgd(param[flat], moved[flat], grad[flat], momentum, rate)
+        known = self._plan.known(update.rounded or step)
+        return round_to.bind_sgd(param[flat], moved[flat], grad[flat], momentum, rate, known)
 
     def _member(
         self, node: Node, part: tuple[slice, ...], flat: slice, block: int
@@ -247,7 +248,7 @@ class Executable:
     def _round(self, node: Node, flat: slice, block: int, source: FloatArray | None = None) -> Run:
         out = self._flat[node.id][flat]
         x = out if source is None else source[flat]
-        return self._rounding.bind(node, x, out, block, signed=self._plan.zero_signs_show(node.id))
+        return self._rounding.bind(node, x, out, block, self._plan.known(node))
 
 
 def _nothing() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from policysearch.blocks import Scratch
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray, Node
+from policysearch.nearest import Known
 from policysearch.rounding import Rounder, compiled_available, rounder
 
 Observer = Callable[[Node, FloatArray, FloatArray], None]
@@ -52,18 +53,15 @@ class NodeRounding:
         return self.rounder(node.format, node.rounding).kernel_grid
 
     def bind(
-        self, node: Node, x: FloatArray, out: FloatArray, block: int, *, signed: bool
+        self, node: Node, x: FloatArray, out: FloatArray, block: int, known: Known
     ) -> Callable[[], object]:
-        """Return the call that rounds `x`, block number `block` of the node, into `out`.
-
-        Unless `signed`, no one can tell the signs of zeros (`Plan.zero_signs_show`).
-        """
+        """Return the call that rounds `x`, block number `block` of the node, into `out`."""
         round_to = self.rounder(node.format, node.rounding)
         draw = (node.id << 12) + block
         if self.observer is not None:
             return self._observed(self.observer, node, round_to, x, out, draw)
         if node.rounding.mode != "stochastic":
-            return round_to.bind(x, out, signed=signed)
+            return round_to.bind(x, out, known)
         drawn = round_to.bind_drawn(x, out)
         return lambda: drawn((self.step << 32) + draw)
 

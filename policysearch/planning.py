@@ -15,6 +15,7 @@ import numpy as np
 
 from policysearch.formats import contains, format_named
 from policysearch.graph import FloatArray, Graph, Kernel, Node, Shape, size
+from policysearch.nearest import Known
 
 BLOCK = 32768
 """Elements a block of a group should have: a few such arrays fit a second-level cache."""
@@ -24,6 +25,9 @@ LINE = 16
 
 SMALLEST = 2.0**-149
 """The smallest positive float32."""
+
+TINY = 2.0**-104
+"""`Known.tiny` speaks of numbers below this."""
 
 
 def needs_rounding(graph: Graph, node: Node) -> bool:
@@ -148,14 +152,25 @@ class Plan:
             return True
         return any(self._shows_zero_signs(self.graph.nodes[reader]) for reader in self.readers[i])
 
+    def known(self, node: Node) -> Known:
+        """Return what is known of the values of `node` before they are rounded.
+
+        What BLAS sums is a multiple of the smallest product.
+        """
+        return Known(self.zero_signs_show(node.id), tiny=self._least_product(node) < TINY)
+
     def _shows_zero_signs(self, node: Node) -> bool:
         if node.op.zero_signs == "pass":
             return self.zero_signs_show(node.id)
-        if node.op.kind == "gemm" and node.accumulator == "float32":
-            operands = (self.graph.nodes[i].format for i in node.inputs[:2])
-            least = math.prod(format_named(name).min_subnormal for name in operands)
-            return least < SMALLEST
-        return node.op.zero_signs == "show"
+        return node.op.zero_signs == "show" and self._least_product(node) < SMALLEST
+
+    def _least_product(self, node: Node) -> float:
+        """Return the smallest positive product that BLAS may add up in `node`, 0 for other ops."""
+        scaled = len(node.inputs) > 2  # by numbers of its own for every block
+        if node.op.kind != "gemm" or node.accumulator != "float32" or scaled:
+            return 0.0
+        operands = (self.graph.nodes[i].format for i in node.inputs)
+        return math.prod(format_named(name).min_subnormal for name in operands)
 
     def _needed(self, wanted: set[int]) -> set[int]:
         needed = set(wanted)

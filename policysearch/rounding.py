@@ -25,6 +25,7 @@ from policysearch.grid import (
     grid_of,
     mix64,
 )
+from policysearch.nearest import Known
 from policysearch.values import InputError
 
 try:
@@ -33,6 +34,7 @@ except ImportError:
     _rounding = None
 
 NEAREST_EVEN = Rounding()
+ANYTHING = Known()
 
 
 def compiled_available() -> bool:
@@ -84,17 +86,17 @@ class Rounder:
         """What tells another extension to round its results so; None where it cannot."""
         return self.packed if self.extension is not None and self._nearest else None
 
-    def bind(self, x: FloatArray, out: FloatArray, *, signed: bool = True) -> Callable[[], object]:
+    def bind(self, x: FloatArray, out: FloatArray, known: Known = ANYTHING) -> Callable[[], object]:
         """Return the call that rounds `x` to `out`, fixed for good; not for the stochastic mode.
 
-        Saves the checks and views of `__call__`; wants numpy's floating-point warnings off. Unless
-        `signed`, it may drop the signs of zeros.
+        Saves the checks and views of `__call__`, and what is `known` not to matter; wants numpy's
+        floating-point warnings off.
         """
         _check(x=x, out=out)
         if self.extension is not None:
             round_into, packed = self.extension.round_into, self.packed
             return lambda: round_into(x, out, packed, 0, 0)
-        bound = [self._blocks.bind(*arrays, signed=signed) for arrays in _in_blocks(x, out)]
+        bound = [self._blocks.bind(part, to, known) for part, to in _in_blocks(x, out)]
         calls = [call for call in bound if call is not None]
         if len(calls) < len(bound):
             return lambda: self(x, out)
@@ -130,19 +132,20 @@ class Rounder:
         grad: FloatArray,
         momentum: float,
         rate: FloatArray,
+        known: Known = ANYTHING,
     ) -> Callable[[], object]:
         """Return the call that updates `param` and `velocity`, fixed for good; for nearest even.
 
         velocity = momentum * velocity + rounded grad; param = param - rate * velocity, every
         operation rounded to float32 on its own; `grad` itself is left alone. `rate` has one
-        element. Wants numpy's floating-point warnings off.
+        element; `known` is of `grad`. Wants numpy's floating-point warnings off.
         """
         _check(param=param, velocity=velocity, grad=grad)
         if self.extension is not None:
             update, packed = self.extension.fused_sgd, None if self._identity else self.packed
             return lambda: update(param, velocity, grad, float(rate[0]), momentum, packed)
         calls = [
-            self._blocks.bind_sgd(p, v, g, momentum, rate)
+            self._blocks.bind_sgd(p, v, g, momentum, rate, known)
             for p, v, g in _in_blocks(param, velocity, grad)
         ]
         return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]

@@ -8,6 +8,7 @@ import pytest
 from policysearch import nearest
 from policysearch.formats import FORMATS, Format, Rounding, format_named
 from policysearch.grid import BLOCK, FloatArray
+from policysearch.nearest import Known
 from policysearch.rounding import quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
@@ -59,8 +60,20 @@ def test_without_signs_of_zeros_all_other_bits_are_the_same(fmt: Format) -> None
         expected, got = np.empty_like(x), np.empty_like(x)
         own(x, expected)
         with np.errstate(all="ignore"):
-            own.bind(x, got, signed=False)()
+            own.bind(x, got, Known(zero_signs=False))()
         expected[expected == 0], got[got == 0] = 0, 0
+        assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "tfloat32", "e8m1", "e8m22"])
+def test_numbers_known_not_to_be_tiny_are_rounded_alike(name: str) -> None:
+    own = rounder(format_named(name), compiled=False)
+    for x in _samples(format_named(name)):
+        large = np.where(np.abs(x) < 2.0**-104, np.copysign(np.float32(0), x), x)
+        expected, got = np.empty_like(x), np.empty_like(x)
+        own(large, expected)
+        with np.errstate(all="ignore"):
+            own.bind(large, got, Known(tiny=False))()
         assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 

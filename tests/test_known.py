@@ -1,17 +1,27 @@
-"""Where rounding may forget the sign of a zero: only where that can change no result."""
+"""What the planner knows of values to round: where the sign of a zero can change no result, and
+where there can be no tiny numbers."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from policysearch.emulator import compile_graph
+from policysearch.formats import format_named
 from policysearch.graph import Builder, FloatArray, Graph
+from policysearch.nn.models import mlp
 from policysearch.ops.dense import bias, bias_grad, matmul
 from policysearch.ops.elementwise import add, relu, relu_grad
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data
 from policysearch.planning import Plan, stored
+from policysearch.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.scaling import Scaling
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
 from tests.rounding_oracle import BACKENDS
 
 M, K, N = 40, 30, 20
@@ -49,6 +59,39 @@ def test_products_hide_them_unless_one_underflows(
     plan = Plan(graph)
     casts = [node.id for node in graph.nodes if node.op is cast]
     assert [plan.zero_signs_show(i) for i in casts] == [shows] * 2
+
+
+@pytest.mark.parametrize(
+    ("formats", "tiny"),
+    [
+        (("float16", "float8_e5m2"), False),
+        (("float16", "bfloat16"), True),
+        (("e7m1", "e6m9"), False),
+        (("e7m1", "e7m1"), True),
+        (("float16", "float32"), True),
+    ],
+)
+def test_sums_of_products_are_not_tiny_if_no_product_is(
+    formats: tuple[str, str], tiny: bool
+) -> None:
+    graph = _graph(formats)
+    product = next(node for node in graph.nodes if node.op is matmul)
+    plan = Plan(graph)
+    assert plan.known(product).tiny == tiny
+    assert all(plan.known(node).tiny for node in graph.nodes if node.op is not matmul)
+    least = [format_named(name).min_subnormal for name in formats]
+    left, right = (np.full((1, 1), value, np.float32) for value in least)
+    if not tiny:
+        assert (left @ right)[0, 0] == least[0] * least[1] >= 2.0**-104
+
+
+def test_products_of_scaled_blocks_can_be_tiny() -> None:
+    model = mlp((64, 64, 10))
+    step = trace_step(model, "softmax_cross_entropy", Optimizer(), 32)
+    policy = replace(preset("float8", model.layer_names), scaling=Scaling("mx"))
+    plan = Plan(apply_policy(step, policy))
+    blocks = [node for node in plan.order if node.op.name == "matmul_blocks"]
+    assert blocks and all(plan.known(node).tiny for node in blocks)
 
 
 def test_ops_hide_pass_or_show_them() -> None:
