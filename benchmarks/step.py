@@ -137,7 +137,7 @@ def plot(path: Path, results: dict[tuple[str, int], dict[str, Timing]]) -> None:
     nets = list(dict.fromkeys(net for net, _ in results))
     batches = list(dict.fromkeys(batch for _, batch in results))
     most = max(len(found) for found in results.values())
-    size = (5.5 * len(batches), (0.19 * most + 0.9) * len(nets))
+    size = (6.0 * len(batches), (0.19 * most + 0.9) * len(nets))
     figure, axes = pyplot.subplots(len(nets), len(batches), squeeze=False, figsize=size)
     for (net, batch), found in results.items():
         axis = axes[nets.index(net)][batches.index(batch)]
