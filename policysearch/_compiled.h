@@ -1,6 +1,13 @@
-/* What the extensions share: function clones per instruction set, and hints to the compiler. */
+/* What the extensions share: function clones per instruction set, hints to the compiler, the bits
+ * of a float. */
 #ifndef POLICYSEARCH_COMPILED_H
 #define POLICYSEARCH_COMPILED_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define SIGN 0x80000000u
+#define INFINITE 0x7f800000u
 
 /* One clone per instruction set, chosen at load time; elsewhere the baseline is enough. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
@@ -20,5 +27,17 @@
 #else
 #define INLINE static inline
 #endif
+
+INLINE float as_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint32_t as_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
 
 #endif

@@ -14,9 +14,7 @@
 
 #include "_compiled.h"
 
-#define SIGN 0x80000000u
 #define MAGNITUDE 0x7fffffffu
-#define INFINITE 0x7f800000u
 #define QUIET 0x7fc00000u
 #define LARGEST 0x7f7fffffu
 #define ONE 0x3f800000u
@@ -42,18 +40,6 @@ typedef struct {
     const uint32_t *table;
     uint32_t multiplier;
 } Draws;
-
-INLINE float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 /* `size` (finite, without sign) on the grid of an 8-bit exponent: a carry moves into it. */
 INLINE uint32_t round_wide(uint32_t size, int mode, const Grid *grid, uint32_t draw) {

@@ -30,8 +30,6 @@
 #define BLOCK_M 512          /* rows packed at a time */
 #define ZERO_EXPONENT (-126) /* what a zero counts as */
 #define NARROW 100           /* exponents of products up to this size fit float32 arithmetic */
-#define SIGN 0x80000000u
-#define INFINITE 0x7f800000u
 
 /* TensorCore of tensor_core.py, field by field, and the smallest exponents of the operands. */
 typedef struct {
@@ -68,18 +66,6 @@ typedef struct {
     unsigned char *wide;    /* [n / LANES]: the panel has left the narrow range */
     Tile *kernel;
 } Scratch;
-
-INLINE float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 INLINE float at(Matrix x, Py_ssize_t i, Py_ssize_t j) {
     float value;
