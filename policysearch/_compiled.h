@@ -1,8 +1,10 @@
 /* What the extensions share: function clones per instruction set, hints to the compiler, the bits
- * of a float. */
+ * of a float, and how buffers are taken. */
 #ifndef POLICYSEARCH_COMPILED_H
 #define POLICYSEARCH_COMPILED_H
 
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -38,6 +40,29 @@ INLINE uint32_t as_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
+}
+
+INLINE void release_buffers(Py_buffer *views, int count) {
+    for (int i = 0; i < count; i++)
+        PyBuffer_Release(&views[i]);
+}
+
+/* Take the buffers of `count` objects, of layout `flags`; bit i of `writable` asks to write to
+ * number i. 0 and an exception, and none of them held, if one cannot be had. */
+INLINE int take_buffers(PyObject *const *objects, Py_buffer *views, int count, int writable,
+                        int flags) {
+    for (int i = 0; i < count; i++) {
+        int access = writable >> i & 1 ? PyBUF_WRITABLE : 0;
+        if (PyObject_GetBuffer(objects[i], &views[i], flags | PyBUF_FORMAT | access) != 0) {
+            release_buffers(views, i);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+INLINE int holds_float32(const Py_buffer *view) {
+    return view->itemsize == 4 && strcmp(view->format, "f") == 0;
 }
 
 #endif

@@ -7,11 +7,6 @@
  * last part, the kernels, is compiled then. Without a fused vector instruction there are none.
  */
 #ifndef BYTES
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
-
 #include "_compiled.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -171,7 +166,7 @@ static int sizes_fit(const Problem *p, int direction, const Py_buffer *views) {
                        {result, image, weight, border + g->chunk * MAX_LANES}};
     for (int i = 0; i < 4; i++) {
         Size have = views[i].len / (Size)sizeof(float);
-        if (views[i].itemsize != 4 || strcmp(views[i].format, "f") != 0 ||
+        if (!holds_float32(&views[i]) ||
             (i < 3 ? have != need[direction][i] : have < need[direction][i]))
             return 0;
     }
@@ -181,17 +176,15 @@ static int sizes_fit(const Problem *p, int direction, const Py_buffer *views) {
 static PyObject *run(int direction, PyObject *const *args, Py_ssize_t count) {
     Py_buffer views[4];
     Problem problem;
-    int held = 0, done = 0;
+    int done = 0;
     long bytes = count == 6 ? PyLong_AsLong(args[5]) : 64;
     if (count < 5 || count > 6 || PyErr_Occurred()) {
         PyErr_SetString(PyExc_TypeError, "expected left, right, out, work, geometry[, bytes]");
         return NULL;
     }
     Run *kernel = kernel_of(direction, vector_bytes_up_to(bytes));
-    for (; held < 4; held++)
-        if (PyObject_GetBuffer(args[held], &views[held],
-                               PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (held > 1 ? PyBUF_WRITABLE : 0)))
-            goto release;
+    if (!take_buffers(args, views, 4, 1 << 2 | 1 << 3, PyBUF_C_CONTIGUOUS))
+        return NULL;
     if (kernel == NULL || !take_problem(args[4], &problem) ||
         !sizes_fit(&problem, direction, views)) {
         PyErr_SetString(PyExc_ValueError, "expected a kernel and float32 arrays of its geometry");
@@ -202,8 +195,7 @@ static PyObject *run(int direction, PyObject *const *args, Py_ssize_t count) {
     Py_END_ALLOW_THREADS
     done = 1;
 release:
-    for (int i = 0; i < held; i++)
-        PyBuffer_Release(&views[i]);
+    release_buffers(views, 4);
     return done ? Py_NewRef(Py_None) : NULL;
 }
 

@@ -74,7 +74,7 @@ static int alike(const Py_buffer *a, const Py_buffer *b) {
 static int fits(const Py_buffer *views, int count, int channels) {
     const Py_buffer *out = &views[count - 1];
     for (int i = 0; i < count; i++)
-        if (views[i].itemsize != 4 || strcmp(views[i].format, "f") != 0)
+        if (!holds_float32(&views[i]))
             return 0;
     if (!alike(&views[0], out) || (out->ndim != 2 && out->ndim != 4))
         return 0;
@@ -89,24 +89,20 @@ static PyObject *call(Pass *pass, int channels, int expected, PyObject *const *a
                       Py_ssize_t count) {
     Grid grid;
     Py_buffer views[3];
-    int held = 0, rounds = count == expected + 1 && (pass == add_all || pass == bias_all);
+    int rounds = count == expected + 1 && (pass == add_all || pass == bias_all);
     if (count != expected && !rounds) {
         PyErr_Format(PyExc_TypeError, "expected %d arrays", expected);
         return NULL;
     }
     if (rounds && !take_grid(args[expected], &grid))
         return NULL;
-    for (; held < expected; held++) {
-        int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (held + 1 < expected ? 0 : PyBUF_WRITABLE);
-        if (PyObject_GetBuffer(args[held], &views[held], flags) != 0)
-            break;
-    }
-    if (held == expected && fits(views, expected, channels))
+    if (!take_buffers(args, views, expected, 1 << (expected - 1), PyBUF_C_CONTIGUOUS))
+        return NULL;
+    if (fits(views, expected, channels))
         pass(views, rounds ? &grid : NULL);
-    else if (held == expected)
+    else
         PyErr_SetString(PyExc_ValueError, "expected stored float32 arrays that fit each other");
-    while (held-- > 0)
-        PyBuffer_Release(&views[held]);
+    release_buffers(views, expected);
     if (PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;

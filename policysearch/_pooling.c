@@ -4,11 +4,6 @@
  * batch. Only the CPython C-API and the buffer protocol are used. Every float operation is rounded
  * on its own: compile with -ffp-contract=off and without -ffast-math.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
-
 #include "_compiled.h"
 
 enum { GRAD, IMAGE, POOLED, OUT };
@@ -110,7 +105,7 @@ static int fits(const Py_buffer *views, int first, int last, Geometry *g) {
     const Py_ssize_t *x = views[IMAGE].shape, *y = views[POOLED].shape;
     Py_ssize_t k = g->kernel, s = g->stride;
     for (int i = first; i <= last; i++)
-        if (views[i].ndim != 4 || views[i].itemsize != 4 || strcmp(views[i].format, "f") != 0)
+        if (views[i].ndim != 4 || !holds_float32(&views[i]))
             return 0;
     for (int i = 0; i < 4 && first == GRAD; i++)
         if (views[GRAD].shape[i] != y[i] || views[OUT].shape[i] != x[i] || s < k)
@@ -126,25 +121,23 @@ static PyObject *call(void (*all)(float *const *, Geometry), PyObject *const *ar
     Py_buffer views[4];
     float *arrays[4];
     Geometry g = {0};
-    int held = first;
-    if (count != last - first + 3) {
+    int images = last - first + 1;
+    if (count != images + 2) {
         PyErr_SetString(PyExc_TypeError, "expected the images, kernel and stride");
         return NULL;
     }
     g.kernel = PyLong_AsSsize_t(args[count - 2]);
     g.stride = PyLong_AsSsize_t(args[count - 1]);
-    for (; held <= last && !PyErr_Occurred(); held++) {
-        int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (held == last ? PyBUF_WRITABLE : 0);
-        if (PyObject_GetBuffer(args[held - first], &views[held], flags) != 0)
-            break;
-        arrays[held] = views[held].buf;
-    }
-    if (!PyErr_Occurred() && fits(views, first, last, &g))
+    if (PyErr_Occurred() ||
+        !take_buffers(args, views + first, images, 1 << (images - 1), PyBUF_C_CONTIGUOUS))
+        return NULL;
+    for (int i = first; i <= last; i++)
+        arrays[i] = views[i].buf;
+    if (fits(views, first, last, &g))
         all(arrays, g);
-    else if (!PyErr_Occurred())
+    else
         PyErr_SetString(PyExc_ValueError, "expected stored float32 images that fit the window");
-    while (held-- > first)
-        PyBuffer_Release(&views[held]);
+    release_buffers(views + first, images);
     if (PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;

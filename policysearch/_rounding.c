@@ -63,20 +63,17 @@ VECTORISED static void sgd_all(float *param, float *velocity, const float *grad,
 }
 
 /* Take `count` contiguous float buffers of one size; 0 and an exception if one does not fit. */
-static int take_buffers(PyObject *const *objects, Py_buffer *views, int count, int writable) {
-    for (int i = 0; i < count; i++) {
-        int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable >> i & 1 ? PyBUF_WRITABLE : 0);
-        int held = PyObject_GetBuffer(objects[i], &views[i], flags) == 0;
-        if (held && views[i].itemsize == 4 && strcmp(views[i].format, "f") == 0 &&
-            views[i].ndim == 1 && views[i].len == views[0].len)
-            continue;
-        if (held)
-            PyErr_SetString(PyExc_ValueError, "expected contiguous float32 buffers of one size");
-        for (int j = 0; j < i + held; j++)
-            PyBuffer_Release(&views[j]);
+static int take_vectors(PyObject *const *objects, Py_buffer *views, int count, int writable) {
+    int fit = 1;
+    if (!take_buffers(objects, views, count, writable, PyBUF_C_CONTIGUOUS))
         return 0;
-    }
-    return 1;
+    for (int i = 0; i < count; i++)
+        fit &= holds_float32(&views[i]) && views[i].ndim == 1 && views[i].len == views[0].len;
+    if (fit)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "expected contiguous float32 buffers of one size");
+    release_buffers(views, count);
+    return 0;
 }
 
 static PyObject *round_into(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -88,11 +85,10 @@ static PyObject *round_into(PyObject *self, PyObject *const *args, Py_ssize_t co
     }
     uint64_t seed = PyLong_AsUnsignedLongLongMask(args[3]);
     uint64_t counter = PyLong_AsUnsignedLongLongMask(args[4]);
-    if (PyErr_Occurred() || !take_grid(args[2], &grid) || !take_buffers(args, views, 2, 2))
+    if (PyErr_Occurred() || !take_grid(args[2], &grid) || !take_vectors(args, views, 2, 2))
         return NULL;
     round_all(views[0].buf, views[1].buf, views[0].len / 4, &grid, seed, counter);
-    PyBuffer_Release(&views[0]);
-    PyBuffer_Release(&views[1]);
+    release_buffers(views, 2);
     Py_RETURN_NONE;
 }
 
@@ -112,12 +108,11 @@ static PyObject *fused_sgd(PyObject *self, PyObject *const *args, Py_ssize_t cou
         PyErr_SetString(PyExc_ValueError, "expected a grid that is rounded to nearest even");
         return NULL;
     }
-    if (!take_buffers(args, views, 3, 3))
+    if (!take_vectors(args, views, 3, 3))
         return NULL;
     sgd_all(views[0].buf, views[1].buf, views[2].buf, views[0].len / 4, lr, momentum,
             rounds ? (int)grid.wide : NONE, &grid);
-    for (int i = 0; i < 3; i++)
-        PyBuffer_Release(&views[i]);
+    release_buffers(views, 3);
     Py_RETURN_NONE;
 }
 

@@ -6,11 +6,7 @@
 #ifndef POLICYSEARCH_ROUNDING_H
 #define POLICYSEARCH_ROUNDING_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "_compiled.h"
 

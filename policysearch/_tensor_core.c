@@ -6,12 +6,8 @@
  * compiled then.
  */
 #ifndef BYTES
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "_compiled.h"
 
@@ -348,8 +344,7 @@ static void products(const Scratch *s, Py_buffer views[3], Py_ssize_t offset[3],
 static int shapes_fit(Py_buffer views[3]) {
     int ndim = views[2].ndim;
     for (int v = 0; v < 3; v++)
-        if (views[v].ndim != ndim || ndim < 2 || views[v].itemsize != 4 ||
-            strcmp(views[v].format, "f") != 0)
+        if (views[v].ndim != ndim || ndim < 2 || !holds_float32(&views[v]))
             return 0;
     for (int axis = 0; axis < ndim - 2; axis++)
         for (int v = 0; v < 2; v++)
@@ -383,18 +378,16 @@ static PyObject *matmul_into(PyObject *self, PyObject *const *args, Py_ssize_t c
     Py_ssize_t offset[3] = {0, 0, 0};
     Unit unit;
     Scratch scratch;
-    int held = 0;
     char *memory = NULL;
     long bytes = count == 5 ? PyLong_AsLong(args[4]) : 64;
-    if (count < 4 || count > 5 || PyErr_Occurred() || !PyBytes_Check(args[3]) || PyBytes_GET_SIZE(args[3]) != sizeof unit) {
+    if (count < 4 || count > 5 || PyErr_Occurred() || !PyBytes_Check(args[3]) ||
+        PyBytes_GET_SIZE(args[3]) != sizeof unit) {
         PyErr_SetString(PyExc_TypeError, "expected left, right, out and a packed unit");
         return NULL;
     }
     memcpy(&unit, PyBytes_AS_STRING(args[3]), sizeof unit);
-    for (; held < 3; held++)
-        if (PyObject_GetBuffer(args[held], &views[held],
-                               PyBUF_STRIDES | PyBUF_FORMAT | (held == 2 ? PyBUF_WRITABLE : 0)))
-            goto done;
+    if (!take_buffers(args, views, 3, 1 << 2, PyBUF_STRIDES))
+        return NULL;
     if (unit.group < 1 || unit.group > BLOCK_K || BLOCK_K % unit.group || !shapes_fit(views)) {
         PyErr_SetString(PyExc_ValueError, "expected float32 arrays whose shapes fit a product");
         goto done;
@@ -411,8 +404,7 @@ static PyObject *matmul_into(PyObject *self, PyObject *const *args, Py_ssize_t c
     Py_END_ALLOW_THREADS
 done:
     free(memory);
-    for (int i = 0; i < held; i++)
-        PyBuffer_Release(&views[i]);
+    release_buffers(views, 3);
     if (PyErr_Occurred())
         return NULL;
     Py_RETURN_NONE;

@@ -32,11 +32,10 @@ Run = Callable[[], object]
 
 
 class Executable:
-    """A compiled step: write its sources, run, read outputs.
+    """A compiled step: write the sources in `arrays`, run, read outputs.
 
-    `arrays` maps source names to logical float32 arrays that stay in place for ever: data to be
-    written there, parameters and state read-only, since `write` is for those; `value` gives the
-    array of an output, valid until the next run.
+    `arrays` maps source names to logical float32 arrays that stay in place for ever; `value`
+    gives the array of an output, valid until the next run.
     """
 
     def __init__(
@@ -184,9 +183,9 @@ class Executable:
         shape = members[0].shape
         axis = leading_axis(shape)
         whole = all(node.op.name == "cast" and node.rounding.mode != "stochastic" for node in apart)
-        rows, row = rows_per_block(shape), size(shape) // shape[axis]
-        for block, first in enumerate(range(0, shape[axis], shape[axis] if whole else rows)):
-            last = shape[axis] if whole else min(first + rows, shape[axis])
+        rows, row = shape[axis] if whole else rows_per_block(shape), size(shape) // shape[axis]
+        for block, first in enumerate(range(0, shape[axis], rows)):
+            last = min(first + rows, shape[axis])
             flat = slice(first * row, last * row)
             part = (*(slice(None),) * axis, slice(first, last))
             if unrounded in apart:

@@ -39,9 +39,10 @@ def fused_update(plan: Plan, unrounded: Node | None, members: Sequence[Node]) ->
         if step.op.name != "sgd_step" or step.format != "float32":
             continue
         velocity = plan.graph.nodes[step.inputs[1]]
-        own = velocity.op.name == "sgd_velocity" and velocity.format == "float32"
-        own = own and velocity.attributes.get("between", "float32") == "float32"
-        if own and velocity in members and {velocity.id, step.id} <= plan.in_source.keys():
+        if velocity.op.name != "sgd_velocity" or velocity not in members:
+            continue
+        formats = {velocity.format, velocity.attributes.get("between", "float32")}
+        if formats == {"float32"} and {velocity.id, step.id} <= plan.in_source.keys():
             alone = unrounded is not None and _is_gradient(plan, unrounded, velocity)
             return FusedUpdate(velocity, step, unrounded if alone else None)
     return None

@@ -100,7 +100,7 @@ class Rounder:
         calls = [call for call in bound if call is not None]
         if len(calls) < len(bound):
             return lambda: self(x, out)
-        return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+        return _in_turn(calls)
 
     def bind_drawn(self, x: FloatArray, out: FloatArray) -> Callable[[int], object]:
         """Return the call of a counter that rounds `x` to `out`, fixed for good, in any mode.
@@ -144,16 +144,18 @@ class Rounder:
         if self.extension is not None:
             update, packed = self.extension.fused_sgd, None if self._identity else self.packed
             return lambda: update(param, velocity, grad, float(rate[0]), momentum, packed)
-        calls = [
-            self._blocks.bind_sgd(p, v, g, momentum, rate, known)
-            for p, v, g in _in_blocks(param, velocity, grad)
-        ]
-        return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+        parts = _in_blocks(param, velocity, grad)
+        bind = self._blocks.bind_sgd
+        return _in_turn([bind(p, v, g, momentum, rate, known) for p, v, g in parts])
 
 
 def _in_blocks(*arrays: FloatArray) -> list[tuple[FloatArray, ...]]:
     starts = range(0, max(arrays[0].size, 1), BLOCK)
     return [tuple(array[start : start + BLOCK] for array in arrays) for start in starts]
+
+
+def _in_turn(calls: list[Callable[[], object]]) -> Callable[[], object]:
+    return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
 
 
 def _check(**arrays: FloatArray) -> None:
