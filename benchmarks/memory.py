@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 
@@ -33,17 +32,8 @@ COLUMNS = (
 
 def executed(graph: Graph) -> Graph:
     """Return `graph` with its nodes in the order in which the plan runs them, sources first."""
-    nodes = [node for node in graph.nodes if node.op.kind == "source"] + Plan(graph).order
-    place = {node.id: position for position, node in enumerate(nodes)}
-    moved = (
-        replace(node, id=place[node.id], inputs=tuple(place[i] for i in node.inputs))
-        for node in nodes
-    )
-    return Graph(
-        tuple(moved),
-        tuple((name, place[i]) for name, i in graph.outputs),
-        tuple((place[old], place[new]) for old, new in graph.updates),
-    )
+    sources = [node for node in graph.nodes if node.op.kind == "source"]
+    return graph.renumbered(sources + Plan(graph).order)
 
 
 def bound_bytes(graph: Graph, *, in_place: bool) -> int:

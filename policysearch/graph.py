@@ -143,6 +143,35 @@ class Graph:
         outputs = tuple((name, i) for name, i in self.outputs if name in names)
         return replace(self, outputs=outputs)
 
+    def renumbered(self, nodes: Sequence[Node]) -> Graph:
+        """Return the graph of `nodes` alone, in their order, which gives the new ids.
+
+        They hold the inputs of each before it, the outputs and both ends of every update.
+        """
+        place = {node.id: position for position, node in enumerate(nodes)}
+        moved = tuple(
+            replace(node, id=place[node.id], inputs=tuple(place[i] for i in node.inputs))
+            for node in nodes
+        )
+        outputs = tuple((name, place[i]) for name, i in self.outputs)
+        return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in self.updates))
+
+    def needed(self, wanted: set[int]) -> set[int]:
+        """Return the ids in `wanted` and those of all nodes that they are computed from."""
+        found = set(wanted)
+        for node in reversed(self.nodes):
+            if node.id in found:
+                found.update(node.inputs)
+        return found
+
+    def readers(self) -> list[list[Node]]:
+        """Return, for each node, the nodes that have it as an input, each once."""
+        found: list[list[Node]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for i in set(node.inputs):
+                found[i].append(node)
+        return found
+
     def inputs_of(self, node: Node) -> list[Node]:
         return [self.nodes[i] for i in node.inputs]
 

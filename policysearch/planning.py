@@ -115,13 +115,10 @@ class Plan:
 
     def __init__(self, graph: Graph, *, compiled: bool | None = None) -> None:
         self.graph = graph
-        self.readers: dict[int, list[int]] = {node.id: [] for node in graph.nodes}
-        for node in graph.nodes:
-            for i in node.inputs:
-                self.readers[i].append(node.id)
+        self.readers = graph.readers()
         self._kept = {i for pair in graph.updates for i in pair} | {i for _, i in graph.outputs}
-        early = self._needed({i for _, i in graph.outputs})
-        late = self._needed({new for _, new in graph.updates}) - early
+        early = graph.needed({i for _, i in graph.outputs})
+        late = graph.needed({new for _, new in graph.updates}) - early
         first = self._promptly(early)
         self.order = first + self._promptly(late)
         self.split = len(first)
@@ -150,7 +147,7 @@ class Plan:
         """
         if i in self._kept or not self.readers[i]:
             return True
-        return any(self._shows_zero_signs(self.graph.nodes[reader]) for reader in self.readers[i])
+        return any(self._shows_zero_signs(reader) for reader in self.readers[i])
 
     def known(self, node: Node) -> Known:
         """Return what is known of the values of `node` before they are rounded.
@@ -171,13 +168,6 @@ class Plan:
             return 0.0
         operands = (self.graph.nodes[i].format for i in node.inputs)
         return math.prod(format_named(name).min_subnormal for name in operands)
-
-    def _needed(self, wanted: set[int]) -> set[int]:
-        needed = set(wanted)
-        for node in reversed(self.graph.nodes):
-            if node.id in needed:
-                needed.update(node.inputs)
-        return needed
 
     def _promptly(self, chosen: set[int]) -> list[Node]:
         """Return the computed ones of the nodes in `chosen`, in an order to run them in.

@@ -38,7 +38,7 @@ class _Pass:
         self.new: dict[int, int] = {}
         self.casts: dict[tuple[int, str], int] = {}
         self.forward_formats: dict[tuple[str, str], str] = {}
-        self.readers = _count_readers(graph)
+        self.readers = graph.readers()
         self.replaced_by = {new: old for old, new in graph.updates}
         self.scaling = ScalingPass(self.b, policy.scaling, trains=bool(graph.updates))
 
@@ -251,28 +251,8 @@ class _Pass:
         return self.placement(readers[0]) == "low"
 
 
-def _count_readers(graph: Graph) -> list[list[Node]]:
-    readers: list[list[Node]] = [[] for _ in graph.nodes]
-    for node in graph.nodes:
-        for i in set(node.inputs):
-            readers[i].append(node)
-    return readers
-
-
 def _without_unread(graph: Graph) -> Graph:
     """Return the graph without nodes that no output and no update needs (sources stay)."""
-    needed = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
-    for node in reversed(graph.nodes):
-        if node.id in needed:
-            needed.update(node.inputs)
-    kept = [node for node in graph.nodes if node.id in needed or node.op.kind == "source"]
-    place = {node.id: position for position, node in enumerate(kept)}
-    nodes = tuple(
-        replace(node, id=place[node.id], inputs=tuple(place[i] for i in node.inputs))
-        for node in kept
-    )
-    return Graph(
-        nodes,
-        tuple((name, place[i]) for name, i in graph.outputs),
-        tuple((place[old], place[new]) for old, new in graph.updates),
-    )
+    kept = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
+    needed = graph.needed(kept)
+    return graph.renumbered([n for n in graph.nodes if n.id in needed or n.op.kind == "source"])
