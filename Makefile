@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 INSTALL := $(PIP) --no-build-isolation --editable
-SOURCES := pyproject.toml .ci/constraints.txt $(wildcard policysearch/*.c policysearch/*.h)
+SOURCES := pyproject.toml .ci/constraints.txt $(shell find policysearch -name '*.[ch]')
 
 # More BLAS threads change the bits of a result and slow down a busy machine.
 export OPENBLAS_NUM_THREADS := 1
@@ -66,4 +66,4 @@ bench: .venv/peers.stamp
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info policysearch/*.so
+	rm -rf .venv build dist *.egg-info $$(find policysearch -name '*.so')

@@ -16,11 +16,10 @@ from benchmarks.timing import Call, interleaved, machine, parser, pin_one_thread
 from policysearch.accumulators import (
     ACCUMULATORS,
     accumulator_named,
-    compiled_available,
-    product,
 )
 from policysearch.formats import format_named
-from policysearch.rounding import quantise
+from policysearch.products.product import compiled_available, product
+from policysearch.rounding.rounder import quantise
 from policysearch.values import InputError
 
 SHAPES = ((512, 784, 64), (512, 64, 784), (16, 150, 6400))

@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.nets import BATCHES, NETS, policy_of, prepared, step_graph
 from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
+from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
 from policysearch.nn.models import Model
-from policysearch.planning import Plan
 
 ALLOWED = 1.3
 COLUMNS = (

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from policysearch.emulator import Executable, compile_graph
+from policysearch.emulator.executable import Executable, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model, lenet5, mlp, transformer
-from policysearch.policy import LayerPolicy, LossScale, Policy
-from policysearch.presets import preset
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.scaling import Scaling
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 

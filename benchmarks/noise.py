@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from policysearch.objective import JITTER, Measurement, Objective, gap
-from policysearch.presets import preset
+from policysearch.policy.presets import preset
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.values import InputError

@@ -26,7 +26,7 @@ from benchmarks.timing import (
 )
 from policysearch.formats import FORMATS, Format, Rounding
 from policysearch.graph import FloatArray
-from policysearch.rounding import compiled_available, rounder
+from policysearch.rounding.rounder import compiled_available, rounder
 
 SIZES = (10_000, 1_000_000, 10_000_000)
 MODES = ("nearest_even", "stochastic")

@@ -27,10 +27,10 @@ from benchmarks.timing import (
     show,
     write_csv,
 )
-from policysearch.accumulators import compiled_available as exact_available
 from policysearch.formats import format_named
 from policysearch.nn.models import Model
-from policysearch.rounding import compiled_available
+from policysearch.products.product import compiled_available as exact_available
+from policysearch.rounding.rounder import compiled_available
 
 EMULATED = ("bfloat16", "float16", "float8")
 EXACT = "tensor_core.h100"

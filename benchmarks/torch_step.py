@@ -22,7 +22,7 @@ from torch.nn import functional
 from benchmarks.peers import Round
 from policysearch.graph import FloatArray
 from policysearch.nn.models import Model
-from policysearch.policy import LayerPolicy
+from policysearch.policy.policy import LayerPolicy
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 

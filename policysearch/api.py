@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from policysearch.export.policy_file import read_policy
 from policysearch.export.targets import target_named
 from policysearch.nn.models import MODELS, Model
-from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
-from policysearch.presets import preset
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.policy.policy_file import read_policy
+from policysearch.policy.presets import preset
+from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
-from policysearch.schema import schema_text
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import Progress

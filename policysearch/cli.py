@@ -15,7 +15,7 @@ from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
 from policysearch.formats import FORMATS
 from policysearch.nn.models import MODELS
-from policysearch.presets import PRESETS
+from policysearch.policy.presets import PRESETS
 from policysearch.report.front_data import csv_text
 from policysearch.report.table import aligned, front_table
 from policysearch.search.results import Results, Trial

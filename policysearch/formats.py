@@ -109,6 +109,21 @@ def format_named(name: str) -> Format:
     )
 
 
+def check_fits_float32(fmt: Format) -> None:
+    """Raise InputError unless every number of `fmt` is one of float32."""
+    exponent, mantissa = fmt.exponent_bits, fmt.mantissa_bits
+    if not (2 <= exponent <= 8 and 1 <= mantissa <= 23):
+        raise InputError(
+            f"format {fmt.name}: {exponent} exponent and {mantissa} mantissa bits; "
+            "expected 2 to 8 and 1 to 23"
+        )
+    if exponent == 8 and fmt.specials != "ieee":
+        raise InputError(
+            f"format {fmt.name}: largest number {fmt.max:g} exceeds float32; "
+            "expected at most 7 exponent bits, or IEEE specials"
+        )
+
+
 def contains(wide: Format, narrow: Format) -> bool:
     """Whether every finite value of `narrow` is a value of `wide`."""
     return (

@@ -10,11 +10,11 @@ import numpy as np
 from policysearch.cost.devices import device_named
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
 from policysearch.cost.stacks import stack_named
+from policysearch.data.datasets import Dataset
 from policysearch.graph import Graph
 from policysearch.nn.models import Model
-from policysearch.policy import Policy
-from policysearch.presets import preset
-from policysearch.train.data import Dataset
+from policysearch.policy.policy import Policy
+from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import step_graph, train
 

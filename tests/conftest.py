@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
-from policysearch.train import fashion_mnist
+from policysearch.data import fashion_mnist
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")

@@ -6,7 +6,7 @@ from policysearch.graph import Builder, Graph
 from policysearch.nn.models import Model, mlp
 from policysearch.ops.dense import matmul
 from policysearch.ops.source import data, parameter
-from policysearch.presets import preset
+from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS, Rounding
-from policysearch.policy import (
+from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,
     LossScaleKind,
@@ -17,8 +17,8 @@ from policysearch.policy import (
     Policy,
     RoleRounding,
 )
-from policysearch.presets import OPS
-from policysearch.scaling import Scaling
+from policysearch.policy.presets import OPS
+from policysearch.policy.scaling import Scaling
 
 FORMAT_NAMES = st.sampled_from([*FORMATS, "e5m7", "e4m3fn"])
 SCALES = st.floats(2.0**-126, 2.0**126)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from policysearch.formats import FORMATS, Format, Rounding, format_named
-from policysearch.grid import MODES, FloatArray
-from policysearch.rounding import compiled_available
+from policysearch.rounding.grid import MODES, FloatArray
+from policysearch.rounding.rounder import compiled_available
 
 OWN = (
     *("e2m1", "e2m1fn", "e3m4", "e4m3", "e5m1", "e2m10fn", "e5m22", "e6m9", "e7m6fn", "e7m23"),

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from policysearch.emulator import Executable
+from policysearch.emulator.executable import Executable
 from policysearch.graph import Graph
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.models import Model, lenet5, mlp, transformer
-from policysearch.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.presets import preset
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import RECIPES, Recipe, Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.scaling import RECIPES, Recipe, Scaling
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 

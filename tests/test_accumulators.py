@@ -11,11 +11,10 @@ from policysearch.accumulators import (
     ACCUMULATORS,
     Accumulator,
     accumulator_named,
-    compiled_available,
-    product,
 )
 from policysearch.formats import FORMATS, Format, format_named
-from policysearch.rounding import quantise
+from policysearch.products.product import compiled_available, product
+from policysearch.rounding.rounder import quantise
 from policysearch.values import InputError
 
 Array = npt.NDArray[np.float32]

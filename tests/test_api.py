@@ -10,7 +10,7 @@ import pytest
 
 import policysearch
 from policysearch import api
-from policysearch.policy import from_json
+from policysearch.policy.policy import from_json
 from tests.studies import write_study
 
 EXAMPLE = """

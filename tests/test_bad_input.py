@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from policysearch.cli import main
+from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.nn.models import mlp
-from policysearch.presets import preset
+from policysearch.policy.presets import preset
 from policysearch.train import tasks
-from policysearch.train.data import Dataset, load_dataset
 from tests.studies import TINY, write_study
 
 STUDY_MISTAKES = (

@@ -14,8 +14,8 @@ import pytest
 from policysearch.cli import main
 from policysearch.formats import FORMATS
 from policysearch.nn.models import MODELS
-from policysearch.policy import from_json
-from policysearch.presets import PRESETS
+from policysearch.policy.policy import from_json
+from policysearch.policy.presets import PRESETS
 from tests.studies import write_study
 
 

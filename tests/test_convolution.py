@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape
+from policysearch.layout import stored_view
 from policysearch.ops import conv_compiled
 from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from policysearch.ops.conv_compiled import OPERANDS, Direction, bind_compiled, shape_of
 from policysearch.ops.conv_geometry import Geometry
-from policysearch.ops.stored import stored_view
 from tests.fma_chains import backwards, chained, fma
 
 OPS: dict[Direction, Op] = {"fprop": conv2d, "dgrad": conv2d_dgrad, "wgrad": conv2d_wgrad}
@@ -74,7 +74,7 @@ def reference(direction: Direction, product: Callable[..., None]) -> Bind:
 
 def compiled_of_width(direction: Direction, width: int, positive_zero: bool = False) -> Bind:
     """Return the compiled convolution with vectors of at most `width` bytes."""
-    import policysearch._convolution as extension
+    import policysearch.emulator.kernels._convolution as extension
 
     def bind(
         inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
@@ -89,7 +89,7 @@ def compiled_of_width(direction: Direction, width: int, positive_zero: bool = Fa
 
 
 def check_chain(direction: Direction, g: Geometry, specials: float = 0.0) -> None:
-    import policysearch._convolution as extension
+    import policysearch.emulator.kernels._convolution as extension
 
     inputs, out = tensors(g, direction, 1, specials)
     expected = run(reference(direction, chained), direction, g, inputs, out)

@@ -14,7 +14,7 @@ from policysearch.cost.price import PolicyCost, low_precision_share, price
 from policysearch.cost.stacks import STACKS, Stack, stack_named
 from policysearch.cost.time import ASSUMED, step_time
 from policysearch.nn.models import lenet5, mlp
-from policysearch.presets import PRESETS
+from policysearch.policy.presets import PRESETS
 from policysearch.values import InputError, from_plain, to_plain
 from tests.cost_steps import WIDE, product, step
 

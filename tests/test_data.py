@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from policysearch.train import fashion_mnist
-from policysearch.train.data import LOADERS, Dataset, batches, check_finite, load_dataset
-from policysearch.train.idx import read_idx
+from policysearch.data import fashion_mnist
+from policysearch.data.datasets import LOADERS, Dataset, batches, check_finite, load_dataset
+from policysearch.data.idx import read_idx
 from policysearch.values import InputError
 
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = fashion_mnist.SHA256

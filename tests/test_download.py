@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from policysearch.train import fashion_mnist
+from policysearch.data import fashion_mnist
 from policysearch.values import InputError
 
 

@@ -9,18 +9,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policysearch.emulator import compile_graph
+from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.plan import Plan, is_blockable
 from policysearch.formats import FORMATS, Format, Rounding
 from policysearch.graph import Attrs, FloatArray, Graph, Kernel, Op, Shape, size
+from policysearch.layout import stored
 from policysearch.nn.models import Model, lenet5, mlp, transformer
 from policysearch.ops import elementwise_compiled
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, relu, relu_grad
-from policysearch.planning import Plan, is_blockable, stored
-from policysearch.presets import preset
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding import rounder
-from policysearch.scaling import Scaling
+from policysearch.rounding.rounder import rounder
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.rounding_oracle import ALL, name_of
@@ -94,7 +95,7 @@ def test_compiled_ops_have_the_bits_of_numpy(op: Op, trailing: Shape, draw: Draw
     The NaNs of relu and its gradient are told apart: whether a gradient passes a NaN depends on
     the sign of that.
     """
-    pytest.importorskip("policysearch._elementwise")
+    pytest.importorskip("policysearch.emulator.kernels._elementwise")
     rng, one_nan = np.random.default_rng(0), op in (add, bias)
     for batch in BATCHES:
         inputs = _inputs(op, draw, rng, (batch, *trailing))
@@ -112,7 +113,7 @@ def test_compiled_ops_have_the_bits_of_numpy(op: Op, trailing: Shape, draw: Draw
 @pytest.mark.parametrize("fmt", ALL, ids=name_of)
 @pytest.mark.parametrize("op", [add, bias], ids=lambda op: op.name)
 def test_sums_are_rounded_on_the_way(op: Op, fmt: Format, trailing: Shape, draw: Draw) -> None:
-    pytest.importorskip("policysearch._elementwise")
+    pytest.importorskip("policysearch.emulator.kernels._elementwise")
     rng = np.random.default_rng(1)
     for overflow, subnormals in (("inf", "keep"), ("saturate", "keep"), ("inf", "flush")):
         own = rounder(fmt, Rounding("nearest_even", overflow, subnormals))  # type: ignore[arg-type]
@@ -127,7 +128,7 @@ def test_sums_are_rounded_on_the_way(op: Op, fmt: Format, trailing: Shape, draw:
 
 
 def test_only_sums_take_a_grid() -> None:
-    extension = pytest.importorskip("policysearch._elementwise")
+    extension = pytest.importorskip("policysearch.emulator.kernels._elementwise")
     x, grid = np.ones((3, 2), np.float32), rounder(FORMATS["float16"]).kernel_grid
     with pytest.raises(TypeError, match="expected 3 arrays"):
         extension.relu_grad(x, x, x.copy(), grid)
@@ -136,7 +137,7 @@ def test_only_sums_take_a_grid() -> None:
 
 
 def test_only_matrices_and_images_are_served() -> None:
-    pytest.importorskip("policysearch._elementwise")
+    pytest.importorskip("policysearch.emulator.kernels._elementwise")
     shapes: list[Shape] = [(5, 4, 3, 2, 1)[:rank] for rank in range(6)]
     served = [add.compiled([shape, shape], shape, {}) is not None for shape in shapes]
     assert served == [False, False, True, False, True, False]
@@ -176,7 +177,7 @@ def test_steps_have_the_same_bits_with_and_without_the_extension(
     monkeypatch: pytest.MonkeyPatch, net: str, policy: str, batch: int
 ) -> None:
     """At batch 70 the values of these nets are cut into blocks, the last one shorter."""
-    pytest.importorskip("policysearch._elementwise")
+    pytest.importorskip("policysearch.emulator.kernels._elementwise")
     result = _trained(net, policy, batch)
     monkeypatch.setattr(elementwise_compiled, "_elementwise", None)
     for name, expected in _trained(net, policy, batch).items():
@@ -187,7 +188,7 @@ def test_steps_have_the_same_bits_with_and_without_the_extension(
 
 
 def test_blocks_run_in_the_extension_without_scratch() -> None:
-    pytest.importorskip("policysearch._elementwise")
+    pytest.importorskip("policysearch.emulator.kernels._elementwise")
     _, graph = _step("lenet5", "float32", 70)
     compiled, plain = Plan(graph), Plan(graph, compiled=False)
     nodes = [node for node in compiled.order if node.op is relu_grad]
@@ -199,7 +200,7 @@ def test_blocks_run_in_the_extension_without_scratch() -> None:
 
 
 def test_the_extension_refuses_arrays_that_do_not_fit() -> None:
-    extension = pytest.importorskip("policysearch._elementwise")
+    extension = pytest.importorskip("policysearch.emulator.kernels._elementwise")
     x, shift = np.zeros((3, 4, 5, 6), np.float32), np.zeros(4, np.float32)
     extension.bias(x, shift, x)
     fixed = x.copy()

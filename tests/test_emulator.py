@@ -7,18 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch import accumulators
-from policysearch.emulator import Executable, compile_graph
+from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.plan import Plan, needs_rounding
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Builder, FloatArray, Graph, size
+from policysearch.layout import stored
 from policysearch.nn.models import Model, lenet5, mlp
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.source import data
 from policysearch.ops.update import all_finite, unscale
-from policysearch.planning import Plan, needs_rounding, stored
-from policysearch.policy import LossScale, Policy, RoleRounding, uniform_layer
+from policysearch.policy.policy import LossScale, Policy, RoleRounding, uniform_layer
+from policysearch.products import product as products
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding import compiled_available, quantise
+from policysearch.rounding.rounder import compiled_available, quantise
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
@@ -188,7 +189,7 @@ def test_an_update_that_overwrites_a_source_read_later_keeps_the_old_value() -> 
 @pytest.mark.parametrize("accumulator", ["chunked:16:float16", "tensor_core.h100"])
 def test_accumulators_reach_every_product(net: str, accumulator: str) -> None:
     """Other sums give other bits, close to those of float32 BLAS."""
-    if not accumulators.compiled_available():
+    if not products.compiled_available():
         pytest.skip("the exact model in numpy takes minutes here")
     model = NETS[net]
     losses = []

@@ -8,8 +8,8 @@ import pytest
 
 from policysearch.graph import Graph
 from policysearch.nn.models import mlp
-from policysearch.policy import LayerPolicy, Policy
-from policysearch.presets import LADDER, PRESETS, preset
+from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.presets import LADDER, PRESETS, preset
 from policysearch.report.explain import STEPS, explain, steps_of
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer

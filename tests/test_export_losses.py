@@ -10,8 +10,8 @@ import pytest
 from policysearch.export.targets import target_named, targets
 from policysearch.export.torch import export, losses
 from policysearch.nn.models import lenet5, mlp
-from policysearch.policy import LayerPolicy, LossScale, Phase, uniform_layer
-from policysearch.presets import PRESETS, preset
+from policysearch.policy.policy import LayerPolicy, LossScale, Phase, uniform_layer
+from policysearch.policy.presets import PRESETS, preset
 from policysearch.values import InputError
 
 MODEL = lenet5()

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policysearch.data.datasets import batches, load_dataset
 from policysearch.export.torch import export
 from policysearch.nn.models import Model, lenet5, mlp
-from policysearch.policy import (
+from policysearch.policy.policy import (
     LossScale,
     Policy,
     uniform_layer,
 )
-from policysearch.presets import preset
-from policysearch.train.data import batches, load_dataset
+from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import initial_state, next_state
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import initial_parameters, train

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.emulator import Executable, compile_graph
+from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.fusion import fused_update
+from policysearch.emulator.plan import Plan
 from policysearch.formats import Rounding
-from policysearch.fusion import fused_update
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model, lenet5, mlp, transformer
-from policysearch.planning import Plan
-from policysearch.policy import LayerPolicy, LossScale, RoleRounding
-from policysearch.presets import preset
+from policysearch.policy.policy import LayerPolicy, LossScale, RoleRounding
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.scaling import Scaling
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.rounding_oracle import BACKENDS

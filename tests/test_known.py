@@ -8,18 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.emulator import compile_graph
+from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.plan import Plan
 from policysearch.formats import format_named
 from policysearch.graph import Builder, FloatArray, Graph
+from policysearch.layout import stored
 from policysearch.nn.models import mlp
 from policysearch.ops.dense import bias, bias_grad, matmul
 from policysearch.ops.elementwise import add, relu, relu_grad
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data
-from policysearch.planning import Plan, stored
-from policysearch.presets import preset
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.scaling import Scaling
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.rounding_oracle import BACKENDS

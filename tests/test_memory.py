@@ -17,7 +17,7 @@ from policysearch.ops.elementwise import add, relu
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data, parameter, state
 from policysearch.ops.update import sgd_step, sgd_velocity, unscale
-from policysearch.presets import PRESETS, preset
+from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policysearch import nearest
 from policysearch.formats import FORMATS, Format, Rounding, format_named
-from policysearch.grid import BLOCK, FloatArray
-from policysearch.nearest import Known
-from policysearch.rounding import quantise, rounder
+from policysearch.rounding import nearest
+from policysearch.rounding.grid import BLOCK, FloatArray
+from policysearch.rounding.nearest import Known
+from policysearch.rounding.rounder import quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
     ALL,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policysearch.emulator import compile_graph
+from policysearch.emulator.executable import compile_graph
 from policysearch.formats import FORMATS
 from policysearch.graph import Builder, FloatArray, Graph, Node, Op, Role, backward, size
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data
-from policysearch.rounding import quantise
+from policysearch.rounding.rounder import quantise
 
 WITH_EXAMPLE = [op for op in OPS.values() if op.example is not None]
 DIFFERENTIABLE = [op for op in WITH_EXAMPLE if op.gradients and op.name != "cast"]

@@ -8,10 +8,10 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from policysearch.data.datasets import load_dataset
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.models import Model
-from policysearch.presets import preset
-from policysearch.train.data import load_dataset
+from policysearch.policy.presets import preset
 from policysearch.train.optimizers import OptimizerKind
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer, initial_parameters

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from policysearch.emulator import compile_graph
+from policysearch.data.datasets import Dataset
+from policysearch.emulator.executable import compile_graph
 from policysearch.graph import FloatArray
-from policysearch.policy import LossScale, Policy
-from policysearch.presets import preset
+from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.data import Dataset
 from policysearch.train.step import trace_forward
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Run, train
@@ -69,7 +69,7 @@ def recorded(name: str) -> dict[str, NDArray[Any]]:
 @pytest.fixture(scope="module")
 def setup() -> Setup:
     common = recorded("common")
-    with files("policysearch.train").joinpath("digits.npz").open("rb") as file, np.load(file) as d:
+    with files("policysearch.data").joinpath("digits.npz").open("rb") as file, np.load(file) as d:
         pixels, labels = d["images"].astype(np.float32), d["labels"].astype(np.int64)
     large = np.kron(pixels / 16, np.ones((1, 4, 4), np.float32))
     images = (large - np.float32(0.3053)) / np.float32(0.3760)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from policysearch.export.policy_file import read_policy, write_policy
-from policysearch.policy import (
+from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,
     Phase,
@@ -21,7 +20,8 @@ from policysearch.policy import (
     to_data,
     uniform_layer,
 )
-from policysearch.presets import preset
+from policysearch.policy.policy_file import read_policy, write_policy
+from policysearch.policy.presets import preset
 from policysearch.values import InputError
 from tests.policy_strategies import policies
 

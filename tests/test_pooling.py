@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policysearch.emulator import compile_graph
+from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.plan import Plan
 from policysearch.graph import Attrs, Builder, FloatArray, Graph, Kernel, Op, Shape, backward, size
+from policysearch.layout import stored
 from policysearch.ops.elementwise import add
 from policysearch.ops.pool import max_pool, max_pool_grad
 from policysearch.ops.source import data
-from policysearch.planning import Plan, stored
 
 BATCHES = (*range(1, 35), 47, 48, 63, 64, 65, 70)
 SPECIAL = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan)
@@ -51,7 +52,7 @@ def _run(kernel: Kernel, inputs: Sequence[FloatArray], shape: Shape, attrs: Attr
 
 
 def _in_c(op: Op, inputs: Sequence[FloatArray], shape: Shape, attrs: Attrs) -> Kernel:
-    pytest.importorskip("policysearch._pooling")
+    pytest.importorskip("policysearch.emulator.kernels._pooling")
     kernel = op.compiled([image.shape for image in inputs], shape, attrs)
     if kernel is None:
         pytest.skip("the extension does not serve this here")
@@ -144,7 +145,7 @@ def test_a_step_has_the_same_bits_with_and_without_the_extension(kernel: int, st
 
 
 def test_the_extension_serves_what_it_has_loops_for() -> None:
-    pytest.importorskip("policysearch._pooling")
+    pytest.importorskip("policysearch.emulator.kernels._pooling")
     for kernel, stride, served in ((1, 2, False), (2, 2, True), (3, 2, False), (4, 4, False)):
         graph = _traced((2, 1, 9, 9), {"kernel": kernel, "stride": stride})
         node = graph.output("dx")
@@ -154,7 +155,7 @@ def test_the_extension_serves_what_it_has_loops_for() -> None:
 
 
 def test_the_extension_refuses_arrays_that_do_not_fit() -> None:
-    extension = pytest.importorskip("policysearch._pooling")
+    extension = pytest.importorskip("policysearch.emulator.kernels._pooling")
     x, y = np.zeros((4, 3, 6, 8), np.float32), np.zeros((2, 3, 3, 8), np.float32)
     grads = extension.max_pool_grad
     grads(y, x, y, x.copy(), 2, 2)

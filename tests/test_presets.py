@@ -9,8 +9,8 @@ import pytest
 
 from policysearch.formats import format_named
 from policysearch.ops.catalogue import FORWARD_OPS
-from policysearch.policy import LayerPolicy, Policy, from_json
-from policysearch.presets import LADDER, OPS, PRESETS, UNIFORM, ladder, preset
+from policysearch.policy.policy import LayerPolicy, Policy, from_json
+from policysearch.policy.presets import LADDER, OPS, PRESETS, UNIFORM, ladder, preset
 from policysearch.train.loss_scale import initial_state, next_state
 from policysearch.values import InputError
 

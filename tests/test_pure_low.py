@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.emulator import compile_graph
+from policysearch.emulator.executable import compile_graph
 from policysearch.formats import format_named
 from policysearch.nn.models import mlp
-from policysearch.policy import uniform_layer
-from policysearch.presets import preset
+from policysearch.policy.policy import uniform_layer
+from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding import quantise
+from policysearch.rounding.rounder import quantise
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 

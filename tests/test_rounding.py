@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policysearch import rounding as rounding_module
 from policysearch.formats import FORMATS, Format, Rounding, format_named
-from policysearch.grid import BLOCK, FloatArray
-from policysearch.rounding import compiled_available, quantise, rounder
+from policysearch.rounding import rounder as rounding_module
+from policysearch.rounding.grid import BLOCK, FloatArray
+from policysearch.rounding.rounder import compiled_available, quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
     ALL,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from policysearch.formats import Format, Rounding
-from policysearch.grid import FloatArray, UintArray
-from policysearch.rounding import rounder
+from policysearch.rounding.grid import FloatArray, UintArray
+from policysearch.rounding.rounder import rounder
 from tests.rounding_oracle import ALL, ROUNDINGS, floats, name_of, quantum
 
 SIZE = 64

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from policysearch.formats import FORMATS, Format, Rounding
-from policysearch.grid import MODES, FloatArray
-from policysearch.rounding import Rounder, compiled_available, rounder
+from policysearch.rounding.grid import MODES, FloatArray
+from policysearch.rounding.rounder import Rounder, compiled_available, rounder
 from tests.rounding_oracle import (
     BACKENDS,
     by_float64,

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from policysearch.emulator import Executable, compile_graph
+from policysearch.emulator.executable import Executable, compile_graph
 from policysearch.graph import FloatArray
 from policysearch.nn.models import lenet5, mlp
-from policysearch.policy import LayerPolicy
+from policysearch.policy.policy import LayerPolicy
+from policysearch.policy.scaling import Recipe
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.scaling import Recipe
 from policysearch.train.step import trace_forward
 from tests.scaled_steps import ACTIVE, E4M3, FP4, HYBRID, NETS, fill, policy_of, step_of
 from tests.test_emulator import _fill, assert_separate_buffers_give_the_same

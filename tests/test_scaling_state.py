@@ -12,17 +12,17 @@ from policysearch.cost.devices import DEVICES
 from policysearch.cost.memory import step_memory
 from policysearch.cost.stacks import STACKS
 from policysearch.cost.time import step_time
-from policysearch.emulator import compile_graph
+from policysearch.data.datasets import load_dataset
+from policysearch.emulator.executable import compile_graph
 from policysearch.formats import Rounding
 from policysearch.graph import Builder, Graph, size
 from policysearch.nn.models import mlp
 from policysearch.ops.catalogue import OPS
-from policysearch.policy import LayerPolicy, Phase, uniform_layer
-from policysearch.presets import preset
+from policysearch.policy.policy import LayerPolicy, Phase, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.scaling_pass import ScalingPass
-from policysearch.scaling import Recipe, Scaling
-from policysearch.train.data import load_dataset
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task

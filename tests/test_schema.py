@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 from hypothesis import given
 
-from policysearch.policy import LayerPolicy, Policy, from_data, to_data
-from policysearch.presets import PRESETS, preset
-from policysearch.schema import FORMAT_FIELDS, policy_schema, schema_text
+from policysearch.policy.policy import LayerPolicy, Policy, from_data, to_data
+from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.schema import FORMAT_FIELDS, policy_schema, schema_text
 from policysearch.values import InputError
 from tests.policy_strategies import policies
 
@@ -29,7 +29,7 @@ def test_the_schema_is_a_schema() -> None:
 
 def test_the_published_file_is_current() -> None:
     assert PUBLISHED.read_text(encoding="utf-8") == schema_text(), (
-        "write it anew: python -c 'from policysearch.schema import schema_text; "
+        "write it anew: python -c 'from policysearch.policy.schema import schema_text; "
         'print(schema_text(), end="")\' > docs/policy.schema.json'
     )
 

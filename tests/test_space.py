@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policysearch.nn.models import lenet5
-from policysearch.policy import from_json
-from policysearch.presets import PRESETS, preset
+from policysearch.policy.policy import from_json
+from policysearch.policy.presets import PRESETS, preset
 from policysearch.search.front import dominates, knee, non_dominated
 from policysearch.search.space import Space, make_space
 from policysearch.search.spec import Group, SpaceSection

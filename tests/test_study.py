@@ -190,7 +190,7 @@ def test_results_of_other_data_or_code_are_refused(
     if part == "code":
         monkeypatch.setattr(identity, "code_fingerprint", lambda: "f" * 64)
     else:
-        monkeypatch.setattr("policysearch.train.data.Dataset.fingerprint", "f" * 64)
+        monkeypatch.setattr("policysearch.data.datasets.Dataset.fingerprint", "f" * 64)
     with pytest.raises(InputError, match=f"{part} differs: ffffffffffff; expected"):
         run_study(spec, journal)
     assert journal.read_bytes() == before

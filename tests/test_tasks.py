@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policysearch.train.data import load_dataset
+from policysearch.data.datasets import load_dataset
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, to_plain
 

@@ -14,21 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policysearch.accumulators import ACCUMULATORS, compiled_available, product
+from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS, Format, format_named
-from policysearch.rounding import quantise
-from policysearch.tensor_core import PROMOTION, TensorCore, tensor_core
+from policysearch.products.product import compiled_available, product
+from policysearch.products.tensor_cores import PROMOTION, TensorCore, tensor_core
+from policysearch.rounding.rounder import quantise
 from policysearch.values import InputError
 
 Array = npt.NDArray[np.float32]
 
+NEEDS_BUILD = pytest.mark.skipif(not compiled_available(), reason="the extension is not built")
 BACKENDS = (
     pytest.param(False, id="numpy"),
-    pytest.param(
-        True,
-        id="compiled",
-        marks=pytest.mark.skipif(not compiled_available(), reason="the extension is not built"),
-    ),
+    pytest.param(True, id="compiled", marks=NEEDS_BUILD),
 )
 ROWS = tuple(row for row in ACCUMULATORS.values() if row.kind == "tensor_core")
 
@@ -177,7 +175,7 @@ def test_equals_the_definition(case: tuple[str, str, str], kind: str, compiled: 
 def test_every_vector_size_gives_the_same_bits(
     case: tuple[str, str, str], kind: str, shape: tuple[int, int, int]
 ) -> None:
-    extension = pytest.importorskip("policysearch._tensor_core")
+    extension = pytest.importorskip("policysearch.products._tensor_core")
     rng = np.random.default_rng(sum(shape))
     fmt = format_named(case[1])
     a, b = _sample(kind, shape[:2], fmt, rng), _sample(kind, shape[1:], fmt, rng)

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.models import Model
-from policysearch.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
-from policysearch.presets import preset
-from policysearch.rounding import quantise
+from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.rounding.rounder import quantise
 from policysearch.train import trainer as trainer_module
-from policysearch.train.data import Dataset, load_dataset
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Run, Trainer, has_diverged, initial_parameters, train
 from policysearch.values import InputError

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policysearch.emulator import compile_graph
+from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.emulator.executable import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Builder, FloatArray, Graph
 from policysearch.nn.attention import LayerNorm, Residual, SelfAttention, Tokens
@@ -17,10 +18,9 @@ from policysearch.nn.layers import Linear
 from policysearch.nn.models import MODELS, Model, transformer
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
-from policysearch.presets import preset
+from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding import quantise
-from policysearch.train.data import Dataset, load_dataset
+from policysearch.rounding.rounder import quantise
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task

@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.graph import Graph
 from policysearch.nn.layers import Activation, Flatten, Linear
 from policysearch.nn.models import Model, lenet5
-from policysearch.policy import LossScale, Policy, uniform_layer
-from policysearch.presets import preset
+from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.data import Dataset, load_dataset
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Run, train

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 import policysearch.export
 from policysearch.nn.models import Model
-from policysearch.policy import Policy
+from policysearch.policy.policy import Policy
 from policysearch.values import one_of
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.layout import stored_view
 from policysearch.ops.conv_compiled import compiled_kernel
 from policysearch.ops.conv_geometry import Geometry, geometry
-from policysearch.ops.stored import stored_view
 
 
 def _fill_columns(

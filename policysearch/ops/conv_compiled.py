@@ -1,4 +1,4 @@
-"""Convolutions in the C extension `policysearch._convolution`, where their bits are numpy's.
+"""Convolutions in the C extension `_convolution`, where their bits are numpy's.
 
 The compiled convolution adds the products of an output in the order of the contracted index, one
 fused multiply-add each, as BLAS kernels do within a block of that index. Whether the BLAS of this
@@ -17,11 +17,11 @@ from typing import Literal
 import numpy as np
 
 from policysearch.graph import Attrs, Bind, FloatArray, Kernel, Op, Shape, size
+from policysearch.layout import stored_view
 from policysearch.ops.conv_geometry import Geometry, geometry
-from policysearch.ops.stored import stored_view
 
 try:
-    import policysearch._convolution as _convolution
+    import policysearch.emulator.kernels._convolution as _convolution
 except ImportError:
     _convolution = None
 
@@ -38,7 +38,7 @@ OPERANDS: dict[Direction, tuple[Tensor, Tensor, Tensor]] = {
 
 
 def compiled_available() -> bool:
-    """Whether the extension `policysearch._convolution` was built and serves this processor."""
+    """Whether the extension `_convolution` was built and serves this processor."""
     return _convolution is not None and _convolution.vector_bytes() > 0
 
 

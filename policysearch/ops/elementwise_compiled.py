@@ -1,4 +1,4 @@
-"""Elementwise ops in the C extension `policysearch._elementwise`: one pass, the bits of numpy."""
+"""Elementwise ops in the C extension `_elementwise`: one pass, the bits of numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from policysearch.graph import Attrs, Kernel, Shape
 from policysearch.ops.stored import bind_stored
 
 try:
-    import policysearch._elementwise as _elementwise
+    import policysearch.emulator.kernels._elementwise as _elementwise
 except ImportError:
     _elementwise = None
 

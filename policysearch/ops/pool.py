@@ -20,7 +20,7 @@ from policysearch.graph import (
 from policysearch.ops.stored import bind_stored
 
 try:
-    import policysearch._pooling as _pooling
+    import policysearch.emulator.kernels._pooling as _pooling
 except ImportError:
     _pooling = None
 

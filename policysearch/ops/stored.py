@@ -1,4 +1,4 @@
-"""Arrays as they lie in memory, which is how the C extensions take them."""
+"""Kernels that take arrays as they lie in memory."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from policysearch.graph import Attrs, Bind, FloatArray
-
-
-def stored_view(array: FloatArray) -> FloatArray:
-    """Return the contiguous array that `array`, or a block of it, is the logical view of.
-
-    An image [n, c, h, w] is stored (h, c, w, n), a weight [o, c, kh, kw] likewise
-    (kh, c, kw, o), a matrix with its axes exchanged, a vector as it is.
-    """
-    return array.transpose(2, 1, 3, 0) if array.ndim == 4 else array.T
+from policysearch.layout import stored_view
 
 
 def bind_stored(function: Callable[..., object], *numbers: int) -> Bind:

@@ -8,7 +8,7 @@ import numpy as np
 
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
-from policysearch.rounding import quantise
+from policysearch.rounding.rounder import quantise
 
 
 def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:

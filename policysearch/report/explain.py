@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
-from policysearch.policy import Policy
+from policysearch.policy.policy import Policy
 from policysearch.train.step import LOSSES
 
 STEPS = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from policysearch.formats import Rounding, format_named, join
 from policysearch.graph import Builder, Graph, Node, Role
 from policysearch.ops.source import cast
-from policysearch.policy import LayerPolicy, Policy
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
 from policysearch.values import InputError
 

@@ -26,7 +26,7 @@ from policysearch.ops.scale import (
     tensor_scale,
 )
 from policysearch.ops.source import state
-from policysearch.scaling import Scaling
+from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 
 BLOCKS = {"mx": 32, "nvfp4": 16}

@@ -18,7 +18,7 @@ from typing import Protocol, Self
 from threadpoolctl import threadpool_limits
 
 from policysearch.objective import Measurement, Objective
-from policysearch.policy import Policy
+from policysearch.policy.policy import Policy
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 

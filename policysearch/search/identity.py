@@ -13,7 +13,10 @@ from policysearch.search.spec import StudySpec
 from policysearch.values import InputError
 
 # What only shows or exports results: a change there leaves them as they are.
-_AFTERWARDS = ("report", "export", "verify", "importers")
+_AFTERWARDS = (
+    *("report", "export", "verify", "importers"),
+    *("policy/schema.py", "policy/policy_file.py"),
+)
 _ADVICE = "(name another file with --storage to start afresh)"
 _SUFFIXES = (".py", ".c", ".json")
 
@@ -31,7 +34,9 @@ def _files(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
     found = []
     for item in folder.iterdir():
         name = f"{prefix}{item.name}"
-        if item.is_dir() and name not in _AFTERWARDS:
+        if name in _AFTERWARDS:
+            continue
+        if item.is_dir():
             found += _files(item, f"{name}/")
         elif item.is_file() and item.name.endswith(_SUFFIXES) and (prefix or _is_kept(name)):
             found.append((name, item))
@@ -39,7 +44,7 @@ def _files(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
 
 
 def _is_kept(name: str) -> bool:
-    return name not in ("__init__.py", "__main__.py", "api.py", "cli.py", "schema.py")
+    return name not in ("__init__.py", "__main__.py", "api.py", "cli.py")
 
 
 def identity_of(spec: StudySpec, data_fingerprint: str) -> dict[str, Any]:

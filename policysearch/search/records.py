@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import Measurement, gap, score
-from policysearch.policy import from_json
+from policysearch.policy.policy import from_json
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import spec_from_data
 from policysearch.values import from_plain

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import DIVERGED_GAP, Score
-from policysearch.policy import Policy
+from policysearch.policy.policy import Policy
 from policysearch.search.front import Point, knee, non_dominated
 from policysearch.search.spec import ObjectiveName, StudySpec
 from policysearch.values import InputError

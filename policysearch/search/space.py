@@ -9,12 +9,19 @@ from typing import Any
 
 from optuna.trial import BaseTrial
 
-from policysearch.accumulators import accumulator_named, product
+from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.nn.models import Model
-from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer, with_accumulator
-from policysearch.presets import preset
-from policysearch.scaling import Scaling
+from policysearch.policy.policy import (
+    LayerPolicy,
+    LossScale,
+    Policy,
+    uniform_layer,
+    with_accumulator,
+)
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
+from policysearch.products.product import product
 from policysearch.search.spec import Group, SpaceSection
 from policysearch.values import InputError, one_of
 

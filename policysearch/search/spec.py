@@ -15,9 +15,9 @@ from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
 from policysearch.formats import format_named
 from policysearch.ops.catalogue import FORWARD_OPS
-from policysearch.policy import LossScaleKind
-from policysearch.presets import LADDER, PRESETS
-from policysearch.scaling import RECIPES, Recipe
+from policysearch.policy.policy import LossScaleKind
+from policysearch.policy.presets import LADDER, PRESETS
+from policysearch.policy.scaling import RECIPES, Recipe
 from policysearch.search.samplers import SAMPLERS
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, number, one_of, to_plain

@@ -15,8 +15,8 @@ from optuna.trial import TrialState
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import DIVERGED_GAP, JITTER, Objective, gap
-from policysearch.policy import Policy, from_json, with_accumulator
-from policysearch.presets import ladder
+from policysearch.policy.policy import Policy, from_json, with_accumulator
+from policysearch.policy.presets import ladder
 from policysearch.search.executors import Executor, Job, make_executor
 from policysearch.search.identity import check_identity, check_study_file, identity_of
 from policysearch.search.records import (

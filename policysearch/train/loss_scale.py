@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.policy import LossScale
+from policysearch.policy.policy import LossScale
 from policysearch.values import InputError
 
 

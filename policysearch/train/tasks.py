@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.nn.models import MODELS, Model
-from policysearch.train.data import LOADERS, Dataset, load_dataset
 from policysearch.train.optimizers import Optimizer, OptimizerKind
 from policysearch.train.step import LOSSES
 from policysearch.values import InputError, number, one_of, to_plain

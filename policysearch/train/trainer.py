@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from policysearch.emulator import Executable, compile_graph
+from policysearch.data.datasets import Dataset, batches
+from policysearch.emulator.executable import Executable, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model
-from policysearch.policy import Policy
+from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding import quantise
-from policysearch.train.data import Dataset, batches
+from policysearch.rounding.rounder import quantise
 from policysearch.train.loss_scale import (
     gave_up,
     initial_state,

@@ -1,7 +1,7 @@
 """The quantiser: float32 values rounded onto a format, in float32 containers.
 
-The numpy code of `policysearch.blocks` is the reference; the optional extension
-`policysearch._rounding` gives the same bits in one pass. NaN stays NaN in every format.
+The numpy code of `policysearch.rounding.reference` is the reference; the optional extension
+`policysearch.rounding._rounding` gives the same bits in one pass. NaN stays NaN in every format.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from types import ModuleType
 
 import numpy as np
 
-from policysearch.blocks import Blocks, Scratch
-from policysearch.drawing import draw_table
 from policysearch.formats import Format, Rounding
-from policysearch.grid import (
+from policysearch.rounding.grid import (
     BLOCK,
     FIRSTS,
     MASK64,
@@ -25,11 +23,13 @@ from policysearch.grid import (
     grid_of,
     mix64,
 )
-from policysearch.nearest import Known
+from policysearch.rounding.nearest import Known
+from policysearch.rounding.reference import Blocks, Scratch
+from policysearch.rounding.stochastic import draw_table
 from policysearch.values import InputError
 
 try:
-    import policysearch._rounding as _rounding
+    import policysearch.rounding._rounding as _rounding
 except ImportError:
     _rounding = None
 
@@ -38,7 +38,7 @@ ANYTHING = Known()
 
 
 def compiled_available() -> bool:
-    """Whether the extension `policysearch._rounding` was built and can be imported."""
+    """Whether the extension `policysearch.rounding._rounding` was built and can be imported."""
     return _rounding is not None
 
 

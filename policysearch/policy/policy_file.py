@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from policysearch.policy import Policy, from_json
+from policysearch.policy.policy import Policy, from_json
 from policysearch.values import InputError
 
 

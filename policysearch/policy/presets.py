@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from policysearch.policy import LayerPolicy, LossScale, Policy, uniform_layer
-from policysearch.scaling import Scaling
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.policy.scaling import Scaling
 from policysearch.values import one_of
 
 Placement = Literal["low", "fp32", "promote"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policysearch.blocks import Scratch
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray, Node
-from policysearch.nearest import Known
-from policysearch.rounding import Rounder, compiled_available, rounder
+from policysearch.rounding.nearest import Known
+from policysearch.rounding.reference import Scratch
+from policysearch.rounding.rounder import Rounder, compiled_available, rounder
 
 Observer = Callable[[Node, FloatArray, FloatArray], None]
 """Called with a node and its values, flat, before and after rounding."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import Rounding, format_named
-from policysearch.scaling import Scaling
+from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, from_plain, number, one_of, to_plain
 
 VERSION = 1

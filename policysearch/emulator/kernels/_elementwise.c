@@ -5,7 +5,7 @@
  * (features, batch). The output may be any input that is as large. Only the CPython C-API and the
  * buffer protocol are used. Compile as _rounding.h says.
  */
-#include "_rounding.h"
+#include "../../rounding/_rounding.h"
 
 /* Each pass takes the arrays of a call, the last of which is the output, and, where it rounds that
  * to nearest even while it is in the cache, a grid or NULL. */

@@ -7,7 +7,7 @@
  * last part, the kernels, is compiled then. Without a fused vector instruction there are none.
  */
 #ifndef BYTES
-#include "_compiled.h"
+#include "../../rounding/_compiled.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

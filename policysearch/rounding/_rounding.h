@@ -1,4 +1,5 @@
-/* Rounding of runs of floats onto a grid: the arithmetic of blocks.py, nearest.py and drawing.py.
+/* Rounding of runs of floats onto a grid: the arithmetic of reference.py, nearest.py and
+ * stochastic.py.
  *
  * Every float operation is rounded on its own: compile with -ffp-contract=off and without
  * -ffast-math.
@@ -68,7 +69,7 @@ INLINE uint32_t round_narrow(uint32_t size, int mode, const Grid *grid) {
     return as_bits((float)whole * quantum);
 }
 
-/* Drawing._round_fine of drawing.py. */
+/* Drawing._round_fine of stochastic.py. */
 INLINE uint32_t draw_fine(uint32_t size, const Grid *grid, uint32_t draw) {
     uint32_t most = size > grid->lowest ? size : grid->lowest;
     uint32_t moved = as_bits(as_float(size) + as_float(most));
@@ -78,7 +79,7 @@ INLINE uint32_t draw_fine(uint32_t size, const Grid *grid, uint32_t draw) {
     return as_bits(as_float(moved) - as_float(half));
 }
 
-/* Drawing._round_coarse of drawing.py. */
+/* Drawing._round_coarse of stochastic.py. */
 INLINE uint32_t draw_coarse(uint32_t size, const Grid *grid, uint32_t draw) {
     uint32_t lowest = grid->lowest;
     float y = as_float(size < lowest ? size : 0) * as_float(grid->scale - lowest);

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.grid import INF, FloatArray, Grid, UintArray
+from policysearch.rounding.grid import INF, FloatArray, Grid, UintArray
 
 _PUSH = 0x0BC00000  # exponent bits of 2^23, and the half: makes a number 1.5 * 2^23 times as large
 _NEAR_ZERO = (127 - 20) << 23  # bits of 2^-20

@@ -11,7 +11,7 @@ from typing import Any
 
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS
-from policysearch.policy import VERSION, LayerPolicy, Layers, Policy
+from policysearch.policy.policy import VERSION, LayerPolicy, Layers, Policy
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

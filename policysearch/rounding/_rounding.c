@@ -1,4 +1,4 @@
-/* Compiled twin of blocks.py: the same bits, one pass over memory.
+/* Compiled twin of reference.py: the same bits, one pass over memory.
  *
  * Only the CPython C-API and the buffer protocol are used. Every float operation is rounded on its
  * own: compile with -ffp-contract=off and without -ffast-math.

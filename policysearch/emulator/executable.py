@@ -11,24 +11,32 @@ from functools import partial
 
 import numpy as np
 
-from policysearch.accumulators import accumulator_named, product
-from policysearch.formats import format_named
-from policysearch.fusion import FusedUpdate, fused_update
-from policysearch.graph import FloatArray, Graph, Node, size
-from policysearch.node_rounding import NodeRounding, Observer
-from policysearch.ops.update import all_finite
-from policysearch.planning import (
+from policysearch.accumulators import accumulator_named
+from policysearch.emulator.fusion import FusedUpdate, fused_update
+from policysearch.emulator.node_rounding import NodeRounding, Observer
+from policysearch.emulator.plan import (
     Plan,
-    aligned,
     is_view,
-    leading_axis,
     needs_rounding,
     rows_per_block,
-    source_array,
-    stored,
 )
+from policysearch.formats import format_named
+from policysearch.graph import FloatArray, Graph, Node, size
+from policysearch.layout import aligned, leading_axis, stored
+from policysearch.ops.update import all_finite
+from policysearch.products.product import product
 
 Run = Callable[[], object]
+
+
+def source_array(node: Node, given: Mapping[str, FloatArray]) -> FloatArray:
+    """Return the flat array of a source: that of `given` under its name, or a new one."""
+    if node.name not in given:
+        return aligned(size(node.shape))
+    array = given[node.name]
+    flat = array.ravel(order="K")
+    assert np.shares_memory(flat, array), f"source {node.name} is not in storage order"
+    return flat
 
 
 class Executable:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.train.idx import read_bytes, read_idx
+from policysearch.data.idx import read_bytes, read_idx
 from policysearch.values import InputError
 
 DOWNLOAD_URL = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"

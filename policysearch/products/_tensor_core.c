@@ -1,4 +1,4 @@
-/* Compiled twin of tensor_core.py: the same bits.
+/* Compiled twin of tensor_cores.py: the same bits.
  *
  * Only the CPython C-API and the buffer protocol are used, and the vector types of GCC and clang.
  * Every float operation is rounded on its own: compile with -ffp-contract=off and without
@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "_compiled.h"
+#include "../rounding/_compiled.h"
 
 #ifdef CLONES
 #include <immintrin.h>
@@ -27,7 +27,7 @@
 #define ZERO_EXPONENT (-126) /* what a zero counts as */
 #define NARROW 100           /* exponents of products up to this size fit float32 arithmetic */
 
-/* TensorCore of tensor_core.py, field by field, and the smallest exponents of the operands. */
+/* TensorCore of tensor_cores.py, field by field, and the smallest exponents of the operands. */
 typedef struct {
     int32_t group, fraction, mantissa, min_exponent, max_exponent, nearest, promote;
     int32_t left_min, right_min;

@@ -4,7 +4,7 @@
  * batch. Only the CPython C-API and the buffer protocol are used. Every float operation is rounded
  * on its own: compile with -ffp-contract=off and without -ffast-math.
  */
-#include "_compiled.h"
+#include "../../rounding/_compiled.h"
 
 enum { GRAD, IMAGE, POOLED, OUT };
 

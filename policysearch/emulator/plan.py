@@ -1,27 +1,17 @@
-"""Where and in which order the values of a graph are computed: reused buffers, blocked groups.
-
-Image tensors [batch, channels, height, width] are stored as (height, channels, width, batch) and
-matrices [batch, features] as (features, batch): with the batch last, BLAS reads both operands of
-the forward product along their rows. Every other tensor is stored in the order of its axes.
-"""
+"""Where and in which order the values of a graph are computed: reused buffers, blocked groups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from policysearch.formats import contains, format_named
-from policysearch.graph import FloatArray, Graph, Kernel, Node, Shape, size
-from policysearch.nearest import Known
+from policysearch.graph import Graph, Kernel, Node, Shape, size
+from policysearch.layout import LINE, leading_axis
+from policysearch.rounding.nearest import Known
 
 BLOCK = 32768
 """Elements a block of a group should have: a few such arrays fit a second-level cache."""
-
-LINE = 16
-"""Elements in a cache line of 64 bytes."""
 
 SMALLEST = 2.0**-149
 """The smallest positive float32."""
@@ -39,36 +29,6 @@ def needs_rounding(graph: Graph, node: Node) -> bool:
     target = format_named(node.format)
     values = [i for i in graph.inputs_of(node) if i.shape != () or node.shape == ()]
     return not all(contains(target, format_named(i.format)) for i in values)
-
-
-def stored(flat: FloatArray, shape: Shape) -> FloatArray:
-    """Return the logical view with `shape` of a flat buffer in storage order."""
-    if len(shape) == 4:
-        n, c, h, w = shape
-        return flat.reshape(h, c, w, n).transpose(3, 1, 0, 2)
-    return flat.reshape(shape[::-1]).T if len(shape) == 2 else flat.reshape(shape)
-
-
-def leading_axis(shape: Shape) -> int:
-    """Return the logical axis that is stored first."""
-    return {2: 1, 4: 2}.get(len(shape), 0)
-
-
-def aligned(elements: int) -> FloatArray:
-    """Return a zeroed float32 array of `elements` that starts on a cache line."""
-    raw = np.zeros(elements + LINE, np.float32)
-    start = (-raw.ctypes.data // 4) % LINE
-    return raw[start : start + elements]
-
-
-def source_array(node: Node, given: Mapping[str, FloatArray]) -> FloatArray:
-    """Return the flat array of a source: that of `given` under its name, or a new one."""
-    if node.name not in given:
-        return aligned(size(node.shape))
-    array = given[node.name]
-    flat = array.ravel(order="K")
-    assert np.shares_memory(flat, array), f"source {node.name} is not in storage order"
-    return flat
 
 
 def is_view(graph: Graph, node: Node) -> bool:

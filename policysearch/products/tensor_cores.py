@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from policysearch.accumulators import ARCHITECTURES, EIGHT, HALF
 from policysearch.formats import Format, format_named
 from policysearch.values import InputError
 
@@ -29,32 +30,6 @@ PROMOTION = 128
 """Products between two promotions of a running sum into float32."""
 
 _ZERO_EXPONENT = -126
-_HALF = ("float16", "bfloat16")
-_EIGHT = ("float8_e4m3fn", "float8_e5m2")
-_SMALL = ("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn")
-
-
-@dataclass(frozen=True)
-class Unit:
-    """How a tensor core sums products of the operand formats `operands`, as named in formats.
-
-    `group` products are summed at once with `fraction_bits`; `result` is the format of the
-    running sum: float32, or e8m13 (float32 with ten bits of the mantissa dropped).
-    """
-
-    operands: tuple[str, ...]
-    group: int
-    fraction_bits: int
-    result: str = "float32"
-
-
-ARCHITECTURES: dict[str, tuple[Unit, ...]] = {
-    "v100": (Unit(("float16",), 4, 23),),
-    "a100": (Unit(_HALF, 8, 24), Unit(("tfloat32",), 4, 24)),
-    "ada": (Unit(_HALF, 8, 24), Unit(("tfloat32",), 4, 24), Unit(_EIGHT, 16, 13, "e8m13")),
-    "h100": (Unit(_HALF, 16, 25), Unit(("tfloat32",), 8, 25), Unit(_EIGHT, 32, 13, "e8m13")),
-    "b200": (Unit(_HALF, 16, 25), Unit(("tfloat32",), 8, 25), Unit((*_EIGHT, *_SMALL), 32, 25)),
-}
 
 
 @dataclass(frozen=True)
@@ -159,7 +134,7 @@ def tensor_core(
                 f"{fmt.name!r}; expected one of {', '.join(valid)}"
             )
     unit = next(unit for unit in units if left.name in unit.operands)
-    if right.name != left.name and (right.name not in unit.operands or unit.operands == _HALF):
+    if right.name != left.name and (right.name not in unit.operands or unit.operands == HALF):
         raise InputError(
             f"tensor_core.{architecture}: operands {left.name!r} and {right.name!r}; "
             "expected one format, or two 8-bit (or smaller) ones"
@@ -168,7 +143,7 @@ def tensor_core(
         unit.group,
         unit.fraction_bits,
         format_named(result or unit.result),
-        promote and left.name in _EIGHT,
+        promote and left.name in EIGHT,
         left.min_exponent,
         right.min_exponent,
     )

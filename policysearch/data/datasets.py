@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.train.fashion_mnist import read_fashion_mnist
+from policysearch.data.fashion_mnist import read_fashion_mnist
 from policysearch.values import InputError, one_of
 
 SPLIT_SEED = 0
@@ -166,7 +166,7 @@ def _digits(name: str, folder: Path | None, pad: int | None) -> Dataset:
     if folder is not None:
         raise InputError(f"data set {name}, folder: {folder}; expected none, it is embedded")
     with (
-        files("policysearch.train").joinpath("digits.npz").open("rb") as file,
+        files("policysearch.data").joinpath("digits.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as arrays,
     ):
         pixels, labels = arrays["images"], arrays["labels"]

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from policysearch.drawing import Drawing, Work, draw_table
-from policysearch.grid import (
+from policysearch.rounding.grid import (
     ABS,
     BLOCK,
     FIRSTS,
@@ -20,7 +19,8 @@ from policysearch.grid import (
     Grid,
     UintArray,
 )
-from policysearch.nearest import Known, bind_narrow, bind_wide
+from policysearch.rounding.nearest import Known, bind_narrow, bind_wide
+from policysearch.rounding.stochastic import Drawing, Work, draw_table
 
 _LINE = 64  # bytes: float arithmetic on arrays that start elsewhere takes nearly twice as long
 _STAGGER = 1088  # bytes between scratch buffers, so that they do not alias in the cache

@@ -14,8 +14,8 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policysearch.formats import Format, Rounding
-from policysearch.values import InputError, one_of
+from policysearch.formats import Format, Rounding, check_fits_float32
+from policysearch.values import one_of
 
 FloatArray = npt.NDArray[np.float32]
 UintArray = npt.NDArray[np.uint32]
@@ -70,16 +70,7 @@ def grid_of(fmt: Format, rounding: Rounding) -> Grid:
     one_of("rounding.overflow", rounding.overflow, ("inf", "saturate"))
     one_of("rounding.subnormals", rounding.subnormals, ("keep", "flush"))
     exponent, mantissa = fmt.exponent_bits, fmt.mantissa_bits
-    if not (2 <= exponent <= 8 and 1 <= mantissa <= 23):
-        raise InputError(
-            f"format {fmt.name}: {exponent} exponent and {mantissa} mantissa bits; "
-            "expected 2 to 8 and 1 to 23"
-        )
-    if exponent == 8 and fmt.specials != "ieee":
-        raise InputError(
-            f"format {fmt.name}: largest number {fmt.max:g} exceeds float32; "
-            "expected at most 7 exponent bits, or IEEE specials"
-        )
+    check_fits_float32(fmt)
     inf = {"ieee": INF, "nan": QUIET, "none": _bits(fmt.max)}[fmt.specials]
     if rounding.overflow == "saturate" and (exponent, mantissa) != (8, 23):
         inf = _bits(fmt.max)

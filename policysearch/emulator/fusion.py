@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policysearch.emulator.plan import Plan, is_view
 from policysearch.formats import Rounding
 from policysearch.graph import Node
-from policysearch.planning import Plan, is_view
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policysearch.grid import ABS, FINE_SHIFT, ONE, SIGN, FloatArray, Grid, UintArray
+from policysearch.rounding.grid import ABS, FINE_SHIFT, ONE, SIGN, FloatArray, Grid, UintArray
 
 _BINADE = 1 << 23  # in bits of a float32, a factor of 2
 

@@ -1,0 +1,1 @@
+"""The emulator: runs the graph of a training step."""

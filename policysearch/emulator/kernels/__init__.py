@@ -1,0 +1,1 @@
+"""Ops in C, with the bits of numpy."""

@@ -1,0 +1,46 @@
+"""How tensors lie in memory.
+
+Image tensors [batch, channels, height, width] are stored as (height, channels, width, batch) and
+matrices [batch, features] as (features, batch): with the batch last, BLAS reads both operands of
+the forward product along their rows. Every other tensor is stored in the order of its axes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+Shape = tuple[int, ...]
+
+LINE = 16
+"""Elements in a cache line of 64 bytes."""
+
+
+def stored(flat: FloatArray, shape: Shape) -> FloatArray:
+    """Return the logical view with `shape` of a flat buffer in storage order."""
+    if len(shape) == 4:
+        n, c, h, w = shape
+        return flat.reshape(h, c, w, n).transpose(3, 1, 0, 2)
+    return flat.reshape(shape[::-1]).T if len(shape) == 2 else flat.reshape(shape)
+
+
+def leading_axis(shape: Shape) -> int:
+    """Return the logical axis that is stored first."""
+    return {2: 1, 4: 2}.get(len(shape), 0)
+
+
+def aligned(elements: int) -> FloatArray:
+    """Return a zeroed float32 array of `elements` that starts on a cache line."""
+    raw = np.zeros(elements + LINE, np.float32)
+    start = (-raw.ctypes.data // 4) % LINE
+    return raw[start : start + elements]
+
+
+def stored_view(array: FloatArray) -> FloatArray:
+    """Return the contiguous array that `array`, or a block of it, is the logical view of.
+
+    An image [n, c, h, w] is stored (h, c, w, n), a weight [o, c, kh, kw] likewise
+    (kh, c, kw, o), a matrix with its axes exchanged, a vector as it is.
+    """
+    return array.transpose(2, 1, 3, 0) if array.ndim == 4 else array.T

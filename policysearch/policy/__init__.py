@@ -1,0 +1,1 @@
+"""Policies: the value, presets, scaling recipes, the JSON Schema and the policy file."""

@@ -1,0 +1,1 @@
+"""Matrix products as an accumulator sums them."""

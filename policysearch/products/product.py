@@ -1,0 +1,160 @@
+"""Matrix products, summed as an accumulator does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from policysearch.accumulators import Accumulator
+from policysearch.formats import Format, format_named
+from policysearch.products.tensor_cores import TensorCore, tensor_core
+from policysearch.rounding.rounder import rounder
+from policysearch.values import InputError
+
+try:
+    import policysearch.products._tensor_core as _tensor_core
+except ImportError:
+    _tensor_core = None
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def compiled_available() -> bool:
+    """Whether the extension `policysearch.products._tensor_core` was built and can be imported."""
+    return _tensor_core is not None
+
+
+def product(
+    accumulator: Accumulator,
+    operand: Format | tuple[Format, Format],
+    *,
+    compiled: bool | None = None,
+) -> Callable[..., object]:
+    """Return f(left, right, out=out): the product of [..., m, k] and [..., k, n], summed so.
+
+    Leading axes broadcast and strides are free, as in numpy.matmul; all arrays are float32, the
+    values already on the format `operand` (a pair: left and right); `out` may not overlap the
+    operands. f owns its scratch and is not thread safe. `compiled`: None takes the extension where
+    it is built, False numpy, True the extension or an InputError; the bits are the same. Raises
+    InputError for an operand that the tensor core does not take.
+    """
+    if compiled and _tensor_core is None:
+        raise InputError("accumulator, compiled: True; the extension is not built, expected False")
+    if accumulator.kind == "blas":
+        return np.matmul
+    if accumulator.kind == "chunked":
+        return _Chunked(accumulator, compiled)
+    if accumulator.kind == "sequential":
+        return _sequential
+    pair = operand if isinstance(operand, tuple) else (operand, operand)
+    unit = tensor_core(
+        accumulator.architecture, *pair, result=accumulator.result, promote=accumulator.promote
+    )
+    return _Exact(unit, compiled)
+
+
+class _Exact:
+    """The product of one tensor-core model."""
+
+    def __init__(self, unit: TensorCore, compiled: bool | None) -> None:
+        self._unit = unit
+        self._packed = unit.packed()
+        self._extension = None if compiled is False else _tensor_core
+
+    def __call__(self, left: FloatArray, right: FloatArray, *, out: FloatArray) -> FloatArray:
+        _check(left, right, out)
+        if not left.shape[-1]:
+            out.fill(0.0)
+        elif self._extension is None:
+            self._unit.matmul(left, right, out)
+        else:
+            lead = out.shape[:-2]
+            if left.shape[:-2] != lead:
+                left = np.broadcast_to(left, lead + left.shape[-2:])
+            if right.shape[:-2] != lead:
+                right = np.broadcast_to(right, lead + right.shape[-2:])
+            self._extension.matmul_into(left, right, out, self._packed)
+        return out
+
+
+class _Chunked:
+    """BLAS over slices of the contraction, the running sum rounded after each."""
+
+    def __init__(self, row: Accumulator, compiled: bool | None) -> None:
+        fmt = format_named(row.result)
+        extension = False if compiled is False else None
+        self._round = None
+        if fmt.name != "float32":
+            self._round = rounder(fmt, row.rounding, compiled=extension)
+        self._length = row.length
+        self._part = np.empty(0, np.float32)
+        self._total = np.empty(0, np.float32)
+
+    def __call__(self, left: FloatArray, right: FloatArray, *, out: FloatArray) -> FloatArray:
+        _check(left, right, out)
+        if self._part.shape != out.shape:
+            self._part = np.empty(out.shape, np.float32)
+        total = out if out.flags.c_contiguous else self._contiguous(out)
+        with np.errstate(all="ignore"):
+            self._sum(left, right, total)
+        if total is not out:
+            np.copyto(out, total)
+        return out
+
+    def _sum(self, left: FloatArray, right: FloatArray, total: FloatArray) -> None:
+        flat = total.reshape(-1)
+        for first in range(0, max(left.shape[-1], 1), self._length):
+            part = slice(first, first + self._length)
+            to = self._part if first else total
+            np.matmul(left[..., part], right[..., part, :], out=to)
+            if first:
+                np.add(total, self._part, out=total)
+            if self._round is not None:
+                self._round(flat, flat)
+
+    def _contiguous(self, out: FloatArray) -> FloatArray:
+        if self._total.shape != out.shape:
+            self._total = np.empty(out.shape, np.float32)
+        return self._total
+
+
+def _sequential(left: FloatArray, right: FloatArray, *, out: FloatArray) -> FloatArray:
+    """Write the product summed in float16, one fused multiply-add after the other.
+
+    Product and sum are exact in float64 for float16 operands, or lose only what cannot move the
+    rounding to float16.
+    """
+    _check(left, right, out)
+    running = np.zeros(out.shape, np.float16)
+    with np.errstate(all="ignore"):
+        for k in range(left.shape[-1]):
+            term = left[..., :, k, None].astype(np.float64) * right[..., k, None, :]
+            running = (running + term).astype(np.float16)
+    np.copyto(out, running)
+    return out
+
+
+def _check(left: FloatArray, right: FloatArray, out: FloatArray) -> None:
+    """InputError unless the arrays are float32 and their shapes fit a product."""
+    if not left.dtype == right.dtype == out.dtype == np.float32:
+        raise InputError(f"product: {left.dtype}, {right.dtype}, {out.dtype}; expected float32")
+    if not _fit(left.shape, right.shape, out.shape):
+        raise InputError(
+            f"product: {left.shape} and {right.shape} into {out.shape}; "
+            "expected [..., m, k] and [..., k, n] into [..., m, n]"
+        )
+
+
+def _fit(left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    if min(len(left), len(right), len(out)) < 2 or left[-1] != right[-2]:
+        return False
+    if out[-2:] != (left[-2], right[-1]):
+        return False
+    if left[:-2] == right[:-2] == out[:-2]:
+        return True
+    try:
+        return np.broadcast_shapes(left[:-2], right[:-2]) == out[:-2]
+    except ValueError:
+        return False

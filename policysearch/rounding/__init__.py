@@ -1,0 +1,1 @@
+"""The only quantiser: float32 values rounded onto a format."""
