@@ -36,7 +36,11 @@ def measure(spec: StudySpec, processes: int | None) -> tuple[float, dict[str, li
     jobs = [Job(policy, seed) for policy in ladder for seed in SEEDS]
     jobs += [Job(ladder[0], seed, JITTER) for seed in SEEDS]
     with make_executor(objective, processes, len(jobs)) as executor:
-        runs: dict[int, Measurement] = dict(executor.run(jobs))
+        runs: dict[int, Measurement] = {}
+        for index, outcome in executor.run(jobs):
+            if not isinstance(outcome, Measurement):
+                raise InputError(f"{jobs[index].policy.name}: {outcome.reason}; expected a result")
+            runs[index] = outcome
     count = len(SEEDS)
     gaps = [gap(runs[i], runs[i % count]) for i in range(len(jobs))]
     rows = {name: gaps[i * count : (i + 1) * count] for i, name in enumerate(names)}

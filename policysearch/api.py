@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from policysearch.export.targets import target_named
+from policysearch.files import make_folder, write_whole
 from policysearch.nn.models import MODELS, Model
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_layer
 from policysearch.policy.policy_file import read_policy
@@ -14,7 +14,8 @@ from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
 from policysearch.search.results import Results, Trial
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import DIRECTIONS, StudySpec, load_spec
+from policysearch.search.storage import Repair, repair
 from policysearch.search.study import Progress
 from policysearch.search.study import load_results as read_journal
 from policysearch.search.study import run_study as run_spec
@@ -37,6 +38,7 @@ __all__ = (
     "load_study",
     "pick",
     "preset",
+    "repair_study",
     "run_study",
     "uniform_layer",
 )
@@ -62,18 +64,39 @@ def run_study(
     trials: int | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
+    accept_changes: bool = False,
+    retry_failed: bool = False,
 ) -> Results:
     """Run a study, or go on with it, and return its results.
 
     `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number
-    in the study file. Results do not depend on `processes`. Raises InputError where `storage`
-    holds results of another study file, other data or other code.
+    in the study file. Results do not depend on `processes`: None takes one per core, 0 trains in
+    this process. Every run that ended is used again. Raises InputError where `storage` holds runs
+    of another task, other data, or other code or libraries; the last two are mixed, and the
+    results say so, with `accept_changes`. `retry_failed` starts runs again that were recorded as
+    failed.
     """
     spec = study if trials is None else study.with_trials(trials)
     path = default_storage(study) if storage is None else Path(storage)
     if storage is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return run_spec(spec, path, processes=processes, progress=progress)
+        make_folder(path.parent)
+    return run_spec(
+        spec,
+        path,
+        processes=processes,
+        progress=progress,
+        accept_changes=accept_changes,
+        retry_failed=retry_failed,
+    )
+
+
+def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
+    """Rewrite a damaged journal with every intact record, and keep a copy of the damaged file.
+
+    A sound journal is left alone. InputError where there is none, or nothing intact in it.
+    """
+    path = default_storage(study) if storage is None else Path(storage)
+    return repair(path, study.study.name, [DIRECTIONS[n] for n in study.objectives.names])
 
 
 def load_results(study: StudySpec, storage: str | Path | None = None) -> Results:
@@ -118,20 +141,9 @@ def export_policy(
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
-    """Write files by name into `folder`, made if missing, each whole or not at all."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = []
-        for name, content in files.items():
-            temporary = folder / f".{name}.{os.getpid()}.tmp"
-            try:
-                temporary.write_bytes(content)
-                paths.append(temporary.replace(folder / name))
-            finally:
-                temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}; expected a writable folder") from None
-    return tuple(paths)
+    """Write files by name into `folder`, made if missing: all of them or none."""
+    make_folder(folder)
+    return write_whole({folder / name: content for name, content in files.items()})
 
 
 def explain(policy: Policy, task: Task) -> str:

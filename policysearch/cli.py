@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tqdm import tqdm
-
 from policysearch import api
-from policysearch.cost.devices import DEVICES
-from policysearch.cost.stacks import STACKS
-from policysearch.formats import FORMATS
+from policysearch.files import make_folder
 from policysearch.nn.models import MODELS
-from policysearch.policy.presets import PRESETS
+from policysearch.report import listings
 from policysearch.report.front_data import csv_text
-from policysearch.report.table import aligned, front_table
+from policysearch.report.progress import Bar
+from policysearch.report.table import front_table
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import StudySpec
 from policysearch.values import InputError
@@ -38,13 +38,7 @@ def parser() -> _Parser:
     top = _Parser(prog="policysearch", description=__doc__.partition(":")[0] if __doc__ else "")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="search; goes on with a study that was interrupted")
-    _add_study(run)
-    run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
-    run.add_argument("--processes", type=int, metavar="N", help="training processes (one per core)")
-    _add_out(run)
-    run.set_defaults(run=_run)
-
+    _add_run(commands)
     show = commands.add_parser("show", help="print the front")
     _add_study(show)
     show.add_argument("--csv", action="store_true", help="every trained policy as CSV")
@@ -67,17 +61,38 @@ def parser() -> _Parser:
     where.add_argument("--study", type=Path, metavar="STUDY.toml", help="use the study's task")
     where.add_argument("--model", default="lenet5", help=", ".join(MODELS))
     explain.set_defaults(run=_explain)
+
+    mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
+    _add_study(mend)
+    mend.set_defaults(run=_repair)
     _add_listings(commands)
     return top
 
 
+def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
+    run = commands.add_parser("run", help="search; goes on with a study that was interrupted")
+    _add_study(run)
+    run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
+    run.add_argument("--processes", type=int, metavar="N", help="training processes (one per core)")
+    run.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="add to results that other code or libraries made; recorded",
+    )
+    run.add_argument(
+        "--retry-failed", action="store_true", help="start runs again that were recorded as failed"
+    )
+    _add_out(run)
+    run.set_defaults(run=_run)
+
+
 def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
-    for name, function, text in (
-        ("presets", _presets, "list the presets"),
-        ("formats", _formats, "list the number formats"),
-        ("hardware", _hardware, "list devices and software stacks"),
+    for name, listing, text in (
+        ("presets", listings.presets, "list the presets"),
+        ("formats", listings.formats, "list the number formats"),
+        ("hardware", listings.hardware, "list devices and software stacks"),
     ):
-        commands.add_parser(name, help=text).set_defaults(run=function)
+        commands.add_parser(name, help=text).set_defaults(run=_list, listing=listing)
 
 
 def _add_study(command: argparse.ArgumentParser) -> None:
@@ -106,18 +121,46 @@ def _add_picks(export: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    _make_streams_safe()
     options = parser().parse_args(arguments)
     try:
         options.run(options)
+        sys.stdout.flush()
     except InputError as error:
-        print(f"policysearch: {' '.join(str(error).split())}", file=sys.stderr)
-        return USER_ERROR
+        return _refuse(str(error))
     except KeyboardInterrupt:
         print("policysearch: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # The reader of our output left, as `head` does.
+        _drop_output()  # The reader of our output left, as `head` does.
+    except OSError as error:
+        _drop_output()
+        return _refuse(f"{error.filename or 'output'}: {error.strerror}; expected room and access")
+    except MemoryError:
+        return _refuse("memory: not enough for this; expected a smaller task or a larger machine")
     return 0
+
+
+def _refuse(message: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"policysearch: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return USER_ERROR
+
+
+def _make_streams_safe() -> None:
+    """Let a closed stream swallow what is written, and any text be written in any encoding."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush is silent."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -126,16 +169,19 @@ def _run(options: argparse.Namespace) -> None:
         given = getattr(options, name)
         if given is not None and given < 1:
             raise InputError(f"--{name}: {given}; expected at least 1")
+    make_folder(options.out)
     total = options.trials or spec.study.trials
     command = f"policysearch run {_places(options)}"
     try:
-        with _Bar(total) as bar:
+        with Bar(total) as bar:
             results = api.run_study(
                 spec,
                 options.storage,
                 trials=options.trials,
                 processes=options.processes,
                 progress=bar,
+                accept_changes=options.accept_changes,
+                retry_failed=options.retry_failed,
             )
     except KeyboardInterrupt:
         print(f"policysearch: interrupted; `{command}` goes on from here", file=sys.stderr)
@@ -150,40 +196,6 @@ def _run(options: argparse.Namespace) -> None:
 def _places(options: argparse.Namespace) -> str:
     storage = f" --storage {options.storage}" if options.storage else ""
     return f"{options.study}{storage}"
-
-
-class _Bar:
-    """A progress bar on standard error: trials, the front so far, time left."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._bar: tqdm[NoReturn] | None = None
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, trained: float, results: Results | None) -> None:
-        if self._bar is None:
-            # Not before there is something to tell: a mistake in the study is one line alone.
-            # Trials of an earlier run took none of this one's time.
-            self._bar = tqdm(
-                total=self._total,
-                initial=trained,
-                mininterval=0.1 if sys.stderr.isatty() else 10.0,
-                bar_format="{n:.0f}/{total} trials |{bar}| {elapsed}, {remaining} left{postfix}",
-            )
-        if results is not None and results.front:
-            best = results.knee()
-            self._bar.set_postfix_str(
-                f"front {len(results.front)}, knee {best.cost.speedup:.2f}x "
-                f"gap {best.loss_gap:+.1e}",
-                refresh=False,
-            )
-        self._bar.update(trained - self._bar.n)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -214,7 +226,7 @@ def _export(options: argparse.Namespace) -> None:
     trial = _picked(api.load_results(spec, options.storage), options)
     gap = f"loss gap {trial.loss_gap:+.2e}, modeled speedup {trial.cost.speedup:.2f}"
     paths = api.export_policy(trial.policy, spec, options.out, options.target)
-    print(f"trial {trial.number}: {trial.policy.name}: {gap}")
+    print(f"trial {trial.number}: {trial.name}: {gap}")
     for path in paths:
         print(f"wrote {path}")
 
@@ -231,49 +243,21 @@ def _picked(results: Results, options: argparse.Namespace) -> Trial:
     return api.pick(results, "knee")
 
 
+def _repair(options: argparse.Namespace) -> None:
+    done = api.repair_study(api.load_study(options.study), options.storage)
+    if done.copy is None:
+        print(f"nothing to repair: {done.kept} intact records")
+        return
+    print("\n".join(done.damage))
+    print(f"kept {done.kept} intact records; the damaged file is {done.copy}")
+    print(f"next: policysearch run {_places(options)}")
+
+
 def _explain(options: argparse.Namespace) -> None:
     task = api.load_study(options.study).task if options.study else api.task_for(options.model)
     policy = api.policy_from(options.policy, task.build_model(task.load_dataset()))
     print(api.explain(policy, task).rstrip("\n"))
 
 
-def _presets(_: argparse.Namespace) -> None:
-    print("\n".join(aligned([("preset", "what it does"), *_pairs()])))
-
-
-def _pairs() -> list[tuple[str, str]]:
-    return [(row.name, row.summary) for row in PRESETS.values()]
-
-
-def _formats(_: argparse.Namespace) -> None:
-    head = ("format", "bits", "exponent", "mantissa", "max", "min normal", "epsilon", "specials")
-    rows = [
-        (
-            row.name,
-            *(str(n) for n in (row.bits, row.exponent_bits, row.mantissa_bits)),
-            *(f"{x:.6g}" for x in (row.max, row.min_normal, row.epsilon)),
-            row.specials,
-        )
-        for row in FORMATS.values()
-    ]
-    print("\n".join(aligned([head, *rows])))
-
-
-def _hardware(_: argparse.Namespace) -> None:
-    devices = [
-        (
-            row.name,
-            row.arch,
-            "/".join(f"{size:g}" for size in row.memory_gib),
-            f"{row.bandwidth.value / 1e9:.0f}",
-            ", ".join(row.formats),
-        )
-        for row in DEVICES.values()
-    ]
-    head = ("device", "architecture", "GiB", "GB/s", "formats of the matrix unit")
-    stacks = [
-        (row.name, row.mode, row.layout, f"{row.launch_seconds * 1e6:g}") for row in STACKS.values()
-    ]
-    print("\n".join(aligned([head, *devices])))
-    print()
-    print("\n".join(aligned([("stack", "mode", "layout", "launch microseconds"), *stacks])))
+def _list(options: argparse.Namespace) -> None:
+    print(options.listing())

@@ -29,16 +29,39 @@ JITTER = 1e-6
 class Measurement:
     """What one training run showed, before it is compared with float32.
 
-    `tail_loss`: mean training loss over the last steps, in nats. `overflows` and `underflows`:
-    (layer, count) pairs.
+    `tail_loss`: mean training loss over the last steps, in nats; None where the run diverged, in
+    step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs.
     """
 
-    tail_loss: float
+    tail_loss: float | None
     validation_accuracy: float
-    diverged: bool
+    diverged_at: int | None
     skipped_steps: int
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run was lost; see `train.trainer.Run`."""
+        return self.diverged_at is not None
+
+    @property
+    def divergence(self) -> str:
+        """Say in which step the run diverged, and the layer that overflowed most, if any did."""
+        if not self.overflows:
+            return f"diverged in step {self.diverged_at}"
+        layer, _ = max(self.overflows, key=lambda pair: pair[1])
+        return f"diverged in step {self.diverged_at}, most overflows in {layer}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a training run ended without a measurement, in one line."""
+
+    reason: str
+
+
+Outcome = Measurement | Failure
 
 
 @dataclass(frozen=True)
@@ -105,9 +128,9 @@ class Objective:
         """Train under `policy` and return what was seen; equal arguments give equal results."""
         run = train(self.task, policy, seed, dataset=self.dataset, model=self.model, jitter=jitter)
         return Measurement(
-            tail_loss=float(run.tail_loss),
+            tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
             validation_accuracy=float(run.validation_accuracy),
-            diverged=bool(run.diverged),
+            diverged_at=run.diverged_at,
             skipped_steps=int(np.count_nonzero(run.skipped)),
             overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
             underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
@@ -132,16 +155,15 @@ class Objective:
         return abs(gap(jittered, self.baseline(seed)))
 
 
-def gap(measurement: Measurement, baseline: Measurement) -> float:
-    """Return the loss gap in nats, DIVERGED_GAP at most and where either run diverged."""
-    difference = measurement.tail_loss - baseline.tail_loss
-    if measurement.diverged or baseline.diverged or not np.isfinite(difference):
+def gap(measurement: Measurement, baseline: Measurement | None) -> float:
+    """Return the loss gap in nats, DIVERGED_GAP at most and where either run has no tail loss."""
+    if measurement.tail_loss is None or baseline is None or baseline.tail_loss is None:
         return DIVERGED_GAP
-    return float(min(difference, DIVERGED_GAP))
+    return min(measurement.tail_loss - baseline.tail_loss, DIVERGED_GAP)
 
 
-def score(measurement: Measurement, baseline: Measurement, cost: PolicyCost) -> Score:
-    """Return the score of a run against float32's with the same seed and batches."""
+def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCost) -> Score:
+    """Return the score of a run against float32's with the same seed and batches, if it has one."""
     return Score(
         loss_gap=gap(measurement, baseline),
         validation_accuracy=measurement.validation_accuracy,

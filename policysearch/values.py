@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -16,20 +17,39 @@ class InputError(ValueError):
     """A mistake in what the user gave: one line, `where: what was given; what is valid`."""
 
 
+SHOWN = 100
+"""So many characters of what was given are shown."""
+
+
+def shown(given: object) -> str:
+    """Return `given` as a message shows it: on one line, and not all of it where it is long."""
+    try:
+        text = repr(given)
+    except (ValueError, RecursionError):  # An integer of thousands of digits, or a deep nest.
+        text = f"a {type(given).__name__} too long to show"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
 def one_of(where: str, given: object, valid: Iterable[str]) -> str:
     """Return `given` if it is one of `valid`; raise InputError naming both otherwise."""
     names = list(valid)
     if not isinstance(given, str) or given not in names:
-        raise InputError(f"{where}: {given!r}; expected one of {', '.join(names)}")
+        raise InputError(f"{where}: {shown(given)}; expected one of {', '.join(names)}")
     return given
 
 
 def number(where: str, given: object, lowest: float = -math.inf, highest: float = math.inf) -> None:
     """Raise InputError unless `given` is a finite number within [lowest, highest]."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise InputError(f"{where}: {given!r}; expected a finite number")
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not _is_finite(given):
+        raise InputError(f"{where}: {shown(given)}; expected a finite number")
     if not lowest <= given <= highest:
-        raise InputError(f"{where}: {given!r}; expected a number from {lowest:g} to {highest:g}")
+        raise InputError(
+            f"{where}: {shown(given)}; expected a number from {lowest:g} to {highest:g}"
+        )
+
+
+def _is_finite(given: int | float) -> bool:
+    return isinstance(given, int) or math.isfinite(given)
 
 
 def to_plain(value: object) -> Any:
@@ -52,12 +72,13 @@ def from_plain(kind: type[T], data: object, where: str) -> T:
     Keys may be left out where the field has a default. Raises InputError naming the place.
     """
     if not isinstance(data, Mapping):
-        raise InputError(f"{where}: {data!r}; expected a table of keys")
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        raise InputError(f"{where}: {shown(data)}; expected a table of keys")
+    fields, hints = _fields(kind), _hints(kind)  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
-            raise InputError(f"{where}: unknown key {key!r}; expected one of {', '.join(fields)}")
-    hints = typing.get_type_hints(kind)
+            raise InputError(
+                f"{where}: unknown key {shown(key)}; expected one of {', '.join(fields)}"
+            )
     given: dict[str, Any] = {}
     for name, field in fields.items():
         if name in data:
@@ -68,6 +89,16 @@ def from_plain(kind: type[T], data: object, where: str) -> T:
         return kind(**given)
     except InputError as error:
         raise InputError(f"{where}.{error}") from None
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _read(hint: Any, data: Any, where: str) -> Any:
@@ -86,17 +117,30 @@ def _read(hint: Any, data: Any, where: str) -> Any:
             return data
         return from_plain(hint, data, where)
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        data = _as_float(data, where)
     if not isinstance(data, hint) or (isinstance(data, bool) and hint is not bool):
-        raise InputError(f"{where}: {data!r}; expected {hint.__name__}")
+        raise InputError(f"{where}: {shown(data)}; expected {hint.__name__}")
     if isinstance(data, float) and not math.isfinite(data):
-        raise InputError(f"{where}: {data!r}; expected a finite number")
+        raise InputError(f"{where}: {shown(data)}; expected a finite number")
+    if isinstance(data, str) and not _is_text(data):
+        raise InputError(f"{where}: {shown(data)}; expected text without lone surrogates")
     return data
+
+
+def _as_float(data: int, where: str) -> float:
+    try:
+        return float(data)
+    except OverflowError:
+        raise InputError(f"{where}: {shown(data)}; expected a finite number") from None
+
+
+def _is_text(data: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in data)
 
 
 def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(data, list | tuple):
-        raise InputError(f"{where}: {data!r}; expected a list")
+        raise InputError(f"{where}: {shown(data)}; expected a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_read(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if len(data) != len(kinds):

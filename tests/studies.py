@@ -1,8 +1,14 @@
-"""A study small enough for a test: one second of training in all."""
+"""A study small enough for a test: one second of training in all; and stand-ins for training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
+
+from policysearch.objective import Measurement, Objective
+from policysearch.policy.policy import Policy
 
 TINY = """
 [study]
@@ -45,3 +51,26 @@ def write_study(folder: Path, *changes: tuple[str, str], name: str = "tiny.toml"
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
+
+
+Stand = Callable[[Policy, int], Measurement]
+"""What a training run is replaced by: (policy, seed) to what it measures, or an exception."""
+
+
+def measured(policy: Policy, seed: int) -> Measurement:
+    """Return a made-up measurement that differs by policy and seed, without training."""
+    spread = int(policy.digest[:6], 16) / 2**24
+    return Measurement(0.5 + 1e-3 * spread + 1e-5 * seed, 0.9, None, 0, (), ())
+
+
+@contextmanager
+def replaced_training(stand: Stand = measured) -> Iterator[list[tuple[str, int, float]]]:
+    """Replace training in this process; yields the (digest, seed, jitter) trained meanwhile."""
+    trained: list[tuple[str, int, float]] = []
+
+    def measure(_: Objective, policy: Policy, seed: int, jitter: float = 0.0) -> Measurement:
+        trained.append((policy.digest, seed, jitter))
+        return stand(policy, seed)
+
+    with mock.patch.object(Objective, "measure", measure):
+        yield trained

@@ -35,7 +35,7 @@ def test_the_example_of_the_readme_runs(
     widths = ("widths = [8]", "widths = [8, 8]")
     write_study(tmp_path / "studies", widths, name="lenet5-digits.toml")
     monkeypatch.chdir(tmp_path)
-    code = EXAMPLE.replace("run_study(study)", "run_study(study, processes=1)")
+    code = EXAMPLE.replace("run_study(study)", "run_study(study, processes=0)")
     code = code.replace("max_gap=0.01", "max_gap=9.0")
     exec(compile(code, "example", "exec"), {"__name__": "__main__"})
     assert "step 7:" in capsys.readouterr().out

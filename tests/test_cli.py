@@ -44,7 +44,7 @@ def places(folder: Path) -> list[str]:
 def test_run_shows_progress_then_the_front_the_plots_and_what_to_do_next(done: Path) -> None:
     out, progress = (done / "out.txt").read_text(), (done / "err.txt").read_text()
     assert "6/6 trials" in progress and "left" in progress and "front" in progress
-    assert "6 policies trained" in out
+    assert "6 policies tried, 0 diverged, 0 failed" in out
     assert "Modeled, not measured: speed and memory of H100-SXM5" in out
     assert f"next: policysearch show {done / 'tiny.toml'} --storage" in out
     for view in ("speedup", "memory"):

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 # lower floors only; two rooms of one floor are strangers.
 FLOORS = (
     ("values",),
-    ("formats", "data"),
-    ("accumulators", "graph", "layout", "rounding"),
+    ("formats", "files"),
+    ("accumulators", "data", "graph", "layout", "rounding"),
     ("ops", "products"),
     ("policy", "nn", "importers", "emulator", "cost"),
     ("rewrite",),

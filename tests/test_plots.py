@@ -17,7 +17,7 @@ from tests.studies import write_study
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("plots")
-    return run_study(load_spec(write_study(folder)), folder / "x.journal", processes=1)
+    return run_study(load_spec(write_study(folder)), folder / "x.journal", processes=0)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)

@@ -192,7 +192,7 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*args: object, **kwargs: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr("policysearch.files.os.fsync", fail)
     with pytest.raises(InputError, match="No space left on device"):
         write_policy(POLICY, path, overwrite=True)
     assert path.read_text() == "mine" and len(list(tmp_path.iterdir())) == 1

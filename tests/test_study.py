@@ -1,31 +1,24 @@
-"""The search: repeatable, resumable, no policy trained twice, journals that are refused or used."""
+"""The search: repeatable, resumable from anywhere, no policy trained twice."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
-from optuna.trial import TrialState
 
-from policysearch.objective import DIVERGED_GAP, Objective
-from policysearch.search import identity, storage
+from policysearch.objective import Objective
+from policysearch.search import identity
 from policysearch.search.front import dominates
 from policysearch.search.results import Results
 from policysearch.search.samplers import SAMPLERS
 from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import GAP_UNIT, load_results, run_study
+from policysearch.search.study import load_results, run_study
 from policysearch.values import InputError
-from tests.studies import write_study
+from tests.studies import replaced_training, write_study
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +29,21 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
 @pytest.fixture(scope="module")
 def journal(spec: StudySpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("journal") / "tiny.journal"
-    run_study(spec, path, processes=1)
+    run_study(spec, path, processes=0)
     return path
 
 
-def seen(results: Results) -> list[object]:
-    """Everything about the trials but their numbers."""
-    return [replace(trial, number=0) for trial in results.trials]
+@pytest.fixture
+def copy(journal: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "copy.journal"
+    path.write_bytes(journal.read_bytes())
+    return path
 
 
 def test_the_ladder_comes_first_and_float32_before_it(journal: Path, spec: StudySpec) -> None:
     results = load_results(spec, journal)
     assert len(results.trials) == spec.study.trials
+    assert [t.number for t in results.trials] == list(range(6))
     # mindspore.O0 is the policy float32 and is not trained again.
     assert [t.presets for t in results.trials[:3]] == [
         ("float32", "mindspore.O0"),
@@ -64,6 +60,7 @@ def test_scores_are_those_of_the_objective(journal: Path, spec: StudySpec) -> No
     trial = load_results(spec, journal).trials[-1]
     assert trial.scores == tuple(objective.evaluate(trial.policy, s) for s in spec.study.seeds)
     assert trial.loss_gap == pytest.approx(sum(s.loss_gap for s in trial.scores) / 2)
+    assert trial.loss_gap != 0.0
 
 
 def test_two_runs_give_the_same_trials_and_front_in_processes_or_not(
@@ -74,80 +71,57 @@ def test_two_runs_give_the_same_trials_and_front_in_processes_or_not(
     assert again.front == load_results(spec, journal).front
 
 
-@pytest.mark.parametrize("moment", ["training", "telling"])
+@pytest.mark.parametrize("stop_at", [0.5, 3.5, 11.0, 21.5])
 @pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - {"gp"}))
 def test_a_stopped_study_goes_on_as_if_it_had_not_been(
-    sampler: str, moment: str, spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:
     spec = replace(spec, study=replace(spec.study, sampler=sampler, trials=24, workers=4))
-    whole = run_study(spec, tmp_path / "whole.journal", processes=1)
+    with replaced_training() as trained:
+        whole = run_study(spec, tmp_path / "whole.journal", processes=0)
+    wanted = list(trained)
+
+    def stop(done: float, _: Callable[[], Results]) -> None:
+        if done >= stop_at:
+            raise KeyboardInterrupt
+
     path = tmp_path / "stopped.journal"
-
-    def stop_training(trained: float, results: Results | None) -> None:
-        if trained >= 21.5:
-            raise KeyboardInterrupt
-
-    told: list[str] = []
-    set_constraint = optuna.Trial.set_constraint
-
-    def stop_telling(trial: optuna.Trial, key: str, value: float) -> None:
-        told.append(key)
-        if len(told) == 24:
-            raise KeyboardInterrupt
-        set_constraint(trial, key, value)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        if moment == "telling":
-            patch.setattr(optuna.Trial, "set_constraint", stop_telling)
-        progress = stop_training if moment == "training" else None
-        run_study(spec, path, processes=1, progress=progress)
-    assert not storage.open_study(path, "tiny").get_trials(states=(TrialState.RUNNING,))
-    resumed = run_study(spec, path, processes=1)
-    assert seen(resumed) == seen(whole)
-    assert [t.policy for t in resumed.front] == [t.policy for t in whole.front]
+    with replaced_training() as trained:
+        with pytest.raises(KeyboardInterrupt):
+            run_study(spec, path, processes=0, progress=stop)
+        assert 0 < len(trained) < len(wanted)
+        resumed = run_study(spec, path, processes=0)
+    assert resumed == whole
+    assert trained == wanted
 
 
-def test_no_policy_and_no_seed_is_trained_twice(
-    spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[str, int, float]] = []
-    original = Objective.measure
-
-    def counted(self: Objective, policy, seed, jitter=0.0):  # type: ignore[no-untyped-def]
-        calls.append((policy.digest, seed, jitter))
-        return original(self, policy, seed, jitter)
-
-    monkeypatch.setattr(Objective, "measure", counted)
+def test_no_policy_and_no_seed_is_trained_twice(spec: StudySpec, tmp_path: Path) -> None:
     small = replace(spec.space, formats=("float32",), ops=(), loss_scales=("none",))
     spec = replace(spec, space=small, study=replace(spec.study, trials=50))
-    results = run_study(spec, tmp_path / "small.journal", processes=1)
+    with replaced_training() as trained:
+        results = run_study(spec, tmp_path / "small.journal", processes=0)
     # float32 with and without masters, and two presets: the space has no more.
     assert len(results.trials) < 10
-    assert len(calls) == len(set(calls)) == 2 * len(results.trials) + 2
+    assert len(trained) == len(set(trained)) == 2 * len(results.trials) + 2
 
 
-def test_diverged_runs_are_finite_worst_and_never_on_the_front(
-    spec: StudySpec, tmp_path: Path
-) -> None:
-    task = replace(spec.task, learning_rate=3.0)
-    space = replace(spec.space, ladder=("apex.O3",), log2_scale=(24, 24))
-    spec = replace(spec, task=task, space=space)
-    results = run_study(spec, tmp_path / "d.journal", processes=1)
-    for study_trial in storage.open_study(tmp_path / "d.journal", "tiny").get_trials():
-        assert study_trial.state != TrialState.FAIL
-        assert all(math.isfinite(value) for value in study_trial.values)
-    assert not any(trial.diverged for trial in results.front)
-    assert all(t.loss_gap == DIVERGED_GAP for t in results.trials if t.diverged)
+def test_optuna_is_told_the_gap_in_nats_and_the_costs(journal: Path, spec: StudySpec) -> None:
+    import optuna
 
-
-def test_the_sampler_is_told_the_gap_and_costs(journal: Path, spec: StudySpec) -> None:
-    results = load_results(spec, journal)
-    study = storage.open_study(journal, "tiny")
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    study = optuna.load_study(study_name="tiny", storage=optuna.storages.JournalStorage(backend))
+    assert study.metric_names == ["loss_gap", "speedup", "memory_ratio"]
     assert [d.name for d in study.directions] == ["MINIMIZE", "MAXIMIZE", "MINIMIZE"]
-    for trial in results.trials:
-        told = study.trials[trial.number].values
-        assert told[0] == pytest.approx(math.asinh(max(0.0, trial.loss_gap) / GAP_UNIT))
-        assert told[1:] == [trial.cost.speedup, trial.cost.memory_ratio]
+    trials = load_results(spec, journal).trials
+    assert len(study.trials) == len(trials)
+    for trial, told in zip(trials, study.trials, strict=True):
+        assert told.values == [trial.loss_gap, trial.cost.speedup, trial.cost.memory_ratio]
+        assert told.user_attrs["name"] == trial.name
+        assert json.loads(told.user_attrs["policy"])["version"] == 1
+        assert ("params_are" in told.user_attrs) == bool(trial.presets)
+    # An O3 level has float16 everywhere, which this space does not offer.
+    assert study.trials[2].user_attrs["params_are"] == "the nearest"
+    assert study.trials[0].user_attrs["params_are"] in ("exact", "the nearest")
 
 
 def test_the_front_is_of_the_told_objectives(journal: Path, spec: StudySpec) -> None:
@@ -164,73 +138,75 @@ def test_the_front_is_of_the_told_objectives(journal: Path, spec: StudySpec) -> 
         results.fastest(-9.0)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"seed": 7}, "study file differs: study.seed: 7; expected 0"),
-        ({"workers": 3}, "study file differs: study.workers: 3; expected 2"),
-    ],
-)
-def test_results_of_another_study_file_are_refused(
-    journal: Path, spec: StudySpec, changed: dict[str, Any], message: str
+def test_more_trials_may_be_asked_of_an_existing_study(
+    copy: Path, journal: Path, spec: StudySpec, tmp_path: Path
 ) -> None:
-    before = journal.read_bytes()
-    other = replace(spec, study=replace(spec.study, **changed))
-    for act in (run_study, load_results):
-        with pytest.raises(InputError, match=message):
-            act(other, journal)
-    assert journal.read_bytes() == before
+    longer = run_study(spec.with_trials(9), copy, processes=0)
+    assert longer.trials[:6] == load_results(spec, journal).trials
+    assert longer == run_study(spec.with_trials(9), tmp_path / "whole.journal", processes=0)
 
 
-@pytest.mark.parametrize("part", ["data", "code"])
-def test_results_of_other_data_or_code_are_refused(
+@pytest.mark.parametrize("part", ["task", "data"])
+def test_runs_of_another_task_or_other_data_are_refused(
     journal: Path, spec: StudySpec, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = journal.read_bytes()
-    if part == "code":
-        monkeypatch.setattr(identity, "code_fingerprint", lambda: "f" * 64)
+    if part == "task":
+        spec = replace(spec, task=replace(spec.task, learning_rate=0.25))
+        message = r"study file differs: task\.learning_rate: 0\.25; expected 0\.01"
+        with pytest.raises(InputError, match=message):
+            load_results(spec, journal)
     else:
         monkeypatch.setattr("policysearch.data.datasets.Dataset.fingerprint", "f" * 64)
-    with pytest.raises(InputError, match=f"{part} differs: ffffffffffff; expected"):
-        run_study(spec, journal)
+        message = "data differ: ffffffffffff; expected"
+    for accept in (False, True):
+        with pytest.raises(InputError, match=message):
+            run_study(spec, journal, accept_changes=accept)
     assert journal.read_bytes() == before
 
 
-def test_more_trials_may_be_asked_of_an_existing_study(
-    journal: Path, spec: StudySpec, tmp_path: Path
-) -> None:
-    copy = tmp_path / "copy.journal"
-    copy.write_bytes(journal.read_bytes())
-    longer = run_study(spec.with_trials(8), copy, processes=1)
-    assert longer.trials[:6] == load_results(spec, journal).trials
-    assert len(longer.trials) == 8
+CHANGES: dict[str, Callable[[StudySpec], StudySpec]] = {
+    "device": lambda s: replace(s, cost=replace(s.cost, device="A100-SXM4-80GB")),
+    "stack": lambda s: replace(s, cost=replace(s.cost, stack="torch.eager")),
+    "batch": lambda s: replace(s, cost=replace(s.cost, batch_size=512)),
+    "sampler": lambda s: replace(s, study=replace(s.study, sampler="tpe")),
+    "fewer seeds": lambda s: replace(s, study=replace(s.study, seeds=(1,))),
+    "workers": lambda s: replace(s, study=replace(s.study, workers=3)),
+}
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_command_resumes(sent: signal.Signals, spec: StudySpec, tmp_path: Path) -> None:
-    study = write_study(tmp_path, ("trials = 6", "trials = 10"), ("steps = 6", "steps = 60"))
-    path = tmp_path / "killed.journal"
-    command = [sys.executable, "-m", "policysearch", "run", str(study), "--storage", str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path)],
-        env=environment,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while process.poll() is None and not (path.exists() and b"measured:" in path.read_bytes()):
-        time.sleep(0.01)
-    process.send_signal(sent)
-    _, errors = process.communicate()
-    if sent == signal.SIGINT:
-        assert process.returncode == 130
-        assert errors.splitlines()[-1].startswith("policysearch: interrupted; `policysearch run")
-        assert "Traceback" not in errors
-    given = load_spec(study)
-    resumed = run_study(given, path, processes=1)
-    whole = run_study(given, tmp_path / "whole.journal", processes=1)
-    assert seen(resumed) == seen(whole)
+@pytest.mark.parametrize("name", CHANGES)
+def test_repricing_trains_nothing(name: str, copy: Path, spec: StudySpec) -> None:
+    before = load_results(spec, copy)
+    changed = CHANGES[name](spec)
+    shown = load_results(changed, copy)
+    with replaced_training() as trained:
+        after = run_study(changed, copy, processes=0)
+    assert trained == []
+    assert shown == after
+    assert [t.digest for t in after.trials] == [t.digest for t in before.trials]
+    if name in ("device", "stack", "batch"):
+        assert [t.cost for t in after.trials] != [t.cost for t in before.trials]
+        fresh = Objective(
+            spec.task, changed.cost.device, changed.cost.stack, changed.cost.batch_size
+        )
+        assert [t.cost for t in after.trials] == [fresh.price(t.policy) for t in after.trials]
+
+
+def test_another_seed_or_preset_trains_only_what_is_new(copy: Path, spec: StudySpec) -> None:
+    more = replace(spec, study=replace(spec.study, seeds=(0, 1, 5)))
+    with replaced_training() as trained:
+        seeded = run_study(more, copy, processes=0)
+    assert {seed for _, seed, _ in trained} == {5}
+    assert len(trained) == len(set(trained)) == 6 + 1
+    assert all(len(trial.scores) == 3 for trial in seeded.trials)
+    ladder = replace(more, space=replace(more.space, ladder=(*more.space.ladder, "float16")))
+    with replaced_training() as trained:
+        laddered = run_study(ladder, copy, processes=0)
+    assert laddered.trials[:6] == seeded.trials
+    assert laddered.trials[6].presets == ("float16",)
+    assert {digest for digest, _, _ in trained} == {laddered.trials[6].digest}
+    assert len(trained) == 3
 
 
 def test_the_gp_sampler_says_what_it_needs(
@@ -248,11 +224,43 @@ def test_the_gp_sampler_runs_and_repeats(spec: StudySpec, tmp_path: Path) -> Non
     pytest.importorskip("torch")
     pytest.importorskip("scipy")
     gp = replace(spec, study=replace(spec.study, sampler="gp", trials=12))
-    first, second = (run_study(gp, tmp_path / name, processes=1) for name in ("a", "b"))
+    first, second = (run_study(gp, tmp_path / name, processes=0) for name in ("a", "b"))
     assert first == second
 
 
-def test_policies_are_stored_as_json(journal: Path) -> None:
-    study = storage.open_study(journal, "tiny")
-    for trial in study.trials:
-        assert json.loads(trial.user_attrs["policy"])["version"] == 1
+def changed_code(monkeypatch: pytest.MonkeyPatch, **parts: dict[str, str]) -> None:
+    """Let the package believe that its code or libraries are others from here on."""
+    for name, changes in parts.items():
+        old: Any = getattr(identity, name)
+        monkeypatch.setattr(identity, name, lambda *a, o=old, c=changes: {**o(*a), **c})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"code_fingerprints": {"rounding/_rounding.c": "0"}},
+            r"code differs: rounding/_rounding\.c;",
+        ),
+        ({"libraries": {"numpy": "9.9"}}, r"libraries differ: numpy 9\.9 \(was \d"),
+        ({"libraries": {"blas": "openblas Haswell"}}, r"libraries differ: blas openblas Haswell"),
+    ],
+)
+def test_other_code_or_libraries_are_named_and_refused_unless_told_to_mix(
+    parts: dict[str, dict[str, str]],
+    message: str,
+    copy: Path,
+    spec: StudySpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = copy.read_bytes()
+    assert load_results(spec, copy).mixed == ()
+    changed_code(monkeypatch, **parts)
+    with pytest.raises(InputError, match=message):
+        run_study(spec.with_trials(8), copy, processes=0)
+    assert copy.read_bytes() == before
+    mixed = run_study(spec.with_trials(8), copy, processes=0, accept_changes=True)
+    assert len(mixed.trials) == 8
+    assert [bool(part in mixed.mixed[0]) for part in ("code", "libraries")].count(True) == 1
+    # It is on record: the next run needs no telling, and still says so.
+    assert run_study(spec.with_trials(9), copy, processes=0).mixed == mixed.mixed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import tempfile
@@ -15,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.data.idx import read_bytes, read_idx
+from policysearch.data.idx import read_idx, sha256_of
 from policysearch.values import InputError
 
 DOWNLOAD_URL = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
@@ -123,7 +122,7 @@ def _intact(path: Path, sha256: str) -> bool:
     if not path.is_file():
         return False
     try:
-        return hashlib.sha256(read_bytes(path)).hexdigest() == sha256
+        return sha256_of(path) == sha256
     except InputError:
         return False
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import struct
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,23 +17,38 @@ from policysearch.values import InputError
 
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
+_PART_BYTES = 2**20
+_MOST_VALUES = 2**30
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the contents of `path`, decompressed if they are gzipped (whatever the file's name).
+def open_bytes(path: Path) -> gzip.GzipFile | BinaryIO:
+    """Return `path` opened for reading, decompressed if it is gzipped (whatever its name).
 
-    Raises InputError for a file that is missing, unreadable, or a damaged or cut gzip stream.
+    Raises InputError for a file that is missing or unreadable.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            gzipped = file.read(2) == _GZIP_MAGIC
+        return gzip.open(path, "rb") if gzipped else path.open("rb")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; expected a readable IDX file") from None
-    if not data.startswith(_GZIP_MAGIC):
-        return data
+
+
+def read_bytes(file: gzip.GzipFile | BinaryIO, count: int, path: Path) -> bytes:
+    """Return at most `count` bytes of `file`, the opened `path`; InputError if it is damaged."""
     try:
-        return gzip.decompress(data)
+        return file.read(count)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: damaged gzip file ({error}); expected a whole one") from None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 in hex of what `path` holds, decompressed; InputError as `open_bytes`."""
+    digest = hashlib.sha256()
+    with open_bytes(path) as file:
+        while part := read_bytes(file, _PART_BYTES, path):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -39,22 +56,32 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
     The layout is two zero bytes, the type code, the number of axes, each axis as a big-endian
     32-bit count, then the values in C order (http://yann.lecun.com/exdb/mnist, "The IDX file
-    format"). Raises InputError for a wrong magic number, type or size.
+    format"). Raises InputError for a wrong magic number, type or size. No more is read than the
+    header announces, so a small file that decompresses to a huge one does no harm.
     """
-    data = read_bytes(path)
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
-    if data[:4] != magic:
-        raise InputError(
-            f"{path}: magic number 0x{data[:4].hex()}; expected 0x{magic.hex()} "
-            f"(unsigned bytes, {dimensions} axes)"
-        )
     start = 4 + 4 * dimensions
-    if len(data) < start:
-        raise InputError(f"{path}: {len(data)} bytes; expected a header of {start} bytes")
-    shape = struct.unpack(f">{dimensions}I", data[4:start])
-    if len(data) - start != math.prod(shape):
-        raise InputError(
-            f"{path}: {len(data) - start} values; expected {math.prod(shape)} "
-            f"({' x '.join(map(str, shape))}, as its header says)"
-        )
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    with open_bytes(path) as file:
+        head = read_bytes(file, start, path)
+        if head[:4] != magic:
+            raise InputError(
+                f"{path}: magic number 0x{head[:4].hex()}; expected 0x{magic.hex()} "
+                f"(unsigned bytes, {dimensions} axes)"
+            )
+        if len(head) < start:
+            raise InputError(f"{path}: {len(head)} bytes; expected a header of {start} bytes")
+        shape = struct.unpack(f">{dimensions}I", head[4:])
+        data = _values(file, shape, path)
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _values(file: gzip.GzipFile | BinaryIO, shape: tuple[int, ...], path: Path) -> bytes:
+    size = math.prod(shape)
+    said = f"({' x '.join(map(str, shape))}, as its header says)"
+    if size > _MOST_VALUES:
+        raise InputError(f"{path}: {size} values {said}; expected at most {_MOST_VALUES}")
+    data = read_bytes(file, size + 1, path)
+    if len(data) != size:
+        given = f"more than {size}" if len(data) > size else len(data)
+        raise InputError(f"{path}: {given} values; expected {size} {said}")
+    return data

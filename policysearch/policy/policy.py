@@ -12,7 +12,7 @@ from typing import Any, Literal
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import Rounding, format_named
 from policysearch.policy.scaling import Scaling
-from policysearch.values import InputError, from_plain, number, one_of, to_plain
+from policysearch.values import InputError, from_plain, number, one_of, shown, to_plain
 
 VERSION = 1
 
@@ -240,7 +240,7 @@ def from_json(text: str, where: str = "policy") -> Policy:
     """Return the policy written in `text`; InputError names the place of a mistake."""
     try:
         data = json.loads(text, object_pairs_hook=_unique_keys)
-    except (json.JSONDecodeError, InputError) as error:
+    except ValueError as error:  # Also an integer of thousands of digits.
         raise InputError(f"{where}: not a policy: {error}; expected JSON") from None
     except RecursionError:
         raise InputError(f"{where}: not a policy: nested too deep; expected JSON") from None
@@ -259,7 +259,7 @@ def to_data(policy: Policy) -> dict[str, Any]:
 def from_data(data: object, where: str = "policy") -> Policy:
     """Return the policy read from plain data as `to_data` gives it."""
     if not isinstance(data, dict):
-        raise InputError(f"{where}: {data!r}; expected an object")
+        raise InputError(f"{where}: {shown(data)}; expected an object")
     given: dict[str, Any] = {**_with_pairs(data, where)}
     if isinstance(given.get("phases"), list):
         phases = enumerate(given["phases"])
@@ -275,7 +275,7 @@ def _with_pairs(data: Any, where: str) -> Any:
 
 def _pairs(data: object, where: str) -> list[tuple[str, LayerPolicy]]:
     if not isinstance(data, dict):
-        raise InputError(f"{where}: {data!r}; expected an object keyed by layer name")
+        raise InputError(f"{where}: {shown(data)}; expected an object keyed by layer name")
     return [
         (name, from_plain(LayerPolicy, value, f"{where}.{name}")) for name, value in data.items()
     ]
@@ -287,6 +287,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _names_once(where: str, names: list[str]) -> None:
+    seen: set[str] = set()
     for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{where}: {name!r} is given twice; expected each name once")
+        if name in seen:
+            raise InputError(f"{where}: {shown(name)} is given twice; expected each name once")
+        seen.add(name)

@@ -62,7 +62,7 @@ def _row(results: Results, trial: Trial) -> Row:
     low, high = trial.gap_range
     return Row(
         trial=trial.number,
-        policy=trial.policy.name,
+        policy=trial.name,
         presets=" ".join(trial.presets),
         on_front=trial in results.front,
         diverged=trial.diverged,
@@ -79,7 +79,7 @@ def _row(results: Results, trial: Trial) -> Row:
         skipped_steps=trial.skipped_steps,
         device=results.spec.cost.device,
         stack=results.spec.cost.stack,
-        digest=trial.policy.digest,
+        digest=trial.digest,
     )
 
 
@@ -98,8 +98,7 @@ def caption(results: Results) -> str:
     """Return on what the results rest: device, stack, batches, seeds, accumulator, noise."""
     spec = results.spec
     priced = spec.cost.batch_size or spec.task.batch_size
-    names = {layer.accumulator for t in results.trials for _, layer in t.policy.layers}
-    accumulators = [accumulator_named(name) for name in sorted(names or {"float32"})]
+    accumulators = [accumulator_named(name) for name in results.accumulators or ("float32",)]
     sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
     noise = "not measured"

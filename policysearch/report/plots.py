@@ -68,9 +68,14 @@ def figure(results: Results, view: View) -> Figure:
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
     diverged = sum(trial.diverged for trial in results.trials)
-    lost = f"; {diverged} diverged, not shown" if diverged else ""
-    axes.set_title(f"{results.spec.study.name}: {len(results.trials)} policies{lost}", fontsize=11)
-    fig.legend(loc="outside right upper", fontsize=7)
+    lost = f"; {diverged} diverged, not shown" * bool(diverged)
+    lost += f"; {len(results.failed)} failed" * bool(results.failed)
+    tried = len(results.trials) + len(results.failed)
+    axes.set_title(f"{results.spec.study.name}: {tried} policies{lost}", fontsize=11)
+    if results.float32_fault:
+        axes.text(0.5, 0.5, "float32 itself did not train", transform=axes.transAxes, ha="center")
+    if axes.get_legend_handles_labels()[0]:
+        fig.legend(loc="outside right upper", fontsize=7)
     fig.supxlabel(caption(results), fontsize=6.5, x=0.01, ha="left")
     return fig
 

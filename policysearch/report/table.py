@@ -18,15 +18,26 @@ HEADER = (
 
 
 def front_table(results: Results) -> str:
-    """Return the front, fastest first, below a line on the study and above the caption."""
+    """Return the front, fastest first, below a line on the study and above the caption.
+
+    Between them stands what did not train, and why.
+    """
     rows = [row for row in rows_of(results) if row.on_front]
-    diverged = sum(trial.diverged for trial in results.trials)
+    lost = [trial for trial in results.trials if trial.diverged]
     head = (
-        f"study {results.spec.study.name}: {len(results.trials)} policies trained, "
-        f"{diverged} diverged, {len(rows)} on the front"
+        f"study {results.spec.study.name}: {len(results.trials) + len(results.failed)} policies "
+        f"tried, {len(lost)} diverged, {len(results.failed)} failed, {len(rows)} on the front"
     )
-    lines = aligned([HEADER, *(_cells(row) for row in rows)])
-    return "\n".join([head, "", *lines, "", caption(results)])
+    said = [f"trial {t.number}: {t.name}: {t.divergence}" for t in lost]
+    said += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
+    blocks = [[head], warnings(results), aligned([HEADER, *(_cells(row) for row in rows)]), said]
+    return "\n\n".join("\n".join(block) for block in [*blocks, [caption(results)]] if block)
+
+
+def warnings(results: Results) -> list[str]:
+    """Return what makes the results worth less than they look, one line each."""
+    fault = [f"warning: {results.float32_fault}"] * bool(results.float32_fault)
+    return fault + [f"warning: results of both sides of a change: {c}" for c in results.mixed]
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -7,20 +7,24 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing import connection
 from types import TracebackType
 from typing import Protocol, Self
 
 from threadpoolctl import threadpool_limits
 
-from policysearch.objective import Measurement, Objective
+from policysearch.objective import Failure, Objective, Outcome
 from policysearch.policy.policy import Policy
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
+
+ATTEMPTS = 3
+"""So often a run is started that was killed or found no memory: another time may go well."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,13 @@ class Executor(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Measurement]]:
-        """Yield (index of the job, its measurement) as jobs end, in any order."""
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+        """Yield (index of the job, how it ended) as jobs end, in any order."""
         ...
 
 
 class SerialExecutor:
-    """Runs jobs in this process, one BLAS thread."""
+    """Runs jobs in this process, one BLAS thread; a job that kills the process ends the study."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
@@ -61,27 +65,42 @@ class SerialExecutor:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Measurement]]:
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
         for index, job in enumerate(jobs):
-            with threadpool_limits(1):
-                measured = self._objective.measure(job.policy, job.seed, job.jitter)
-            yield index, measured
+            for attempt in range(1, ATTEMPTS + 1):
+                outcome, again = attempted(self._objective, job)
+                if not again or attempt == ATTEMPTS:
+                    break
+            yield index, outcome
+
+
+def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
+    """Return how the run ended, and whether another attempt may end otherwise.
+
+    Training is deterministic: only a want of memory or an error of the system can pass.
+    """
+    try:
+        with threadpool_limits(1):
+            return objective.measure(job.policy, job.seed, job.jitter), False
+    except Exception as error:  # Whatever a policy does to its training is a result.
+        said = " ".join(str(error).split())
+        reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return Failure(reason), isinstance(error, MemoryError | OSError)
 
 
 class ProcessExecutor:
     """Runs jobs in `processes` fresh processes with one BLAS thread each.
 
+    Every process is a pool of its own, so that one that is killed takes only its own job along.
     On an exception, Ctrl-C included, running jobs are ended: their results are not wanted.
     """
 
     def __init__(self, task: Task, device: str, stack: str, processes: int) -> None:
         self._before = set(multiprocessing.active_children())
-        self._pool = ProcessPoolExecutor(
-            processes,
-            multiprocessing.get_context("spawn"),
-            initializer=_prepare,
-            initargs=(task, device, stack),
-        )
+        self._arguments = (task, device, stack)
+        self._processes = processes
+        self._idle: list[ProcessPoolExecutor] = []
+        self._pools: list[ProcessPoolExecutor] = []
 
     def __enter__(self) -> Self:
         return self
@@ -90,33 +109,87 @@ class ProcessExecutor:
         if kind is not None:
             for child in set(multiprocessing.active_children()) - self._before:
                 child.terminate()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Measurement]]:
-        futures: dict[Future[Measurement], int] = {
-            self._pool.submit(_measure, job): index for index, job in enumerate(jobs)
-        }
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+        waiting = deque((index, 1) for index in range(len(jobs)))
+        running: dict[Future[tuple[Outcome, bool]], tuple[int, int, ProcessPoolExecutor]] = {}
+        while waiting or running:
+            while waiting and len(running) < self._processes:
+                pool = self._idle.pop() if self._idle else self._started()
+                index, attempt = waiting.popleft()
+                try:
+                    future = pool.submit(_measure, jobs[index])
+                except BrokenProcessPool:  # Killed while it was idle.
+                    waiting.appendleft((index, attempt))
+                    self._drop(pool)
+                    continue
+                running[future] = index, attempt, pool
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                index, attempt, pool = running.pop(future)
+                outcome, again = self._outcome(future, pool)
+                if again and attempt < ATTEMPTS:
+                    waiting.appendleft((index, attempt + 1))
+                else:
+                    yield index, outcome
+
+    def _outcome(
+        self, future: Future[tuple[Outcome, bool]], pool: ProcessPoolExecutor
+    ) -> tuple[Outcome, bool]:
         try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            result = future.result()
         except BrokenProcessPool:
-            raise InputError(
-                "training process: ended from outside (out of memory?); expected it to live; "
-                "run again to resume"
-            ) from None
+            self._drop(pool)
+            self._idle.append(self._proved())
+            killed = f"training process killed from outside {ATTEMPTS} times (out of memory?)"
+            return Failure(killed), True
+        self._idle.append(pool)
+        return result
+
+    def _drop(self, pool: ProcessPoolExecutor) -> None:
+        self._pools.remove(pool)
+        pool.shutdown(wait=False)
+
+    def _proved(self) -> ProcessPoolExecutor:
+        """Return a new process that has proved to start; InputError where none does.
+
+        Else every policy would be recorded as one that kills its training.
+        """
+        for _ in range(ATTEMPTS):
+            pool = self._started()
+            try:
+                pool.submit(_ready).result()
+            except BrokenProcessPool:
+                self._drop(pool)
+            else:
+                return pool
+        raise InputError(
+            "training processes: they end as soon as they start; expected them to live (a script "
+            'that runs a study needs `if __name__ == "__main__":`)'
+        )
+
+    def _started(self) -> ProcessPoolExecutor:
+        pool = ProcessPoolExecutor(
+            1,
+            multiprocessing.get_context("spawn"),
+            initializer=_prepare,
+            initargs=self._arguments,
+        )
+        self._pools.append(pool)
+        return pool
 
 
 def make_executor(objective: Objective, processes: int | None, jobs: int) -> Executor:
     """Return an executor for batches of `jobs`; results do not depend on `processes`.
 
-    `processes` None takes one per usable core.
+    `processes` None takes one per usable core, 0 trains in this process.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = min(processes or cores or 1, jobs)
-    if count == 1:
+    if processes == 0:
         return SerialExecutor(objective)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     names = (objective.device.name, objective.stack.name)
-    return ProcessExecutor(objective.task, *names, count)
+    return ProcessExecutor(objective.task, *names, min(processes or cores or 1, jobs))
 
 
 _worker: list[Objective] = []
@@ -130,13 +203,17 @@ def _prepare(task: Task, device: str, stack: str) -> None:
     _worker.append(Objective(task, device, stack))
 
 
+def _ready() -> bool:
+    return bool(_worker)
+
+
 def _follow_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         with contextlib.suppress(OSError):
-            wait([parent.sentinel])
+            connection.wait([parent.sentinel])
         os._exit(1)
 
 
-def _measure(job: Job) -> Measurement:
-    return _worker[0].measure(job.policy, job.seed, job.jitter)
+def _measure(job: Job) -> tuple[Outcome, bool]:
+    return attempted(_worker[0], job)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 Point = tuple[float, ...]
 
 
@@ -20,13 +22,12 @@ def non_dominated(points: Sequence[Point]) -> list[int]:
     a point can only be dominated by one before it.
     """
     front: list[int] = []
-    seen: set[Point] = set()
+    kept = np.empty((len(points), len(points[0]) if points else 0))
     for index in sorted(range(len(points)), key=lambda i: (points[i], i)):
-        point = points[index]
-        if point in seen or any(dominates(points[other], point) for other in front):
-            continue
-        seen.add(point)
-        front.append(index)
+        # A member that is nowhere worse dominates this point, or equals it and came first.
+        if not (kept[: len(front)] <= points[index]).all(axis=1).any():
+            kept[len(front)] = points[index]
+            front.append(index)
     return sorted(front)
 
 

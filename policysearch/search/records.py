@@ -1,77 +1,195 @@
-"""What the trials of an Optuna study hold, read back."""
+"""The facts of a study, one record each: runs that ended, policies asked for, prices, identity.
+
+A policy asked for becomes visible with everything it measured, in one record, an Optuna trial.
+Its runs are recorded one by one as they end, so that nothing finished is lost before that. Facts
+are read from the package's own lines only.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.distributions import BaseDistribution, json_to_distribution
+from optuna.trial import TrialState
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective import Measurement, gap, score
-from policysearch.policy.policy import from_json
-from policysearch.search.results import Results, Trial
-from policysearch.search.spec import spec_from_data
-from policysearch.values import from_plain
+from policysearch.objective import Failure, Measurement, Outcome
+from policysearch.policy.policy import Policy
+from policysearch.search.journal import Line
+from policysearch.search.storage import OpenJournal
+from policysearch.values import from_plain, to_plain
+
+PREFIX = "policysearch:"
+_SET_STUDY_SYSTEM_ATTR = 3
+_CREATE_TRIAL = 4
+
+Params = dict[str, Any]
 
 
-def trained_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the finished trials that trained a policy of their own, by number."""
-    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return [trial for trial in finished if "duplicate" not in trial.user_attrs]
+@dataclass(frozen=True, order=True)
+class RunKey:
+    """Which training run: the policy's digest, the training seed, how far the start is jittered."""
+
+    digest: str
+    seed: int
+    jitter: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.digest}:{self.seed}:{self.jitter!r}"
 
 
-def measured_runs(study: optuna.Study, seeds: Sequence[int]) -> dict[tuple[str, int], Measurement]:
-    """Return every training run by (policy digest, seed), those of failed trials included."""
-    runs = {}
-    for trial in study.get_trials(deepcopy=False):
-        for seed in seeds:
-            plain = trial.user_attrs.get(f"measured:{seed}")
-            if plain is not None:
-                where = f"trial {trial.number} measured:{seed}"
-                runs[trial.user_attrs["digest"], seed] = from_plain(Measurement, plain, where)
-    return runs
+@dataclass(frozen=True)
+class Asked:
+    """A policy that was asked for.
+
+    `number`: its Optuna trial. `batch`: the policies asked for together with it. `text`: the
+    policy as JSON. `presets`: the presets of the ladder that are this policy. `params`: the
+    decisions that make it, or, for a preset, the nearest ones.
+    """
+
+    number: int
+    batch: int
+    digest: str
+    text: str
+    presets: tuple[str, ...]
+    params: Params
 
 
-def jittered_runs(study: optuna.Study, seeds: Sequence[int]) -> dict[int, Measurement]:
-    """Return the float32 runs with jittered initial parameters, by seed."""
-    attrs = study.user_attrs
-    plain = {seed: attrs[f"jittered:{seed}"] for seed in seeds if f"jittered:{seed}" in attrs}
-    return {seed: from_plain(Measurement, run, "jittered") for seed, run in plain.items()}
+class Records:
+    """The facts of a study so far and, with an open journal, the place to add to them."""
+
+    def __init__(self, lines: Iterable[Line], journal: OpenJournal | None = None) -> None:
+        self._journal = journal
+        self._trials_made = 0
+        self.runs: dict[RunKey, Outcome] = {}
+        self.trials: list[Asked] = []
+        self.prices: dict[tuple[str, str], PolicyCost] = {}
+        self.identities: list[dict[str, Any]] = []
+        for line in lines:
+            self._read(line)
+
+    def _read(self, line: Line) -> None:
+        record = line.record
+        if record.get("study_id") != 0:
+            return
+        if record["op_code"] == _CREATE_TRIAL:
+            if line.place is not None:
+                self._read_trial(record)
+            self._trials_made += 1
+        elif record["op_code"] == _SET_STUDY_SYSTEM_ATTR and line.place is not None:
+            for key, value in record["system_attr"].items():
+                if key.startswith(PREFIX):
+                    self._read_fact(key.removeprefix(PREFIX), value)
+
+    def _read_fact(self, key: str, value: Any) -> None:
+        kind, _, rest = key.partition(":")
+        if kind == "run":
+            digest, seed, jitter = rest.split(":")
+            self.runs[RunKey(digest, int(seed), float(jitter))] = _outcome(value)
+        elif kind == "price":
+            priced_on, _, digest = rest.partition(":")
+            self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)
+        elif kind == "identity":
+            self.identities.append(value)
+
+    def _read_trial(self, record: Mapping[str, Any]) -> None:
+        attrs = record["user_attrs"]
+        digest = attrs["digest"]
+        kinds = {k: json_to_distribution(d) for k, d in record["distributions"].items()}
+        params = {k: kinds[k].to_external_repr(v) for k, v in record["params"].items()}
+        self.trials.append(
+            Asked(
+                number=self._trials_made,
+                batch=attrs["batch"],
+                digest=digest,
+                text=attrs["policy"],
+                presets=tuple(attrs["presets"]),
+                params=params,
+            )
+        )
+        for seed, plain in attrs["runs"].items():
+            self.runs.setdefault(RunKey(digest, int(seed)), _outcome(plain))
+        if attrs["cost"] is not None:
+            cost = from_plain(PolicyCost, attrs["cost"], f"trial {self._trials_made} cost")
+            self.prices[attrs["priced_on"], digest] = cost
+
+    def add_identity(self, identity: dict[str, Any]) -> None:
+        """Record what the runs from here on belong to."""
+        self._add_fact(f"identity:{len(self.identities)}", identity)
+        self.identities.append(identity)
+
+    def add_run(self, key: RunKey, outcome: Outcome) -> None:
+        """Record how a training run ended."""
+        self._add_fact(f"run:{key}", _plain(outcome))
+        self.runs[key] = outcome
+
+    def add_price(self, priced_on: str, digest: str, cost: PolicyCost) -> None:
+        """Record the modeled cost of a policy; `priced_on` is `identity.pricing_key`."""
+        self._add_fact(f"price:{priced_on}:{digest}", to_plain(cost))
+        self.prices[priced_on, digest] = cost
+
+    def _add_fact(self, key: str, value: Any) -> None:
+        journal = self._writable()
+        journal.storage.set_study_system_attr(journal.study_id, PREFIX + key, value)
+
+    def _writable(self) -> OpenJournal:
+        if self._journal is None:
+            raise TypeError("records opened for reading only")
+        return self._journal
+
+    def add_trial(
+        self,
+        asked: Asked,
+        distributions: Mapping[str, BaseDistribution],
+        outcomes: Mapping[int, Outcome],
+        priced_on: str,
+        cost: PolicyCost | None,
+        values: Sequence[float] | None,
+        readable: Mapping[str, Any],
+    ) -> None:
+        """Record a policy with all it measured.
+
+        `outcomes` by seed; `values` are the objectives in their own units (nats for the gap),
+        None where a run failed; `readable` is shown beside them by Optuna's tools.
+        """
+        diverged = any(isinstance(run, Measurement) and run.diverged for run in outcomes.values())
+        trial = optuna.trial.create_trial(
+            state=TrialState.FAIL if values is None else TrialState.COMPLETE,
+            values=values,
+            params=dict(asked.params),
+            distributions=dict(distributions),
+            user_attrs={
+                **readable,
+                "policy": asked.text,
+                "digest": asked.digest,
+                "batch": asked.batch,
+                "presets": list(asked.presets),
+                "runs": {str(seed): _plain(outcome) for seed, outcome in outcomes.items()},
+                "priced_on": priced_on,
+                "cost": None if cost is None else to_plain(cost),
+            },
+            constraints={"diverged": float(diverged)},
+        )
+        self._writable().study.add_trial(trial)
+        self.trials.append(replace(asked, number=self._trials_made))
+        self._trials_made += 1
 
 
-def recover(study: optuna.Study) -> None:
-    """Fail the trials that a stopped run left running and put their policies in line again."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study.tell(trial.number, state=TrialState.FAIL)
-        kept = {k: v for k, v in trial.user_attrs.items() if k in ("policy", "digest", "preset")}
-        if "policy" in kept:
-            params = trial.system_attrs.get("fixed_params", trial.params)
-            study.enqueue_trial(params, user_attrs=kept)
+def compact(policy: Policy) -> str:
+    """Return the policy as JSON on one line, as trials keep it."""
+    return json.dumps(json.loads(policy.to_json()), separators=(",", ":"))
 
 
-def read_results(study: optuna.Study) -> Results:
-    """Return what the study has found so far."""
-    spec = spec_from_data(study.user_attrs["spec"], f"study {study.study_name!r}")
-    seeds = spec.study.seeds
-    runs = measured_runs(study, seeds)
-    presets: dict[str, list[str]] = {}
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        if "preset" in trial.user_attrs:
-            presets.setdefault(trial.user_attrs["digest"], []).append(trial.user_attrs["preset"])
-    base = next((digest for digest, names in presets.items() if "float32" in names), "")
-    trials = []
-    for trial in trained_trials(study):
-        digest = trial.user_attrs["digest"]
-        policy = from_json(trial.user_attrs["policy"], f"trial {trial.number} policy")
-        cost = from_plain(PolicyCost, trial.user_attrs["cost"], f"trial {trial.number} cost")
-        scores = tuple(score(runs[digest, seed], runs[base, seed], cost) for seed in seeds)
-        trials.append(Trial(trial.number, policy, tuple(presets.get(digest, ())), scores))
-    shifts = [
-        gap(run, runs[base, seed])
-        for seed, run in jittered_runs(study, seeds).items()
-        if (base, seed) in runs
-    ]
-    noise = math.sqrt(math.fsum(s * s for s in shifts) / len(shifts)) if shifts else None
-    return Results(spec, tuple(trials), noise)
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    kind = "failed" if isinstance(outcome, Failure) else "measured"
+    return {kind: to_plain(outcome)}
+
+
+def _outcome(plain: Mapping[str, Any]) -> Outcome:
+    if "failed" in plain:
+        return from_plain(Failure, plain["failed"], "run")
+    return from_plain(Measurement, plain["measured"], "run")

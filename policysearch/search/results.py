@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import DIVERGED_GAP, Score
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import Policy, from_json
 from policysearch.search.front import Point, knee, non_dominated
 from policysearch.search.spec import ObjectiveName, StudySpec
 from policysearch.values import InputError
@@ -21,13 +23,26 @@ RESOLUTION = 10.0
 class Trial:
     """One trained policy: `scores` holds one score per training seed of the study.
 
-    `presets` names the presets of the ladder that are this policy; none for a sampled one.
+    `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
+    none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
     """
 
     number: int
-    policy: Policy
+    digest: str
+    text: str
     presets: tuple[str, ...]
     scores: tuple[Score, ...]
+    divergence: str
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy as a value."""
+        return from_json(self.text, f"trial {self.number} policy")
+
+    @cached_property
+    def name(self) -> str:
+        """The policy's name."""
+        return policy_name(self.text)
 
     @property
     def diverged(self) -> bool:
@@ -71,21 +86,54 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class FailedTrial:
+    """A policy whose training did not end in a result, and why."""
+
+    number: int
+    text: str
+    presets: tuple[str, ...]
+    reason: str
+
+    @cached_property
+    def name(self) -> str:
+        """The policy's name."""
+        return policy_name(self.text)
+
+
+def policy_name(text: str) -> str:
+    """Return the name of the policy written in the JSON `text`."""
+    name: str = json.loads(text)["name"]
+    return name
+
+
+@dataclass(frozen=True)
 class Results:
-    """What a study has found so far; `trials` by number, equal policies once.
+    """What a study has found so far; `trials` and `failed` by number, equal policies once.
 
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
     when its initial parameters are jittered by 1e-6; None before it is measured.
+    `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
+    or failed; "" otherwise. `mixed` lists changes of code or libraries that a run was told to
+    accept: the results were made on both sides of them.
     """
 
     spec: StudySpec
     trials: tuple[Trial, ...]
     noise_gap: float | None
+    failed: tuple[FailedTrial, ...] = ()
+    float32_fault: str = ""
+    mixed: tuple[str, ...] = ()
 
     @property
     def resolution_gap(self) -> float:
         """The least loss gap that counts as an effect, in nats: ten times the noise."""
         return RESOLUTION * (self.noise_gap or 0.0)
+
+    @property
+    def accumulators(self) -> tuple[str, ...]:
+        """The accumulators that products were summed in, by name."""
+        found = (re.findall(r'"accumulator": ?"([^"]*)"', trial.text) for trial in self.trials)
+        return tuple(sorted({name for names in found for name in names}))
 
     def counted_gap(self, trial: Trial) -> float:
         """Return the gap the front counts: never below the resolution or its standard error.
@@ -149,8 +197,9 @@ class Results:
 
     def _front(self) -> tuple[Trial, ...]:
         if not self.front:
+            lost = sum(trial.diverged for trial in self.trials) + len(self.failed)
             raise InputError(
-                f"study {self.spec.study.name}: no finished trial that trained; "
-                "expected at least one, run the study first"
+                f"study {self.spec.study.name}: no finished trial that trained "
+                f"({lost} diverged or failed); expected at least one"
             )
         return self.front

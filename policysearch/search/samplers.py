@@ -52,3 +52,14 @@ def sampler_named(name: str, seed: int) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return SAMPLERS[name](seed)
+
+
+def system_attrs(name: str, index: int) -> dict[str, int]:
+    """Return what the sampler keeps with the trial at place `index` of those it is shown.
+
+    NSGA-II numbers generations: as many trials each as its population has, in their order.
+    """
+    if name != "nsga2":
+        return {}
+    key = optuna.samplers.NSGAIISampler._get_generation_key()
+    return {key: index // NSGA2_POPULATION}

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import BaseTrial
 
 from policysearch.accumulators import accumulator_named
@@ -57,6 +58,15 @@ class Space:
             "scaling": section.scalings,
         }
         return {name: values for name, values in every.items() if len(values) > 1}
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return every decision as Optuna describes it, as `suggest` asks for it."""
+        return {
+            name: IntDistribution(values[0], values[-1])
+            if name == "log2_scale"
+            else CategoricalDistribution(values)
+            for name, values in self.choices().items()
+        }
 
     def suggest(self, trial: BaseTrial) -> Params:
         """Return the trial's decision for every parameter."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from policysearch.accumulators import accumulator_named
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
+from policysearch.files import read_text
 from policysearch.formats import format_named
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LossScaleKind
@@ -20,10 +19,11 @@ from policysearch.policy.presets import LADDER, PRESETS
 from policysearch.policy.scaling import RECIPES, Recipe
 from policysearch.search.samplers import SAMPLERS
 from policysearch.train.tasks import Task
-from policysearch.values import InputError, from_plain, number, one_of, to_plain
+from policysearch.values import InputError, from_plain, number, one_of, shown
 
 T = TypeVar("T")
 ObjectiveName = Literal["loss_gap", "speedup", "memory_ratio"]
+LONGEST_NAME_BYTES = 200
 DIRECTIONS: dict[ObjectiveName, Literal["minimize", "maximize"]] = {
     "loss_gap": "minimize",
     "speedup": "maximize",
@@ -50,6 +50,11 @@ class StudySection:
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise InputError(f"name: {self.name!r}; expected letters, digits, '-', '_' or '.'")
+        if len(self.name.encode()) > LONGEST_NAME_BYTES:
+            raise InputError(
+                f"name: {shown(self.name)} of {len(self.name.encode())} bytes; expected at most "
+                f"{LONGEST_NAME_BYTES}, for it is part of file names"
+            )
         one_of("sampler", self.sampler, SAMPLERS)
         number("seed", self.seed, 0, 2**31)
         number("trials", self.trials, 1, 10**6)
@@ -178,22 +183,6 @@ class StudySpec:
     space: SpaceSection
     objectives: ObjectivesSection = ObjectivesSection()
 
-    def identity(self) -> dict[str, Any]:
-        """Return, flattened to `section.key`, everything that decides the results.
-
-        The number of trials is left out, for a study may be made longer, and so is the place of
-        the data files, for the data have a fingerprint of their own.
-        """
-        tables: dict[str, dict[str, Any]] = to_plain(self)
-        flat = {f"{name}.{key}": value for name, t in tables.items() for key, value in t.items()}
-        del flat["study.trials"], flat["task.data_folder"]
-        return flat
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 in hex of `identity`."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
-
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""
         return replace(self, study=replace(self.study, trials=trials))
@@ -204,12 +193,7 @@ def load_spec(path: Path) -> StudySpec:
 
     Raises InputError, one line `file: table.key: given; valid`, for anything not understood.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; expected a study file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; expected a study file in TOML") from None
+    text = read_text(path, "a study file in TOML")
     return spec_from_text(text, str(path))
 
 
@@ -217,8 +201,10 @@ def spec_from_text(text: str, where: str) -> StudySpec:
     """Return the study written in the TOML `text`; errors begin with `where`."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # Also an integer of thousands of digits.
         raise InputError(f"{where}: {' '.join(str(error).split())}; expected TOML") from None
+    except RecursionError:
+        raise InputError(f"{where}: nested too deep; expected TOML") from None
     return spec_from_data(data, where)
 
 

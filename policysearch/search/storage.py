@@ -1,24 +1,22 @@
-"""The journal file of a study: an Optuna journal that knows how long it should be.
-
-The first line is a journal record that Optuna reads and ignores (a user attribute of a study that
-does not exist). It holds, at a fixed place, the number of bytes written for good, and is renewed
-after every append. So a file cut short is told from one whose writer was killed in the middle of
-a record: the first is refused, the unfinished tail of the second is dropped.
-"""
+"""The journal file of a study: opened by one run at a time, checked, appended to, repaired."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
+from policysearch.files import reason, write_whole
+from policysearch.search.journal import Line, Reading, read_journal, salvage, sealed
 from policysearch.values import InputError
 
 try:
@@ -27,12 +25,7 @@ except ImportError:  # Windows: two runs of one study at once are not caught the
     fcntl = None  # type: ignore[assignment]
 
 Direction = Literal["minimize", "maximize"]
-
-_HEADER = (
-    b'{"op_code":2,"worker_id":"policysearch","study_id":-1,'
-    b'"user_attr":{"committed_bytes":"%015d"}}\n'
-)
-HEADER_BYTES = len(_HEADER % 0)
+_CREATE_STUDY = 0
 
 
 class _NoLock(JournalFileOpenLock):
@@ -45,82 +38,79 @@ class _NoLock(JournalFileOpenLock):
         pass
 
 
-class CountedJournal(JournalFileBackend):
-    """A journal file whose first line holds the number of bytes committed."""
+class SealedJournal(JournalFileBackend):
+    """Optuna's journal file, each record written in one piece with its place and checksum."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, next_place: int) -> None:
+        self._path, self._next_place = path, next_place
         super().__init__(str(path), lock_obj=_NoLock(str(path)))
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        super().append_logs(logs)
-        with open(self._path, "r+b") as file:
-            file.write(_HEADER % os.stat(self._path).st_size)
-
-
-def check_journal(path: Path) -> int:
-    """Return the number of committed bytes of the journal at `path`.
-
-    Raises InputError, naming the place, for a file that is missing, cut short or damaged.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"storage {path}: {error.strerror}; expected a readable file") from None
-    committed = _committed(content[:HEADER_BYTES])
-    if committed is None:
-        raise InputError(
-            f"storage {path}: line 1 is damaged or foreign; expected a journal that "
-            "policysearch run wrote (restore it, or name another file with --storage)"
-        )
-    if len(content) < committed:
-        raise InputError(
-            f"storage {path}: cut short to {len(content)} bytes; expected {committed} "
-            "(restore it, or name another file with --storage)"
-        )
-    for number, line in enumerate(content[:committed].splitlines(keepends=True), 1):
-        if not _is_record(line):
+        """Append the records; raises InputError, with nothing appended, where that fails."""
+        places = range(self._next_place, self._next_place + len(logs))
+        text = b"".join(sealed(log, place) for log, place in zip(logs, places, strict=True))
+        try:
+            with open(self._path, "r+b", buffering=0) as file:
+                _append(file, text)
+        except OSError as error:
             raise InputError(
-                f"storage {path}: line {number} is damaged; expected a journal record "
-                "(restore the file, or name another one with --storage)"
-            )
-    return committed
+                f"storage {self._path}: {error.strerror}; expected room for the results "
+                "(run again to resume: what was finished before is kept)"
+            ) from None
+        self._next_place += len(logs)
 
 
-def _committed(header: bytes) -> int | None:
-    if not _is_record(header):
-        return None
-    committed = json.loads(header).get("user_attr", {}).get("committed_bytes", "")
-    return int(committed) if isinstance(committed, str) and committed.isdigit() else None
-
-
-def _is_record(line: bytes) -> bool:
+def _append(file: IO[bytes], text: bytes) -> None:
+    before = file.seek(0, os.SEEK_END)
     try:
-        return line.endswith(b"\n") and "op_code" in json.loads(line)
-    except (ValueError, TypeError):
-        return False
+        left = memoryview(text)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(before)
+        raise
+
+
+def read_checked(path: Path) -> Reading:
+    """Return what the journal at `path` holds.
+
+    Raises InputError, naming the line, for a file that is missing, unreadable or damaged.
+    """
+    reading = read_journal(_content(path))
+    if reading.damage:
+        more = f" and {len(reading.damage) - 1} more" if len(reading.damage) > 1 else ""
+        raise InputError(
+            f"storage {path}: {reading.damage[0]}{more}; expected an unchanged journal "
+            "(`policysearch repair STUDY.toml` keeps every intact trial and a copy of the file)"
+        )
+    return reading
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise InputError(f"storage {path}: not a file; expected the journal of a study")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise InputError(f"storage {path}: {reason(error)}; expected a readable file") from None
 
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the journal at `path`, made if missing, so that no second run writes to it.
 
-    Drops what a killed writer left unfinished. Raises InputError if the file is damaged, cannot
-    be written, or is held by another run.
+    Raises InputError if it cannot be written or is held by another run.
     """
     with contextlib.ExitStack() as stack:
         try:
+            if path.exists() and not path.is_file():
+                raise InputError(f"storage {path}: not a file; expected the journal of a study")
             file = stack.enter_context(open(path, "a+b"))
-        except OSError as error:
-            raise InputError(
-                f"storage {path}: {error.strerror}; expected a writable file"
-            ) from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"storage {path}: {reason(error)}; expected a writable file") from None
         _take(file.fileno(), path)
-        if file.seek(0, os.SEEK_END) == 0:
-            file.write(_HEADER % HEADER_BYTES)
-            file.flush()
-        else:
-            file.truncate(check_journal(path))
         yield
 
 
@@ -144,30 +134,122 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def open_study(path: Path, name: str) -> optuna.Study:
-    """Return the study called `name` in the checked journal at `path`; InputError if not there."""
-    check_journal(path)
-    return _load(path, name)
+@dataclass(frozen=True)
+class OpenJournal:
+    """A held journal, as Optuna sees it and as what it held when it was opened."""
+
+    study: optuna.Study
+    storage: JournalStorage
+    reading: Reading
+
+    @property
+    def study_id(self) -> int:
+        """The study's number in the storage."""
+        return self.storage.get_study_id_from_name(self.study.study_name)
 
 
-def _load(path: Path, name: str) -> optuna.Study:
+def open_for_writing(
+    path: Path, name: str, directions: list[Direction], metrics: Sequence[str]
+) -> OpenJournal:
+    """Return the held journal at `path`; if it is new, the study `name` is made in it.
+
+    What a killed writer left of a record is dropped: it never became visible. Raises InputError
+    for a damaged journal, and one that holds another study.
+    """
+    reading = read_checked(path)
+    _end_whole(path, reading)
+    storage = JournalStorage(SealedJournal(path, reading.next_place))
+    if any(line.record["op_code"] == _CREATE_STUDY for line in reading.lines):
+        check_name(reading, name, path)
+        study = optuna.load_study(study_name=name, storage=storage)
+    else:
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(metrics))
+    return OpenJournal(study, storage, reading)
+
+
+def _end_whole(path: Path, reading: Reading) -> None:
     try:
-        return optuna.load_study(study_name=name, storage=_storage(path))
-    except KeyError:
-        raise InputError(f"storage {path}: holds no study {name!r}; expected its results") from None
-    except Exception as error:  # Optuna replays every record; any failure means a damaged one.
+        with open(path, "r+b") as file:
+            file.truncate(reading.whole_bytes)
+            if reading.whole_bytes:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+    except OSError as error:
+        raise InputError(f"storage {path}: {reason(error)}; expected a writable file") from None
+
+
+def check_name(reading: Reading, name: str, path: Path) -> None:
+    """Raise InputError unless the journal is this package's and its study is called `name`."""
+    made = [line for line in reading.lines if line.record["op_code"] == _CREATE_STUDY]
+    if made and made[0].place is None:
         raise InputError(
-            f"storage {path}: records do not fit together ({type(error).__name__}); "
-            "expected an unchanged journal"
-        ) from None
+            f"storage {path}: made by another program, or by policysearch 0.1.0; expected a "
+            "journal of this version (name another file with --storage)"
+        )
+    if made and made[0].record.get("study_name") != name:
+        found = made[0].record.get("study_name")
+        raise InputError(f"storage {path}: holds study {found!r}; expected {name!r}")
 
 
-def create_study(path: Path, name: str, directions: list[Direction]) -> optuna.Study:
-    """Return a new study, or the one called `name` that the held journal at `path` has."""
-    if path.stat().st_size > HEADER_BYTES:
-        return _load(path, name)
-    return optuna.create_study(study_name=name, storage=_storage(path), directions=directions)
+@dataclass(frozen=True)
+class Repair:
+    """What a repair did: lines kept and lost, and where the damaged file is kept."""
+
+    kept: int
+    damage: tuple[str, ...]
+    copy: Path | None
 
 
-def _storage(path: Path) -> JournalStorage:
-    return JournalStorage(CountedJournal(path))
+def repair(path: Path, name: str, directions: list[Direction]) -> Repair:
+    """Rewrite a damaged journal with every intact record; a sound one is left alone.
+
+    The damaged file is kept beside it under a new name. Raises InputError where nothing in it is
+    a record, and as `exclusive`.
+    """
+    if not path.exists():
+        raise InputError(f"storage {path}: not there; expected the journal of a study")
+    with exclusive(path):
+        content = _content(path)
+        reading = read_journal(content)
+        if not reading.damage:
+            return Repair(len(reading.lines), (), None)
+        kept = list(salvage(content))
+        if not kept:
+            raise InputError(f"storage {path}: no intact record in it; expected a journal")
+        copy = _spare_name(path)
+        write_whole({copy: content})
+        write_whole({path: _rewritten(kept, name, directions)})
+        return Repair(len(kept), reading.damage, copy)
+
+
+def _spare_name(path: Path) -> Path:
+    number = 1
+    while os.path.lexists(copy := path.with_name(f"{path.name}.damaged{number}")):
+        number += 1
+    return copy
+
+
+def _rewritten(kept: list[Line], name: str, directions: list[Direction]) -> bytes:
+    """Return a journal of these lines; one that lost its first record gets it again."""
+    records = [line.record for line in kept]
+    own = [line.place is not None for line in kept]
+    if not any(record["op_code"] == _CREATE_STUDY for record in records):
+        numbers = [("minimize", "maximize").index(direction) + 1 for direction in directions]
+        head = {"op_code": _CREATE_STUDY, "worker_id": "repair"}
+        records.insert(0, {**head, "study_name": name, "directions": numbers})
+        own.insert(0, True)
+    lines, place = [], 0
+    for record, ours in zip(records, own, strict=True):
+        bare = {key: value for key, value in record.items() if key not in ("n", "crc")}
+        lines.append(sealed(bare, place) if ours else _foreign(bare))
+        place += ours
+    return b"".join(lines)
+
+
+def _foreign(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -1,207 +1,230 @@
-"""The search: an Optuna study asked for policies and told what they are worth."""
+"""The search: policies asked for, trained, and recorded with what they are worth."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import optuna
 from optuna.trial import TrialState
 
-from policysearch.cost.price import PolicyCost
-from policysearch.objective import DIVERGED_GAP, JITTER, Objective, gap
+from policysearch.objective import DIVERGED_GAP, JITTER, Failure, Objective
 from policysearch.policy.policy import Policy, from_json, with_accumulator
 from policysearch.policy.presets import ladder
 from policysearch.search.executors import Executor, Job, make_executor
-from policysearch.search.identity import check_identity, check_study_file, identity_of
-from policysearch.search.records import (
-    jittered_runs,
-    measured_runs,
-    read_results,
-    recover,
-    trained_trials,
+from policysearch.search.identity import (
+    check_identity,
+    check_task,
+    differences,
+    identity_of,
+    task_identity,
 )
-from policysearch.search.results import Results
+from policysearch.search.prices import Prices
+from policysearch.search.records import Asked, Records, RunKey, compact
+from policysearch.search.results import Results, Trial, policy_name
 from policysearch.search.samplers import sampler_named
+from policysearch.search.scoring import read_results, scored
 from policysearch.search.space import check_accumulators, make_space
-from policysearch.search.spec import DIRECTIONS, ObjectiveName, StudySpec
-from policysearch.search.storage import create_study, exclusive, open_study, quiet
-from policysearch.values import InputError, to_plain
-
-GAP_UNIT = 1e-3
-"""The sampler sees asinh(gap / GAP_UNIT): linear to about a thousandth of a nat, then a logarithm.
-
-It rises with the gap, so the front is the same; a model of the gaps then has decades to work on.
-"""
+from policysearch.search.spec import DIRECTIONS, StudySpec
+from policysearch.search.storage import (
+    OpenJournal,
+    check_name,
+    exclusive,
+    open_for_writing,
+    quiet,
+    read_checked,
+)
+from policysearch.search.view import History, Seen, fits, sampler_view
+from policysearch.values import InputError
 
 MOST_DUPLICATES = 64
 """So many known policies proposed in a row mean that the space has no others."""
 
-PATIENCE = 8
+PATIENCE = 3
 """After so many in a row, policies are drawn at random until there is a new one."""
 
 
 class Progress(Protocol):
     """Told after every training run."""
 
-    def __call__(self, trained: float, results: Results | None) -> None:
-        """`trained`: trials done, with fractions; `results` whenever trials were told."""
+    def __call__(self, trained: float, results: Callable[[], Results], /) -> None:
+        """`trained`: trials done, with fractions; `results()` is what they show, worked out."""
         ...
-
-
-@dataclass(frozen=True)
-class _Pending:
-    trial: optuna.Trial
-    policy: Policy
 
 
 class Session:
     """One run of a study, from where its journal stands to the number of trials wanted."""
 
-    def __init__(self, spec: StudySpec, objective: Objective, study: optuna.Study) -> None:
-        self.spec, self.objective, self.study = spec, objective, study
+    def __init__(self, spec: StudySpec, objective: Objective, records: Records) -> None:
+        self.spec, self.objective, self.records = spec, objective, records
         self.space = make_space(spec.space, objective.model)
         self.float32 = objective.float32
-        names = dict.fromkeys(("float32", *spec.space.ladder))
-        self.ladder = [
-            with_accumulator(policy, spec.space.accumulators[0])
-            for policy in ladder(objective.model.layer_names, names)
-        ]
-        for policy in self.ladder:
-            check_accumulators(policy)
-        self.measured = measured_runs(study, spec.study.seeds)
-        self.jittered = jittered_runs(study, spec.study.seeds)
-        self.priced: dict[str, PolicyCost] = {}
+        self.ladder = _ladder(spec, objective)
+        self.prices = Prices(objective, records, spec)
+        self.history = History(spec.objectives.names)
 
-    def run(self, executor: Executor, progress: Progress | None) -> None:
+    def run(
+        self, executor: Executor, progress: Progress | None, retry_failed: bool = False
+    ) -> None:
         """Go on until the trials of the study file are done, or the space has no new policy."""
-        recover(self.study)
-        settings = self.spec.study
-        while (done := len(trained_trials(self.study))) < settings.trials:
-            if progress is not None:
-                progress(done, read_results(self.study) if done else None)
-            size = min(settings.workers - done % settings.workers, settings.trials - done)
-            batch, copies = self._ask_batch(size)
-            if not batch:
-                break
-            self._train(executor, batch, done, progress)
-            for pending in (*batch, *copies):
-                self._tell(pending)
+        self._train(executor, self._outstanding(retry_failed), progress)
+        self.prices.record(self.records.trials)
+        for asked in self.records.trials:
+            self.history.append(self._seen(asked))
+        while batch := self._next_batch():
+            self._train(executor, self._missing(batch), progress)
+            for asked in batch:
+                self._record(asked)
         if progress is not None:
-            progress(len(trained_trials(self.study)), read_results(self.study))
+            progress(len(self.records.trials), self.results)
 
-    def _ask_batch(self, size: int) -> tuple[list[_Pending], list[_Pending]]:
-        """Return up to `size` trials with new policies, and trials that repeat one of those.
+    def results(self) -> Results:
+        """Return what the study has found so far."""
+        return read_results(self.records, self.spec, self.prices)
 
-        A trial that repeats an earlier one is told its result at once.
+    def _outstanding(self, retry_failed: bool) -> dict[RunKey, Policy]:
+        """Return the runs that recorded trials lack: a seed was added, or a run is tried again."""
+        if retry_failed:
+            runs = self.records.runs
+            failed = [key for key, outcome in runs.items() if isinstance(outcome, Failure)]
+            self.records.runs = {key: runs[key] for key in runs.keys() - set(failed)}
+        return self._missing(self.records.trials)
+
+    def _missing(self, trials: Sequence[Asked]) -> dict[RunKey, Policy]:
+        """Return the runs that `trials`, and float32 beside them, still need."""
+        runs, seeds = self.records.runs, self.spec.study.seeds
+        wanted = [(asked, RunKey(asked.digest, seed)) for asked in trials for seed in seeds]
+        missing = {
+            key: from_json(asked.text, "stored policy") for asked, key in wanted if key not in runs
+        }
+        if trials:
+            beside = [RunKey(self.float32.digest, s, j) for j in (0.0, JITTER) for s in seeds]
+            missing |= {key: self.float32 for key in beside if key not in runs}
+        return missing
+
+    def _next_batch(self) -> list[Asked]:
+        """Return the policies to train next, those of an interrupted batch first.
+
+        A batch is asked for from the batches before it alone. So one that was interrupted is
+        asked for again as it was, and what is left of it is returned.
         """
-        known = {t.user_attrs["digest"] for t in trained_trials(self.study)}
-        batch: list[_Pending] = []
-        copies: list[_Pending] = []
+        trials, settings = self.records.trials, self.spec.study
+        untried = self.ladder.keys() - {asked.digest for asked in trials}
+        if len(trials) >= settings.trials and not untried:
+            return []
+        last = trials[-1].batch if trials else -1
+        told = [asked.digest for asked in trials if asked.batch == last]
+        batch: list[Asked] = []
+        if 0 < len(told) < settings.workers:
+            again = self._ask_batch(len(trials) - len(told), last)
+            if [asked.digest for asked in again[: len(told)]] == told:
+                batch = again[len(told) :]
+        batch = batch or self._ask_batch(len(trials), last + 1)
+        presets = sum(bool(asked.presets) for asked in batch)
+        return batch[: max(settings.trials - len(trials), presets)]
+
+    def _ask_batch(self, count: int, batch: int) -> list[Asked]:
+        """Return the new policies of `batch`, proposed from the first `count` trials.
+
+        First what is left of the ladder, then what the sampler proposes. The sampler is made anew
+        for every batch, from the study's seed and the batch.
+        """
+        settings = self.spec.study
+        known = {asked.digest for asked in self.records.trials[:count]}
+        presets = [digest for digest in self.ladder if digest not in known]
+        shown, names = self.history.shown(count), self.spec.objectives.names
+        view = sampler_view(shown, self.space, names, settings.sampler)
+        seeds = np.random.SeedSequence([settings.seed, batch]).generate_state(2)
+        chosen = sampler_named(settings.sampler, int(seeds[0]))
+        at_random = sampler_named("random", int(seeds[1]))
+        found: list[Asked] = []
         streak = 0
-        while len(batch) < size and streak < MOST_DUPLICATES:
-            pending = self._ask(at_random=streak >= PATIENCE)
-            digest = pending.policy.digest
-            if digest not in known:
-                known.add(digest)
-                batch.append(pending)
-                streak = 0
+        while len(found) < settings.workers and streak < MOST_DUPLICATES:
+            view.sampler = at_random if streak >= PATIENCE else chosen
+            policy, known_as = self.ladder[presets.pop(0)] if presets else (None, ())
+            if policy is not None:
+                view.enqueue_trial(self.space.project(policy))
+            trial = view.ask()
+            params = self.space.suggest(trial)
+            policy = policy or self.space.policy(params)
+            if policy.digest in known:
+                view.tell(trial, state=TrialState.FAIL)
+                streak += 1
                 continue
-            streak += 1
-            pending.trial.set_user_attr("duplicate", True)
-            if digest in {other.policy.digest for other in batch}:
-                copies.append(pending)
-            else:
-                self._tell(pending)
-        return batch, copies
-
-    def _ask(self, at_random: bool) -> _Pending:
-        """Return the next trial: one waiting, else the next of the ladder, else a sampled one.
-
-        The sampler is made anew from the study's seed and the number of trials asked before, so
-        an interrupted study goes on as if it had not been.
-        """
-        trials = self.study.get_trials(deepcopy=False)
-        asked = sum(t.state in (TrialState.COMPLETE, TrialState.RUNNING) for t in trials)
-        seed = int(np.random.SeedSequence([self.spec.study.seed, asked]).generate_state(1)[0])
-        name = "random" if at_random else self.spec.study.sampler
-        self.study.sampler = sampler_named(name, seed)
-        live = [t for t in trials if t.state != TrialState.FAIL]
-        if not any(t.state == TrialState.WAITING for t in live):
-            tried = {t.user_attrs.get("preset") for t in live}
-            left = [policy for policy in self.ladder if policy.name not in tried]
-            if left:
-                attrs = _attrs(left[0]) | {"preset": left[0].name}
-                self.study.enqueue_trial(self.space.project(left[0]), user_attrs=attrs)
-        trial = self.study.ask()
-        params = self.space.suggest(trial)
-        if "policy" in trial.user_attrs:
-            return _Pending(trial, from_json(trial.user_attrs["policy"], "stored policy"))
-        policy = self.space.policy(params)
-        for key, value in _attrs(policy).items():
-            trial.set_user_attr(key, value)
-        return _Pending(trial, policy)
+            known.add(policy.digest)
+            found.append(Asked(-1, batch, policy.digest, compact(policy), known_as, params))
+            streak = 0
+        return found
 
     def _train(
-        self, executor: Executor, batch: Sequence[_Pending], done: int, progress: Progress | None
+        self, executor: Executor, runs: Mapping[RunKey, Policy], progress: Progress | None
     ) -> None:
-        """Run what is not measured yet and keep every result as soon as it is there."""
-        seeds = self.spec.study.seeds
-        todo: list[tuple[_Pending | None, Job]] = []
-        for pending in batch:
-            jobs = (Job(pending.policy, seed) for seed in seeds)
-            todo += [(pending, j) for j in jobs if (j.policy.digest, j.seed) not in self.measured]
-        todo += [(None, Job(self.float32, s, JITTER)) for s in seeds if s not in self.jittered]
-        finished = len(batch) * len(seeds) - sum(owner is not None for owner, _ in todo)
-        for index, measurement in executor.run([job for _, job in todo]):
-            owner, job = todo[index]
-            plain = to_plain(measurement)
-            if owner is None:
-                self.study.set_user_attr(f"jittered:{job.seed}", plain)
-                self.jittered[job.seed] = measurement
-                continue
-            owner.trial.set_user_attr(f"measured:{job.seed}", plain)
-            self.measured[job.policy.digest, job.seed] = measurement
-            finished += 1
+        """Train `runs` and record each as soon as it ends."""
+        keys = list(runs)
+        told, seeds = len(self.records.trials), len(self.spec.study.seeds)
+        if progress is not None:
+            progress(told, self.results)
+        for index, outcome in executor.run([Job(runs[k], k.seed, k.jitter) for k in keys]):
+            self.records.add_run(keys[index], outcome)
             if progress is not None:
-                progress(done + finished / len(seeds), None)
+                trained = sum(k in self.records.runs for k in keys if not k.jitter)
+                progress(told + trained / seeds, self.results)
 
-    def _tell(self, pending: _Pending) -> None:
-        """Tell the sampler; a diverged run has a finite, worst gap and breaks a constraint."""
-        trial, digest = pending.trial, pending.policy.digest
-        cost = self._price(pending.policy)
-        known = trial.user_attrs
-        gaps, diverged = [], False
-        for seed in self.spec.study.seeds:
-            run = self.measured[digest, seed]
-            if f"measured:{seed}" not in known:
-                trial.set_user_attr(f"measured:{seed}", to_plain(run))
-            gaps.append(gap(run, self.measured[self.float32.digest, seed]))
-            diverged = diverged or run.diverged
-        mean_gap = DIVERGED_GAP if diverged else math.fsum(gaps) / len(gaps)
-        axes: dict[ObjectiveName, float] = {
-            "loss_gap": math.asinh(max(0.0, mean_gap) / GAP_UNIT),
-            "speedup": cost.speedup,
-            "memory_ratio": cost.memory_ratio,
-        }
-        trial.set_user_attr("cost", to_plain(cost))
-        trial.set_constraint("diverged", 1.0 if diverged else 0.0)
-        self.study.tell(trial, [axes[name] for name in self.spec.objectives.names])
+    def _record(self, asked: Asked) -> None:
+        """Record a policy whose runs have ended, with what it is worth."""
+        base, seeds = self.float32.digest, self.spec.study.seeds
+        result = scored(asked, self.records.runs, base, seeds, self.prices)
+        values = None
+        readable: dict[str, object] = {"name": policy_name(asked.text)}
+        if isinstance(result, Trial):
+            axes = {
+                "loss_gap": result.loss_gap,
+                "speedup": result.cost.speedup,
+                "memory_ratio": result.cost.memory_ratio,
+            }
+            values = [axes[name] for name in self.spec.objectives.names]
+            readable |= {"validation_accuracy": result.validation_accuracy}
+            readable |= {"divergence": result.divergence} if result.diverged else {}
+        elif result is not None:
+            readable |= {"failure": result.reason}
+        if asked.presets:
+            made = self.space.policy(asked.params).digest
+            readable |= {"params_are": "exact" if made == asked.digest else "the nearest"}
+        self.records.add_trial(
+            asked,
+            self.space.distributions(),
+            {seed: self.records.runs[RunKey(asked.digest, seed)] for seed in seeds},
+            self.prices.key,
+            self.prices(asked),
+            values,
+            readable,
+        )
+        self.history.append(self._seen(asked))
 
-    def _price(self, policy: Policy) -> PolicyCost:
-        if policy.digest not in self.priced:
-            self.priced[policy.digest] = self.objective.price(policy)
-        return self.priced[policy.digest]
+    def _seen(self, asked: Asked) -> Seen:
+        """Return the policy as the sampler sees it; what failed has the worst gap."""
+        base, seeds = self.float32.digest, self.spec.study.seeds
+        result = scored(asked, self.records.runs, base, seeds, self.prices)
+        gap = result.loss_gap if isinstance(result, Trial) else DIVERGED_GAP
+        params = asked.params
+        if not fits(params, self.space.choices()):
+            params = self.space.project(from_json(asked.text, "stored policy"))
+        cost = self.prices(asked)
+        speedup, memory_ratio = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
+        return Seen(params, gap, speedup, memory_ratio)
 
 
-def _attrs(policy: Policy) -> dict[str, Any]:
-    compact = json.dumps(json.loads(policy.to_json()), separators=(",", ":"))
-    return {"policy": compact, "digest": policy.digest}
+def _ladder(spec: StudySpec, objective: Objective) -> dict[str, tuple[Policy, tuple[str, ...]]]:
+    """Return float32 and the presets of the ladder by digest, each with the names it goes by."""
+    names = dict.fromkeys(("float32", *spec.space.ladder))
+    found: dict[str, tuple[Policy, tuple[str, ...]]] = {}
+    for plain in ladder(objective.model.layer_names, names):
+        policy = with_accumulator(plain, spec.space.accumulators[0])
+        check_accumulators(policy)
+        first, others = found.get(policy.digest, (policy, ()))
+        found[policy.digest] = first, (*others, policy.name)
+    return found
 
 
 def run_study(
@@ -210,49 +233,60 @@ def run_study(
     *,
     processes: int | None = None,
     progress: Progress | None = None,
+    accept_changes: bool = False,
+    retry_failed: bool = False,
 ) -> Results:
     """Run the study, or go on with it, until its trials are done; return what it has found.
 
-    `storage` is the journal file, made if missing. `processes` None takes one per core; the
-    results do not depend on it. Raises InputError where the study file, the data or the code
-    differs from what made the results in `storage`, and for a file that is damaged or in use.
-    A run that is interrupted or killed leaves a journal that the next one goes on with.
+    `storage` is the journal file, made if missing. `processes` None takes one per core, 0 trains
+    in this process; the results do not depend on it. Every run that ended is used again, whatever
+    else of the study file changed. Raises InputError where the task, the data, the code or the
+    libraries differ from what made the runs in `storage` (code and libraries pass with
+    `accept_changes`, which is recorded), and for a file that is damaged or in use. Runs recorded
+    as failed are started again only with `retry_failed`.
     """
     settings = spec.study
     sampler_named(settings.sampler, settings.seed)
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
-    identity = identity_of(spec, objective.dataset.fingerprint)
+    objective = _objective(spec)
+    identity = identity_of(spec.task, objective.dataset.fingerprint, objective.float32.digest)
     make_space(spec.space, objective.model)
-    directions = [DIRECTIONS[name] for name in spec.objectives.names]
     with exclusive(storage), quiet():
-        study = create_study(storage, settings.name, directions)
-        if "identity" in study.user_attrs:
-            check_identity(study.user_attrs["identity"], identity, str(storage))
-        else:
-            study.set_user_attr("spec", to_plain(spec))
-            study.set_user_attr("identity", identity)
-        session = Session(spec, objective, study)
-        try:
-            with make_executor(objective, processes, settings.workers * len(settings.seeds)) as e:
-                session.run(e, progress)
-        except KeyboardInterrupt:
-            recover(study)
-            raise
-        return read_results(study)
+        journal = _opened(spec, storage)
+        records = Records(journal.reading.lines, journal)
+        if not records.identities:
+            records.add_identity(identity)
+        check_identity(records.identities[-1], identity, str(storage), accept_changes)
+        if differences(records.identities[-1], identity):
+            records.add_identity(identity)
+        session = Session(spec, objective, records)
+        with make_executor(objective, processes, settings.workers * len(settings.seeds)) as e:
+            session.run(e, progress, retry_failed)
+        return session.results()
+
+
+def _objective(spec: StudySpec) -> Objective:
+    return Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+
+
+def _opened(spec: StudySpec, storage: Path) -> OpenJournal:
+    names = list(spec.objectives.names)
+    return open_for_writing(storage, spec.study.name, [DIRECTIONS[n] for n in names], names)
 
 
 def load_results(spec: StudySpec, storage: Path) -> Results:
-    """Return what the study in `storage` has found so far; nothing is changed.
+    """Return what the study in `storage` has found so far, as `spec` scores it.
 
-    Raises InputError where there are no results, or those of a study file that differs.
+    Nothing is changed. Raises InputError where there are no results, or those of another task.
     """
     if not storage.exists():
         raise InputError(
             f"storage {storage}: not there; expected the results of a run "
             f"(policysearch run makes them)"
         )
-    study = open_study(storage, spec.study.name)
-    if "identity" not in study.user_attrs:
+    reading = read_checked(storage)
+    check_name(reading, spec.study.name, storage)
+    records = Records(reading.lines)
+    if not records.identities:
         raise InputError(f"storage {storage}: no results yet; expected those of a run")
-    check_study_file(study.user_attrs["identity"], spec, str(storage))
-    return read_results(study)
+    check_task(records.identities[-1], task_identity(spec.task), str(storage))
+    return read_results(records, spec, Prices(_objective(spec), records, spec))

@@ -11,8 +11,12 @@ from typing import get_args
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.nn.models import MODELS, Model
 from policysearch.train.optimizers import Optimizer, OptimizerKind
+from policysearch.train.size import check_memory, needed_bytes
 from policysearch.train.step import LOSSES
 from policysearch.values import InputError, number, one_of, to_plain
+
+DEEPEST = 10_000
+"""Most hidden layers of a net."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,12 @@ class Task:
         number("batch_size", self.batch_size, 1, 2**20)
         number("steps", self.steps, 1, 2**31)
         number("tail_steps", self.tail_steps, 1, self.steps)
-        if any(width < 1 for width in self.widths):
-            raise InputError(f"widths: {list(self.widths)}; expected positive numbers")
+        if self.data_folder is not None and "\0" in self.data_folder:
+            raise InputError(f"data_folder: {self.data_folder!r}; expected the name of a folder")
+        for width in self.widths:
+            number("widths", width, 1, 2**40)
+        if len(self.widths) > DEEPEST:
+            raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
 
     def build_optimizer(self) -> Optimizer:
@@ -61,9 +69,14 @@ class Task:
         return load_dataset(self.data, folder)
 
     def build_model(self, dataset: Dataset) -> Model:
-        """Return the model for the images and classes of `dataset`."""
+        """Return the model for the images and classes of `dataset`.
+
+        Raises InputError where it does not fit them, or its training not the machine's memory.
+        """
         build = MODELS[self.model]
-        return build(dataset.image_shape, dataset.classes, self.activation, self.widths)
+        model = build(dataset.image_shape, dataset.classes, self.activation, self.widths)
+        check_memory("task", needed_bytes(model, self.steps, self.batch_size))
+        return model
 
     @property
     def fingerprint(self) -> str:

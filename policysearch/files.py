@@ -1,0 +1,82 @@
+"""Files written whole or not at all, under names that nobody can have prepared."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from policysearch.values import InputError
+
+
+def write_whole(files: Mapping[Path, bytes]) -> tuple[Path, ...]:
+    """Write the contents to their paths, replacing what is there; return the paths.
+
+    Everything is written under exclusive, unpredictable names beside the targets before the first
+    target changes. Raises InputError, with no target changed, where that cannot be done.
+    """
+    written: dict[Path, Path] = {}
+    target = next(iter(files), Path())
+    try:
+        for target, content in files.items():
+            if target.is_dir():
+                raise InputError(f"{target}: a folder; expected the name of a file")
+            temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+            written[target] = temporary
+            _write_new(temporary, content)
+        for target, temporary in written.items():
+            os.replace(temporary, target)
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{target}: {reason(error)}; expected a writable place") from None
+    finally:
+        for temporary in written.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    return tuple(written)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` if it is missing; InputError where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: {reason(error)}; expected a folder that can be made") from None
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return the UTF-8 text of `path`; InputError, saying that `what` is expected, otherwise.
+
+    Files of more than 16 MiB are refused: no study or policy file is that long.
+    """
+    try:
+        if path.is_file() and path.stat().st_size > _LONGEST_TEXT_BYTES:
+            raise InputError(
+                f"{path}: {path.stat().st_size} bytes; expected {what} of 16 MiB or less"
+            )
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; expected {what}") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: {reason(error)}; expected {what}") from None
+
+
+_LONGEST_TEXT_BYTES = 2**24
+
+
+def reason(error: Exception) -> str:
+    """Return why a file operation failed, in the system's words."""
+    return getattr(error, "strerror", None) or str(error)

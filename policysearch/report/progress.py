@@ -1,0 +1,86 @@
+"""A progress bar on standard error: trials, the front so far, time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+from tqdm import tqdm
+
+from policysearch.search.results import Results
+
+FRONT_SECONDS = 1.0
+"""The front is worked out at most so often."""
+
+
+class _Tolerant:
+    """Standard error, or nothing once it can no longer be written to: no study ends for that."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stderr.write(text) if sys.stderr else len(text)
+        except (OSError, ValueError):
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            if sys.stderr:
+                sys.stderr.flush()
+        except (OSError, ValueError):
+            pass
+
+    def isatty(self) -> bool:
+        try:
+            return bool(sys.stderr) and sys.stderr.isatty()
+        except ValueError:
+            return False
+
+
+class Bar:
+    """Shows how far a study is; a context manager, called after every training run."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._bar: tqdm[NoReturn] | None = None
+        self._front_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, trained: float, results: Callable[[], Results]) -> None:
+        """Show `trained` trials, and now and then what `results` have come to."""
+        if self._bar is None:
+            # Not before there is something to tell: a mistake in the study is one line alone.
+            # Trials of an earlier run took none of this one's time.
+            stream: Any = _Tolerant()
+            self._bar = tqdm(
+                total=self._total,
+                initial=trained,
+                file=stream,
+                mininterval=0.1 if stream.isatty() else 10.0,
+                bar_format="{n:.0f}/{total} trials |{bar}| {elapsed}, {remaining} left{postfix}",
+            )
+        now = time.monotonic()
+        if now - self._front_at >= FRONT_SECONDS or trained >= self._total:
+            self._front_at = now
+            self._bar.set_postfix_str(_said(results()), refresh=False)
+        self._bar.update(trained - self._bar.n)
+
+
+def _said(results: Results) -> str:
+    lost = sum(trial.diverged for trial in results.trials)
+    words = [f"{lost} diverged"] * bool(lost) + [f"{len(results.failed)} failed"] * bool(
+        results.failed
+    )
+    if results.front:
+        best = results.knee()
+        words.insert(
+            0, f"front {len(results.front)}, knee {best.cost.speedup:.2f}x gap {best.loss_gap:+.1e}"
+        )
+    return ", ".join(words)

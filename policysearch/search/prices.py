@@ -1,0 +1,58 @@
+"""What policies cost on the device of a study: modeled once, recorded, and looked up after that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from policysearch.cost.price import PolicyCost
+from policysearch.objective import Objective
+from policysearch.policy.policy import from_json
+from policysearch.search.identity import code_fingerprints, task_identity
+from policysearch.search.records import Asked, Records
+from policysearch.search.spec import StudySpec
+from policysearch.values import InputError, to_plain
+
+# What no price depends on.
+_ELSEWHERE = ("search", "report", "export", "verify", "importers")
+
+
+class Prices:
+    """The modeled cost of a study's policies; training and its results play no part in it.
+
+    `key` is a digest of what a price depends on beside the policy: device, stack, batch, task and
+    the code of the cost model. With another key every policy is priced anew.
+    """
+
+    def __init__(self, objective: Objective, records: Records, spec: StudySpec) -> None:
+        self._objective, self._records = objective, records
+        self._new: dict[str, PolicyCost | None] = {}
+        plain = {
+            "device": repr(objective.device),
+            "stack": to_plain(objective.stack),
+            "batch_size": objective.cost_batch_size,
+            "task": task_identity(spec.task),
+            "code": code_fingerprints(_ELSEWHERE),
+        }
+        self.key = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __call__(self, asked: Asked) -> PolicyCost | None:
+        """Return the modeled cost of a policy; None where the model has no price for it."""
+        known = self._records.prices.get((self.key, asked.digest))
+        if known is not None:
+            return known
+        if asked.digest not in self._new:
+            try:
+                self._new[asked.digest] = self._objective.price(from_json(asked.text))
+            except InputError:
+                self._new[asked.digest] = None
+        return self._new[asked.digest]
+
+    def record(self, trials: Iterable[Asked]) -> None:
+        """Record the prices of `trials` that were made for another key."""
+        for asked in trials:
+            if (self.key, asked.digest) not in self._records.prices:
+                cost = self(asked)
+                if cost is not None:
+                    self._records.add_price(self.key, asked.digest, cost)

@@ -1,0 +1,111 @@
+"""From the facts of a study to its results: every policy against float32, under a study file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from policysearch.cost.price import PolicyCost
+from policysearch.objective import JITTER, Failure, Measurement, Outcome, gap, score
+from policysearch.search.identity import differences
+from policysearch.search.records import Asked, Records, RunKey
+from policysearch.search.results import FailedTrial, Results, Trial
+from policysearch.search.spec import StudySpec
+from policysearch.train.tasks import Task
+
+Prices = Callable[[Asked], PolicyCost | None]
+"""The modeled cost of a policy on the study's device; None where it cannot be priced."""
+
+
+def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
+    """Return what the study has found so far; policies with a run outstanding are left out."""
+    if not records.identities:
+        return Results(spec, (), None)
+    seeds, base = spec.study.seeds, records.identities[-1]["float32"]
+    trials: list[Trial] = []
+    failed: list[FailedTrial] = []
+    for asked in records.trials:
+        outcome = scored(asked, records.runs, base, seeds, prices)
+        if isinstance(outcome, Trial):
+            trials.append(outcome)
+        elif outcome is not None:
+            failed.append(outcome)
+    return Results(
+        spec,
+        tuple(trials),
+        noise_gap(records.runs, base, seeds),
+        tuple(failed),
+        float32_fault(records.runs, base, spec.task, seeds),
+        tuple(
+            change for old, new in pairwise(records.identities) for change in differences(old, new)
+        ),
+    )
+
+
+def scored(
+    asked: Asked,
+    runs: Mapping[RunKey, Outcome],
+    base: str,
+    seeds: Sequence[int],
+    prices: Prices,
+) -> Trial | FailedTrial | None:
+    """Return what the runs of a policy amount to; None while one of them is outstanding.
+
+    `base` is the digest of float32. Where float32 has no measurement the gap is DIVERGED_GAP.
+    """
+    outcomes = [runs.get(RunKey(asked.digest, seed)) for seed in seeds]
+    if any(RunKey(digest, seed) not in runs for seed in seeds for digest in (asked.digest, base)):
+        return None
+    reasons = [o.reason for o in outcomes if isinstance(o, Failure)]
+    cost = prices(asked)
+    if reasons or cost is None:
+        reason = reasons[0] if reasons else "the cost model has no price for it"
+        return FailedTrial(asked.number, asked.text, asked.presets, reason)
+    measured = [o for o in outcomes if isinstance(o, Measurement)]
+    lost = [
+        f"{run.divergence} (seed {s})"
+        for run, s in zip(measured, seeds, strict=True)
+        if run.diverged
+    ]
+    scores = (
+        score(run, _measured(runs.get(RunKey(base, seed))), cost)
+        for run, seed in zip(measured, seeds, strict=True)
+    )
+    divergence = lost[0] if lost else ""
+    return Trial(asked.number, asked.digest, asked.text, asked.presets, tuple(scores), divergence)
+
+
+def _measured(outcome: Outcome | None) -> Measurement | None:
+    return outcome if isinstance(outcome, Measurement) else None
+
+
+def noise_gap(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -> float | None:
+    """Return how far float32's tail loss moves under jitter, as root mean square, in nats."""
+    pairs = [
+        (_measured(runs.get(RunKey(base, seed, JITTER))), _measured(runs.get(RunKey(base, seed))))
+        for seed in seeds
+    ]
+    shifts = [
+        gap(jittered, plain)
+        for jittered, plain in pairs
+        if jittered and plain and not plain.diverged
+    ]
+    return math.sqrt(math.fsum(s * s for s in shifts) / len(shifts)) if shifts else None
+
+
+def float32_fault(
+    runs: Mapping[RunKey, Outcome], base: str, task: Task, seeds: Sequence[int]
+) -> str:
+    """Say that float32 itself diverged or failed, and what to change; "" where it did not."""
+    for seed in seeds:
+        run = runs.get(RunKey(base, seed))
+        if isinstance(run, Failure):
+            return f"float32 itself failed with seed {seed}: {run.reason}; no gap can be measured"
+        if run is not None and run.diverged:
+            return (
+                f"float32 itself {run.divergence} (seed {seed}), so no gap can be measured and no "
+                "policy ranked: the recipe does not train in any format; lower task.learning_rate "
+                f"(now {task.learning_rate:g}) or change the optimizer (now {task.optimizer})"
+            )
+    return ""

@@ -1,0 +1,140 @@
+"""kill -9 at random moments: of the coordinator, a worker, or all of them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from policysearch.search.journal import read_journal
+from policysearch.search.records import Records, RunKey
+from policysearch.search.spec import load_spec
+from policysearch.search.study import load_results, run_study
+from tests.studies import write_study
+
+ROOT = Path(__file__).parents[1]
+CHANGES = (("trials = 6", "trials = 12"), ("steps = 6", "steps = 150"), ('"random"', '"tpe"'))
+LONGEST_START_SECONDS = 60.0
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to find processes")
+
+
+def session_of(leader: int) -> list[int]:
+    """Return the living processes of the session that `leader` leads."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def started(study: Path, storage: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "policysearch", "run", str(study), "--storage", str(storage)]
+    return subprocess.Popen(
+        [*command, "--out", str(study.parent), "--processes", "2"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=study.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # Where the tests run in the background, SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def killed(process: subprocess.Popen[bytes], storage: Path, rng: random.Random) -> str:
+    """Kill what chance says, at a moment it says, once training is under way; return what."""
+    began, size = time.monotonic(), storage.stat().st_size if storage.exists() else 0
+    while process.poll() is None and time.monotonic() - began < LONGEST_START_SECONDS:
+        if storage.exists() and storage.stat().st_size != size:
+            break
+        time.sleep(0.005)
+    time.sleep(rng.expovariate(4.0))
+    target = rng.choice(("coordinator", "worker", "group"))
+    workers = [pid for pid in session_of(process.pid) if pid != process.pid]
+    with contextlib.suppress(ProcessLookupError):
+        if target == "group":
+            os.killpg(process.pid, signal.SIGKILL)
+        elif target == "coordinator" or not workers:
+            process.kill()
+        else:
+            os.kill(rng.choice(workers), signal.SIGKILL)
+    return target
+
+
+def gone(leader: int) -> bool:
+    """Whether, within ten seconds, no process of the session is left."""
+    for _ in range(200):
+        if not session_of(leader):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def runs_in(storage: Path) -> set[RunKey]:
+    content = storage.read_bytes() if storage.exists() else b""
+    return set(Records(read_journal(content).lines).runs)
+
+
+def survived(kills: int, folder: Path, seed: int) -> int:
+    """Run studies under `kills` kills, check each; return how many studies came to their end."""
+    rng = random.Random(seed)
+    study = write_study(folder, *CHANGES)
+    spec = load_spec(study)
+    whole = run_study(spec, folder / "whole.journal")
+    done, ended = 0, 0
+    storage = folder / "0.journal"
+    while done < kills or ended == 0:
+        kept = (
+            set(Records(read_journal(storage.read_bytes()).lines).runs)
+            if storage.exists()
+            else set()
+        )
+        process = started(study, storage)
+        if done < kills:
+            target = killed(process, storage, rng)
+            done += 1
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode in (0, -signal.SIGKILL), (target, errors.decode())
+        assert gone(process.pid), f"{target}: processes left behind"
+        reading = read_journal(storage.read_bytes())
+        assert not reading.damage and kept <= runs_in(storage)
+        if process.returncode == 0:
+            assert load_results(spec, storage) == whole
+            ended += 1
+            storage = folder / f"{ended}.journal"
+    return ended
+
+
+def test_killed_studies_resume_to_the_undisturbed_end(tmp_path: Path) -> None:
+    assert survived(3, tmp_path, seed=0) >= 1
+
+
+@pytest.mark.slow
+def test_two_hundred_kills(tmp_path: Path) -> None:
+    assert survived(200, tmp_path, seed=1) >= 10
+
+
+def test_ctrl_c_is_one_line_and_the_study_resumes(tmp_path: Path) -> None:
+    study = write_study(tmp_path, *CHANGES)
+    storage = tmp_path / "x.journal"
+    process = started(study, storage)
+    while process.poll() is None and not (storage.exists() and b":run:" in storage.read_bytes()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    last = errors.decode().splitlines()[-1]
+    assert process.returncode == 130
+    assert last.startswith("policysearch: interrupted; `policysearch run") and "goes on" in last
+    assert b"Traceback" not in errors and gone(process.pid)
+    spec = load_spec(study)
+    assert run_study(spec, storage) == run_study(spec, tmp_path / "whole.journal")
