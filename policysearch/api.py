@@ -16,7 +16,7 @@ from policysearch.report.explain import explain as explain_graph
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import DIRECTIONS, StudySpec, load_spec
 from policysearch.search.storage import Repair, repair
-from policysearch.search.study import Progress
+from policysearch.search.session import Progress
 from policysearch.search.study import load_results as read_journal
 from policysearch.search.study import run_study as run_spec
 from policysearch.train.tasks import Task

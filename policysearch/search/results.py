@@ -86,6 +86,22 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Confirmation:
+    """A policy trained longer than in the search, on seeds of its own, beside float32.
+
+    `loss_gap`: mean over `seeds` of the tail loss minus float32's, in nats; `gap_spread` its
+    standard deviation, None for one seed. `float32_loss`: float32's own tail loss there.
+    """
+
+    steps: int
+    seeds: tuple[int, ...]
+    loss_gap: float
+    gap_spread: float | None
+    float32_loss: float
+    diverged: bool
+
+
+@dataclass(frozen=True)
 class FailedTrial:
     """A policy whose training did not end in a result, and why."""
 
@@ -113,8 +129,9 @@ class Results:
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
     when its initial parameters are jittered by 1e-6; None before it is measured.
     `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
-    or failed; "" otherwise. `mixed` lists changes of code or libraries that a run was told to
-    accept: the results were made on both sides of them.
+    or failed; "" otherwise. `confirmed` holds (digest, confirmation) of the policies that were
+    trained longer; see `search.confirm`. `mixed` lists changes of code or libraries that a run
+    was told to accept: the results were made on both sides of them.
     """
 
     spec: StudySpec
@@ -123,6 +140,7 @@ class Results:
     failed: tuple[FailedTrial, ...] = ()
     float32_fault: str = ""
     mixed: tuple[str, ...] = ()
+    confirmed: tuple[tuple[str, Confirmation], ...] = ()
 
     @property
     def resolution_gap(self) -> float:

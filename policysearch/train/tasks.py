@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -58,6 +58,11 @@ class Task:
         if len(self.widths) > DEEPEST:
             raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
+
+    def with_steps(self, steps: int) -> Task:
+        """Return the same recipe over `steps` steps, its tail stretched with it."""
+        tail_steps = max(1, round(self.tail_steps * steps / self.steps))
+        return replace(self, steps=steps, tail_steps=tail_steps)
 
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer without its learning rate."""
