@@ -76,7 +76,7 @@ class ShortCuts:
         work, spare = (row[: x.size] for row in self.scratch.rows[:2])
         if grid.wide:
             return bind_wide(grid, x, out, (work, spare), plain) or plain
-        return bind_narrow(grid, x, out, (work, self.lowest[: x.size]), plain)
+        return bind_narrow(grid, x, out, (work, spare, self.lowest[: x.size]), plain)
 
     def bind_drawn(self, x: FloatArray, out: FloatArray) -> Callable[[tuple[int, int]], object]:
         """Return the call of a key that rounds span `x` into `out`."""

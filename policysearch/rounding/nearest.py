@@ -10,11 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from policysearch.rounding.grid import INF, FloatArray, Grid, UintArray
+from policysearch.rounding.grid import INF, SIGN, FloatArray, Grid, UintArray
 
 _PUSH = 0x0BC00000  # exponent bits of 2^23, and the half: makes a number 1.5 * 2^23 times as large
-_NEAR_ZERO = (127 - 20) << 23  # bits of 2^-20
-_LARGE = 4096  # elements from which one more call pays
 
 Call = Callable[[], object]
 
@@ -70,32 +68,31 @@ def bind_narrow(
     grid: Grid,
     x: FloatArray,
     out: FloatArray,
-    work: tuple[UintArray, UintArray],
+    work: tuple[UintArray, UintArray, UintArray],
     otherwise: Call,
 ) -> Call:
-    """Return the call that rounds onto a format with fewer exponents; `work[1]` is `grid.lowest`.
+    """Return the call that rounds onto a format with fewer exponents; `work[2]` is `grid.lowest`.
 
-    Where no result is zero, adding and subtracting a large number rounds as float32 does; that
-    would forget the sign of a zero. It is tried where the format's numbers start so near zero that
-    spans without a zero are common. Else the quantum is scaled to 1, and the result back.
+    Adding and subtracting a large number rounds as float32 does, but for the sign of a zero, which
+    is put back. With few dropped bits the quantum is scaled to 1, and the result back.
     """
-    (power, lowest), bits = work, x.view(np.uint32)
-    unit, top, smallest = power.view(np.float32), grid.max & INF, grid.lowest - grid.mantissa
-    constants = (INF, grid.scale, (_PUSH - grid.mantissa) & 0xFFFFFFFF)
-    infinite, scale, push = (np.array(value, np.uint32) for value in constants)
+    (power, signs, lowest), bits, result = work, x.view(np.uint32), out.view(np.uint32)
+    unit, top = power.view(np.float32), grid.max & INF
+    constants = (INF, SIGN, grid.scale, (_PUSH - grid.mantissa) & 0xFFFFFFFF)
+    infinite, sign, scale, push = (np.array(value, np.uint32) for value in constants)
     exact = grid.shift >= 2  # the sum has 22 bits below its leading one
-    tries = exact and smallest < _NEAR_ZERO and x.size >= _LARGE
 
     def narrow() -> None:
         np.bitwise_and(bits, infinite, out=power)
-        adds = tries and np.minimum.reduce(power) >= smallest
         np.maximum(power, lowest, out=power)
         if np.maximum.reduce(power) >= top:
             otherwise()
-        elif adds:
+        elif exact:
+            np.bitwise_and(bits, sign, out=signs)
             np.add(power, push, out=power)
             np.add(x, unit, out=out)
             np.subtract(out, unit, out=out)
+            np.bitwise_or(result, signs, out=result)
         else:
             np.subtract(scale, power, out=power)
             np.multiply(x, unit, out=out)
