@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 from policysearch.accumulators import accumulator_named
 from policysearch.search.results import Results, Trial
+
+EMULATORS: Mapping[str, str] = MappingProxyType(
+    {"c": "C and numpy", "numpy": "numpy", "off": "the reference"}
+)
+"""What ran (`Score.fast`), in words; the bits are the same."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ def caption(results: Results) -> str:
     accumulators = [accumulator_named(name) for name in sorted(names or {"float32"})]
     sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
+    ways = ", ".join(sorted({EMULATORS.get(s.fast, "?") for t in results.trials for s in t.scores}))
     noise = "not measured"
     if results.noise_gap is not None:
         noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
@@ -110,5 +118,5 @@ def caption(results: Results) -> str:
         f"batch {priced}.\n"
         f"Trained: {spec.task.model} on {spec.task.data}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds}. Noise of the gap: {noise}.\n"
-        f"Accumulator, and what it does not model: {sums}."
+        f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."
     )
