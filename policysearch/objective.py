@@ -17,6 +17,7 @@ from policysearch.graph import Graph
 from policysearch.nn.models import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import step_graph, train
 
@@ -39,6 +40,7 @@ class Measurement:
     step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `curve` holds
     (steps taken, mean loss of the last of them in nats) at the shares CURVE_SHARES of the run,
     each mean over the same share of the task's tail; what was not reached is left out.
+    `fast`: what ran, as in `rounding.rounder.FASTS`.
     """
 
     tail_loss: float | None
@@ -47,6 +49,7 @@ class Measurement:
     skipped_steps: int
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
+    fast: str = ""
     curve: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -88,18 +91,26 @@ class Score:
     underflows: tuple[tuple[str, int], ...]
     skipped_steps: int
     cost: PolicyCost
+    fast: str = ""
 
 
 class Objective:
     """Trains policies of one task and prices them for one device and stack.
 
-    `cost_batch_size` is the batch of the priced step, by default that of the task.
+    `cost_batch_size` is the batch of the priced step, by default that of the task. `fast` is how
+    it trains; it changes no result.
     """
 
     def __init__(
-        self, task: Task, device: str, stack: str, cost_batch_size: int | None = None
+        self,
+        task: Task,
+        device: str,
+        stack: str,
+        cost_batch_size: int | None = None,
+        fast: Fast | None = None,
     ) -> None:
         self.task = task
+        self.fast = check_fast(fast)
         self.device = device_named(device)
         self.stack = stack_named(stack)
         self.cost_batch_size = cost_batch_size or task.batch_size
@@ -141,7 +152,8 @@ class Objective:
         `steps` other than the task's stretch or shorten the whole recipe, its tail included.
         """
         task = self.task if steps is None else self.task.with_steps(steps)
-        run = train(task, policy, seed, dataset=self.dataset, model=self.model, jitter=jitter)
+        data, net, fast = self.dataset, self.model, self.fast
+        run = train(task, policy, seed, dataset=data, model=net, jitter=jitter, fast=fast)
         return Measurement(
             tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
             validation_accuracy=float(run.validation_accuracy),
@@ -150,6 +162,7 @@ class Objective:
             overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
             underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
             curve=curve_of(run.losses, task.steps, task.tail_steps),
+            fast=run.fast,
         )
 
     def baseline(self, seed: int) -> Measurement:
@@ -201,4 +214,5 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         underflows=measurement.underflows,
         skipped_steps=measurement.skipped_steps,
         cost=cost,
+        fast=measurement.fast,
     )

@@ -108,7 +108,8 @@ def _session(spec: StudySpec, storage: Path, accept_changes: bool) -> Iterator[S
 
 
 def _objective(spec: StudySpec) -> Objective:
-    return Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    cost = spec.cost
+    return Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast)
 
 
 def _opened(spec: StudySpec, storage: Path) -> OpenJournal:

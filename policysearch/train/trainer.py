@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from policysearch.data.datasets import Dataset, batches
-from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding.rounder import quantise
+from policysearch.rounding.rounder import Fast, check_fast, quantise
 from policysearch.train.loss_scale import (
     gave_up,
     initial_state,
@@ -49,7 +49,7 @@ class Run:
     `tail_loss` is the mean of the last `tail_steps` losses, infinite where the run diverged.
     `overflows` and `underflows` count, per layer, values that rounding made infinite (or
     saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
-    step whose gradients were found not finite.
+    step whose gradients were found not finite. `fast` is what ran; it changes no bit.
     """
 
     losses: NDArray[np.float64]
@@ -62,6 +62,7 @@ class Run:
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
     params: dict[str, FloatArray]
+    fast: Fast
 
 
 class Trainer:
@@ -70,14 +71,17 @@ class Trainer:
     Phases of the policy compile to one executable each; all share the same parameters and state.
     """
 
-    def __init__(self, model: Model, task: Task, policy: Policy, seed: int) -> None:
+    def __init__(
+        self, model: Model, task: Task, policy: Policy, seed: int, fast: Fast | None = None
+    ) -> None:
         self.model, self.task, self.policy, self.seed = model, task, policy, seed
+        self.fast = check_fast(fast)
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = 0
         self.step_index = 0
         self.probe = Probe()
         self._targets = np.eye(model.classes, dtype=np.float32)
-        self._compiled: dict[tuple[str, bool], Executable] = {}
+        self._compiled: dict[tuple[str, bool], Step] = {}
         self._shared: dict[str, FloatArray] = {}
         self._enter(policy.at_step(0))
 
@@ -90,13 +94,14 @@ class Trainer:
                 array = self._shared.setdefault(node.name, executable.arrays[node.name])
                 array[...] = quantise(array, format_named(node.format))
 
-    def _executable(self, observed: bool) -> Executable:
+    def _executable(self, observed: bool) -> Step:
         key = self._phase_key, observed
         if key not in self._compiled:
             graph = step_graph(self.task, self.model, self.phase, self.task.batch_size)
             self._compiled[key] = compile_graph(
                 graph.wanting("loss", "finite"),
                 seed=self.seed,
+                fast=self.fast,
                 sources=self._shared,
                 observer=self.probe if observed else None,
             )
@@ -136,7 +141,7 @@ class Trainer:
 
     def _forward_backward(
         self, observed: bool, images: FloatArray, labels: NDArray[np.int64], scale: float
-    ) -> Executable:
+    ) -> Step:
         executable = self._executable(observed)
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
         executable.step_index = self.step_index
@@ -162,7 +167,7 @@ class Trainer:
         """
         size = self.task.batch_size
         graph = apply_policy(trace_forward(self.model, size), self.phase)
-        executable = compile_graph(graph, seed=self.seed, sources=self._shared)
+        executable = compile_graph(graph, seed=self.seed, fast=self.fast, sources=self._shared)
         right = 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)
@@ -209,16 +214,18 @@ def train(
     progress: Progress | None = None,
     initial: Mapping[str, FloatArray] | None = None,
     batch_indices: NDArray[np.int64] | None = None,
+    fast: Fast | None = None,
 ) -> Run:
     """Train `task` under `policy` on `dataset` and return what came of it.
 
     The seed fixes initial parameters and batches, whatever the policy, so runs with one seed are
     paired. `model` replaces the task's own; `initial` parameters and `batch_indices`
-    [steps, batch_size] into the training part replay a given run. BLAS runs on one thread: more
-    would change the bits. Raises InputError where the policy does not fit the model.
+    [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. BLAS
+    runs on one thread: more would change the bits. Raises InputError where the policy does not fit
+    the model.
     """
     model = task.build_model(dataset) if model is None else model
-    trainer = Trainer(model, task, policy, seed)
+    trainer = Trainer(model, task, policy, seed, fast)
     trainer.load(initial_parameters(model, seed, jitter) if initial is None else initial)
     if batch_indices is None:
         rng = np.random.default_rng([seed, 1])
@@ -271,4 +278,5 @@ def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Ru
         overflows=trainer.probe.overflow_counts(),
         underflows=trainer.probe.underflow_counts(),
         params=trainer.params(),
+        fast=trainer.fast,
     )
