@@ -17,6 +17,7 @@ trials = 6
 sampler = "random"
 workers = 2
 seeds = [0, 1]
+confirm_share = 0
 
 [task]
 model = "mlp"

@@ -64,6 +64,7 @@ def figure(results: Results, view: View) -> Figure:
     _draw_points(axes, rows, view, least)
     _draw_line(axes, rows, view, least)
     _draw_presets(axes, rows, view, least)
+    _draw_faults(axes, rows, view, least)
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
@@ -118,3 +119,12 @@ def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None
             label=row.presets.replace(" ", "\n"),
             zorder=4,
         )
+
+
+def _draw_faults(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    """Strike out what fails at the longer horizon, and join short gap and long one."""
+    failing = [row for row in rows if row.fault]
+    for index, row in enumerate(failing):
+        label = f"fails at {row.confirmed_steps} steps" if index == 0 else None
+        place = max(row.counted_gap, least), view.value(row)
+        axes.scatter(*place, s=70, marker="x", color="black", zorder=5, label=label)

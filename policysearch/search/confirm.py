@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from policysearch.objective import DIVERGED_GAP, Measurement, Outcome, gap
 from policysearch.search.front import non_dominated
 from policysearch.search.records import RunKey
-from policysearch.search.results import Confirmation, Results, Trial
-
-GROWTH = 3.0
-"""A gap that grew more than this many times has not come to rest."""
-
-SHARE_OF_LOSS = 0.1
-"""A gap above this share of float32's own loss is a different result."""
-
-SMALL_SHARE = 0.01
-"""Growth of a gap that stays below this share of float32's own loss is no failure."""
+from policysearch.search.results import Results
+from policysearch.search.trials import Confirmation, Trial
 
 
 @dataclass(frozen=True)
@@ -105,18 +97,3 @@ def _confirmation(
         float32_loss=math.fsum(losses) / len(losses) if losses else math.nan,
         diverged=diverged,
     )
-
-
-def fault_of(confirmed: Confirmation, short_gap: float) -> str:
-    """Return why a policy fails at the longer horizon, in words; "" where it does not.
-
-    `short_gap` is the gap that the search counted, in nats.
-    """
-    if confirmed.diverged:
-        return f"diverges within {confirmed.steps} steps"
-    share = confirmed.loss_gap / confirmed.float32_loss
-    if share > SHARE_OF_LOSS:
-        return f"{share:.0%} of float32's own loss at {confirmed.steps} steps"
-    if share > SMALL_SHARE and confirmed.loss_gap > GROWTH * short_gap:
-        return f"gap grew {confirmed.loss_gap / short_gap:.0f}-fold by {confirmed.steps} steps"
-    return ""

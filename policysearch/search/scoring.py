@@ -11,8 +11,9 @@ from policysearch.objective import JITTER, Failure, Measurement, Outcome, gap, s
 from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
 from policysearch.search.records import Asked, Records, RunKey
-from policysearch.search.results import FailedTrial, Results, Trial
+from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
+from policysearch.search.trials import FailedTrial, Trial
 from policysearch.train.tasks import Task
 
 Prices = Callable[[Asked], PolicyCost | None]

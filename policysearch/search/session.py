@@ -15,11 +15,12 @@ from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor, Job
 from policysearch.search.prices import Prices
 from policysearch.search.records import Asked, Records, RunKey, compact
-from policysearch.search.results import Results, Trial, policy_name
+from policysearch.search.results import Results
 from policysearch.search.samplers import sampler_named
 from policysearch.search.scoring import read_results, scored
 from policysearch.search.space import check_accumulators, make_space
 from policysearch.search.spec import StudySpec
+from policysearch.search.trials import Trial, policy_name
 from policysearch.search.view import History, Seen, fits, sampler_view
 
 MOST_DUPLICATES = 64
