@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from policysearch import api
-from policysearch.files import drop_output, make_folder, make_streams_safe
+from policysearch.files import drop_output, make_folder, make_streams_safe, say
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
 from policysearch.report.front_data import csv_text
@@ -143,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        print("policysearch: interrupted", file=sys.stderr)
+        say("policysearch: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         drop_output()  # The reader of our output left, as `head` does.
@@ -156,8 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"policysearch: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    say(f"policysearch: {' '.join(message.split())}")
     return USER_ERROR
 
 
@@ -183,7 +181,7 @@ def _run(options: argparse.Namespace) -> None:
                 retry_failed=options.retry_failed,
             )
     except KeyboardInterrupt:
-        print(f"policysearch: interrupted; `{command}` goes on from here", file=sys.stderr)
+        say(f"policysearch: interrupted; `{command}` goes on from here")
         raise SystemExit(INTERRUPTED) from None
     if not options.no_confirm and spec.study.confirm_share and results.front:
         results = _confirmed(options, spec, spec.study.confirm_factor, 1, spec.study.confirm_share)

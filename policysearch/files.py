@@ -98,3 +98,9 @@ def drop_output() -> None:
     """Point standard output at nothing, so that the interpreter's last flush is silent."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(line: str) -> None:
+    """Write a line to standard error, or nowhere if that is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
