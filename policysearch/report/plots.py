@@ -90,11 +90,16 @@ def _draw_points(axes: Axes, rows: list[Row], view: View, least: float) -> None:
         gaps = [max(row.counted_gap, least) for row in chosen]
         axes.scatter(gaps, values, s=22, color=color, label=label, zorder=2 + on_front)
         if on_front:
-            lows = [max(row.loss_gap_low, least / 2.0) for row in chosen]
-            highs = [max(row.loss_gap_high, least / 2.0) for row in chosen]
-            axes.hlines(
-                values, lows, highs, color=color, alpha=0.4, lw=1, label="least to most over seeds"
-            )
+            _draw_intervals(axes, chosen, view, least)
+
+
+def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    label = "95 % over seeds"
+    for row in rows:
+        if row.gap_low95 is not None and row.gap_high95 is not None:
+            low, high = max(row.gap_low95, least / 2.0), max(row.gap_high95, least / 2.0)
+            axes.hlines(view.value(row), low, high, color="tab:blue", alpha=0.4, lw=1, label=label)
+            label = "_once in the legend"
 
 
 def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:

@@ -10,7 +10,8 @@ from policysearch.search.results import Results, Row
 HEADER = (
     "trial",
     "policy",
-    "loss gap (least to most)",
+    "loss gap",
+    "tie",
     "val acc",
     "modeled speedup",
     "modeled memory",
@@ -45,13 +46,20 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         str(row.trial),
         f"{row.policy} = {row.presets}" if row.presets not in ("", row.policy) else row.policy,
-        f"{row.loss_gap:+.2e} ({row.loss_gap_low:+.1e} to {row.loss_gap_high:+.1e})",
+        _gap(row),
+        "" if row.tied_with is None else f"= {row.tied_with}",
         f"{row.validation_accuracy:.3f}",
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
         f"{row.modeled_memory_ratio:.3f}",
         _confirmed(row),
     )
+
+
+def _gap(row: Row) -> str:
+    if row.gap_low95 is None or row.gap_high95 is None:
+        return f"{row.loss_gap:+.2e} (one seed)"
+    return f"{row.loss_gap:+.2e} +- {(row.gap_high95 - row.gap_low95) / 2:.1e}"
 
 
 def _confirmed(row: Row) -> str:

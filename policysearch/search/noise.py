@@ -21,8 +21,8 @@ CONFIDENCE = 0.95
 FEWEST = 4
 """With fewer policies that have a spread there is no trend: each stands for itself."""
 
-MOST_PRIOR = 200.0
-"""More degrees of freedom than this change no interval."""
+MOST_PRIOR = 4.0
+"""Most degrees of freedom that the trend is worth: policies share seeds, so they err together."""
 
 
 @dataclass(frozen=True)

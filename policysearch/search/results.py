@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from policysearch.objective import DIVERGED_GAP
 from policysearch.search.front import Point, knee, non_dominated
+from policysearch.search.noise import Interval, intervals
 from policysearch.search.spec import ObjectiveName, StudySpec
 from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.values import InputError
@@ -30,7 +31,9 @@ class Row:
     (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
     against float32 on the same device and stack. `presets` are the presets that are this policy,
     separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
-    `fault` says why the policy fails there, "" where it does not.
+    `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
+    bound the mean gap at 95 % (see `search.noise`), None with a single seed. `tied_with` is the
+    faster member of the front whose gap cannot be told from this one's.
     """
 
     trial: int
@@ -56,6 +59,9 @@ class Row:
     confirmed_gap: float | None
     float32_loss: float | None
     fault: str
+    gap_low95: float | None
+    gap_high95: float | None
+    tied_with: int | None
 
     @property
     def label(self) -> str:
@@ -149,6 +155,32 @@ class Results:
         return max(within, key=lambda t: (t.cost.speedup, -t.loss_gap, -t.number))
 
     @cached_property
+    def _intervals(self) -> dict[int, Interval | None]:
+        sound = [trial for trial in self.trials if not trial.diverged]
+        found = intervals([[score.loss_gap for score in trial.scores] for trial in sound])
+        return {trial.number: interval for trial, interval in zip(sound, found, strict=True)}
+
+    def interval(self, trial: Trial) -> Interval | None:
+        """Return the 95 % interval of the mean gap over seeds; None for one seed, or diverged."""
+        return self._intervals.get(trial.number)
+
+    @cached_property
+    def ties(self) -> dict[int, int]:
+        """By number, the members of the front that seeds cannot tell from a faster one: its number.
+
+        Without intervals (one seed) nothing is called apart, and nothing a tie.
+        """
+        tied: dict[int, int] = {}
+        head: tuple[Trial, Interval] | None = None
+        for trial in self.front:
+            here = self.interval(trial)
+            if here is not None and head is not None and not here.apart(head[1]):
+                tied[trial.number] = head[0].number
+            elif here is not None:
+                head = trial, here
+        return tied
+
+    @cached_property
     def _confirmations(self) -> dict[str, Confirmation]:
         return dict(self.confirmed)
 
@@ -223,7 +255,7 @@ class Results:
 def _row(results: Results, trial: Trial) -> Row:
     cost = trial.cost
     low, high = trial.gap_range
-    confirmed = results.confirmation(trial)
+    confirmed, interval = results.confirmation(trial), results.interval(trial)
     return Row(
         trial=trial.number,
         policy=trial.name,
@@ -248,4 +280,7 @@ def _row(results: Results, trial: Trial) -> Row:
         confirmed_gap=confirmed.loss_gap if confirmed else None,
         float32_loss=confirmed.float32_loss if confirmed else None,
         fault=results.fault(trial),
+        gap_low95=interval.low if interval else None,
+        gap_high95=interval.high if interval else None,
+        tied_with=results.ties.get(trial.number),
     )
