@@ -9,6 +9,7 @@ from policysearch.ops import (
     conv,
     dense,
     elementwise,
+    gelu,
     layer_norm,
     loss,
     pool,
@@ -21,7 +22,7 @@ from policysearch.ops import (
 
 FAMILIES = (
     *(source, elementwise, dense, conv, pool, shape, loss, update),
-    *(transpose, layer_norm, attention),
+    *(gelu, transpose, layer_norm, attention),
     *(scale, block_scale),
 )
 
