@@ -99,6 +99,8 @@ def policies(draw: st.DrawFn) -> Policy:
         bias=draw(st.sampled_from(["fused", "rounded", "fp32"])),
         master_weights=draw(st.booleans()),
         optimizer_state=draw(FORMAT_NAMES),
+        optimizer_order=draw(st.sampled_from(["fused", "eager"])),
+        optimizer_scalars=draw(st.sampled_from(["float32", "storage"])),
         all_reduce=draw(FORMAT_NAMES),
         loss_scale=draw(loss_scales()),
         scaling=draw(scalings()),

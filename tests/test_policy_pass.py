@@ -143,7 +143,24 @@ def test_optimizer_state_is_kept_in_its_format() -> None:
     policy = replace(_policy(uniform_layer("float32")), optimizer_state="bfloat16")
     graph = apply_policy(STEP, policy)
     assert {n.format for n in _nodes(graph, op="state")} == {"bfloat16"}
-    assert {n.format for n in _nodes(graph, op="sgd_velocity")} == {"bfloat16"}
+    (step, *_) = _nodes(graph, op="sgd_step")
+    assert graph.inputs_of(step)[1].op.name == "sgd_velocity"
+    assert graph.inputs_of(step)[1].format == "float32"
+    kept = [graph.nodes[new] for old, new in graph.updates if graph.nodes[old].op.name == "state"]
+    assert {(node.op.name, node.format) for node in kept} == {("cast", "bfloat16")}
+
+
+def test_in_the_eager_order_the_step_reads_the_rounded_state() -> None:
+    policy = replace(
+        _policy(uniform_layer("float32")), optimizer_state="bfloat16", optimizer_order="eager"
+    )
+    graph = apply_policy(STEP, policy)
+    assert not _nodes(graph, op="sgd_velocity")
+    (step, *_) = _nodes(graph, op="sgd_step")
+    read = graph.inputs_of(step)[1]
+    (moved,) = graph.inputs_of(read)
+    assert (read.op.name, moved.op.name, moved.format) == ("cast", "add", "bfloat16")
+    assert [node.op.name for node in graph.inputs_of(moved)] == ["scale", "unscale"]
 
 
 def test_an_op_in_no_list_and_a_layer_without_formats_are_named() -> None:

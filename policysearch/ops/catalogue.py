@@ -8,6 +8,7 @@ from policysearch.ops import (
     block_scale,
     conv,
     dense,
+    eager_update,
     elementwise,
     gelu,
     layer_norm,
@@ -21,7 +22,7 @@ from policysearch.ops import (
 )
 
 FAMILIES = (
-    *(source, elementwise, dense, conv, pool, shape, loss, update),
+    *(source, elementwise, dense, conv, pool, shape, loss, update, eager_update),
     *(gelu, transpose, layer_norm, attention),
     *(scale, block_scale),
 )

@@ -55,6 +55,7 @@ class Preset:
     bias: Literal["fused", "rounded", "fp32"] = "fused"
     master_weights: bool = True
     optimizer_state: str = "float32"
+    optimizer_order: Literal["fused", "eager"] = "fused"
     loss_scale: LossScale = NO_LOSS_SCALE
     scaling: Scaling = NO_SCALING
 
@@ -168,6 +169,7 @@ PRESETS: dict[str, Preset] = {
             others="low",
             master_weights=False,
             optimizer_state="float16",
+            optimizer_order="eager",
         ),
         _AUTOCAST,
         dataclasses.replace(
@@ -269,6 +271,7 @@ def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None
         bias=row.bias,
         master_weights=row.master_weights,
         optimizer_state=row.optimizer_state,
+        optimizer_order=row.optimizer_order,
         loss_scale=row.loss_scale,
         scaling=row.scaling,
     )

@@ -10,6 +10,7 @@ from policysearch.graph import Builder, Graph, Node, Role
 from policysearch.ops.source import cast
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
+from policysearch.rewrite.update_pass import UpdatePass
 from policysearch.values import InputError
 
 
@@ -41,6 +42,8 @@ class _Pass:
         self.gradient_formats: dict[tuple[str, str], str] = {}
         self.readers = graph.readers()
         self.replaced_by = {new: old for old, new in graph.updates}
+        self.stored: dict[int, int] = {}
+        self.updating = UpdatePass(self.b, policy)
         self.scaling = ScalingPass(self.b, policy.scaling, trains=bool(graph.updates))
 
     def run(self) -> Graph:
@@ -56,7 +59,8 @@ class _Pass:
         outputs = {name: self.new[i] for name, i in self.graph.outputs if i in self.new}
         if self.policy.loss_scale.kind == "none":
             outputs.pop("finite", None)
-        updates = [(self.new[old], self.new[new]) for old, new in self.graph.updates]
+        kept = {**self.new, **self.stored}
+        updates = [(kept[old], kept[new]) for old, new in self.graph.updates]
         updates += self.scaling.updates()
         return _without_unread(self.b.graph({**outputs, **self.scaling.outputs}, updates))
 
@@ -173,16 +177,23 @@ class _Pass:
         return self.scaling.operand(made, wanted, node, position, name, rounding)
 
     def update(self, node: Node) -> int:
-        """Updates compute in float32; only what is kept is rounded to its storage format."""
-        inputs = [self.reduced(i, node) for i in node.inputs]
+        """Emit an update; the new value of a state is rounded to the format it is stored in."""
+        kept = self.replaced_by.get(node.id)
+        stored = None if kept is None else self.b.nodes[self.new[kept]].format
+        rate = self.updating.rate_format(node, stored)
+        inputs = [
+            self.operand(i, rate, node)
+            if self.graph.nodes[i].name == "learning_rate"
+            else self.reduced(i, node)
+            for i in node.inputs
+        ]
         if node.op.name == "unscale" and self.policy.loss_scale.kind == "none":
             return inputs[0]
-        kept = self.replaced_by.get(node.id)
-        stored = self.b.nodes[self.new[kept]].format if kept is not None else "float32"
-        if node.op.name == "sgd_velocity" and not self.policy.master_weights:
-            # an optimizer on low-precision tensors rounds momentum * velocity before the sum
-            node = replace(node, attrs=(*node.attrs, ("between", stored)))
-        return self.emit(node, inputs, stored)
+        if stored is None or self.updating.eager or not self.readers[node.id]:
+            return self.updating.emit(node, inputs, stored)
+        made = self.updating.emit(node, inputs, "float32")
+        self.stored[node.id] = self.cast(made, stored, node)
+        return made
 
     def reduced(self, i: int, node: Node) -> int:
         """Return old node `i` in float32; a gradient first passes the all-reduce format."""
