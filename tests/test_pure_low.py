@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.nn.models import mlp
 from policysearch.policy.policy import Policy, uniform_layer
@@ -64,7 +64,7 @@ def optimizer_of(given: dict[str, Any], kind: str) -> Optimizer:
     return replace(made, kind="adamw") if kind == "adamw" else made
 
 
-def started(policy: Policy, optimizer: Optimizer, name: str) -> Executable:
+def started(policy: Policy, optimizer: Optimizer, name: str) -> Step:
     """Return the compiled step with random parameters of the format."""
     step = trace_step(NET, "softmax_cross_entropy", optimizer, BATCH)
     executable = compile_graph(apply_policy(step, policy))
@@ -75,7 +75,7 @@ def started(policy: Policy, optimizer: Optimizer, name: str) -> Executable:
     return executable
 
 
-def both_updated(executable: Executable, tensors: dict[str, Any], theirs: Any) -> Iterator[int]:
+def both_updated(executable: Step, tensors: dict[str, Any], theirs: Any) -> Iterator[int]:
     """Take STEPS steps; gradients come from the emulator. Yield how many parameters differ."""
     import torch
 
@@ -95,7 +95,7 @@ def both_updated(executable: Executable, tensors: dict[str, Any], theirs: Any) -
         yield sum(int((executable.arrays[key] != value).sum()) for key, value in kept.items())
 
 
-def torch_tensors(executable: Executable, name: str) -> dict[str, Any]:
+def torch_tensors(executable: Step, name: str) -> dict[str, Any]:
     torch = pytest.importorskip("torch")
     names = [spec.name for spec in NET.parameters()]
     kept = {key: np.array(executable.arrays[key], order="C") for key in names}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Bind, Builder, Example, FloatArray, Node, Op, Shape, size
-from policysearch.ops.elementwise_compiled import in_one_pass
 
 
 def _same(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -46,7 +45,6 @@ add = Op(
     gradients=(_pass, _pass),
     example=_pair,
     in_place=(0, 1),
-    compiled=in_one_pass("add", rounds=True),
 )
 
 multiply: Op = Op(
@@ -97,9 +95,7 @@ relu_grad = Op(
     _bind_relu_grad,
     keeps_format=True,
     in_place=(0,),
-    zero_signs="pass",
     work=lambda inputs, out, attrs: size(out),
-    compiled=in_one_pass("relu_grad"),
 )
 relu = Op(
     "relu",
@@ -109,9 +105,7 @@ relu = Op(
     example=_one,
     keeps_format=True,
     in_place=(0,),
-    zero_signs="hide",
     work=lambda inputs, out, attrs: size(out),
-    compiled=in_one_pass("relu"),
 )
 
 

@@ -87,13 +87,13 @@ class UpdatePass:
         return self.b.copy(node, inputs, format=stored, rounding=self.rounding)
 
     def velocity(self, node: Node, inputs: Sequence[int], stored: str) -> int:
-        attrs, fields = node.attributes, self._fields(node, stored)
-        kept = self.b.emit(scale, inputs[0], attrs={"factor": attrs["momentum"]}, **fields)
+        factor, fields = {"factor": node.attributes["momentum"]}, self._fields(node, stored)
+        kept = self.b.emit(scale, inputs[0], attrs=factor, fused=True, **fields)
         return self.b.emit(add, kept, inputs[1], **fields)
 
     def second_moment(self, node: Node, inputs: Sequence[int], stored: str) -> int:
         beta2, fields = node.attributes["beta2"], self._fields(node, stored)
-        kept = self.b.emit(scale, inputs[0], attrs={"factor": beta2}, **fields)
+        kept = self.b.emit(scale, inputs[0], attrs={"factor": beta2}, fused=True, **fields)
         return self.b.emit(add_square, kept, inputs[1], attrs={"share": 1.0 - beta2}, **fields)
 
     def adam(self, node: Node, inputs: Sequence[int], stored: str) -> int:
