@@ -26,13 +26,39 @@ class TorchRun:
 
 
 def torch_optimizer(net: TorchNet, task: Task) -> Any:
-    """Return torch's optimizer of the task for the parameters of `net`."""
+    """Return torch's optimizer of the task for the parameters of `net`, in two decay groups."""
     params = list(net.params.values())
+    bare = [p for p in params if p.dim() < 2 and task.weight_decay_for == "matrices"]
+    groups = [
+        {"params": [p for p in params if all(p is not b for b in bare)]},
+        {"params": bare, "weight_decay": 0.0},
+    ]
+    given: dict[str, Any] = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
     if task.optimizer in ("sgd", "momentum"):
-        momentum = task.momentum if task.optimizer == "momentum" else 0.0
-        return torch.optim.SGD(params, task.learning_rate, momentum, weight_decay=task.weight_decay)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer]
-    return kind(params, task.learning_rate, weight_decay=task.weight_decay)
+        given["momentum"] = task.momentum if task.optimizer == "momentum" else 0.0
+        given |= {"dampening": task.dampening, "nesterov": task.nesterov}
+        return torch.optim.SGD(groups, **given)
+    given |= {"betas": (task.beta1, task.beta2), "eps": task.epsilon}
+    given["fused"] = net.policy.optimizer_order == "fused" and not net.policy.master_weights
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer](groups, **given)
+
+
+def torch_schedule(optimizer: Any, task: Task) -> Any:
+    """Return torch's scheduler of the task."""
+    row, of = task.schedule, torch.optim.lr_scheduler
+    after = {
+        "constant": lambda: of.ConstantLR(optimizer, 1.0),
+        "step": lambda: of.StepLR(optimizer, row.period_steps, row.factor),
+        "cosine": lambda: of.CosineAnnealingLR(
+            optimizer,
+            row.period_steps or task.steps - row.warmup_steps,
+            row.final_factor * task.learning_rate,
+        ),
+    }[row.kind]()
+    if not row.warmup_steps:
+        return after
+    warmup = of.LinearLR(optimizer, row.warmup_factor, 1.0, row.warmup_steps)
+    return of.SequentialLR(optimizer, [warmup, after], [row.warmup_steps])
 
 
 def torch_scaler(scale: LossScale) -> Any:
@@ -55,6 +81,7 @@ def train_in_torch(
     """Train `net` on the batches `order` [steps, batch] of the training part."""
     images, labels = (torch.from_numpy(np.array(part)) for part in dataset.train)
     optimizer, scaler = torch_optimizer(net, task), torch_scaler(net.policy.loss_scale)
+    schedule = torch_schedule(optimizer, task)
     losses, scales, skipped = [], [], []
     for indices in order:
         optimizer.zero_grad()
@@ -64,5 +91,6 @@ def train_in_torch(
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+        schedule.step()
         skipped.append(scaler.get_scale() < scales[-1])
     return TorchRun(np.array(losses), np.array(scales), np.array(skipped))
