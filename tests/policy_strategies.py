@@ -54,7 +54,9 @@ def loss_scales(draw: st.DrawFn) -> LossScale:
 
 def scalings() -> st.SearchStrategy[Scaling]:
     return st.one_of(
-        st.builds(Scaling, st.sampled_from(["none", "mx", "nvfp4"]), margin=st.integers(0, 64)),
+        st.builds(
+            Scaling, st.sampled_from(["none", "mx", "mx_rceil", "nvfp4"]), margin=st.integers(0, 64)
+        ),
         st.builds(
             Scaling,
             st.sampled_from(["current", "delayed", "rowwise"]),

@@ -203,7 +203,14 @@ PRESETS: dict[str, Preset] = {
         dataclasses.replace(
             _FLOAT8,
             name="te.mxfp8",
-            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales",
+            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded up",
+            layer=_E4M3_ONLY,
+            scaling=Scaling("mx_rceil"),
+        ),
+        dataclasses.replace(
+            _FLOAT8,
+            name="ocp.mxfp8",
+            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded down",
             layer=_E4M3_ONLY,
             scaling=Scaling("mx"),
         ),
