@@ -13,6 +13,7 @@ from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
+from policysearch.rounding.rounder import Fast
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import Progress
@@ -61,15 +62,18 @@ def run_study(
     *,
     trials: int | None = None,
     processes: int | None = None,
+    fast: Fast | None = None,
     progress: Progress | None = None,
 ) -> Results:
     """Run a study, or go on with it, and return its results.
 
     `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number
-    in the study file. Results do not depend on `processes`. Raises InputError where `storage`
+    in the study file, and `fast` ("c", "numpy" or "off") what emulates. Results depend neither on
+    `processes` nor on `fast`. Raises InputError where `storage`
     holds results of another study file, other data or other code.
     """
     spec = study if trials is None else study.with_trials(trials)
+    spec = spec if fast is None else spec.with_fast(fast)
     path = default_storage(study) if storage is None else Path(storage)
     if storage is None:
         path.parent.mkdir(parents=True, exist_ok=True)

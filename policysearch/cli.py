@@ -18,6 +18,7 @@ from policysearch.nn.models import MODELS
 from policysearch.policy.presets import PRESETS
 from policysearch.report.front_data import csv_text
 from policysearch.report.table import aligned, front_table
+from policysearch.rounding.rounder import FASTS
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import StudySpec
 from policysearch.values import InputError
@@ -42,6 +43,7 @@ def parser() -> _Parser:
     _add_study(run)
     run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
     run.add_argument("--processes", type=int, metavar="N", help="training processes (one per core)")
+    run.add_argument("--fast", choices=FASTS, help="what emulates; the results are the same")
     _add_out(run)
     run.set_defaults(run=_run)
 
@@ -135,6 +137,7 @@ def _run(options: argparse.Namespace) -> None:
                 options.storage,
                 trials=options.trials,
                 processes=options.processes,
+                fast=options.fast,
                 progress=bar,
             )
     except KeyboardInterrupt:

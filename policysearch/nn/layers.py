@@ -187,3 +187,13 @@ class Flatten:
         shape = b.shape(x)
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(reshape, x, attrs={"shape": (shape[0], size(shape[1:]))})
+
+
+EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
+    (Linear("linear", 5, 3), (5,)),
+    (Conv2d("conv", 2, 3, 3, padding=1), (2, 5, 4)),
+    *((Activation(function, function), (7,)) for function in ACTIVATIONS),
+    *((Pool(function, 2, function), (2, 4, 6)) for function in POOLS),
+    (Flatten("flatten"), (2, 3, 4)),
+)
+"""Layers of this file, with the shape of an input: what their tests are made from."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policysearch.report.front_data import Row, caption, rows_of
-from policysearch.search.results import Results
+from policysearch.report.front_data import caption
+from policysearch.search.results import Results, Row
 
 HEADER = (
     "trial",
@@ -19,7 +19,7 @@ HEADER = (
 
 def front_table(results: Results) -> str:
     """Return the front, fastest first, below a line on the study and above the caption."""
-    rows = [row for row in rows_of(results) if row.on_front]
+    rows = [row for row in results.rows() if row.on_front]
     diverged = sum(trial.diverged for trial in results.trials)
     head = (
         f"study {results.spec.study.name}: {len(results.trials)} policies trained, "

@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from policysearch.objective import Measurement, Objective
 from policysearch.policy.policy import Policy
+from policysearch.rounding.rounder import Fast
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -74,13 +75,15 @@ class ProcessExecutor:
     On an exception, Ctrl-C included, running jobs are ended: their results are not wanted.
     """
 
-    def __init__(self, task: Task, device: str, stack: str, processes: int) -> None:
+    def __init__(
+        self, task: Task, device: str, stack: str, processes: int, fast: Fast | None = None
+    ) -> None:
         self._before = set(multiprocessing.active_children())
         self._pool = ProcessPoolExecutor(
             processes,
             multiprocessing.get_context("spawn"),
             initializer=_prepare,
-            initargs=(task, device, stack),
+            initargs=(task, device, stack, fast),
         )
 
     def __enter__(self) -> Self:
@@ -116,18 +119,18 @@ def make_executor(objective: Objective, processes: int | None, jobs: int) -> Exe
     if count == 1:
         return SerialExecutor(objective)
     names = (objective.device.name, objective.stack.name)
-    return ProcessExecutor(objective.task, *names, count)
+    return ProcessExecutor(objective.task, *names, count, objective.fast)
 
 
 _worker: list[Objective] = []
 
 
-def _prepare(task: Task, device: str, stack: str) -> None:
+def _prepare(task: Task, device: str, stack: str, fast: Fast | None) -> None:
     """Make this process a worker: Ctrl-C is the parent's to handle, and its death is ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threadpool_limits(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
-    _worker.append(Objective(task, device, stack))
+    _worker.append(Objective(task, device, stack, fast=fast))
 
 
 def _follow_parent() -> None:

@@ -220,7 +220,8 @@ def run_study(
     """
     settings = spec.study
     sampler_named(settings.sampler, settings.seed)
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    cost = spec.cost
+    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size, settings.fast)
     identity = identity_of(spec, objective.dataset.fingerprint)
     make_space(spec.space, objective.model)
     directions = [DIRECTIONS[name] for name in spec.objectives.names]
