@@ -20,7 +20,7 @@ def recorded() -> dict[str, NDArray[Any]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_recorded_training_is_replayed(name: str, recorded: dict[str, NDArray[Any]]) -> None:
-    """Losses within 1e-5 or a few times torch's own noise; scales, skips and lost losses the same."""
+    """Losses within 1e-5 or a few times torch's noise; scales, skips and lost losses the same."""
     case, order = CASES[name], recorded["batches"].astype(np.int64)
     dataset = case.dataset(order)
     prefix = f"init/{case.model}/"
