@@ -134,7 +134,7 @@ class TorchNet:
                 "max": functional.max_pool2d,
                 "average": functional.avg_pool2d,
             }
-            pool, size = pools[layer.function], layer.kernel
+            pool, size = pools[layer.function], layer.window
             return self._op(f"{layer.function}_pool", name, lambda v: pool(v, size), x)
         if isinstance(layer, Flatten):
             return self._op("reshape", name, lambda v: v.flatten(1), x)

@@ -166,7 +166,7 @@ def test_max_pool_gradient_goes_to_the_first_of_equal_values() -> None:
     b = Builder()
     shape = (1, 1, 2, 2)
     x = b.emit(data, attrs={"shape": shape}, role="input", name="x0")
-    y = b.emit(OPS["max_pool"], x, attrs={"kernel": 2})
+    y = b.emit(OPS["max_pool"], x, attrs={"window": 2})
     seed = b.emit(data, attrs={"shape": b.shape(y)}, role="input", name="seed")
     grads = backward(b, y, seed, [x], add)
     arrays = {"x0": np.ones(shape, np.float32), "seed": np.full((1, 1, 1, 1), 3.0, np.float32)}

@@ -218,6 +218,8 @@ def test_a_killed_command_resumes(sent: signal.Signals, spec: StudySpec, tmp_pat
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        # the tests may run in the background, where SIGINT is ignored, by children too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while process.poll() is None and not (path.exists() and b"measured:" in path.read_bytes()):
         time.sleep(0.01)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, size
+from policysearch.ops.elementwise import same_shape
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 _TANH_SCALE = np.float32(np.sqrt(2.0 / np.pi))
@@ -100,24 +101,20 @@ def _bind_gelu_grad(
     return run
 
 
-def _same(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    return inputs[0]
-
-
 def _gradient(b: Builder, node: Node, grad: int) -> int:
     return b.emit(gelu_grad, grad, node.inputs[0], attrs=node.attributes)
 
 
 gelu_grad = Op(
     "gelu_grad",
-    _same,
+    same_shape,
     _bind_gelu_grad,
     flops=lambda inputs, out, attrs: 20 * size(out),
     work=lambda inputs, out, attrs: 2 * size(out),
 )
 gelu = Op(
     "gelu",
-    _same,
+    same_shape,
     _bind_gelu,
     gradients=(_gradient,),
     flops=lambda inputs, out, attrs: 15 * size(out),

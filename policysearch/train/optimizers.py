@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args
 from policysearch.graph import Builder
 from policysearch.ops.attention import scale
 from policysearch.ops.eager_update import add_damped, sgd_nesterov
-from policysearch.ops.source import state
-from policysearch.ops.update import (
+from policysearch.ops.optimizers import (
     adam_m,
     adam_step,
     adam_v,
@@ -19,6 +18,7 @@ from policysearch.ops.update import (
     sgd_velocity,
     weight_decay,
 )
+from policysearch.ops.source import state
 from policysearch.values import InputError, number, one_of
 
 OptimizerKind = Literal["sgd", "momentum", "adam", "adamw"]
