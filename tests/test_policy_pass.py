@@ -208,3 +208,16 @@ def test_five_formats_that_differ_each_go_where_the_layer_says() -> None:
             assert node.format == {"dgrad": "bfloat16", "wgrad": "tfloat32"}[node.role]
     (summed,) = [n for n in _nodes(graph, op="bias", layer="fc2")]
     assert summed.format == "bfloat16"
+
+
+def test_gradients_of_one_value_are_summed_in_its_own_format() -> None:
+    """As autograd does: what the float32 norm gives back is rounded before the sum."""
+    model = transformer((1, 8, 8), 10, 8, (16,), 2)
+    step = trace_step(model, "softmax_cross_entropy", Optimizer(), 2)
+    graph = apply_policy(step, preset("float16", model.layer_names))
+    sums = [node for node in graph.nodes if "gradient_of" in node.attributes]
+    forward = {(n.layer, n.op.name): n.format for n in graph.nodes if n.role == "fprop"}
+    assert {n.format for n in sums} == {"float16", "float32"}
+    for node in sums:
+        assert node.format == forward[node.attributes["gradient_of"]]
+        assert {value.format for value in graph.inputs_of(node)} == {node.format}
