@@ -39,6 +39,6 @@ def caption(results: Results) -> str:
         f"Modeled, not measured: speed and memory of {spec.cost.device} with {spec.cost.stack}, "
         f"batch {priced}.\n"
         f"Trained: {spec.task.model} on {spec.task.data}, batch {spec.task.batch_size}, "
-        f"{spec.task.steps} steps, seeds {seeds} ({between}). Jitter of float32: {noise}.\n"
+        f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
         f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -69,9 +70,15 @@ class Task:
         self.build_optimizer()
 
     def with_steps(self, steps: int) -> Task:
-        """Return the same recipe over `steps` steps, its tail stretched with it."""
-        tail_steps = max(1, round(self.tail_steps * steps / self.steps))
-        return replace(self, steps=steps, tail_steps=tail_steps)
+        """Return the same recipe over `steps` steps, its tail and its schedule stretched with it."""
+        factor = steps / self.steps
+        schedule = replace(
+            self.schedule,
+            period_steps=math.ceil(self.schedule.period_steps * factor),
+            warmup_steps=round(self.schedule.warmup_steps * factor),
+        )
+        tail_steps = max(1, round(self.tail_steps * factor))
+        return replace(self, steps=steps, tail_steps=tail_steps, schedule=schedule)
 
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer without its learning rate."""
