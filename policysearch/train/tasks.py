@@ -70,7 +70,7 @@ class Task:
         self.build_optimizer()
 
     def with_steps(self, steps: int) -> Task:
-        """Return the same recipe over `steps` steps, its tail and its schedule stretched with it."""
+        """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
         factor = steps / self.steps
         schedule = replace(
             self.schedule,
