@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from policysearch import api
-from policysearch.commands import add_show, add_study, places, results_of
+from policysearch.commands import add_show, add_study, add_try, places, results_of
 from policysearch.files import drop_output, make_folder, make_streams_safe, say
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
@@ -52,6 +52,7 @@ def parser() -> _Parser:
     _add_run(commands)
     _add_confirm(commands)
     add_show(commands)
+    add_try(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
     add_study(plot)
     _add_out(plot)

@@ -64,6 +64,7 @@ def figure(results: Results, view: View) -> Figure:
     _draw_points(axes, rows, view, least)
     _draw_line(axes, rows, view, least)
     _draw_presets(axes, rows, view, least)
+    _draw_by_hand(axes, rows, view, least)
     _draw_faults(axes, rows, view, least)
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
@@ -123,6 +124,22 @@ def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None
             edgecolors="tab:red",
             label=row.presets.replace(" ", "\n"),
             zorder=4,
+        )
+
+
+def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    tried = [row for row in rows if row.by_hand]
+    if tried:
+        gaps = [max(row.counted_gap, least) for row in tried]
+        values = [view.value(row) for row in tried]
+        axes.scatter(
+            gaps,
+            values,
+            s=110,
+            label="tried by hand",
+            zorder=4,
+            color="none",
+            edgecolors="tab:green",
         )
 
 
