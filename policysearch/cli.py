@@ -16,6 +16,7 @@ from policysearch.files import drop_output, make_folder, make_streams_safe, say
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
 from policysearch.report.progress import Bar
+from policysearch.report.study_file import study_file_page
 from policysearch.report.table import confirmed_table, front_table
 from policysearch.rounding.rounder import FASTS
 from policysearch.search.results import Results
@@ -113,6 +114,7 @@ def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
         ("presets", listings.presets, "list the presets"),
         ("formats", listings.formats, "list the number formats"),
         ("hardware", listings.hardware, "list devices and software stacks"),
+        ("keys", study_file_page, "list the keys of a study file"),
     ):
         commands.add_parser(name, help=text).set_defaults(run=_list, listing=listing)
 
