@@ -10,7 +10,7 @@ import pytest
 from policysearch.objective import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.report.one_trial import number_of, trial_page, tried_page
+from policysearch.report.one_trial import number_of, standing, trial_page, tried_page
 from policysearch.search.results import Results
 from policysearch.search.spec import load_spec
 from policysearch.search.study import run_study
@@ -88,6 +88,29 @@ def test_every_trial_has_a_page(results: Results) -> None:
         assert page.startswith(f"trial {trial.number}: {trial.name}")
         assert "on the front" in page
         assert tried_page(results, trial.number, new=True)
+
+
+def test_what_is_not_on_the_front_names_the_member_that_beats_it(results: Results) -> None:
+    wide = replace(results, noise_gap=1e-5)
+    beaten = [t for t in wide.trials if not t.diverged and t not in wide.front]
+    assert beaten
+    for trial in beaten:
+        better = wide.beaten_by(trial)
+        words = standing(wide, trial)
+        assert better and set(better) <= set(wide.front)
+        assert any(f"better in nothing than trial {member.number} " in words for member in better)
+        for member in better:
+            assert all(x <= y for x, y in zip(wide.point(member), wide.point(trial), strict=True))
+    assert all(wide.beaten_by(trial) == () for trial in wide.front)
+    assert standing(wide, wide.knee()) == "on the front, its knee"
+
+
+def test_the_mean_gap_has_its_interval_and_one_seed_has_none(results: Results) -> None:
+    assert "at 95 % over seeds" in trial_page(results, 1)
+    trials = tuple(replace(trial, scores=trial.scores[:1]) for trial in results.trials)
+    study = replace(results.spec.study, seeds=(0,))
+    one = replace(results, trials=trials, spec=replace(results.spec, study=study))
+    assert "one seed, so no interval" in trial_page(one, 1)
 
 
 def test_a_policy_is_found_by_what_it_is(results: Results) -> None:

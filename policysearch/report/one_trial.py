@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from policysearch.cost.devices import device_named
 from policysearch.cost.price import PolicyCost
-from policysearch.policy.policy import LayerPolicy, LossScale
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy
 from policysearch.report.table import HEADER, aligned, cells
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
@@ -25,7 +25,7 @@ def trial_page(results: Results, number: int) -> str:
         return f"{_title(trial)}\n\nfailed: {trial.reason}"
     blocks = [
         [_title(trial), standing(results, trial), results.verdict(trial)],
-        [f"loss scale: {_loss_scale(trial.policy.loss_scale)}"],
+        [_settings(trial.policy), _mean(results, trial)],
         _seeds(results, trial),
         _layers(trial),
         _time(trial.cost),
@@ -55,8 +55,12 @@ def standing(results: Results, trial: Trial) -> str:
         return f"not on the front: {trial.divergence}"
     if trial in results.front:
         return "on the front" + ", its knee" * (trial is results.knee())
-    better = [f"trial {t.number} ({t.label})" for t in results.beaten_by(trial)]
-    return f"not on the front: {' and '.join(better)} nowhere worse"
+    better = results.beaten_by(trial)
+    nearest = min(better, key=lambda t: (results.counted_gap(t), -t.cost.speedup, t.number))
+    more = f", nor than {len(better) - 1} more of the front" if len(better) > 1 else ""
+    return (
+        f"not on the front: better in nothing than trial {nearest.number} ({nearest.label}){more}"
+    )
 
 
 def _found(results: Results, number: int) -> Trial | FailedTrial:
@@ -83,6 +87,28 @@ def _title(trial: Trial | FailedTrial) -> str:
     known = f" = {presets}" if presets not in ("", trial.name) else ""
     by_hand = " (tried by hand)" if isinstance(trial, Trial) and trial.by_hand else ""
     return f"trial {trial.number}: {trial.name}{known}{by_hand}"
+
+
+def _settings(policy: Policy) -> str:
+    masters = "float32" if policy.master_weights else "none"
+    sums = sorted({layer.accumulator for _, layer in policy.layers})
+    return (
+        f"loss scale: {_loss_scale(policy.loss_scale)}; tensor scaling: {policy.scaling.recipe}; "
+        f"masters: {masters}; optimizer state: {policy.optimizer_state}; "
+        f"accumulator: {', '.join(sums)}"
+    )
+
+
+def _mean(results: Results, trial: Trial) -> str:
+    interval = results.interval(trial)
+    if trial.diverged:
+        return "loss gap: none, for a run diverged"
+    if interval is None:
+        return f"loss gap: {trial.loss_gap:+.2e} nats (one seed, so no interval)"
+    return (
+        f"loss gap: {trial.loss_gap:+.2e} nats, {interval.low:+.2e} to {interval.high:+.2e} at "
+        "95 % over seeds"
+    )
 
 
 def _loss_scale(scale: LossScale) -> str:
