@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
 from policysearch.report.front_data import caption
@@ -106,11 +107,12 @@ def figure(results: Results, view: View) -> Figure:
 
 
 def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    """Write each row's trial beside its point, where no number stands yet if there is room."""
+    """Write each row's trial beside its point, clear of other numbers and points where it can."""
     fig.draw_without_rendering()  # Lays everything out, so that places are known.
-    taken: list[Bbox] = []
-    for row in rows:
-        point = max(row.counted_gap, least), view.value(row)
+    points = [(max(row.counted_gap, least), view.value(row)) for row in rows]
+    centres = [axes.transData.transform(point) for point in points]
+    taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in centres]
+    for row, point in zip(rows, points, strict=True):
         for x, y in PLACES:
             number = axes.annotate(
                 str(row.trial),
@@ -121,6 +123,7 @@ def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) 
                 fontsize=7,
                 color="tab:blue",
                 zorder=6,
+                path_effects=[withStroke(linewidth=1.5, foreground="white")],
             )
             box = number.get_window_extent()
             if (x, y) == PLACES[-1] or not any(box.overlaps(other) for other in taken):
