@@ -64,6 +64,7 @@ def figure(results: Results, view: View) -> Figure:
     _draw_points(axes, rows, view, least)
     _draw_line(axes, rows, view, least)
     _draw_presets(axes, rows, view, least)
+    _draw_signs(axes, rows, view, least)
     _draw_faults(axes, rows, view, least)
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
@@ -124,6 +125,27 @@ def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None
             label=row.presets.replace(" ", "\n"),
             zorder=4,
         )
+
+
+def _draw_signs(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    """Cross what a longer run would lose, and say why beside it where it is on the front."""
+    label = "updates vanish (early sign)"
+    for row in rows:
+        if not row.early_sign:
+            continue
+        place = max(row.counted_gap, least), view.value(row)
+        axes.scatter(*place, s=70, marker="x", color="tab:orange", zorder=5, label=label)
+        label = "_once in the legend"
+        if row.on_front:
+            axes.annotate(
+                row.early_sign,
+                place,
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6,
+                color="tab:orange",
+            )
 
 
 def _draw_faults(axes: Axes, rows: list[Row], view: View, least: float) -> None:

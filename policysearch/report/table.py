@@ -15,6 +15,7 @@ HEADER = (
     "val acc",
     "modeled speedup",
     "modeled memory",
+    "early sign",
     "gap confirmed, later",
 )
 
@@ -52,6 +53,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
         f"{row.modeled_memory_ratio:.3f}",
+        row.early_sign,
         _confirmed(row),
     )
 

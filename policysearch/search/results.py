@@ -33,7 +33,9 @@ class Row:
     separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
     `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
     bound the mean gap at 95 % (see `search.noise`), None with a single seed. `tied_with` is the
-    faster member of the front whose gap cannot be told from this one's.
+    faster member of the front whose gap cannot be told from this one's. `swamped_share` of the
+    updates are too small to move their parameter, projected from step `swamped_step` to the
+    smallest learning rate; `early_sign` says so where they are many.
     """
 
     trial: int
@@ -62,6 +64,10 @@ class Row:
     gap_low95: float | None
     gap_high95: float | None
     tied_with: int | None
+    swamped_share: float
+    swamped_step: int | None
+    swamped_layer: str
+    early_sign: str
 
     @property
     def label(self) -> str:
@@ -198,11 +204,15 @@ class Results:
         confirmed = self.confirmation(trial)
         if confirmed is None:
             steps = self.spec.task.steps
-            return f"not confirmed: nothing is known of it beyond {steps} steps"
+            known = trial.early_sign or f"nothing is known of it beyond {steps} steps"
+            return f"not confirmed: {known}"
         fault = self.fault(trial)
         if fault:
             return f"fails later: {fault}"
         return f"holds: gap {confirmed.loss_gap:+.2e} nats at {confirmed.steps} steps"
+
+    def _doubtful(self, trial: Trial) -> bool:
+        return bool(trial.early_sign) and self.confirmation(trial) is None
 
     def final_gap(self, trial: Trial) -> float:
         """Return the loss gap at the longest horizon the policy was trained over, in nats."""
@@ -210,8 +220,8 @@ class Results:
         return confirmed.loss_gap if confirmed else trial.loss_gap
 
     def _sound_front(self) -> list[Trial]:
-        """Return the front without what fails later and, once any was, what was not confirmed."""
-        front = [trial for trial in self._front() if not self.fault(trial)]
+        """Return the front without what fails later or will, and once any was, only confirmed."""
+        front = [t for t in self._front() if not (self.fault(t) or self._doubtful(t))]
         sure = [t for t in front if self.confirmation(t) or "float32" in t.presets]
         return (sure if any(map(self.confirmation, sure)) else front) or list(self._front())
 
@@ -283,4 +293,8 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
+        swamped_share=trial.swamped_share,
+        swamped_step=trial.swamped_step,
+        swamped_layer=trial.swamped_layer,
+        early_sign=trial.early_sign,
     )

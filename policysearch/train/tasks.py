@@ -21,8 +21,8 @@ from policysearch.values import InputError, number, one_of, to_plain
 DEEPEST = 10_000
 """Most hidden layers of a net."""
 
-SMALLEST_RATE = 1e-3
-"""Share of the largest learning rate below which steps move nothing that counts."""
+SMALLEST_RATE = 0.01
+"""Share of the largest learning rate below which steps add too little to count what they lose."""
 
 
 @dataclass(frozen=True)
