@@ -7,11 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policysearch.emulator.compile import Step
 from policysearch.formats import Format, Rounding, format_named
-from policysearch.graph import FloatArray, Graph, Node
+from policysearch.graph import FloatArray, Graph, Node, size
 from policysearch.ops.source import state
 
 UPDATE = "update of "
@@ -19,6 +18,9 @@ UPDATE = "update of "
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -200, 128
 """Beyond the exponents of every float32 number; zero counts as having the lowest."""
+
+EXPONENT = 0x7F800000
+"""The bits of a float32's exponent: alone, they are the power of two at or below the number."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Watch:
     def before(self, step: Step) -> None:
         """Remember the parameters of a `watched` step, and forget its last updates."""
         self._before = {}
-        for node, _, _ in _watched_parameters(step.graph):
+        for node, _ in _watched_parameters(step.graph):
             self._before[node.name] = step.arrays[node.name].copy(order="K")
             step.arrays[UPDATE + node.name][...] = 0.0
 
@@ -85,15 +87,19 @@ class Watch:
         swamped = 0
         projected: Counter[str] = Counter()
         self._sizes = Counter()
-        for node, layer, rounding in _watched_parameters(step.graph):
-            update = np.abs(step.arrays[UPDATE + node.name].astype(np.float64))
+        for node, rounding in _watched_parameters(step.graph):
+            self._sizes[node.layer] += size(node.shape)
+            projected[node.layer] += 0
+            if rounding.mode == "stochastic":
+                continue  # a small update moves the parameter as far as it should, on average
+            update = np.abs(step.arrays[UPDATE + node.name])
             half = half_unit(self._before[node.name], format_named(node.format))
-            # By chance the small update moves the parameter as far as it should, on average.
-            moving = update[(update > 0.0) & (rounding.mode != "stochastic")]
-            limits = half[(update > 0.0) & (rounding.mode != "stochastic")]
-            swamped += int(np.count_nonzero(moving < limits))
-            projected[layer] += int(np.count_nonzero(moving * factor < limits))
-            self._sizes[layer] += update.size
+            moving = update > 0.0
+            swamped += (found := int(np.count_nonzero(moving & (update < half))))
+            if factor != 1.0:
+                update *= np.float32(factor)
+                found = int(np.count_nonzero(moving & (update < half)))
+            projected[node.layer] += found
         self._shares.append((index, swamped / self._sizes.total()))
         self._projected = dict(projected)
 
@@ -108,21 +114,29 @@ class Watch:
         return Swamped(tuple(self._shares), share, *worst)
 
 
-def _watched_parameters(graph: Graph) -> list[tuple[Node, str, Rounding]]:
-    """Return, for each parameter, its source, its layer and how its new value is rounded."""
+def _watched_parameters(graph: Graph) -> list[tuple[Node, Rounding]]:
+    """Return, for each parameter, its source and how its new value is rounded."""
     pairs = [(graph.nodes[old], graph.nodes[new]) for old, new in graph.updates]
-    return [(old, old.layer, new.rounding) for old, new in pairs if old.op.name == "parameter"]
+    return [(old, new.rounding) for old, new in pairs if old.op.name == "parameter"]
 
 
-def half_unit(values: FloatArray, fmt: Format) -> NDArray[np.float64]:
-    """Return half the distance between the numbers of `fmt` in the binade of each value."""
-    _, above = np.frexp(values)
-    exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)
-    found: NDArray[np.float64] = _half_units(fmt)[exponents - LOWEST_EXPONENT]
-    return found
+def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
+    """Return half the distance between the numbers of `fmt` in the binade of each value.
+
+    Below float32's smallest number that is zero.
+    """
+    if fmt.taper:
+        _, above = np.frexp(values)
+        exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)
+        found: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
+        return found
+    powers: FloatArray = (values.view(np.uint32) & np.uint32(EXPONENT)).view(np.float32)
+    np.maximum(powers, np.float32(fmt.min_normal), out=powers)
+    powers *= np.float32(2.0 ** -(fmt.mantissa_bits + 1))
+    return powers
 
 
 @functools.cache
-def _half_units(fmt: Format) -> NDArray[np.float64]:
+def _half_units(fmt: Format) -> FloatArray:
     exponents = range(LOWEST_EXPONENT, HIGHEST_EXPONENT + 1)
-    return np.array([2.0 ** (fmt.quantum_exponent(e) - 1) for e in exponents])
+    return np.array([2.0 ** (fmt.quantum_exponent(e) - 1) for e in exponents], np.float32)
