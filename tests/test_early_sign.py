@@ -21,6 +21,7 @@ from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import confirm_study, load_results, run_study
 from policysearch.search.trials import SWAMPED, Trial
+from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import Swamped
 from tests.studies import write_study
 from tests.test_confirm import CHANGES, decaying
@@ -145,6 +146,14 @@ def test_the_short_runs_of_the_digits_studies(study: str, name: str, marked: boo
     found = objective.measure(policy, 0).swamped
     assert (found.projected >= SWAMPED) == marked
     assert found.projected >= 2 * SWAMPED if marked else found.projected < SWAMPED / 100
+
+
+def test_the_end_of_a_decay_marks_no_masters() -> None:
+    task = replace(objective_of("mlp-digits").task, schedule=Schedule("cosine"))
+    objective = Objective(task, "H100-SXM5", "torch.compile")
+    masters, none = (preset(n, objective.model.layer_names) for n in ("bfloat16", "apex.O3"))
+    assert objective.measure(masters, 0).swamped.projected < SWAMPED / 10
+    assert objective.measure(none, 0).swamped.projected > SWAMPED
 
 
 @functools.cache
