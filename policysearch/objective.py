@@ -18,6 +18,7 @@ from policysearch.nn.models import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, check_fast
+from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import step_graph, train
 
@@ -40,7 +41,7 @@ class Measurement:
     step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `curve` holds
     (steps taken, mean loss of the last of them in nats) at the shares CURVE_SHARES of the run,
     each mean over the same share of the task's tail; what was not reached is left out.
-    `fast`: what ran, as in `rounding.rounder.FASTS`.
+    `swamped`: updates that vanish. `fast`: what ran, as in `rounding.rounder.FASTS`.
     """
 
     tail_loss: float | None
@@ -51,6 +52,7 @@ class Measurement:
     underflows: tuple[tuple[str, int], ...]
     fast: str = ""
     curve: tuple[tuple[int, float], ...] = ()
+    swamped: Swamped = NOT_COUNTED
 
     @property
     def diverged(self) -> bool:
@@ -92,6 +94,7 @@ class Score:
     skipped_steps: int
     cost: PolicyCost
     fast: str = ""
+    swamped: Swamped = NOT_COUNTED
 
 
 class Objective:
@@ -163,6 +166,7 @@ class Objective:
             underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
             curve=curve_of(run.losses, task.steps, task.tail_steps),
             fast=run.fast,
+            swamped=run.swamped,
         )
 
     def baseline(self, seed: int) -> Measurement:
@@ -215,4 +219,5 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         skipped_steps=measurement.skipped_steps,
         cost=cost,
         fast=measurement.fast,
+        swamped=measurement.swamped,
     )

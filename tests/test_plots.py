@@ -14,7 +14,8 @@ from matplotlib.text import Annotation, Text
 
 from policysearch.report.front_data import caption, csv_text
 from policysearch.report.plots import FRONT, VIEWS, View, figure, plots
-from policysearch.search.results import Results, Row
+from policysearch.search.results import Results
+from policysearch.search.rows import Row
 from policysearch.search.spec import load_spec
 from policysearch.search.study import run_study
 from tests.studies import write_study

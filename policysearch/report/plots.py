@@ -15,7 +15,8 @@ from matplotlib.transforms import Bbox
 
 from policysearch.report.front_data import caption
 from policysearch.search.front import non_dominated
-from policysearch.search.results import Results, Row
+from policysearch.search.results import Results
+from policysearch.search.rows import Row
 
 MARKERS = "sD^v<>pPXhHd8"
 CAPTION_LETTERS = 150
@@ -85,17 +86,13 @@ def figure(results: Results, view: View) -> Figure:
     _draw_line(axes, rows, view, least)
     _draw_presets(axes, rows, view, least)
     _draw_by_hand(axes, rows, view, least)
+    _draw_signs(axes, rows, view, least)
     _draw_knee(axes, results, view, least)
     _draw_faults(axes, rows, view, least)
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
-    diverged = sum(trial.diverged for trial in results.trials)
-    lost = f"; {diverged} diverged, not shown" * bool(diverged)
-    lost += f"; {len(results.failed)} failed" * bool(results.failed)
-    tried = len(results.trials) + len(results.failed)
-    title = f"{results.spec.study.name}: {tried} policies{lost}"
-    axes.set_title(textwrap.fill(title, TITLE_LETTERS), fontsize=10, loc="left")
+    axes.set_title(textwrap.fill(_title(results), TITLE_LETTERS), fontsize=10, loc="left")
     if results.float32_fault:
         axes.text(0.5, 0.5, "float32 itself did not train", transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
@@ -104,6 +101,14 @@ def figure(results: Results, view: View) -> Figure:
     fig.supxlabel("\n".join(lines), fontsize=6.5, x=0.01, ha="left")
     _number(fig, axes, [row for row in rows if row.on_front], view, least)
     return fig
+
+
+def _title(results: Results) -> str:
+    diverged = sum(trial.diverged for trial in results.trials)
+    lost = f"; {diverged} diverged, not shown" * bool(diverged)
+    lost += f"; {len(results.failed)} failed" * bool(results.failed)
+    tried = len(results.trials) + len(results.failed)
+    return f"{results.spec.study.name}: {tried} policies{lost}"
 
 
 def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) -> None:
@@ -208,6 +213,17 @@ def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None
             color="none",
             edgecolors="tab:green",
         )
+
+
+def _draw_signs(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    """Cross what a longer run would lose."""
+    label = "updates vanish (early sign)"
+    for row in rows:
+        if not row.early_sign:
+            continue
+        place = max(row.counted_gap, least), view.value(row)
+        axes.scatter(*place, s=70, marker="x", color="tab:orange", zorder=5, label=label)
+        label = "_once in the legend"
 
 
 def _draw_faults(axes: Axes, rows: list[Row], view: View, least: float) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policysearch.report.front_data import caption
-from policysearch.search.results import Results, Row
+from policysearch.search.results import Results
+from policysearch.search.rows import Row
 
 HEADER = (
     "trial",
@@ -15,6 +16,7 @@ HEADER = (
     "val acc",
     "modeled speedup",
     "modeled memory",
+    "early sign",
     "gap confirmed, later",
 )
 
@@ -58,6 +60,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
         f"{row.modeled_memory_ratio:.3f}",
+        row.early_sign,
         _confirmed(row),
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from policysearch.objective import DIVERGED_GAP
 from policysearch.search.front import Point, knee, non_dominated
 from policysearch.search.noise import Interval, intervals
+from policysearch.search.rows import Row
 from policysearch.search.spec import ObjectiveName, StudySpec
 from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.values import InputError
@@ -21,53 +22,6 @@ if TYPE_CHECKING:
 
 RESOLUTION = 10.0
 """An effect is claimed from this many times the noise floor on."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One trained policy.
-
-    Gaps are in nats: the mean over the seeds, the smallest and largest, and what the front counts
-    (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
-    against float32 on the same device and stack. `presets` are the presets that are this policy,
-    separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
-    `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
-    bound the mean gap at 95 % (see `search.noise`), None with a single seed. `tied_with` is the
-    faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
-    """
-
-    trial: int
-    policy: str
-    presets: str
-    on_front: bool
-    diverged: bool
-    loss_gap: float
-    loss_gap_low: float
-    loss_gap_high: float
-    counted_gap: float
-    noise_gap: float | None
-    validation_accuracy: float
-    modeled_speedup: float
-    modeled_speedup_low: float
-    modeled_speedup_high: float
-    modeled_memory_ratio: float
-    skipped_steps: int
-    device: str
-    stack: str
-    digest: str
-    confirmed_steps: int | None
-    confirmed_gap: float | None
-    float32_loss: float | None
-    fault: str
-    gap_low95: float | None
-    gap_high95: float | None
-    tied_with: int | None
-    by_hand: bool
-
-    @property
-    def label(self) -> str:
-        """The name to show: the presets where there are any."""
-        return self.presets or self.policy
 
 
 @dataclass(frozen=True)
@@ -206,11 +160,15 @@ class Results:
         confirmed = self.confirmation(trial)
         if confirmed is None:
             steps = self.spec.task.steps
-            return f"not confirmed: nothing is known of it beyond {steps} steps"
+            known = trial.early_sign or f"nothing is known of it beyond {steps} steps"
+            return f"not confirmed: {known}"
         fault = self.fault(trial)
         if fault:
             return f"fails later: {fault}"
         return f"holds: gap {confirmed.loss_gap:+.2e} nats at {confirmed.steps} steps"
+
+    def _doubtful(self, trial: Trial) -> bool:
+        return bool(trial.early_sign) and self.confirmation(trial) is None
 
     def final_gap(self, trial: Trial) -> float:
         """Return the loss gap at the longest horizon the policy was trained over, in nats."""
@@ -218,8 +176,8 @@ class Results:
         return confirmed.loss_gap if confirmed else trial.loss_gap
 
     def _sound_front(self) -> list[Trial]:
-        """Return the front without what fails later and, once any was, what was not confirmed."""
-        front = [trial for trial in self._front() if not self.fault(trial)]
+        """Return the front without what fails later or will, and once any was, only confirmed."""
+        front = [t for t in self._front() if not (self.fault(t) or self._doubtful(t))]
         sure = [t for t in front if self.confirmation(t) or "float32" in t.presets]
         return (sure if any(map(self.confirmation, sure)) else front) or list(self._front())
 
@@ -292,4 +250,8 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
         by_hand=trial.by_hand,
+        swamped_share=trial.swamped_share,
+        swamped_step=trial.swamped_step,
+        swamped_layer=trial.swamped_layer,
+        early_sign=trial.early_sign,
     )

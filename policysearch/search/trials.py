@@ -20,6 +20,9 @@ SHARE_OF_LOSS = 0.1
 SMALL_SHARE = 0.01
 """Growth of a gap that stays below this share of float32's own loss is no failure."""
 
+SWAMPED = 0.1
+"""Share of updates that are swamped from which on they are said to vanish (docs/early-signs.md)."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -87,6 +90,33 @@ class Trial:
     def skipped_steps(self) -> int:
         """Most steps that one of the runs skipped."""
         return max(score.skipped_steps for score in self.scores)
+
+    @property
+    def swamped_share(self) -> float:
+        """Share of updates swamped at the smallest learning rate, by the last probed step, mean."""
+        return math.fsum(score.swamped.projected for score in self.scores) / len(self.scores)
+
+    @property
+    def swamped_step(self) -> int | None:
+        """The last step in which updates were looked at, of any run; None where there is none."""
+        steps = [step for score in self.scores for step, _ in score.swamped.shares[-1:]]
+        return max(steps, default=None)
+
+    @property
+    def swamped_layer(self) -> str:
+        """The layer that loses the largest share of its updates in any of the runs; "" if none."""
+        return max((score.swamped for score in self.scores), key=lambda s: s.layer_share).layer
+
+    @property
+    def early_sign(self) -> str:
+        """What the run says of longer ones: that updates vanish; "" where they do not.
+
+        The first step says nothing: momentum has yet to gather.
+        """
+        step = self.swamped_step
+        if not step or self.swamped_share < SWAMPED:
+            return ""
+        return f"updates vanish: {100 * self.swamped_share:.0f} % swamped at step {step}"
 
     @property
     def cost(self) -> PolicyCost:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +20,9 @@ from policysearch.values import InputError, number, one_of, to_plain
 
 DEEPEST = 10_000
 """Most hidden layers of a net."""
+
+SMALLEST_RATE = 0.01
+"""Share of the largest learning rate below which steps add too little to count what they lose."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,13 @@ class Task:
     def rate_at(self, step: int) -> float:
         """Return the learning rate of `step`, counted from 0."""
         return self.schedule.rate(self.learning_rate, step, self.steps)
+
+    @cached_property
+    def smallest_rate(self) -> float:
+        """The smallest learning rate after the warm-up, at least SMALLEST_RATE of the largest."""
+        rates = [self.rate_at(step) for step in range(self.steps)]
+        settled = rates[self.schedule.warmup_steps :] or rates
+        return max(min(settled), SMALLEST_RATE * max(rates))
 
     def load_dataset(self) -> Dataset:
         """Return the task's data set."""

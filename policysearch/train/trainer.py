@@ -28,6 +28,7 @@ from policysearch.train.loss_scale import (
 )
 from policysearch.train.probe import Probe
 from policysearch.train.step import trace_forward, trace_step
+from policysearch.train.swamped import Swamped, Watch, watched
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -48,7 +49,8 @@ class Run:
     finite ones of those losses, infinite where the run diverged.
     `overflows` and `underflows` count, per layer, values that rounding made infinite (or
     saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
-    step whose gradients were found not finite. `fast` is what ran; it changes no bit.
+    step whose gradients were found not finite. `swamped` counts updates that vanish, in the steps
+    0, PROBE_INTERVAL and so on. `fast` is what ran; it changes no bit.
     """
 
     losses: NDArray[np.float64]
@@ -60,6 +62,7 @@ class Run:
     diverged_at: int | None
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
+    swamped: Swamped
     params: dict[str, FloatArray]
     fast: Fast
 
@@ -78,7 +81,7 @@ class Trainer:
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = 0
         self.step_index = 0
-        self.probe = Probe()
+        self.probe, self.watch = Probe(), Watch()
         self._targets = np.eye(model.classes, dtype=np.float32)
         self._compiled: dict[tuple[str, bool], Step] = {}
         self._shared: dict[str, FloatArray] = {}
@@ -97,8 +100,9 @@ class Trainer:
         key = self._phase_key, observed
         if key not in self._compiled:
             graph = step_graph(self.task, self.model, self.phase, self.task.batch_size)
+            graph = graph.wanting("loss", "finite")
             self._compiled[key] = compile_graph(
-                graph.wanting("loss", "finite"),
+                watched(graph) if observed else graph,
                 seed=self.seed,
                 fast=self.fast,
                 sources=self._shared,
@@ -132,11 +136,20 @@ class Trainer:
             self._forward_backward(True, images, labels, scale)
         skipped = skips_update(config, finite)
         if not skipped:
-            executable.apply_updates()
-            self.updates_done += 1
+            self._apply_updates(executable, probed)
         self.scale_state = next_state(config, self.scale_state, finite, self.step_index)
         self.step_index += 1
         return float(executable.value("loss")), scale, skipped
+
+    def _apply_updates(self, executable: Step, probed: bool) -> None:
+        if probed:
+            self.watch.before(executable)
+        executable.apply_updates()
+        self.updates_done += 1
+        if probed:
+            rate = self.task.rate_at(self.step_index)
+            factor = self.task.smallest_rate / rate if rate else 1.0
+            self.watch.after(executable, self.step_index, factor)
 
     def _forward_backward(
         self, observed: bool, images: FloatArray, labels: NDArray[np.int64], scale: float
@@ -273,6 +286,7 @@ def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Ru
         diverged_at=len(taken) - 1 if diverged else None,
         overflows=trainer.probe.overflow_counts(),
         underflows=trainer.probe.underflow_counts(),
+        swamped=trainer.watch.swamped(),
         params=trainer.params(),
         fast=trainer.fast,
     )

@@ -1,0 +1,142 @@
+"""Updates that vanish: too small to move the parameter that they are added to, as it is stored."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from policysearch.emulator.compile import Step
+from policysearch.formats import Format, Rounding, format_named
+from policysearch.graph import FloatArray, Graph, Node, size
+from policysearch.ops.source import state
+
+UPDATE = "update of "
+"""Before a parameter's name: the source that holds its last update."""
+
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -200, 128
+"""Beyond the exponents of every float32 number; zero counts as having the lowest."""
+
+EXPONENT = 0x7F800000
+"""The bits of a float32's exponent: alone, they are the power of two at or below the number."""
+
+
+@dataclass(frozen=True)
+class Swamped:
+    """The share of parameters' elements whose update is swamped, over one training.
+
+    An update is swamped where it is not zero, but below half a unit in the last place of its
+    parameter as stored: to nearest, that rounds back to where it was. `shares` holds
+    (step, share) pairs as measured. `projected` is the last of them if the learning rate were the
+    smallest of the schedule; `layer` has the largest such share, `layer_share`.
+    """
+
+    shares: tuple[tuple[int, float], ...] = ()
+    projected: float = 0.0
+    layer: str = ""
+    layer_share: float = 0.0
+
+
+NOT_COUNTED = Swamped()
+"""What is known without a step that was looked at."""
+
+
+def watched(graph: Graph) -> Graph:
+    """Return the step with, for each parameter, its update in the source UPDATE + its name.
+
+    That is the node of the new parameter once more, in float32, from zeros in the parameter's
+    place; the decay of AdamW, which is a share of the parameter, is no part of it. All other
+    nodes keep their place, and with it their bits.
+    """
+    nodes, updates = list(graph.nodes), list(graph.updates)
+    for old, new in graph.updates:
+        parameter, made = graph.nodes[old], graph.nodes[new]
+        if parameter.op.name != "parameter":
+            continue
+        kept = ("shape", parameter.shape)
+        at, name = len(nodes), UPDATE + parameter.name
+        nodes.append(
+            replace(parameter, id=at, op=state, name=name, format="float32", attrs=(kept,))
+        )
+        exact = replace(made, format="float32", rounding=Rounding())
+        nodes.append(replace(exact, id=at + 1, inputs=(at, *made.inputs[1:])))
+        updates.append((at, at + 1))
+    return replace(graph, nodes=tuple(nodes), updates=tuple(updates))
+
+
+class Watch:
+    """Counts swamped updates in the steps it is told of: `before` the update and `after` it."""
+
+    def __init__(self) -> None:
+        self._shares: list[tuple[int, float]] = []
+        self._projected: dict[str, float] = {}
+        self._sizes: Counter[str] = Counter()
+        self._before: dict[str, FloatArray] = {}
+
+    def before(self, step: Step) -> None:
+        """Remember the parameters of a `watched` step, and forget its last updates."""
+        self._before = {}
+        for node, _ in _watched_parameters(step.graph):
+            self._before[node.name] = step.arrays[node.name].copy(order="K")
+            step.arrays[UPDATE + node.name][...] = 0.0
+
+    def after(self, step: Step, index: int, factor: float) -> None:
+        """Count the updates of step `index`, and those `factor` times as large."""
+        swamped = 0
+        projected: Counter[str] = Counter()
+        self._sizes = Counter()
+        for node, rounding in _watched_parameters(step.graph):
+            self._sizes[node.layer] += size(node.shape)
+            projected[node.layer] += 0
+            if rounding.mode == "stochastic":
+                continue  # a small update moves the parameter as far as it should, on average
+            update = np.abs(step.arrays[UPDATE + node.name])
+            half = half_unit(self._before[node.name], format_named(node.format))
+            moving = update > 0.0
+            swamped += (found := int(np.count_nonzero(moving & (update < half))))
+            if factor != 1.0:
+                update *= np.float32(factor)
+                found = int(np.count_nonzero(moving & (update < half)))
+            projected[node.layer] += found
+        self._shares.append((index, swamped / self._sizes.total()))
+        self._projected = dict(projected)
+
+    def swamped(self) -> Swamped:
+        """Return what was counted so far."""
+        if not self._shares:
+            return NOT_COUNTED
+        share = sum(self._projected.values()) / self._sizes.total()
+        shares = {layer: count / self._sizes[layer] for layer, count in self._projected.items()}
+        layer = max(shares, key=lambda name: shares[name])
+        worst = (layer, shares[layer]) if shares[layer] else ("", 0.0)
+        return Swamped(tuple(self._shares), share, *worst)
+
+
+def _watched_parameters(graph: Graph) -> list[tuple[Node, Rounding]]:
+    """Return, for each parameter, its source and how its new value is rounded."""
+    pairs = [(graph.nodes[old], graph.nodes[new]) for old, new in graph.updates]
+    return [(old, new.rounding) for old, new in pairs if old.op.name == "parameter"]
+
+
+def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
+    """Return half the distance between the numbers of `fmt` in the binade of each value.
+
+    Below float32's smallest number that is zero.
+    """
+    if fmt.taper:
+        _, above = np.frexp(values)
+        exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)
+        found: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
+        return found
+    powers: FloatArray = (values.view(np.uint32) & np.uint32(EXPONENT)).view(np.float32)
+    np.maximum(powers, np.float32(fmt.min_normal), out=powers)
+    powers *= np.float32(2.0 ** -(fmt.mantissa_bits + 1))
+    return powers
+
+
+@functools.cache
+def _half_units(fmt: Format) -> FloatArray:
+    exponents = range(LOWEST_EXPONENT, HIGHEST_EXPONENT + 1)
+    return np.array([2.0 ** (fmt.quantum_exponent(e) - 1) for e in exponents], np.float32)
