@@ -19,7 +19,7 @@ from policysearch.accumulators import (
 )
 from policysearch.formats import format_named
 from policysearch.products.product import compiled_available, product
-from policysearch.rounding.rounder import quantise
+from policysearch.rounding.rounder import Fast, quantise
 from policysearch.values import InputError
 
 SHAPES = ((512, 784, 64), (512, 64, 784), (16, 150, 6400))
@@ -27,10 +27,11 @@ CHUNKED = (
     *("chunked:128:float32", "chunked:32:float32", "chunked:16:float32"),
     *("chunked:32:e8m13:toward_zero", "chunked:32:float16", "chunked:16:float16"),
 )
+TITLES: dict[Fast, str] = {"c": "C", "numpy": "numpy", "off": "reference"}
 COLUMNS = ("m", "k", "n", "operands", "accumulator", "code", "minimum_ms", "median_ms", "turns")
 
 
-def candidates(shape: tuple[int, int, int], operands: str, codes: list[bool]) -> dict[str, Call]:
+def candidates(shape: tuple[int, int, int], operands: str, codes: list[Fast]) -> dict[str, Call]:
     """Return the products of [m, k] and [k, n] by "accumulator, code"."""
     fmt = format_named(operands)
     rng = np.random.default_rng(0)
@@ -39,12 +40,12 @@ def candidates(shape: tuple[int, int, int], operands: str, codes: list[bool]) ->
     calls: dict[str, Call] = {}
     for name in (*ACCUMULATORS, *CHUNKED):
         row = accumulator_named(name)
-        for compiled in codes if row.kind == "tensor_core" else codes[:1]:
+        for fast in codes if row.kind == "tensor_core" else codes[:1]:
             try:
-                made = product(row, fmt, compiled=compiled if row.kind == "tensor_core" else None)
+                made = product(row, fmt, fast=fast if row.kind == "tensor_core" else None)
             except InputError:
                 continue  # this tensor core does not take the format
-            code = "" if row.kind != "tensor_core" else ", C" if compiled else ", numpy"
+            code = "" if row.kind != "tensor_core" else f", {TITLES[fast]}"
             calls[f"{name}{code}"] = partial(made, left, right, out=np.empty((m, n), np.float32))
     return calls
 
@@ -56,13 +57,14 @@ def main() -> None:
     options.add_argument("--operands", nargs="+", default=["float16", "float8_e4m3fn"])
     given = options.parse_args()
     pin_one_thread()
-    codes = [*([True] if compiled_available() else []), *([False] if given.numpy else [])]
+    codes: list[Fast] = ["c"] if compiled_available() else []
+    codes += ["numpy"] if given.numpy or not codes else []
     lines = []
     for operands in given.operands:
         table: dict[str, list[float]] = {}
         for shape in SHAPES:
             found = interleaved(
-                candidates(shape, operands, codes or [False]),
+                candidates(shape, operands, codes),
                 rounds=given.rounds,
                 budget_seconds=2.0,
             )

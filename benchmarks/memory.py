@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.nets import BATCHES, NETS, policy_of, prepared, step_graph
 from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
+from policysearch.emulator.executable import Executable
 from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
 from policysearch.nn.models import Model
@@ -36,10 +37,26 @@ def executed(graph: Graph) -> Graph:
     return graph.renumbered(sources + Plan(graph).order)
 
 
+def last_uses(graph: Graph) -> list[int]:
+    """Return, for each node, the id of the last node that reads it (itself if none).
+
+    Outputs and the new values of updates are read after the last node.
+    """
+    last = [node.id for node in graph.nodes]
+    for node in graph.nodes:
+        for i in node.inputs:
+            last[i] = node.id
+    for _, i in graph.outputs:
+        last[i] = len(graph.nodes)
+    for old, new in graph.updates:
+        last[old] = last[new] = len(graph.nodes)
+    return last
+
+
 def bound_bytes(graph: Graph, *, in_place: bool) -> int:
     """Return the liveness bound of `graph` in bytes."""
     end = len(graph.nodes)
-    last = graph.last_uses()
+    last = last_uses(graph)
     home = list(range(end))
     until: dict[int, int] = {}
     replaced = {new: old for old, new in graph.updates}
@@ -81,6 +98,7 @@ def measure(model: Model, name: str, batch: int) -> tuple[int, int, int]:
     gc.collect()
     tracemalloc.start()
     executable = prepared(model, policy, batch)
+    assert isinstance(executable, Executable)
     for _ in range(3):
         executable.forward_backward()
         executable.apply_updates()

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model, lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rounding.rounder import Fast
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
@@ -57,11 +58,9 @@ def batch_of(model: Model, batch: int) -> tuple[FloatArray, FloatArray]:
     return images, np.eye(model.classes, dtype=np.float32)[rng.integers(0, model.classes, batch)]
 
 
-def prepared(
-    model: Model, policy: Policy, batch: int, *, compiled: bool | None = None
-) -> Executable:
+def prepared(model: Model, policy: Policy, batch: int, *, fast: Fast | None = None) -> Step:
     """Return the compiled step with initial parameters and a batch in place."""
-    executable = compile_graph(step_graph(model, policy, batch), compiled=compiled)
+    executable = compile_graph(step_graph(model, policy, batch), fast=fast)
     for name, value in model.init(np.random.default_rng(0)).items():
         executable.arrays[name][...] = value
     images, targets = batch_of(model, batch)
@@ -78,7 +77,7 @@ def our_step(
     name: str,
     batch: int,
     *,
-    compiled: bool | None,
+    fast: Fast | None,
     accumulator: str = "float32",
     loss_scale: bool = False,
 ) -> Callable[[], float]:
@@ -89,7 +88,7 @@ def our_step(
     policy = policy_of(model, name, accumulator)
     if not loss_scale:
         policy = replace(policy, loss_scale=LossScale())
-    executable = prepared(model, policy, batch, compiled=compiled)
+    executable = prepared(model, policy, batch, fast=fast)
 
     def step() -> float:
         executable.forward_backward()

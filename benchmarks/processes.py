@@ -33,7 +33,7 @@ def work(
     `spent` takes the CPU seconds of every round.
     """
     pin_one_thread()
-    step = our_step(NETS[net](), policy, batch, compiled=None)
+    step = our_step(NETS[net](), policy, batch, fast=None)
     step()
     for number in range(rounds):
         barrier.wait()

@@ -26,7 +26,7 @@ from benchmarks.timing import (
 )
 from policysearch.formats import FORMATS, Format, Rounding
 from policysearch.graph import FloatArray
-from policysearch.rounding.rounder import compiled_available, rounder
+from policysearch.rounding.rounder import Fast, fast_ways, rounder
 
 SIZES = (10_000, 1_000_000, 10_000_000)
 MODES = ("nearest_even", "stochastic")
@@ -36,14 +36,15 @@ COLUMNS = ("format", "mode", "elements", "code", "minimum_ns", "median_ns", "tur
 def ours(fmt: Format, mode: str, x: FloatArray, out: FloatArray) -> dict[str, Call]:
     """Return our rounders as the emulator calls them."""
     calls: dict[str, Call] = {}
-    for code, compiled in (("numpy", False), ("C", True)):
-        if compiled and not compiled_available():
+    names: dict[Fast, str] = {"numpy": "numpy", "c": "C"}
+    for fast, code in names.items():
+        if fast not in fast_ways():
             continue
         if mode == "stochastic":
-            made = rounder(fmt, Rounding("stochastic"), seed=1, compiled=compiled)
+            made = rounder(fmt, Rounding("stochastic"), seed=1, fast=fast)
             calls[code] = partial(made.bind_drawn(x, out), 1)
         else:
-            calls[code] = rounder(fmt, Rounding(), compiled=compiled).bind(x, out)
+            calls[code] = rounder(fmt, Rounding(), fast=fast).bind(x, out)
     return calls
 
 

@@ -30,7 +30,7 @@ from benchmarks.timing import (
 from policysearch.formats import format_named
 from policysearch.nn.models import Model
 from policysearch.products.product import compiled_available as exact_available
-from policysearch.rounding.rounder import compiled_available
+from policysearch.rounding.rounder import Fast, fast_ways
 
 EMULATED = ("bfloat16", "float16", "float8")
 EXACT = "tensor_core.h100"
@@ -55,16 +55,17 @@ class Candidate:
 def ours(model: Model, batch: int) -> list[Candidate]:
     """Return our steps in numpy and, where it is built, with the extension."""
     made = []
-    for code, compiled in zip(OURS, (False, True), strict=True):
-        if compiled and not compiled_available():
+    ways: tuple[Fast, ...] = ("numpy", "c")
+    for code, fast in zip(OURS, ways, strict=True):
+        if fast not in fast_ways():
             continue
         for name in ("float32", *EMULATED, EVERYWHERE):
-            made.append(Candidate(code, name, our_step(model, name, batch, compiled=compiled)))
-        scaled = our_step(model, "float16", batch, compiled=compiled, loss_scale=True)
+            made.append(Candidate(code, name, our_step(model, name, batch, fast=fast)))
+        scaled = our_step(model, "float16", batch, fast=fast, loss_scale=True)
         made.append(Candidate(code, "float16, loss scale", scaled))
     for name in ("float16", "float8"):
-        if exact_available() and compiled_available():
-            step = our_step(model, name, batch, compiled=True, accumulator=EXACT)
+        if exact_available() and "c" in fast_ways():
+            step = our_step(model, name, batch, fast="c", accumulator=EXACT)
             made.append(Candidate("ours, C, exact H100", name, step))
     return made
 

@@ -30,24 +30,9 @@ class Example:
     attrs: Attrs = field(default_factory=dict)
 
 
-def _no_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+def no_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+    """Return 0: the op needs no scratch."""
     return 0
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """How the values of a node are computed: `bind` and `work` as an `Op` has them.
-
-    `rounds`: given the attribute "grid" (`Rounder.kernel_grid`) it rounds its output as well.
-    """
-
-    bind: Bind
-    work: Work = _no_work
-    rounds: bool = False
-
-
-def _no_kernel(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +45,8 @@ class Op:
     gradient of that input. `kind`: "gemm" contracts, "move" only relabels or copies, "source" is
     fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
     value is an input value or zero. `converts`: the op only brings its first input into the
-    node's format. `in_place`: inputs whose buffer the output may take.
-    `zero_signs`: what becomes of the signs of zeros in its inputs: they may "show" in a result,
-    they "pass" to zeros alone, or the op may "hide" them. `work` gives the elements of scratch the
-    op needs. `compiled` returns the kernel of a C extension for these shapes, with the bits of
-    `bind`; None where there is none.
+    node's format. `in_place`: inputs whose buffer the output may take. `work` gives the elements
+    of scratch the op needs.
     """
 
     name: str
@@ -78,9 +60,7 @@ class Op:
     keeps_format: bool = False
     converts: bool = False
     in_place: tuple[int, ...] = ()
-    zero_signs: Literal["show", "pass", "hide"] = "show"
-    work: Work = _no_work
-    compiled: Callable[[Sequence[Shape], Shape, Attrs], Kernel | None] = _no_kernel
+    work: Work = no_work
 
 
 def size(shape: Shape) -> int:
@@ -174,21 +154,6 @@ class Graph:
 
     def inputs_of(self, node: Node) -> list[Node]:
         return [self.nodes[i] for i in node.inputs]
-
-    def last_uses(self) -> list[int]:
-        """Return, for each node, the id of the last node that reads it (itself if none).
-
-        Outputs and the new values of updates are read after the last node.
-        """
-        last = [node.id for node in self.nodes]
-        for node in self.nodes:
-            for i in node.inputs:
-                last[i] = node.id
-        for _, i in self.outputs:
-            last[i] = len(self.nodes)
-        for old, new in self.updates:
-            last[old] = last[new] = len(self.nodes)
-        return last
 
 
 class Builder:

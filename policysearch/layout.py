@@ -7,6 +7,8 @@ the forward product along their rows. Every other tensor is stored in the order 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,3 +46,8 @@ def stored_view(array: FloatArray) -> FloatArray:
     (kh, c, kw, o), a matrix with its axes exchanged, a vector as it is.
     """
     return array.transpose(2, 1, 3, 0) if array.ndim == 4 else array.T
+
+
+def empty(shape: Shape) -> FloatArray:
+    """Return a new logical array of zeros in storage order, on a cache line."""
+    return stored(aligned(math.prod(shape)), shape)

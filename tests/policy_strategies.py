@@ -17,7 +17,7 @@ from policysearch.policy.policy import (
     Policy,
     RoleRounding,
 )
-from policysearch.policy.presets import OPS
+from policysearch.policy.presets import LISTED_OPS
 from policysearch.policy.scaling import Scaling
 
 FORMAT_NAMES = st.sampled_from([*FORMATS, "e5m7", "e4m3fn"])
@@ -79,9 +79,9 @@ def roundings() -> st.SearchStrategy[Rounding]:
 def policies(draw: st.DrawFn) -> Policy:
     """Any valid policy, its op lists a partition of the known ops."""
     layers = draw(st.dictionaries(NAMES, layer_policies(), max_size=3))
-    places = [draw(st.integers(0, 2)) for _ in OPS]
+    places = [draw(st.integers(0, 2)) for _ in LISTED_OPS]
     low, fp32, promote = (
-        tuple(op for op, place in zip(OPS, places, strict=True) if place == number)
+        tuple(op for op, place in zip(LISTED_OPS, places, strict=True) if place == number)
         for number in range(3)
     )
     firsts = sorted(draw(st.sets(st.integers(1, 2**31), max_size=2)))

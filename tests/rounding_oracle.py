@@ -12,7 +12,8 @@ import pytest
 
 from policysearch.formats import FORMATS, Format, Rounding, format_named
 from policysearch.rounding.grid import MODES, FloatArray
-from policysearch.rounding.rounder import compiled_available
+from policysearch.rounding.rounder import FASTS as ALL_FASTS
+from policysearch.rounding.rounder import fast_ways
 
 OWN = (
     *("e2m1", "e2m1fn", "e3m4", "e4m3", "e5m1", "e2m10fn", "e5m22", "e6m9", "e7m6fn", "e7m23"),
@@ -26,14 +27,13 @@ ROUNDINGS = tuple(
     )
 )
 EXACT_ROUNDINGS = tuple(row for row in ROUNDINGS if row.mode != "stochastic")
-BACKENDS = (
-    pytest.param(False, id="numpy"),
+FASTS = tuple(
     pytest.param(
-        True,
-        id="compiled",
-        marks=pytest.mark.skipif(not compiled_available(), reason="the extension is not built"),
-    ),
+        fast, marks=pytest.mark.skipif(fast not in fast_ways(), reason=f"{fast} is not there")
+    )
+    for fast in ALL_FASTS
 )
+"""What may do the rounding: a parameter for tests."""
 
 
 def name_of(value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from policysearch.emulator.executable import Executable
+from policysearch.emulator.compile import Step
 from policysearch.graph import Graph
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.models import Model, lenet5, mlp, transformer
@@ -53,7 +53,7 @@ def step_of(
     return apply_policy(trace_step(model, loss, Optimizer("momentum"), batch), policy)
 
 
-def fill(executable: Executable, values: Mapping[str, Any]) -> None:
+def fill(executable: Step, values: Mapping[str, Any]) -> None:
     """Write sources by name."""
     for name, value in values.items():
         executable.arrays[name][...] = value

@@ -13,14 +13,13 @@ from policysearch.accumulators import (
     accumulator_named,
 )
 from policysearch.formats import FORMATS, Format, format_named
-from policysearch.products.product import compiled_available, product
-from policysearch.rounding.rounder import quantise
+from policysearch.products.product import product
+from policysearch.rounding.rounder import Fast, quantise
 from policysearch.values import InputError
+from tests.rounding_oracle import FASTS
 
 Array = npt.NDArray[np.float32]
 
-COMPILED = pytest.mark.skipif(not compiled_available(), reason="the extension is not built")
-BACKENDS = (pytest.param(False, id="numpy"), pytest.param(True, id="compiled", marks=COMPILED))
 SPELLED = (
     "chunked:1:float16",
     "chunked:32:float16",
@@ -43,11 +42,11 @@ def _numbers(shape: tuple[int, ...], fmt: Format, seed: int = 0) -> Array:
     return quantise(x.astype(np.float32), fmt)
 
 
-def _run(name: str, left: Array, right: Array, compiled: bool | None = None) -> Array:
+def _run(name: str, left: Array, right: Array, fast: Fast | None = None) -> Array:
     lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     out = np.full((*lead, left.shape[-2], right.shape[-1]), np.nan, np.float32)
     row = accumulator_named(name)
-    product(row, _operand(row), compiled=compiled)(left, right, out=out)
+    product(row, _operand(row), fast=fast)(left, right, out=out)
     return out
 
 
@@ -115,40 +114,40 @@ def test_float32_is_matmul_itself() -> None:
     assert product(ACCUMULATORS["float32"], FORMATS["float16"]) is np.matmul
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", ALL)
-def test_strides_and_broadcasting_are_free(name: str, compiled: bool) -> None:
+def test_strides_and_broadcasting_are_free(name: str, fast: Fast) -> None:
     fmt = FORMATS["float16"]
     left, right = _numbers((3, 1, 5, 40), fmt), _numbers((2, 40, 37), fmt, 1)
-    plain = [[_run(name, a[0], b, compiled) for b in right] for a in left]
+    plain = [[_run(name, a[0], b, fast) for b in right] for a in left]
     expected = np.array(plain, np.float32)
-    assert _same(_run(name, left, right, compiled), expected)
+    assert _same(_run(name, left, right, fast), expected)
     reverse = right[:, ::-1, ::-1].copy()[:, ::-1, ::-1]
     transposed = left.swapaxes(-1, -2).copy().swapaxes(-1, -2)
     spread = np.full((3, 2, 5, 80), np.nan, np.float32)[..., :74:2]
     row = accumulator_named(name)
-    product(row, fmt, compiled=compiled)(transposed, reverse, out=spread)
+    product(row, fmt, fast=fast)(transposed, reverse, out=spread)
     assert np.allclose(spread, expected, rtol=1e-5, atol=1e-5)
     if row.kind in ("tensor_core", "sequential"):
         assert _same(np.ascontiguousarray(spread), expected)
     assert np.isnan(spread.base[..., 1::2]).all()  # type: ignore[index]
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", ALL)
-def test_close_to_the_exact_product_where_sums_are_short(name: str, compiled: bool) -> None:
+def test_close_to_the_exact_product_where_sums_are_short(name: str, fast: Fast) -> None:
     fmt = FORMATS["float16"]
     left, right = _numbers((6, 20), fmt), _numbers((20, 33), fmt, 1)
     exact = left.astype(np.float64) @ right
-    assert np.abs(_run(name, left, right, compiled) - exact).max() < 0.1
+    assert np.abs(_run(name, left, right, fast) - exact).max() < 0.1
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
-def test_empty_products(name: str, shape: tuple[int, int, int], compiled: bool) -> None:
+def test_empty_products(name: str, shape: tuple[int, int, int], fast: Fast) -> None:
     m, k, n = shape
-    found = _run(name, np.ones((m, k), np.float32), np.ones((k, n), np.float32), compiled)
+    found = _run(name, np.ones((m, k), np.float32), np.ones((k, n), np.float32), fast)
     assert np.array_equal(found, np.zeros((m, n)))
 
 
@@ -193,12 +192,12 @@ def test_float16_stops_growing_where_float16_does() -> None:
     assert _run("chunked:2:float16", ones, ones.T)[0, 0] == 3000.0
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("length", [1, 7, 32])
 @pytest.mark.parametrize("depth", [1, 32, 100])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_chunks_are_added_then_rounded(
-    dtype: type[np.generic], length: int, depth: int, compiled: bool
+    dtype: type[np.generic], length: int, depth: int, fast: Fast
 ) -> None:
     """Small whole numbers: every chunk is exact, so only the running sum is rounded."""
     rng = np.random.default_rng(depth + length)
@@ -209,7 +208,7 @@ def test_chunks_are_added_then_rounded(
         part = slice(first, first + length)
         expected += left[:, part] @ right[part]
         expected = expected.astype(dtype).astype(np.float32)
-    found = _run(f"chunked:{length}:{np.dtype(dtype).name}", left, right, compiled)
+    found = _run(f"chunked:{length}:{np.dtype(dtype).name}", left, right, fast)
     assert np.array_equal(found, expected)
 
 

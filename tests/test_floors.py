@@ -32,9 +32,10 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 # Extension modules, and the rooms they speed up.
 COMPILED = {
-    "policysearch.emulator.kernels._convolution": "ops",
-    "policysearch.emulator.kernels._elementwise": "ops",
-    "policysearch.emulator.kernels._pooling": "ops",
+    "policysearch.emulator.kernels._convolution": "emulator",
+    "policysearch.emulator.kernels._elementwise": "emulator",
+    "policysearch.emulator.kernels._pooling": "emulator",
+    "policysearch.emulator.kernels._sgd": "emulator",
     "policysearch.rounding._rounding": "rounding",
     "policysearch.products._tensor_core": "products",
 }

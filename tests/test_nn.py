@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Builder
 from policysearch.nn.layers import ACTIVATIONS, POOLS, Activation, Conv2d, Flatten, Linear, Pool
 from policysearch.nn.models import MODELS, Model, lenet5, mlp

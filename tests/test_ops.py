@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
 from policysearch.formats import FORMATS
 from policysearch.graph import Builder, FloatArray, Graph, Node, Op, Role, backward, size
 from policysearch.ops.catalogue import FORWARD_OPS, OPS

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray
 from policysearch.policy.policy import LossScale, Policy
 from policysearch.policy.presets import preset

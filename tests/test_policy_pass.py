@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from policysearch.formats import FORMATS, contains, format_named
+from policysearch.formats import FORMATS, Rounding, contains, format_named
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
@@ -144,6 +144,27 @@ def test_optimizer_state_is_kept_in_its_format() -> None:
     graph = apply_policy(STEP, policy)
     assert {n.format for n in _nodes(graph, op="state")} == {"bfloat16"}
     assert {n.format for n in _nodes(graph, op="sgd_velocity")} == {"bfloat16"}
+    assert not _nodes(graph, op="sgd_decay")
+
+
+def test_without_masters_the_velocity_is_rounded_before_and_after_the_sum() -> None:
+    """As torch.optim.SGD on float16 tensors: the product in place, then the sum in place."""
+    policy = replace(
+        _policy(uniform_layer("float16", param="float16")),
+        master_weights=False,
+        optimizer_state="float16",
+    )
+    graph = apply_policy(STEP, policy)
+    velocities = [n for n in graph.nodes if n.op.name == "state"]
+    decayed = _nodes(graph, op="sgd_decay")
+    wide = [graph.nodes[n.inputs[0]] for n in decayed]
+    assert [n.inputs for n in wide] == [(n.id,) for n in velocities]
+    assert {(n.format, n.fused, n.rounding) for n in decayed} == {("float16", True, Rounding())}
+    for old, new in graph.updates:
+        if graph.nodes[old].op.name == "state":
+            left, _ = graph.inputs_of(graph.nodes[new])
+            assert (graph.nodes[new].op.name, left.op.name) == ("add", "sgd_decay")
+            assert graph.nodes[new].format == "float16"
 
 
 def test_an_op_in_no_list_and_a_layer_without_formats_are_named() -> None:

@@ -8,9 +8,12 @@ import math
 import pytest
 
 from policysearch.formats import format_named
-from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.graph import Op, Placement
+from policysearch.ops.catalogue import FORWARD_OPS, OPS
+from policysearch.ops.elementwise import relu
+from policysearch.policy import presets
 from policysearch.policy.policy import LayerPolicy, Policy, from_json
-from policysearch.policy.presets import LADDER, OPS, PRESETS, UNIFORM, ladder, preset
+from policysearch.policy.presets import LADDER, LISTED_OPS, PRESETS, UNIFORM, ladder, preset
 from policysearch.train.loss_scale import initial_state, next_state
 from policysearch.values import InputError
 
@@ -32,7 +35,7 @@ def test_a_preset_is_complete(name: str) -> None:
     assert policy.name == name
     policy.check_layers(LAYERS)
     assert from_json(policy.to_json()) == policy
-    for op in (*OPS, *FORWARD_OPS):
+    for op in (*LISTED_OPS, *FORWARD_OPS):
         assert len(placement(policy, op)) == 1, op
     assert placement(policy, "softmax_cross_entropy") == ["fp32"]
     assert placement(policy, "mean_squared_error") == ["fp32"]
@@ -153,6 +156,17 @@ def test_an_op_no_row_knows_joins_the_list_it_is_given() -> None:
     policy = preset("apex.O1", LAYERS, {"my_op": "promote", "relu": "fp32"})
     assert placement(policy, "my_op") == ["promote"]
     assert placement(policy, "relu") == ["promote"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("place", ["low", "fp32", "promote"])
+def test_a_new_op_is_where_its_definition_puts_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, place: Placement
+) -> None:
+    swish = Op("swish", lambda inputs, attrs: inputs[0], relu.bind, placement=place)
+    monkeypatch.setattr(presets, "OPS", {**OPS, "swish": swish})
+    monkeypatch.setattr(presets, "FORWARD_OPS", (*FORWARD_OPS, "swish"))
+    assert placement(preset(name, LAYERS), "swish") == [place]
 
 
 def test_an_unknown_preset_names_the_valid_ones() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.nn.models import mlp
 from policysearch.policy.policy import uniform_layer

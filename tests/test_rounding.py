@@ -7,13 +7,13 @@ import pytest
 
 from policysearch.formats import FORMATS, Format, Rounding, format_named
 from policysearch.rounding import rounder as rounding_module
-from policysearch.rounding.grid import BLOCK, FloatArray
-from policysearch.rounding.rounder import compiled_available, quantise, rounder
+from policysearch.rounding.grid import SPAN, FloatArray
+from policysearch.rounding.rounder import Fast, fast_ways, quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
     ALL,
-    BACKENDS,
     EXACT_ROUNDINGS,
+    FASTS,
     ROUNDINGS,
     boundaries,
     by_float64,
@@ -35,19 +35,19 @@ def rounded(
     x: FloatArray,
     fmt: Format,
     rounding: Rounding = NEAREST,
-    compiled: bool = False,
+    fast: Fast = "off",
     seed: int = 0,
     counter: int = 0,
 ) -> FloatArray:
     out = np.empty_like(x)
-    rounder(fmt, rounding, seed=seed, compiled=compiled)(x, out, counter)
+    rounder(fmt, rounding, seed=seed, fast=fast)(x, out, counter)
     return out
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("rounding", EXACT_ROUNDINGS, ids=name_of)
 @pytest.mark.parametrize("fmt", ALL, ids=name_of)
-def test_numbers_ties_and_their_neighbours(fmt: Format, rounding: Rounding, compiled: bool) -> None:
+def test_numbers_ties_and_their_neighbours(fmt: Format, rounding: Rounding, fast: Fast) -> None:
     x = np.concatenate((boundaries(fmt, 4000), random_bits(20_000)))
     given = x.copy()
     # Blocks that reach infinity, the end of the range, and neither take different paths.
@@ -55,45 +55,44 @@ def test_numbers_ties_and_their_neighbours(fmt: Format, rounding: Rounding, comp
         size = np.abs(x).astype(np.float64)
     parts = (x, x[size < 8 * fmt.max], x[size < fmt.max / 4])
     for part in parts:
-        got = rounded(part, fmt, rounding, compiled)
+        got = rounded(part, fmt, rounding, fast)
         assert mismatches(got, by_float64(part, fmt, rounding)) == 0
     assert np.array_equal(x.view(np.uint32), given.view(np.uint32))
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("mode", ["nearest_even", "toward_zero", "nearest_away"])
 @pytest.mark.parametrize("fmt", SMALL, ids=name_of)
-def test_brute_force_over_all_numbers(fmt: Format, mode: str, compiled: bool) -> None:
+def test_brute_force_over_all_numbers(fmt: Format, mode: str, fast: Fast) -> None:
     x = np.concatenate((boundaries(fmt), random_bits(200_000)))
     with np.errstate(invalid="ignore"):
         x = x[np.abs(x) <= fmt.max]
-    got = rounded(x, fmt, Rounding(mode), compiled)  # type: ignore[arg-type]
+    got = rounded(x, fmt, Rounding(mode), fast)  # type: ignore[arg-type]
     assert mismatches(got, by_table(x, fmt, mode)) == 0
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("fmt", KNOWN, ids=name_of)
-def test_nearest_even_is_that_of_the_libraries(fmt: Format, compiled: bool) -> None:
+def test_nearest_even_is_that_of_the_libraries(fmt: Format, fast: Fast) -> None:
     every = np.arange(2**16, dtype=np.uint32)
     with np.errstate(invalid="ignore"):
         halves = every.astype(np.uint16).view(np.float16).astype(np.float32)
     x = np.concatenate((floats(every << 16), halves, boundaries(fmt), random_bits(1_000_000)))
-    assert mismatches(rounded(x, fmt, NEAREST, compiled), by_library(x, fmt)) == 0
+    assert mismatches(rounded(x, fmt, NEAREST, fast), by_library(x, fmt)) == 0
 
 
 @pytest.mark.parametrize("fmt", ALL, ids=name_of)
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=name_of)
-def test_numpy_and_extension_give_the_same_bits(fmt: Format, rounding: Rounding) -> None:
-    if not compiled_available():
-        pytest.skip("the extension is not built")
-    normal = np.random.default_rng(3).standard_normal(BLOCK).astype(np.float32)
-    x = np.concatenate((normal, normal * np.float32(fmt.min_normal), random_bits(2 * BLOCK + 77)))
-    reference = rounded(x, fmt, rounding, False, seed=7, counter=2**63 + 5)
-    twin = rounded(x, fmt, rounding, True, seed=7, counter=2**63 + 5)
-    assert np.array_equal(reference.view(np.uint32), twin.view(np.uint32))
+def test_fast_ways_give_the_bits_of_the_reference(fmt: Format, rounding: Rounding) -> None:
+    normal = np.random.default_rng(3).standard_normal(SPAN).astype(np.float32)
+    x = np.concatenate((normal, normal * np.float32(fmt.min_normal), random_bits(2 * SPAN + 77)))
+    reference = rounded(x, fmt, rounding, "off", seed=7, counter=2**63 + 5)
+    for fast in fast_ways():
+        twin = rounded(x, fmt, rounding, fast, seed=7, counter=2**63 + 5)
+        assert np.array_equal(reference.view(np.uint32), twin.view(np.uint32)), fast
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize(
     ("name", "mode", "overflow", "x", "expected"),
     [
@@ -118,23 +117,23 @@ def test_numpy_and_extension_give_the_same_bits(fmt: Format, rounding: Rounding)
     ],
 )
 def test_overflow(
-    name: str, mode: str, overflow: str, x: float, expected: float, compiled: bool
+    name: str, mode: str, overflow: str, x: float, expected: float, fast: Fast
 ) -> None:
     rounding = Rounding(mode, overflow)  # type: ignore[arg-type]
-    got = rounded(np.array([x], np.float32), format_named(name), rounding, compiled)
+    got = rounded(np.array([x], np.float32), format_named(name), rounding, fast)
     assert mismatches(got, np.array([expected], np.float32)) == 0
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("fmt", ALL, ids=name_of)
-def test_stochastic_rounding_is_unbiased(fmt: Format, compiled: bool) -> None:
+def test_stochastic_rounding_is_unbiased(fmt: Format, fast: Fast) -> None:
     count = 200_000
     step = fmt.min_subnormal
     below_max = fmt.max * (1 - 0.3 * fmt.epsilon / 2)
     points = (1.3 * step, -0.7 * step, 0.01 * step, 1 + 0.3 * fmt.epsilon, below_max)
     for number, point in enumerate(points):
         x = np.full(count, point, np.float32)
-        got = rounded(x, fmt, Rounding("stochastic"), compiled, seed=5, counter=number)
+        got = rounded(x, fmt, Rounding("stochastic"), fast, seed=5, counter=number)
         values = np.unique(got)
         assert values.size <= 2
         assert np.array_equal(values, rounded(values, fmt))
@@ -143,7 +142,7 @@ def test_stochastic_rounding_is_unbiased(fmt: Format, compiled: bool) -> None:
 
 
 def test_stochastic_draws_are_uncorrelated() -> None:
-    x = np.full(2 * BLOCK, 1.5, np.float32)
+    x = np.full(2 * SPAN, 1.5, np.float32)
     fmt = Format("integers", 7, 1, "none")
     x += np.float32(0.25)
     runs = np.stack(
@@ -152,37 +151,35 @@ def test_stochastic_draws_are_uncorrelated() -> None:
             for seed, counter in ((0, 0), (0, 1), (1, 0), (1, 1), (-1, 2**40))
         ]
     )
-    shifted = np.stack([runs[0], *(np.roll(runs[0], lag) for lag in (1, 2, 64, 4096, BLOCK))])
+    shifted = np.stack([runs[0], *(np.roll(runs[0], lag) for lag in (1, 2, 64, 4096, SPAN))])
     for rows in (runs, shifted):
         off_diagonal = np.corrcoef(rows) - np.eye(len(rows))
         assert np.abs(off_diagonal).max() < 4 / np.sqrt(x.size)
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", ["float16", "tfloat32"])
-def test_stochastic_result_depends_on_seed_counter_and_place_alone(
-    name: str, compiled: bool
-) -> None:
-    x = np.random.default_rng(0).standard_normal(2 * BLOCK + 9).astype(np.float32)
-    own = rounder(format_named(name), Rounding("stochastic"), seed=3, compiled=compiled)
+def test_stochastic_result_depends_on_seed_counter_and_place_alone(name: str, fast: Fast) -> None:
+    x = np.random.default_rng(0).standard_normal(2 * SPAN + 9).astype(np.float32)
+    own = rounder(format_named(name), Rounding("stochastic"), seed=3, fast=fast)
     first, again, short, other = (np.empty_like(x) for _ in range(4))
     own(x, first, 1)
     own(x, other, 2)
-    own(x[: BLOCK + 5], short[: BLOCK + 5], 1)
+    own(x[: SPAN + 5], short[: SPAN + 5], 1)
     own(x, again, 1)
     assert np.array_equal(first, again)
-    assert np.array_equal(first[: BLOCK + 5], short[: BLOCK + 5])
+    assert np.array_equal(first[: SPAN + 5], short[: SPAN + 5])
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r.mode == "stochastic"], ids=name_of)
 @pytest.mark.parametrize("fmt", ALL, ids=name_of)
-def test_a_bound_draw_gives_the_same_bits(fmt: Format, rounding: Rounding, compiled: bool) -> None:
-    normal = np.random.default_rng(3).standard_normal(BLOCK + 77).astype(np.float32)
+def test_a_bound_draw_gives_the_same_bits(fmt: Format, rounding: Rounding, fast: Fast) -> None:
+    normal = np.random.default_rng(3).standard_normal(SPAN + 77).astype(np.float32)
     tiny = normal * np.float32(fmt.min_normal)
-    own = rounder(fmt, rounding, seed=7, compiled=compiled)
-    for x in (normal, tiny, random_bits(2 * BLOCK), normal[:5], normal[:0]):
+    own = rounder(fmt, rounding, seed=7, fast=fast)
+    for x in (normal, tiny, random_bits(2 * SPAN), normal[:5], normal[:0]):
         expected, got = np.empty_like(x), np.empty_like(x)
         call = own.bind_drawn(x, got)
         for counter in (0, 2**63 + 5):
@@ -192,14 +189,14 @@ def test_a_bound_draw_gives_the_same_bits(fmt: Format, rounding: Rounding, compi
             assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=name_of)
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "bfloat16", "float32"])
-def test_in_place(name: str, rounding: Rounding, compiled: bool) -> None:
-    x = random_bits(BLOCK + 300)
+def test_in_place(name: str, rounding: Rounding, fast: Fast) -> None:
+    x = random_bits(SPAN + 300)
     fmt = format_named(name)
-    expected = rounded(x, fmt, rounding, compiled)
-    rounder(fmt, rounding, compiled=compiled)(x, x)
+    expected = rounded(x, fmt, rounding, fast)
+    rounder(fmt, rounding, fast=fast)(x, x)
     assert np.array_equal(x.view(np.uint32), expected.view(np.uint32))
 
 
@@ -214,9 +211,9 @@ def test_quantise_takes_any_shape_and_leaves_its_input() -> None:
     assert quantise(np.empty((0, 3), np.float32), FORMATS["float16"]).shape == (0, 3)
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
-def test_mistakes_name_the_place(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = rounder(FORMATS["float16"], compiled=compiled)
+@pytest.mark.parametrize("fast", FASTS)
+def test_mistakes_name_the_place(fast: Fast, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = rounder(FORMATS["float16"], fast=fast)
     good = np.zeros(8, np.float32)
     for bad in (np.zeros(9, np.float32), np.zeros(16, np.float32)[::2], np.zeros(8, np.int32)):
         with pytest.raises(InputError, match="rounding, out: "):
@@ -226,6 +223,8 @@ def test_mistakes_name_the_place(compiled: bool, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match=r"rounding\.mode: 'up'; expected one of nearest_even"):
         rounder(FORMATS["float16"], Rounding("up"))  # type: ignore[arg-type]
     monkeypatch.setattr(rounding_module, "_rounding", None)
-    assert not compiled_available()
-    with pytest.raises(InputError, match="extension is not built"):
-        rounder(FORMATS["float16"], compiled=True)
+    assert "c" not in fast_ways()
+    with pytest.raises(InputError, match="fast: 'slow'; expected one of c, numpy, off"):
+        rounder(FORMATS["float16"], fast="slow")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="fast: 'c', which is not built; expected one of "):
+        rounder(FORMATS["float16"], fast="c")

@@ -41,7 +41,7 @@ def test_properties(fmt: Format, rounding: Rounding) -> None:
     @settings(max_examples=12)
     @given(BITS, BITS, SEEDS, SEEDS)
     def holds(bits: UintArray, more: UintArray, seed: int, counter: int) -> None:
-        own = rounder(fmt, rounding, seed=seed, compiled=False)
+        own = rounder(fmt, rounding, seed=seed, fast="off")
 
         def of(x: FloatArray) -> FloatArray:
             out = np.empty_like(x)

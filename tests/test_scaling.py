@@ -8,15 +8,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray
 from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.scaling import Recipe
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rounding.rounder import Fast
 from policysearch.train.step import trace_forward
+from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
+from tests.emulated_steps import fill as _fill
+from tests.rounding_oracle import FASTS
 from tests.scaled_steps import ACTIVE, E4M3, FP4, HYBRID, NETS, fill, policy_of, step_of
-from tests.test_emulator import _fill, assert_separate_buffers_give_the_same
 
 
 def _bf16(x: FloatArray) -> FloatArray:
@@ -31,7 +34,7 @@ def _scaled(x: FloatArray, name: str = "float8_e4m3fn") -> tuple[FloatArray, np.
     return np.clip(x * scale, -limit, limit).astype(dtype).astype(np.float32), 1 / scale
 
 
-def _linear_step() -> tuple[Executable, dict[str, FloatArray], FloatArray]:
+def _linear_step() -> tuple[Step, dict[str, FloatArray], FloatArray]:
     """Return a two-layer step with current scaling that ran, its sources and the loss gradient."""
     model = mlp((32, 48, 16), activation="tanh")
     graph = step_of(model, policy_of(model, "current"), 64)
@@ -83,17 +86,12 @@ def test_the_forward_product_equals_torch_scaled_mm() -> None:
     _close(executable.value("logits"), expected)
 
 
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("recipe", ACTIVE)
-def test_planned_buffers_give_the_bits_of_separate_ones(net: str, recipe: Recipe) -> None:
+def test_every_recipe_gives_the_bits_of_the_reference(net: str, recipe: Recipe, fast: Fast) -> None:
     graph = step_of(NETS[net], policy_of(NETS[net], recipe, FP4 if recipe == "nvfp4" else HYBRID))
-    steady = tuple(
-        replace(n, rounding=replace(n.rounding, mode="nearest_even")) for n in graph.nodes
-    )
-    graph = replace(graph, nodes=steady)
-    executable = compile_graph(graph)
-    _fill(executable, NETS[net])
-    assert_separate_buffers_give_the_same(graph, executable)
+    assert_gives_the_bits_of_the_reference(graph, started(graph, NETS[net]), fast)
 
 
 @pytest.mark.parametrize("net", ["convolutions", "mlp", "transformer"])

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Builder, FloatArray, Op
 from policysearch.ops.catalogue import OPS

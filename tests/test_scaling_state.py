@@ -13,7 +13,7 @@ from policysearch.cost.memory import step_memory
 from policysearch.cost.stacks import STACKS
 from policysearch.cost.time import step_time
 from policysearch.data.datasets import load_dataset
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
 from policysearch.formats import Rounding
 from policysearch.graph import Builder, Graph, size
 from policysearch.nn.models import mlp

@@ -18,16 +18,13 @@ from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS, Format, format_named
 from policysearch.products.product import compiled_available, product
 from policysearch.products.tensor_cores import PROMOTION, TensorCore, tensor_core
-from policysearch.rounding.rounder import quantise
+from policysearch.rounding.rounder import Fast, quantise
 from policysearch.values import InputError
+from tests.rounding_oracle import FASTS
 
 Array = npt.NDArray[np.float32]
 
 NEEDS_BUILD = pytest.mark.skipif(not compiled_available(), reason="the extension is not built")
-BACKENDS = (
-    pytest.param(False, id="numpy"),
-    pytest.param(True, id="compiled", marks=NEEDS_BUILD),
-)
 ROWS = tuple(row for row in ACCUMULATORS.values() if row.kind == "tensor_core")
 
 
@@ -138,11 +135,11 @@ def _sample(kind: str, shape: tuple[int, int], fmt: Format, rng: np.random.Gener
     return quantise(x.astype(np.float32), fmt)
 
 
-def _matmul(case: tuple[str, str, str], left: Array, right: Array, compiled: bool) -> Array:
+def _matmul(case: tuple[str, str, str], left: Array, right: Array, fast: Fast) -> Array:
     name, *operands = case
     formats = (format_named(operands[0]), format_named(operands[1]))
     out = np.full((*left.shape[:-1], right.shape[-1]), 7.0, np.float32)
-    product(ACCUMULATORS[name], formats, compiled=compiled)(left, right, out=out)
+    product(ACCUMULATORS[name], formats, fast=fast)(left, right, out=out)
     return out
 
 
@@ -154,10 +151,10 @@ def _bits(x: Array) -> list[int]:
 KINDS = ("normal", "spread", "tiny", "largest", "special")
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_equals_the_definition(case: tuple[str, str, str], kind: str, compiled: bool) -> None:
+def test_equals_the_definition(case: tuple[str, str, str], kind: str, fast: Fast) -> None:
     rng = np.random.default_rng(len(case[0]) + KINDS.index(kind))
     left, right = format_named(case[1]), format_named(case[2])
     depth = 141 if case[0].endswith("promote128") else 41
@@ -166,7 +163,7 @@ def test_equals_the_definition(case: tuple[str, str, str], kind: str, compiled: 
     assert unit is not None
     with np.errstate(all="ignore"):
         expected = _by_definition(a, b, unit)
-    assert _bits(_matmul(case, a, b, compiled)) == _bits(expected)
+    assert _bits(_matmul(case, a, b, fast)) == _bits(expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 300, 37), (3, 128, 64), (515, 20, 3)])
@@ -179,7 +176,7 @@ def test_every_vector_size_gives_the_same_bits(
     rng = np.random.default_rng(sum(shape))
     fmt = format_named(case[1])
     a, b = _sample(kind, shape[:2], fmt, rng), _sample(kind, shape[1:], fmt, rng)
-    unit, expected = _settled(case[0], fmt, fmt), _bits(_matmul(case, a, b, False))
+    unit, expected = _settled(case[0], fmt, fmt), _bits(_matmul(case, a, b, "off"))
     assert unit is not None
     for vector_bytes in (16, 32, 64):
         out = np.empty((shape[0], shape[2]), np.float32)
@@ -197,7 +194,7 @@ def test_the_extension_changes_range_between_blocks() -> None:
     a = _sample("normal", (4, 512), fmt, rng) * scale
     b = _sample("normal", (512, 70), fmt, rng) * scale[:, None]
     b[:, 40:] *= np.float32(2.0**-60)
-    assert _bits(_matmul(case, a, b, True)) == _bits(_matmul(case, a, b, False))
+    assert _bits(_matmul(case, a, b, "c")) == _bits(_matmul(case, a, b, "off"))
 
 
 def _integers(count: int, seed: int) -> npt.NDArray[np.int64]:
@@ -220,21 +217,21 @@ def vector_operand(fmt: Format, shape: tuple[int, int], seed: int) -> Array:
 VECTORS = json.loads((Path(__file__).parent / "data" / "mma_sim.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", VECTORS["sums"])
-def test_equals_mma_sim(name: str, compiled: bool) -> None:
+def test_equals_mma_sim(name: str, fast: Fast) -> None:
     row, operand = name.split()
     rows, depth, columns = VECTORS["shape"]
     fmt = format_named(operand)
     a, b = vector_operand(fmt, (rows, depth), 1), vector_operand(fmt, (depth, columns), 2)
-    found = _matmul((row, operand, operand), a, b, compiled)
+    found = _matmul((row, operand, operand), a, b, fast)
     assert [f"{bits:08x}" for bits in _bits(found)] == VECTORS["sums"][name]
 
 
-def _dot(name: str, operand: str, terms: list[tuple[float, float]], compiled: bool) -> float:
+def _dot(name: str, operand: str, terms: list[tuple[float, float]], fast: Fast) -> float:
     a = np.array([[a for a, _ in terms]], np.float32)
     b = np.array([[b] for _, b in terms], np.float32)
-    return float(_matmul((name, operand, operand), a, b, compiled)[0, 0])
+    return float(_matmul((name, operand, operand), a, b, fast)[0, 0])
 
 
 ONE = (1.0, 1.0)
@@ -265,25 +262,25 @@ PROBES = {
 }
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", PROBES)
-def test_published_probes(name: str, compiled: bool) -> None:
+def test_published_probes(name: str, fast: Fast) -> None:
     """The kind of inputs by which Fasi et al. and their successors told the units apart."""
     row, operand, terms, expected = PROBES[name]
-    assert _dot(f"tensor_core.{row}", operand, terms, compiled) == expected
+    assert _dot(f"tensor_core.{row}", operand, terms, fast) == expected
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
-def test_promotion_keeps_what_fourteen_bits_lose(compiled: bool) -> None:
+@pytest.mark.parametrize("fast", FASTS)
+def test_promotion_keeps_what_fourteen_bits_lose(fast: Fast) -> None:
     terms = [ONE] * 2**14 + [(2.0**-6, 1.0)] * 128
-    plain = _dot("tensor_core.h100", "float8_e4m3fn", terms, compiled)
-    promoted = _dot("tensor_core.h100:promote128", "float8_e4m3fn", terms, compiled)
+    plain = _dot("tensor_core.h100", "float8_e4m3fn", terms, fast)
+    promoted = _dot("tensor_core.h100:promote128", "float8_e4m3fn", terms, fast)
     assert (plain, promoted) == (2.0**14, 2.0**14 + 2)
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @given(seed=st.integers(0, 2**32 - 1), shift=st.integers(-30, 30))
-def test_symmetries(compiled: bool, seed: int, shift: int) -> None:
+def test_symmetries(fast: Fast, seed: int, shift: int) -> None:
     """Order inside a group, operand order, sign and scale change nothing but sign and scale."""
     rng = np.random.default_rng(seed)
     case = ("tensor_core.a100", "bfloat16", "bfloat16")
@@ -291,8 +288,8 @@ def test_symmetries(compiled: bool, seed: int, shift: int) -> None:
     a, b = _sample("normal", (2, 8), fmt, rng), _sample("normal", (8, 3), fmt, rng)
     order = rng.permutation(8)
     scale = np.float32(2.0**shift)
-    expected = _matmul(case, a, b, compiled)
-    assert _bits(_matmul(case, a[:, order], b[order], compiled)) == _bits(expected)
-    assert _bits(_matmul(case, b.T.copy(), a.T.copy(), compiled)) == _bits(expected.T)
-    assert _bits(_matmul(case, a * scale, b, compiled)) == _bits(expected * scale)
-    assert np.array_equal(_matmul(case, -a, b, compiled), -expected)
+    expected = _matmul(case, a, b, fast)
+    assert _bits(_matmul(case, a[:, order], b[order], fast)) == _bits(expected)
+    assert _bits(_matmul(case, b.T.copy(), a.T.copy(), fast)) == _bits(expected.T)
+    assert _bits(_matmul(case, a * scale, b, fast)) == _bits(expected * scale)
+    assert np.array_equal(_matmul(case, -a, b, fast), -expected)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policysearch.data.datasets import Dataset, load_dataset
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Builder, FloatArray, Graph
 from policysearch.nn.attention import LayerNorm, Residual, SelfAttention, Tokens

@@ -41,8 +41,7 @@ def fused_update(plan: Plan, unrounded: Node | None, members: Sequence[Node]) ->
         velocity = plan.graph.nodes[step.inputs[1]]
         if velocity.op.name != "sgd_velocity" or velocity not in members:
             continue
-        formats = {velocity.format, velocity.attributes.get("between", "float32")}
-        if formats == {"float32"} and {velocity.id, step.id} <= plan.in_source.keys():
+        if velocity.format == "float32" and {velocity.id, step.id} <= plan.in_source.keys():
             alone = unrounded is not None and _is_gradient(plan, unrounded, velocity)
             return FusedUpdate(velocity, step, unrounded if alone else None)
     return None

@@ -1,30 +1,24 @@
-"""Where and in which order the values of a graph are computed: reused buffers, blocked groups."""
+"""Where and in which order the values of a graph are computed: buffers reused, groups in spans."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from policysearch.emulator.kernels.kernel import Kernel
+from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.formats import contains, format_named
-from policysearch.graph import Graph, Kernel, Node, Shape, size
+from policysearch.graph import Graph, Node, Shape, size
 from policysearch.layout import LINE, leading_axis
-from policysearch.rounding.nearest import Known
-
-BLOCK = 32768
-"""Elements a block of a group should have: a few such arrays fit a second-level cache."""
-
-SMALLEST = 2.0**-149
-"""The smallest positive float32."""
-
-TINY = 2.0**-104
-"""`Known.tiny` speaks of numbers below this."""
+from policysearch.rounding.grid import SPAN
 
 
 def needs_rounding(graph: Graph, node: Node) -> bool:
     """Return whether the values of `node` can lie off its format's grid before rounding."""
     if node.format == "float32":
         return False
-    if not (node.op.keeps_format or node.op.name == "cast"):
+    kept = node.op.keeps_format or node.op.name == "cast"
+    if not kept or node.rounding.overflow != "inf" or node.rounding.subnormals != "keep":
         return True
     target = format_named(node.format)
     values = [i for i in graph.inputs_of(node) if i.shape != () or node.shape == ()]
@@ -39,19 +33,39 @@ def is_view(graph: Graph, node: Node) -> bool:
     return node.op.name == "reshape" and not reordered and not needs_rounding(graph, node)
 
 
-def is_blockable(graph: Graph, node: Node) -> bool:
+def is_rounded_in_spans(node: Node) -> bool:
+    """Return whether its values can be rounded a span at a time; draws go by the whole value."""
+    return node.rounding.mode != "stochastic" or size(node.shape) <= SPAN
+
+
+def runs_in_spans(graph: Graph, node: Node) -> bool:
     """Return whether the node can run on some rows of its storage at a time.
 
     That is an elementwise op whose inputs have the shape of its output or are broadcast over it.
     """
-    if node.op.kind != "elementwise" or not node.shape:
+    if node.op.kind != "elementwise" or not node.shape or not is_rounded_in_spans(node):
         return False
     return all(i.shape == node.shape or len(i.shape) < 2 for i in graph.inputs_of(node))
 
 
-def rows_per_block(shape: Shape) -> int:
-    """Return how many rows along the leading stored axis make a block."""
-    return max(1, BLOCK * shape[leading_axis(shape)] // size(shape))
+def rows_per_span(shape: Shape) -> int:
+    """Return how many rows along the leading stored axis make a span: at least one."""
+    return max(1, SPAN * shape[leading_axis(shape)] // size(shape))
+
+
+def spans(shape: Shape) -> Iterator[slice]:
+    """Yield where the spans of a tensor are in its flat buffer: whole rows, the first first."""
+    rows = shape[leading_axis(shape)]
+    step, row = rows_per_span(shape), size(shape) // rows
+    for first in range(0, rows, step):
+        yield slice(first * row, min(first + step, rows) * row)
+
+
+def rows_of(shape: Shape, span: slice) -> tuple[slice, ...]:
+    """Return where the elements of a span (see `spans`) are in the logical array."""
+    axis = leading_axis(shape)
+    row = size(shape) // shape[axis]
+    return (*(slice(None),) * axis, slice(span.start // row, span.stop // row))
 
 
 @dataclass
@@ -68,22 +82,21 @@ class Plan:
     """The order of execution, its groups, and which buffer each node's value is in.
 
     All that the outputs need comes first, then (from position `split`) what else the update needs.
-    `groups` holds (start, stop) positions: nodes of one group run block by block, so their
-    buffers are all alive throughout the group. `kernels` holds how every node runs; unless
-    `compiled` is False, in a C extension where one serves it.
+    `groups` holds (start, stop) positions: nodes of one group run span by span, so their
+    buffers are all alive throughout the group. `kernels` holds how every node runs: with `kernels`
+    in C where there is a kernel for it.
     """
 
-    def __init__(self, graph: Graph, *, compiled: bool | None = None) -> None:
+    def __init__(self, graph: Graph, *, kernels: bool = True) -> None:
         self.graph = graph
         self.readers = graph.readers()
-        self._kept = {i for pair in graph.updates for i in pair} | {i for _, i in graph.outputs}
         early = graph.needed({i for _, i in graph.outputs})
         late = graph.needed({new for _, new in graph.updates}) - early
         first = self._promptly(early)
         self.order = first + self._promptly(late)
         self.split = len(first)
         self.groups = self._grouped()
-        self.kernels = {node.id: self._kernel(node, compiled is not False) for node in self.order}
+        self.kernels = {node.id: self._kernel(node, kernels) for node in self.order}
         self.last_read = self._last_reads()
         self.home: dict[int, Buffer] = {}
         self.work: dict[int, Buffer] = {}
@@ -99,36 +112,6 @@ class Plan:
                     buffer.last = stop - 1
         self.elements = assign_offsets(self.buffers)
 
-    def zero_signs_show(self, i: int) -> bool:
-        """Return whether the signs of zeros among the values of node `i` can change a result.
-
-        They cannot in what BLAS sums where no product underflows: its sums start at +0, to which a
-        zero of either sign adds nothing. Nor where an op hides them.
-        """
-        if i in self._kept or not self.readers[i]:
-            return True
-        return any(self._shows_zero_signs(reader) for reader in self.readers[i])
-
-    def known(self, node: Node) -> Known:
-        """Return what is known of the values of `node` before they are rounded.
-
-        What BLAS sums is a multiple of the smallest product.
-        """
-        return Known(self.zero_signs_show(node.id), tiny=self._least_product(node) < TINY)
-
-    def _shows_zero_signs(self, node: Node) -> bool:
-        if node.op.zero_signs == "pass":
-            return self.zero_signs_show(node.id)
-        return node.op.zero_signs == "show" and self._least_product(node) < SMALLEST
-
-    def _least_product(self, node: Node) -> float:
-        """Return the smallest positive product that BLAS may add up in `node`, 0 for other ops."""
-        scaled = len(node.inputs) > 2  # by numbers of its own for every block
-        if node.op.kind != "gemm" or node.accumulator != "float32" or scaled:
-            return 0.0
-        operands = (self.graph.nodes[i].format for i in node.inputs)
-        return math.prod(format_named(name).min_subnormal for name in operands)
-
     def _promptly(self, chosen: set[int]) -> list[Node]:
         """Return the computed ones of the nodes in `chosen`, in an order to run them in.
 
@@ -138,14 +121,14 @@ class Plan:
         nodes = [n for n in self.graph.nodes if n.id in chosen and n.op.kind != "source"]
         after: dict[int, int] = {}
         for node in nodes:
-            moves = node.role == "update" and is_blockable(self.graph, node)
+            moves = node.role == "update" and runs_in_spans(self.graph, node)
             after[node.id] = max(after.get(i, -1) for i in node.inputs) if moves else node.id
         return sorted(nodes, key=lambda node: (after[node.id], node.id))
 
     def _grouped(self) -> list[tuple[int, int]]:
         groups: list[tuple[int, int]] = []
         for position, node in enumerate(self.order):
-            if not is_blockable(self.graph, node):
+            if not runs_in_spans(self.graph, node):
                 continue
             if groups and groups[-1][1] == position and position != self.split:
                 start = groups[-1][0]
@@ -155,12 +138,12 @@ class Plan:
             groups.append((position, position + 1))
         return groups
 
-    def _kernel(self, node: Node, compiled: bool) -> Kernel:
-        """Return how the node runs: chosen for all of it, even where it then runs on blocks."""
+    def _kernel(self, node: Node, kernels: bool) -> Kernel:
+        """Return how the node runs: chosen for all of it, even where it then runs on spans."""
         found = None
-        if compiled and node.accumulator == "float32":
+        if kernels and node.accumulator == "float32":
             shapes = [i.shape for i in self.graph.inputs_of(node)]
-            found = node.op.compiled(shapes, node.shape, node.attributes)
+            found = kernel_of(node.op, shapes, node.shape, node.attributes)
         return found or Kernel(node.op.bind, node.op.work)
 
     def _last_reads(self) -> dict[int, int]:
@@ -194,11 +177,11 @@ class Plan:
 
     def _scratch(self, node: Node) -> int:
         shapes, shape = [i.shape for i in self.graph.inputs_of(node)], node.shape
-        if is_blockable(self.graph, node):
+        if runs_in_spans(self.graph, node):
             axis = leading_axis(shape)
-            rows = min(rows_per_block(shape), shape[axis])
-            block = (*shape[:axis], rows, *shape[axis + 1 :])
-            shapes, shape = [block if s == shape else s for s in shapes], block
+            rows = min(rows_per_span(shape), shape[axis])
+            span = (*shape[:axis], rows, *shape[axis + 1 :])
+            shapes, shape = [span if s == shape else s for s in shapes], span
         return self.kernels[node.id].work(shapes, shape, node.attributes)
 
     def _source_to_update(self, position: int, node: Node) -> int | None:

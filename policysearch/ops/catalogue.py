@@ -1,33 +1,24 @@
-"""The op catalogue: every op defined in this package, by name."""
+"""The op catalogue: every op that a file of this package defines, by name."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import policysearch.ops
 from policysearch.graph import Op
-from policysearch.ops import (
-    attention,
-    block_scale,
-    conv,
-    dense,
-    elementwise,
-    layer_norm,
-    loss,
-    pool,
-    scale,
-    shape,
-    source,
-    transpose,
-    update,
-)
 
-FAMILIES = (
-    *(source, elementwise, dense, conv, pool, shape, loss, update),
-    *(transpose, layer_norm, attention),
-    *(scale, block_scale),
-)
 
-OPS: dict[str, Op] = {
-    op.name: op for family in FAMILIES for op in vars(family).values() if isinstance(op, Op)
-}
+def _defined() -> Iterator[Op]:
+    for info in pkgutil.iter_modules(policysearch.ops.__path__):
+        name = f"{policysearch.ops.__name__}.{info.name}"
+        if name != __name__:
+            yield from (op for op in vars(importlib.import_module(name)).values() if type(op) is Op)
+
+
+OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _defined()})
 
 FORWARD_OPS: tuple[str, ...] = tuple(
     op.name for op in OPS.values() if op.gradients and op.name not in ("cast", "scale_loss")

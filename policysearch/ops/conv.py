@@ -2,8 +2,7 @@
 
 Image tensors are stored as (height, channels, width, batch). The operand of output row r is
 then a contiguous view of the input copied once per kernel column, so the forward pass is one
-copy and one batched matmul. Where `conv_compiled` has a kernel with the same bits, that one runs
-instead.
+copy and one batched matmul.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from numpy.lib.stride_tricks import as_strided
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
 from policysearch.layout import stored_view
-from policysearch.ops.conv_compiled import compiled_kernel
 from policysearch.ops.conv_geometry import Geometry, geometry
 
 
@@ -191,7 +189,6 @@ conv2d_dgrad: Op = Op(
     kind="gemm",
     placement="low",
     work=lambda inputs, out, attrs: sum(_dgrad_work(geometry(out, inputs[1], attrs))),
-    compiled=lambda inputs, out, attrs: compiled_kernel(conv2d_dgrad, "dgrad", inputs, out, attrs),
 )
 
 
@@ -209,7 +206,6 @@ conv2d_wgrad: Op = Op(
     kind="gemm",
     placement="low",
     work=lambda inputs, out, attrs: sum(_wgrad_parts(geometry(inputs[1], out, attrs))),
-    compiled=lambda inputs, out, attrs: compiled_kernel(conv2d_wgrad, "wgrad", inputs, out, attrs),
 )
 
 
@@ -233,6 +229,5 @@ conv2d: Op = Op(
     kind="gemm",
     placement="low",
     work=_conv_work,
-    compiled=lambda inputs, out, attrs: compiled_kernel(conv2d, "fprop", inputs, out, attrs),
 )
 """Cross-correlation of [batch, c_in, h, w] with [c_out, c_in, kh, kw]; `stride`, `padding`."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
-from policysearch.ops.elementwise_compiled import in_one_pass
 
 
 def _operands(a: FloatArray, b: FloatArray, attrs: Attrs) -> tuple[FloatArray, FloatArray]:
@@ -107,7 +106,6 @@ bias_grad = Op(
     bind=_bind_bias_grad,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
-    zero_signs="hide",
     work=lambda inputs, out, attrs: inputs[0][1] * (inputs[0][2] if len(inputs[0]) == 4 else 1),
 )
 bias = Op(
@@ -123,6 +121,5 @@ bias = Op(
     ),
     placement="low",
     in_place=(0,),
-    compiled=in_one_pass("bias", rounds=True),
 )
 """x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w] + [channels]."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Bind, Builder, Example, FloatArray, Node, Op, Shape, size
-from policysearch.ops.elementwise_compiled import in_one_pass
 
 _GELU_SCALE = np.float32(np.sqrt(2.0 / np.pi))
 _GELU_CUBIC = np.float32(0.044715)
@@ -49,7 +48,6 @@ add = Op(
     gradients=(_pass, _pass),
     example=_pair,
     in_place=(0, 1),
-    compiled=in_one_pass("add", rounds=True),
 )
 
 multiply: Op = Op(
@@ -100,9 +98,7 @@ relu_grad = Op(
     _bind_relu_grad,
     keeps_format=True,
     in_place=(0,),
-    zero_signs="pass",
     work=lambda inputs, out, attrs: size(out),
-    compiled=in_one_pass("relu_grad"),
 )
 relu = Op(
     "relu",
@@ -112,9 +108,7 @@ relu = Op(
     example=_one,
     keeps_format=True,
     in_place=(0,),
-    zero_signs="hide",
     work=lambda inputs, out, attrs: size(out),
-    compiled=in_one_pass("relu"),
 )
 
 

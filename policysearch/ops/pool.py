@@ -11,18 +11,11 @@ from policysearch.graph import (
     Builder,
     Example,
     FloatArray,
-    Kernel,
     Node,
     Op,
     Shape,
     size,
 )
-from policysearch.ops.stored import bind_stored
-
-try:
-    import policysearch.emulator.kernels._pooling as _pooling
-except ImportError:
-    _pooling = None
 
 
 def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -38,22 +31,6 @@ def _windows(image: FloatArray, out: FloatArray, attrs: Attrs) -> Iterator[Float
     for i in range(k):
         for j in range(k):
             yield image[:, :, i : i + (high - 1) * s + 1 : s, j : j + (wide - 1) * s + 1 : s]
-
-
-def _compiled_max(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-    """The extension has loops for kernels of 2 and 3, and a maximum where numpy's is known."""
-    function, k = getattr(_pooling, "max_pool", None), attrs["kernel"]
-    if function is None or k not in (2, 3):
-        return None
-    return Kernel(bind_stored(function, k, attrs.get("stride", k)))
-
-
-def _compiled_max_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-    """As `_compiled_max`; only numpy sums where windows overlap."""
-    k, s = attrs["kernel"], attrs.get("stride", attrs["kernel"])
-    if _pooling is None or k not in (2, 3) or s < k:
-        return None
-    return Kernel(bind_stored(_pooling.max_pool_grad, k, s))
 
 
 def _like(array: FloatArray, work: FloatArray, part: int = 0) -> FloatArray:
@@ -118,7 +95,6 @@ max_pool_grad = Op(
     flops=lambda inputs, out, attrs: 3 * size(out),
     keeps_format=True,
     work=lambda inputs, out, attrs: 2 * size(inputs[0]),
-    compiled=_compiled_max_grad,
 )
 
 
@@ -136,7 +112,6 @@ max_pool = Op(
     flops=lambda inputs, out, attrs: attrs["kernel"] ** 2 * size(out),
     example=_example,
     keeps_format=True,
-    compiled=_compiled_max,
 )
 
 

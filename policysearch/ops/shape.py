@@ -55,6 +55,5 @@ reshape = Op(
     ),
     kind="move",
     keeps_format=True,
-    zero_signs="pass",
 )
 """The same values under a new shape, in the order of the logical axes; one extent may be -1."""

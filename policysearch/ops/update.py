@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.formats import format_named
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
-from policysearch.rounding.rounder import quantise
 
 
 def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -120,15 +118,19 @@ def _bind_velocity(
 ) -> Callable[[], object]:
     velocity, grad = inputs
     momentum = np.float32(attrs["momentum"])
-    between = format_named(attrs.get("between", "float32"))
 
     def run() -> None:
         np.multiply(velocity, momentum, out=out)
-        if between.name != "float32":
-            np.copyto(out, quantise(out, between))
         np.add(out, grad, out=out)
 
     return run
+
+
+def _bind_momentum(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    velocity, momentum = inputs[0], np.float32(attrs["momentum"])
+    return lambda: np.multiply(velocity, momentum, out=out)
 
 
 def _bind_step(
@@ -156,11 +158,11 @@ sgd_velocity = Op(
     placement="fp32",
     in_place=(0,),
 )
-"""momentum * velocity + grad (torch.optim.SGD without dampening).
+"""momentum * velocity + grad (torch.optim.SGD without dampening)."""
 
-`between` names the format that the product is rounded to before the sum, as an optimizer does
-whose state is a low-precision tensor.
-"""
+sgd_decay = Op("sgd_decay", _first, _bind_momentum, placement="fp32", in_place=(0,))
+"""momentum * velocity, rounded: the first half of what an optimizer does whose state is a
+low-precision tensor; `add` with the gradient is the second."""
 
 sgd_step = Op(
     "sgd_step",

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from policysearch.graph import Placement
+from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_layer
 from policysearch.policy.scaling import Scaling
 from policysearch.values import one_of
 
-Placement = Literal["low", "fp32", "promote"]
-
 LOSSES = ("softmax_cross_entropy", "mean_squared_error")
 NORMS = ("batch_norm", "layer_norm")
 PRODUCTS = ("matmul", "conv2d", "bias")
-OPS = (
+LISTED_OPS = (
     *PRODUCTS,
     *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),
     *("add", "multiply", "scale", "concatenate", "embedding"),
@@ -31,7 +31,7 @@ OPS = (
     *NORMS,
     *LOSSES,
 )
-"""Every op a policy of this module places: the names of forward ops."""
+"""What the frameworks' own lists place, in the order of a policy; `others` speaks of these."""
 
 NO_LOSS_SCALE = LossScale()
 NO_SCALING = Scaling()
@@ -41,8 +41,9 @@ NO_SCALING = Scaling()
 class Preset:
     """One row: the formats of every layer, where ops run, and the loss scale.
 
-    `low`, `fp32` and `promote` name ops; all ops they leave out go to the list `others`. Losses
-    run in float32 unless named: the frameworks do so where the loss is passed separately.
+    `low`, `fp32` and `promote` name ops; those of `LISTED_OPS` that they leave out go to the list
+    `others`, and any other op where its definition puts it (`Op.placement`). Losses run in float32
+    unless named: the frameworks do so where the loss is passed separately.
     """
 
     name: str
@@ -64,7 +65,9 @@ class Preset:
             return "low"
         if op in self.fp32 or op in LOSSES:
             return "fp32"
-        return "promote" if op in self.promote else self.others
+        if op in self.promote:
+            return "promote"
+        return self.others if op in LISTED_OPS or op not in OPS else OPS[op].placement
 
 
 MINDSPORE_DYNAMIC = LossScale(
@@ -253,12 +256,13 @@ UNIFORM = ("float8", "float16", "bfloat16", "float32")
 
 
 def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None = None) -> Policy:
-    """Return preset `name` as a policy of these layers, complete for all of `OPS`.
+    """Return preset `name` as a policy of these layers, complete for every op there is.
 
-    `ops` places further ops, by name, that no row knows. Raises InputError for an unknown preset.
+    `ops` places further ops, by name, that no file defines. InputError for an unknown preset.
     """
     row = PRESETS[one_of("preset", name, PRESETS)]
-    placed: dict[str, Placement] = {op: row.placement(op) for op in OPS}
+    known = dict.fromkeys((*LISTED_OPS, *FORWARD_OPS))
+    placed: dict[str, Placement] = {op: row.placement(op) for op in known}
     placed = {**(ops or {}), **placed}
     return Policy(
         name=name,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from policysearch.accumulators import Accumulator
 from policysearch.formats import Format, format_named
 from policysearch.products.tensor_cores import TensorCore, tensor_core
-from policysearch.rounding.rounder import rounder
+from policysearch.rounding.rounder import Fast, check_fast, rounder
 from policysearch.values import InputError
 
 try:
@@ -30,38 +30,37 @@ def product(
     accumulator: Accumulator,
     operand: Format | tuple[Format, Format],
     *,
-    compiled: bool | None = None,
+    fast: Fast | None = None,
 ) -> Callable[..., object]:
     """Return f(left, right, out=out): the product of [..., m, k] and [..., k, n], summed so.
 
     Leading axes broadcast and strides are free, as in numpy.matmul; all arrays are float32, the
     values already on the format `operand` (a pair: left and right); `out` may not overlap the
-    operands. f owns its scratch and is not thread safe. `compiled`: None takes the extension where
-    it is built, False numpy, True the extension or an InputError; the bits are the same. Raises
-    InputError for an operand that the tensor core does not take.
+    operands. f owns its scratch and is not thread safe. `fast` as in `check_fast`; a tensor core is
+    modelled in C for "c" and where its extension was built, and in numpy else, with the same bits.
+    Raises InputError for an operand that the tensor core does not take.
     """
-    if compiled and _tensor_core is None:
-        raise InputError("accumulator, compiled: True; the extension is not built, expected False")
+    fast = check_fast(fast)
     if accumulator.kind == "blas":
         return np.matmul
     if accumulator.kind == "chunked":
-        return _Chunked(accumulator, compiled)
+        return _Chunked(accumulator, fast)
     if accumulator.kind == "sequential":
         return _sequential
     pair = operand if isinstance(operand, tuple) else (operand, operand)
     unit = tensor_core(
         accumulator.architecture, *pair, result=accumulator.result, promote=accumulator.promote
     )
-    return _Exact(unit, compiled)
+    return _Exact(unit, fast)
 
 
 class _Exact:
     """The product of one tensor-core model."""
 
-    def __init__(self, unit: TensorCore, compiled: bool | None) -> None:
+    def __init__(self, unit: TensorCore, fast: Fast) -> None:
         self._unit = unit
         self._packed = unit.packed()
-        self._extension = None if compiled is False else _tensor_core
+        self._extension = _tensor_core if fast == "c" else None
 
     def __call__(self, left: FloatArray, right: FloatArray, *, out: FloatArray) -> FloatArray:
         _check(left, right, out)
@@ -82,12 +81,11 @@ class _Exact:
 class _Chunked:
     """BLAS over slices of the contraction, the running sum rounded after each."""
 
-    def __init__(self, row: Accumulator, compiled: bool | None) -> None:
+    def __init__(self, row: Accumulator, fast: Fast) -> None:
         fmt = format_named(row.result)
-        extension = False if compiled is False else None
         self._round = None
         if fmt.name != "float32":
-            self._round = rounder(fmt, row.rounding, compiled=extension)
+            self._round = rounder(fmt, row.rounding, fast=fast)
         self._length = row.length
         self._part = np.empty(0, np.float32)
         self._total = np.empty(0, np.float32)

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from policysearch.formats import Rounding, format_named, join
 from policysearch.graph import Builder, Graph, Node, Role
+from policysearch.ops.elementwise import add
 from policysearch.ops.source import cast
+from policysearch.ops.update import sgd_decay, sgd_velocity
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
 from policysearch.values import InputError
@@ -169,10 +171,16 @@ class _Pass:
             return inputs[0]
         kept = self.replaced_by.get(node.id)
         stored = self.b.nodes[self.new[kept]].format if kept is not None else "float32"
-        if node.op.name == "sgd_velocity" and not self.policy.master_weights:
-            # an optimizer on low-precision tensors rounds momentum * velocity before the sum
-            node = replace(node, attrs=(*node.attrs, ("between", stored)))
+        if node.op is sgd_velocity and not self.policy.master_weights and stored != "float32":
+            return self.stepwise_velocity(node, inputs, stored)
         return self.emit(node, inputs, stored)
+
+    def stepwise_velocity(self, node: Node, inputs: Sequence[int], stored: str) -> int:
+        """An optimizer on low-precision tensors rounds momentum * velocity before the sum."""
+        velocity, grad = inputs
+        kept = {"op": sgd_decay, "format": stored, "fused": True}
+        decayed = self.b.copy(node, [velocity], **kept)
+        return self.emit(replace(node, op=add, attrs=()), [decayed, grad], stored)
 
     def reduced(self, i: int, node: Node) -> int:
         """Return old node `i` in float32; a gradient first passes the all-reduce format."""

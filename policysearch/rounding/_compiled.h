@@ -65,4 +65,18 @@ INLINE int holds_float32(const Py_buffer *view) {
     return view->itemsize == 4 && strcmp(view->format, "f") == 0;
 }
 
+/* Take `count` contiguous float buffers of one size; 0 and an exception if one does not fit. */
+INLINE int take_vectors(PyObject *const *objects, Py_buffer *views, int count, int writable) {
+    int fit = 1;
+    if (!take_buffers(objects, views, count, writable, PyBUF_C_CONTIGUOUS))
+        return 0;
+    for (int i = 0; i < count; i++)
+        fit &= holds_float32(&views[i]) && views[i].ndim == 1 && views[i].len == views[0].len;
+    if (fit)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "expected contiguous float32 buffers of one size");
+    release_buffers(views, count);
+    return 0;
+}
+
 #endif

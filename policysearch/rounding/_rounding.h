@@ -17,15 +17,15 @@
 #define ONE 0x3f800000u
 #define BINADE 0x00800000u
 #define TWO_TO_23 0x4b000000u
-#define KEY_BLOCK 32768 /* BLOCK of grid.py: elements that share one stochastic key */
-#define FIRSTS 4096     /* FIRSTS of grid.py: places where the draws of a block may start */
+#define KEY_SPAN 32768 /* SPAN of grid.py: elements that share one stochastic key */
+#define FIRSTS 4096     /* FIRSTS of grid.py: places where the draws of a span may start */
 #define FINE_SHIFT 20   /* FINE_SHIFT of grid.py */
-#define PIECE 4096      /* elements that stay in a first-level cache; divides KEY_BLOCK */
+#define PIECE 4096      /* elements that stay in a first-level cache; divides KEY_SPAN */
 
 enum { NEAREST_EVEN, TOWARD_ZERO, NEAREST_AWAY, STOCHASTIC };
 enum { NARROW, WIDE, FINE, NONE }; /* FINE: narrow with at least FINE_SHIFT dropped bits */
 
-/* Grid of grid.py, field by field; then, for STOCHASTIC, BLOCK + FIRSTS words of draw_table. */
+/* Grid of grid.py, field by field; then, for STOCHASTIC, SPAN + FIRSTS words of draw_table. */
 typedef struct {
     uint32_t mode, wide, shift, lowest, scale, mantissa, max, finite_overflow, inf_overflow,
         flush_below;
@@ -237,7 +237,7 @@ static void round_nearest(const float *x, Addend add, float *out, Py_ssize_t siz
 }
 
 static int take_grid(PyObject *packed, Grid *grid) {
-    const size_t fields = offsetof(Grid, table), draws = sizeof(uint32_t) * (KEY_BLOCK + FIRSTS);
+    const size_t fields = offsetof(Grid, table), draws = sizeof(uint32_t) * (KEY_SPAN + FIRSTS);
     size_t size = PyBytes_Check(packed) ? (size_t)PyBytes_GET_SIZE(packed) : 0;
     if (size >= fields) {
         const char *bytes = PyBytes_AS_STRING(packed);

@@ -20,14 +20,14 @@ from policysearch.values import one_of
 FloatArray = npt.NDArray[np.float32]
 UintArray = npt.NDArray[np.uint32]
 
-BLOCK = 32768
-"""Elements per block: scratch stays in cache, and one stochastic key serves one block."""
+SPAN = 32768
+"""Elements rounded at a time: scratch stays in cache, and one stochastic key serves one span."""
 
 MODES = ("nearest_even", "toward_zero", "nearest_away", "stochastic")
 SIGN, ABS, INF, QUIET, ONE = 0x80000000, 0x7FFFFFFF, 0x7F800000, 0x7FC00000, 0x3F800000
 MASK64 = 2**64 - 1
 FIRSTS = 4096
-"""The draws of a block start at one of the first so many words of the table of draws."""
+"""The draws of a span start at one of the first so many words of the table of draws."""
 FINE_SHIFT = 20
 """Dropped bits from which subnormals, too, are rounded by chance with no more bits than these."""
 
@@ -96,12 +96,12 @@ def mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def block_key(mixed_seed: int, counter: int, block: int) -> tuple[int, int]:
-    """Return (a, f), a odd: element j of the block draws table[f + j] * a, modulo 2^32.
+def span_key(mixed_seed: int, counter: int, span: int) -> tuple[int, int]:
+    """Return (a, f), a odd: element j of the span draws table[f + j] * a, modulo 2^32.
 
     `mixed_seed` is `mix64` of the seed, made once because it is slow in Python.
     The words of the table are odd, so that over keys every draw takes all odd values alike.
     f is a multiple of a cache line's 16 words.
     """
-    key = mix64(mix64(mixed_seed ^ counter) ^ block)
+    key = mix64(mix64(mixed_seed ^ counter) ^ span)
     return (key & 0xFFFFFFFF) | 1, (key >> 32) % FIRSTS & -16

@@ -1,32 +1,20 @@
-"""Rounding a block to nearest even in numpy, in as few passes as it takes, all views made before.
+"""Rounding a span to nearest even in numpy, in as few passes as it takes, all views made before.
 
-Blocks that hold a number near the largest or beyond it, or a NaN, are left to the call `otherwise`.
+Spans that hold a number near the largest or beyond it, or a NaN, are left to the call `otherwise`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.rounding.grid import INF, FloatArray, Grid, UintArray
+from policysearch.rounding.grid import INF, SIGN, FloatArray, Grid, UintArray
 
 _PUSH = 0x0BC00000  # exponent bits of 2^23, and the half: makes a number 1.5 * 2^23 times as large
-_NEAR_ZERO = (127 - 20) << 23  # bits of 2^-20
-_LARGE = 4096  # elements from which one more call pays
 
-Bound = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of the values to round: whether the signs of zeros may show in a result, and
-    whether there may be numbers below 2^-104 that are not zero."""
-
-    zero_signs: bool = True
-    tiny: bool = True
+Call = Callable[[], object]
 
 
 def bind_wide(
@@ -34,28 +22,26 @@ def bind_wide(
     x: FloatArray,
     out: FloatArray,
     work: tuple[UintArray, UintArray],
-    otherwise: Bound,
-    known: Known,
-) -> Bound | None:
+    otherwise: Call,
+) -> Call | None:
     """Return the call that rounds onto a format with float32's exponent range; None if it cannot.
 
     It splits off the upper bits as Dekker (Numer. Math. 18, 1971) does after Veltkamp. Ties go to
     even, as the tests show for every significand and count of dropped bits. What would go wrong
     raises a floating-point exception before `out` is written: a subnormal number off the grid
-    underflows in the first product, which only `known.tiny` asks for, a number near the largest
-    overflows in the second, and an infinity minus itself is invalid.
+    underflows in the first product, a number near the largest overflows in the second, and an
+    infinity minus itself is invalid.
     """
     if not (grid.shift and _exceptions_seen()):
         return None
-    tiny, (product, rest) = known.tiny, (buffer.view(np.float32) for buffer in work)
+    product, rest = (buffer.view(np.float32) for buffer in work)
     # As operands, arrays of no dimension are faster than numbers.
     down, split = (np.array(f, np.float32) for f in (2.0**-grid.shift, 1 + 2.0**grid.shift))
 
     def wide() -> None:
         try:
             with np.errstate(all="raise"):
-                if tiny:
-                    np.multiply(x, down, out=product)
+                np.multiply(x, down, out=product)
                 np.multiply(x, split, out=product)
                 np.subtract(product, x, out=rest)
         except FloatingPointError:
@@ -82,34 +68,31 @@ def bind_narrow(
     grid: Grid,
     x: FloatArray,
     out: FloatArray,
-    work: tuple[UintArray, UintArray],
-    otherwise: Bound,
-    known: Known,
-) -> Bound:
-    """Return the call that rounds onto a format with fewer exponents; `work[1]` is `grid.lowest`.
+    work: tuple[UintArray, UintArray, UintArray],
+    otherwise: Call,
+) -> Call:
+    """Return the call that rounds onto a format with fewer exponents; `work[2]` is `grid.lowest`.
 
-    Where no result is zero, adding and subtracting a large number rounds as float32 does; that
-    would forget the sign of a zero, unless `known.zero_signs` does not mind. It is tried where the
-    format's numbers start so near zero that blocks without a zero are common. Else the quantum is
-    scaled to 1, and the result back.
+    Adding and subtracting a large number rounds as float32 does, but for the sign of a zero, which
+    is put back. With few dropped bits the quantum is scaled to 1, and the result back.
     """
-    (power, lowest), bits = work, x.view(np.uint32)
-    unit, top, smallest = power.view(np.float32), grid.max & INF, grid.lowest - grid.mantissa
-    constants = (INF, grid.scale, (_PUSH - grid.mantissa) & 0xFFFFFFFF)
-    infinite, scale, push = (np.array(value, np.uint32) for value in constants)
-    signed, exact = known.zero_signs, grid.shift >= 2  # the sum has 22 bits below its leading one
-    tries = exact and smallest < _NEAR_ZERO and x.size >= _LARGE
+    (power, signs, lowest), bits, result = work, x.view(np.uint32), out.view(np.uint32)
+    unit, top = power.view(np.float32), grid.max & INF
+    constants = (INF, SIGN, grid.scale, (_PUSH - grid.mantissa) & 0xFFFFFFFF)
+    infinite, sign, scale, push = (np.array(value, np.uint32) for value in constants)
+    exact = grid.shift >= 2  # the sum has 22 bits below its leading one
 
     def narrow() -> None:
         np.bitwise_and(bits, infinite, out=power)
-        adds = tries and np.minimum.reduce(power) >= smallest if signed else exact
         np.maximum(power, lowest, out=power)
         if np.maximum.reduce(power) >= top:
             otherwise()
-        elif adds:
+        elif exact:
+            np.bitwise_and(bits, sign, out=signs)
             np.add(power, push, out=power)
             np.add(x, unit, out=out)
             np.subtract(out, unit, out=out)
+            np.bitwise_or(result, signs, out=result)
         else:
             np.subtract(scale, power, out=power)
             np.multiply(x, unit, out=out)

@@ -1,4 +1,4 @@
-"""Stochastic rounding of a block in numpy: the draws, and narrow formats rounded with them.
+"""Stochastic rounding of a span in numpy: the draws, and narrow formats rounded with them.
 
 Every float operation but the one that rounds is exact, so that a draw of all dropped bits is as
 fair as can be: a value a fraction f above a number moves up in exactly f of all draws.
@@ -16,13 +16,22 @@ Work = tuple[UintArray, UintArray, UintArray, FloatArray, FloatArray, UintArray]
 """The sizes, a buffer, the draws; sizes and buffer as floats; the smallest normal number."""
 
 
-def draw_table(size: int) -> UintArray:
-    """Return one odd, well mixed word per place (the "lowbias32" mixer of C. Wellons)."""
-    word = np.arange(size, dtype=np.uint32)
+def draw_table(size: int, first: int = 0) -> UintArray:
+    """Return one odd, well mixed word per place from `first` on.
+
+    The mixer is "lowbias32" of C. Wellons.
+    """
+    word = np.arange(first, first + size, dtype=np.uint32)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         word ^= word >> np.uint32(shift)
         word *= np.uint32(factor)
     return word | np.uint32(1)
+
+
+def draws_of(key: tuple[int, int], size: int) -> UintArray:
+    """Return what the elements of a span draw by its `key` (see `span_key`)."""
+    factor, first = key
+    return draw_table(size, first) * np.uint32(factor)
 
 
 class Drawing:

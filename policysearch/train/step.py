@@ -7,16 +7,18 @@ from types import MappingProxyType
 
 from policysearch.graph import Builder, Graph, Op, Shape, backward
 from policysearch.nn.models import Model, emit_parameters
+from policysearch.ops import loss as loss_ops
+from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
-from policysearch.ops.loss import mean_squared_error, softmax_cross_entropy
 from policysearch.ops.source import data
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
 from policysearch.train.optimizers import Optimizer, emit_states, emit_update
 from policysearch.values import one_of
 
 LOSSES: Mapping[str, Op] = MappingProxyType(
-    {op.name: op for op in (softmax_cross_entropy, mean_squared_error)}
+    {name: op for name, op in OPS.items() if name in FORWARD_OPS and op in vars(loss_ops).values()}
 )
+"""The ops that end a forward pass, by name: those of `ops/loss.py`."""
 SCALARS = ("loss_scale", "inverse_scale", "learning_rate", "step")
 
 

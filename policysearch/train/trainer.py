@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from policysearch.data.datasets import Dataset, batches
-from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model
@@ -77,7 +77,7 @@ class Trainer:
         self.step_index = 0
         self.probe = Probe()
         self._targets = np.eye(model.classes, dtype=np.float32)
-        self._compiled: dict[tuple[str, bool], Executable] = {}
+        self._compiled: dict[tuple[str, bool], Step] = {}
         self._shared: dict[str, FloatArray] = {}
         self._enter(policy.at_step(0))
 
@@ -90,7 +90,7 @@ class Trainer:
                 array = self._shared.setdefault(node.name, executable.arrays[node.name])
                 array[...] = quantise(array, format_named(node.format))
 
-    def _executable(self, observed: bool) -> Executable:
+    def _executable(self, observed: bool) -> Step:
         key = self._phase_key, observed
         if key not in self._compiled:
             graph = step_graph(self.task, self.model, self.phase, self.task.batch_size)
@@ -136,7 +136,7 @@ class Trainer:
 
     def _forward_backward(
         self, observed: bool, images: FloatArray, labels: NDArray[np.int64], scale: float
-    ) -> Executable:
+    ) -> Step:
         executable = self._executable(observed)
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
         executable.step_index = self.step_index

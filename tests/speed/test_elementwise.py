@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policysearch.emulator.executable import compile_graph
-from policysearch.emulator.plan import Plan, is_blockable
+from policysearch.emulator.compile import compile_graph
+from policysearch.emulator.kernels import elementwise as elementwise_kernels
+from policysearch.emulator.kernels.kernel import Kernel
+from policysearch.emulator.kernels.registry import kernel_of
+from policysearch.emulator.plan import Plan, runs_in_spans
 from policysearch.formats import FORMATS, Format, Rounding
-from policysearch.graph import Attrs, FloatArray, Graph, Kernel, Op, Shape, size
+from policysearch.graph import Attrs, FloatArray, Graph, Op, Shape, size
 from policysearch.layout import stored
 from policysearch.nn.models import Model, lenet5, mlp, transformer
-from policysearch.ops import elementwise_compiled
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, relu, relu_grad
 from policysearch.policy.presets import preset
@@ -99,7 +101,7 @@ def test_compiled_ops_have_the_bits_of_numpy(op: Op, trailing: Shape, draw: Draw
     rng, one_nan = np.random.default_rng(0), op in (add, bias)
     for batch in BATCHES:
         inputs = _inputs(op, draw, rng, (batch, *trailing))
-        kernel = op.compiled([array.shape for array in inputs], inputs[0].shape, {})
+        kernel = kernel_of(op, [array.shape for array in inputs], inputs[0].shape, {})
         if kernel is None:
             pytest.skip("the extension does not serve this here")
         for place in (None, *op.in_place):
@@ -118,7 +120,7 @@ def test_sums_are_rounded_on_the_way(op: Op, fmt: Format, trailing: Shape, draw:
     for overflow, subnormals in (("inf", "keep"), ("saturate", "keep"), ("inf", "flush")):
         own = rounder(fmt, Rounding("nearest_even", overflow, subnormals))  # type: ignore[arg-type]
         inputs = _inputs(op, draw, rng, (20, *trailing))
-        kernel = op.compiled([array.shape for array in inputs], inputs[0].shape, {})
+        kernel = kernel_of(op, [array.shape for array in inputs], inputs[0].shape, {})
         assert kernel is not None and kernel.rounds
         expected = _run(kernel, inputs, None).ravel(order="K")
         own(expected, expected)
@@ -139,7 +141,7 @@ def test_only_sums_take_a_grid() -> None:
 def test_only_matrices_and_images_are_served() -> None:
     pytest.importorskip("policysearch.emulator.kernels._elementwise")
     shapes: list[Shape] = [(5, 4, 3, 2, 1)[:rank] for rank in range(6)]
-    served = [add.compiled([shape, shape], shape, {}) is not None for shape in shapes]
+    served = [kernel_of(add, [shape, shape], shape, {}) is not None for shape in shapes]
     assert served == [False, False, True, False, True, False]
 
 
@@ -176,10 +178,10 @@ def _trained(net: str, policy: str, batch: int) -> dict[str, FloatArray]:
 def test_steps_have_the_same_bits_with_and_without_the_extension(
     monkeypatch: pytest.MonkeyPatch, net: str, policy: str, batch: int
 ) -> None:
-    """At batch 70 the values of these nets are cut into blocks, the last one shorter."""
+    """At batch 70 the values of these nets are cut into spans, the last one shorter."""
     pytest.importorskip("policysearch.emulator.kernels._elementwise")
     result = _trained(net, policy, batch)
-    monkeypatch.setattr(elementwise_compiled, "_elementwise", None)
+    monkeypatch.setattr(elementwise_kernels, "_elementwise", None)
     for name, expected in _trained(net, policy, batch).items():
         assert np.isfinite(expected).all()
         assert np.array_equal(_bits(result[name], one_nan=False), _bits(expected, one_nan=False)), (
@@ -187,12 +189,12 @@ def test_steps_have_the_same_bits_with_and_without_the_extension(
         )
 
 
-def test_blocks_run_in_the_extension_without_scratch() -> None:
+def test_spans_run_in_the_extension_without_scratch() -> None:
     pytest.importorskip("policysearch.emulator.kernels._elementwise")
     _, graph = _step("lenet5", "float32", 70)
-    compiled, plain = Plan(graph), Plan(graph, compiled=False)
+    compiled, plain = Plan(graph), Plan(graph, kernels=False)
     nodes = [node for node in compiled.order if node.op is relu_grad]
-    assert nodes and all(is_blockable(graph, node) for node in nodes)
+    assert nodes and all(runs_in_spans(graph, node) for node in nodes)
     for node in nodes:
         assert compiled.kernels[node.id].bind is not relu_grad.bind
         assert plain.kernels[node.id].bind is relu_grad.bind

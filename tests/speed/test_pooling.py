@@ -8,13 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policysearch.emulator.executable import compile_graph
+from policysearch.emulator.compile import compile_graph
+from policysearch.emulator.kernels.kernel import Kernel
+from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.emulator.plan import Plan
-from policysearch.graph import Attrs, Builder, FloatArray, Graph, Kernel, Op, Shape, backward, size
+from policysearch.graph import Attrs, Builder, FloatArray, Graph, Op, Shape, backward, size
 from policysearch.layout import stored
 from policysearch.ops.elementwise import add
 from policysearch.ops.pool import max_pool, max_pool_grad
 from policysearch.ops.source import data
+from policysearch.rounding.rounder import Fast
+from tests.rounding_oracle import FASTS
 
 BATCHES = (*range(1, 35), 47, 48, 63, 64, 65, 70)
 SPECIAL = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan)
@@ -53,7 +57,7 @@ def _run(kernel: Kernel, inputs: Sequence[FloatArray], shape: Shape, attrs: Attr
 
 def _in_c(op: Op, inputs: Sequence[FloatArray], shape: Shape, attrs: Attrs) -> Kernel:
     pytest.importorskip("policysearch.emulator.kernels._pooling")
-    kernel = op.compiled([image.shape for image in inputs], shape, attrs)
+    kernel = kernel_of(op, [image.shape for image in inputs], shape, attrs)
     if kernel is None:
         pytest.skip("the extension does not serve this here")
     return kernel
@@ -134,8 +138,8 @@ def _traced(shape: Shape, attrs: Attrs) -> Graph:
 def test_a_step_has_the_same_bits_with_and_without_the_extension(kernel: int, stride: int) -> None:
     graph = _traced((5, 3, 9, 8), {"kernel": kernel, "stride": stride})
     values: list[dict[str, FloatArray]] = []
-    for compiled in (False, None):
-        executable, rng = compile_graph(graph, compiled=compiled), np.random.default_rng(2)
+    for fast in ("numpy", "c"):
+        executable, rng = compile_graph(graph, fast=fast), np.random.default_rng(2)
         for image in executable.arrays.values():
             image[...] = rng.integers(-2, 3, image.shape)
         executable.forward_backward()
@@ -149,8 +153,8 @@ def test_the_extension_serves_what_it_has_loops_for() -> None:
     for kernel, stride, served in ((1, 2, False), (2, 2, True), (3, 2, False), (4, 4, False)):
         graph = _traced((2, 1, 9, 9), {"kernel": kernel, "stride": stride})
         node = graph.output("dx")
-        for compiled, expected in ((None, served), (False, False)):
-            kernels = Plan(graph, compiled=compiled).kernels
+        for in_c, expected in ((True, served), (False, False)):
+            kernels = Plan(graph, kernels=in_c).kernels
             assert (kernels[node.id].bind is not max_pool_grad.bind) == expected
 
 
@@ -178,15 +182,13 @@ def test_the_extension_refuses_arrays_that_do_not_fit() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("compiled", [False, None], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_gradient_on_ties_is_that_of_torch(
-    geometry: tuple[int, ...], compiled: bool | None
-) -> None:
+def test_gradient_on_ties_is_that_of_torch(geometry: tuple[int, ...], fast: Fast) -> None:
     torch = pytest.importorskip("torch")
     channels, high, wide, kernel, stride = geometry
     graph = _traced((19, channels, high, wide), {"kernel": kernel, "stride": stride})
-    executable, rng = compile_graph(graph, compiled=compiled), np.random.default_rng(3)
+    executable, rng = compile_graph(graph, fast=fast), np.random.default_rng(3)
     for image in executable.arrays.values():
         image[...] = rng.integers(-2, 3, image.shape)
     executable.forward_backward()

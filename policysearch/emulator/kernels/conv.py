@@ -9,15 +9,18 @@ few rows. Where they differ, BLAS stays.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
-from functools import cache
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
-from policysearch.graph import Attrs, Bind, FloatArray, Kernel, Op, Shape, size
+from policysearch.emulator.kernels.kernel import Kernel, Offer
+from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape, size
 from policysearch.layout import stored_view
+from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from policysearch.ops.conv_geometry import Geometry, geometry
 
 try:
@@ -147,3 +150,13 @@ def compiled_kernel(
     if not compiled_available() or (direction == "wgrad" and size(out) == 1):
         return None
     return _fitting(op, direction, g)
+
+
+KERNELS: Mapping[str, Offer] = MappingProxyType(
+    {
+        "conv2d": partial(compiled_kernel, conv2d, "fprop"),
+        "conv2d_dgrad": partial(compiled_kernel, conv2d_dgrad, "dgrad"),
+        "conv2d_wgrad": partial(compiled_kernel, conv2d_wgrad, "wgrad"),
+    }
+)
+"""By the name of the op."""

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policysearch.emulator.kernels import conv as conv_kernels
+from policysearch.emulator.kernels.conv import OPERANDS, Direction, bind_compiled, shape_of
+from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape
 from policysearch.layout import stored_view
-from policysearch.ops import conv_compiled
 from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
-from policysearch.ops.conv_compiled import OPERANDS, Direction, bind_compiled, shape_of
 from policysearch.ops.conv_geometry import Geometry
-from tests.fma_chains import backwards, chained, fma
+from tests.speed.fma_chains import backwards, chained, fma
 
 OPS: dict[Direction, Op] = {"fprop": conv2d, "dgrad": conv2d_dgrad, "wgrad": conv2d_wgrad}
 DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
@@ -25,7 +26,7 @@ LENET = (Geometry(64, 1, 32, 32, 6, 5, 5, 1, 0), Geometry(64, 6, 14, 14, 16, 5, 
 SPECIAL = np.array([np.inf, -np.inf, np.nan, -0.0, 0.0, 1e-45, -1e-40, 3e38], np.float32)
 
 built = pytest.mark.skipif(
-    not conv_compiled.compiled_available(), reason="the extension _convolution is not built"
+    not conv_kernels.compiled_available(), reason="the extension _convolution is not built"
 )
 
 
@@ -52,7 +53,7 @@ def run(
     """Return the bits of the output, one for all NaNs."""
     attrs = {"stride": g.stride, "padding": g.padding, "shape": out.shape}
     plain = OPS[direction].work([array.shape for array in inputs], out.shape, attrs)
-    work = np.full(max(plain, conv_compiled.compiled_work(g, direction)), np.nan, np.float32)
+    work = np.full(max(plain, conv_kernels.compiled_work(g, direction)), np.nan, np.float32)
     out.fill(np.nan)
     with np.errstate(all="ignore"):
         bind(inputs, out, attrs, work)()
@@ -80,9 +81,9 @@ def compiled_of_width(direction: Direction, width: int, positive_zero: bool = Fa
         inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
     ) -> Callable[[], object]:
         shapes = [array.shape for array in inputs]
-        g = conv_compiled.geometry_of(direction, shapes, out.shape, attrs)
+        g = conv_kernels.geometry_of(direction, shapes, out.shape, attrs)
         flat = [stored_view(array) for array in (*inputs, out)]
-        packed = conv_compiled.packed(g, positive_zero=positive_zero)
+        packed = conv_kernels.packed(g, positive_zero=positive_zero)
         return lambda: getattr(extension, direction)(*flat, work, packed, width)
 
     return bind
@@ -173,7 +174,7 @@ def test_an_offered_kernel_has_the_zeros_of_blas(
     for array, scale in zip(inputs, (1e-26, -1e-26), strict=True):
         array[...] = np.abs(array) * np.float32(scale)
     op, shapes = OPS[direction], [array.shape for array in inputs]
-    kernel = op.compiled(shapes, out.shape, {})
+    kernel = kernel_of(op, shapes, out.shape, {})
     if kernel is not None:
         expected = run(op.bind, direction, g, inputs, out)
         np.testing.assert_array_equal(run(kernel.bind, direction, g, inputs, out), expected)
@@ -191,7 +192,7 @@ def test_a_kernel_that_is_offered_has_the_bits_of_blas(
     g = replace(g, batch=batch)
     inputs, out = tensors(g, direction, batch, 0.0001)
     op, attrs = OPS[direction], {"stride": g.stride, "padding": g.padding}
-    kernel = op.compiled([array.shape for array in inputs], out.shape, attrs)
+    kernel = kernel_of(op, [array.shape for array in inputs], out.shape, attrs)
     if kernel is None:
         pytest.skip("this machine's BLAS sums this product in another order")
     expected = run(op.bind, direction, g, inputs, out)
@@ -209,7 +210,7 @@ def test_the_check_refuses_another_order(
     g = Geometry(4, 3, 5, 6, 5, 3, 3, 1, 0)
     op = replace(OPS[direction], bind=reference(direction, product))
     shapes = [shape_of(g, name) for name in OPERANDS[direction]]
-    kernel = conv_compiled.compiled_kernel(op, direction, shapes[:2], shapes[2], {})
+    kernel = conv_kernels.compiled_kernel(op, direction, shapes[:2], shapes[2], {})
     assert (kernel is not None) == expected
 
 
@@ -224,7 +225,7 @@ def test_the_check_finds_what_becomes_of_the_sign_of_zero() -> None:
         op = replace(conv2d, bind=reference("fprop", product))
         for flag in (False, True):
             bind = bind_compiled("fprop", positive_zero=flag)
-            assert conv_compiled.agrees(op, bind, "fprop", g) == (flag == positive_zero)
+            assert conv_kernels.agrees(op, bind, "fprop", g) == (flag == positive_zero)
 
 
 @built
@@ -260,8 +261,8 @@ def test_another_accumulator_sums_whole_rows_with_the_gradient_on_the_left() -> 
 
 
 def test_without_the_extension_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_compiled, "_convolution", None)
-    assert conv2d.compiled([(1, 3, 5, 6), (5, 3, 3, 3)], (1, 5, 3, 4), {}) is None
+    monkeypatch.setattr(conv_kernels, "_convolution", None)
+    assert kernel_of(conv2d, [(1, 3, 5, 6), (5, 3, 3, 3)], (1, 5, 3, 4), {}) is None
 
 
 @pytest.mark.parametrize(

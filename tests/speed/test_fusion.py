@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.emulator.executable import Executable, compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.emulator.fusion import fused_update
 from policysearch.emulator.plan import Plan
 from policysearch.formats import Rounding
@@ -17,9 +17,10 @@ from policysearch.policy.policy import LayerPolicy, LossScale, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rounding.rounder import Fast
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
-from tests.rounding_oracle import BACKENDS
+from tests.rounding_oracle import FASTS
 
 NET = mlp((300, 200, 40, 10))
 WANTED = ("loss", "finite")
@@ -42,7 +43,7 @@ def _step(
     return apply_policy(trace_step(NET, "softmax_cross_entropy", optimizer, 8), policy)
 
 
-def _fill(executable: Executable, model: Model, scale: float) -> None:
+def _fill(executable: Step, model: Model, scale: float) -> None:
     for name, value in model.init(np.random.default_rng(2)).items():
         executable.arrays[name][...] = value
     for name, number in (("learning_rate", 0.1), ("loss_scale", scale)):
@@ -50,9 +51,9 @@ def _fill(executable: Executable, model: Model, scale: float) -> None:
     executable.arrays["inverse_scale"][...] = 1 / scale
 
 
-def _trained(graph: Graph, compiled: bool, scale: float = 1.0) -> dict[str, FloatArray]:
+def _trained(graph: Graph, fast: Fast, scale: float = 1.0) -> dict[str, FloatArray]:
     """Return parameters and state after three steps."""
-    executable, rng = compile_graph(graph, seed=3, compiled=compiled), np.random.default_rng(1)
+    executable, rng = compile_graph(graph, seed=3, fast=fast), np.random.default_rng(1)
     _fill(executable, NET, scale)
     for step in range(1, 4):
         executable.arrays["step"][...] = step
@@ -64,7 +65,7 @@ def _trained(graph: Graph, compiled: bool, scale: float = 1.0) -> dict[str, Floa
     return {name: executable.arrays[name] for name in names}
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("mode", ["nearest_even", "stochastic"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8", "float8_e4m3fn"])
 @pytest.mark.parametrize(
@@ -78,23 +79,23 @@ def _trained(graph: Graph, compiled: bool, scale: float = 1.0) -> dict[str, Floa
     ids=["momentum", "decay", "adam", "sgd"],
 )
 def test_what_is_wanted_changes_no_bit(
-    name: str, optimizer: Optimizer, mode: str, compiled: bool
+    name: str, optimizer: Optimizer, mode: str, fast: Fast
 ) -> None:
     """With the gradients wanted nothing is fused: they are rounded where they lie."""
     graph = _step(name, optimizer, mode)
-    every = _trained(graph, compiled)
+    every = _trained(graph, fast)
     for trained in (
-        _trained(graph.wanting(*WANTED), compiled),
-        _trained(graph.wanting(), compiled),
+        _trained(graph.wanting(*WANTED), fast),
+        _trained(graph.wanting(), fast),
     ):
         for key, value in trained.items():
             assert np.array_equal(value.view(np.uint32), every[key].view(np.uint32)), key
 
 
-@pytest.mark.parametrize("compiled", BACKENDS)
-def test_with_a_loss_scale_the_finite_check_comes_first(compiled: bool) -> None:
+@pytest.mark.parametrize("fast", FASTS)
+def test_with_a_loss_scale_the_finite_check_comes_first(fast: Fast) -> None:
     graph = _step("float16", Optimizer("momentum"), scale=LossScale("fixed", 1024.0))
-    every, trained = (_trained(g, compiled, 1024.0) for g in (graph, graph.wanting(*WANTED)))
+    every, trained = (_trained(g, fast, 1024.0) for g in (graph, graph.wanting(*WANTED)))
     for key, value in trained.items():
         assert np.array_equal(value.view(np.uint32), every[key].view(np.uint32)), key
     plan = Plan(graph.wanting(*WANTED))

@@ -1,0 +1,40 @@
+"""What running a node needs beside its op, the same however it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from policysearch.accumulators import accumulator_named
+from policysearch.formats import format_named
+from policysearch.graph import FloatArray, Graph, Node
+from policysearch.layout import empty
+from policysearch.products.product import product
+from policysearch.rounding.rounder import Fast
+
+Observer = Callable[[Node, FloatArray, FloatArray], None]
+"""Called with a node and its values, flat, before and after rounding."""
+
+
+def attributes(graph: Graph, node: Node, fast: Fast) -> dict[str, object]:
+    """Return the node's attributes; "product" among them is its accumulator's where not BLAS."""
+    attrs = node.attributes
+    if node.op.kind == "gemm" and node.accumulator != "float32":
+        left, right = (format_named(graph.nodes[i].format) for i in node.inputs[:2])
+        attrs["product"] = product(accumulator_named(node.accumulator), (left, right), fast=fast)
+    return attrs
+
+
+def draws(node: Node, step: int) -> int:
+    """Return the counter that the node's values are rounded by chance with (see `Rounder`)."""
+    return (step << 32) + (node.id << 12)
+
+
+def source_array(node: Node, given: Mapping[str, FloatArray]) -> FloatArray:
+    """Return the array of a source: that of `given` under its name, or one of zeros."""
+    if node.name not in given:
+        return empty(node.shape)
+    array = given[node.name]
+    assert np.shares_memory(array.ravel(order="K"), array), f"{node.name} is not in storage order"
+    return array
