@@ -13,6 +13,7 @@ from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
+from policysearch.rounding.rounder import Fast
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import DIRECTIONS, StudySpec, load_spec
 from policysearch.search.storage import Repair, repair
@@ -63,6 +64,7 @@ def run_study(
     *,
     trials: int | None = None,
     processes: int | None = None,
+    fast: Fast | None = None,
     progress: Progress | None = None,
     accept_changes: bool = False,
     retry_failed: bool = False,
@@ -70,13 +72,14 @@ def run_study(
     """Run a study, or go on with it, and return its results.
 
     `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number
-    in the study file. Results do not depend on `processes`: None takes one per core, 0 trains in
-    this process. Every run that ended is used again. Raises InputError where `storage` holds runs
-    of another task, other data, or other code or libraries; the last two are mixed, and the
-    results say so, with `accept_changes`. `retry_failed` starts runs again that were recorded as
-    failed.
+    in the study file, and `fast` ("c", "numpy" or "off") what emulates. Results depend neither on
+    `fast` nor on `processes`: None takes one per core, 0 trains in this process. Every run that
+    ended is used again. Raises InputError where `storage` holds runs of another task, other data,
+    or other code or libraries; the last two are mixed, and the results say so, with
+    `accept_changes`. `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
+    spec = spec if fast is None else spec.with_fast(fast)
     path = default_storage(study) if storage is None else Path(storage)
     if storage is None:
         make_folder(path.parent)

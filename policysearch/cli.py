@@ -18,6 +18,7 @@ from policysearch.report import listings
 from policysearch.report.front_data import csv_text
 from policysearch.report.progress import Bar
 from policysearch.report.table import front_table
+from policysearch.rounding.rounder import FASTS
 from policysearch.search.results import Results, Trial
 from policysearch.search.spec import StudySpec
 from policysearch.values import InputError
@@ -74,6 +75,7 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_study(run)
     run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
     run.add_argument("--processes", type=int, metavar="N", help="training processes (one per core)")
+    run.add_argument("--fast", choices=FASTS, help="what emulates; the results are the same")
     run.add_argument(
         "--accept-changes",
         action="store_true",
@@ -179,6 +181,7 @@ def _run(options: argparse.Namespace) -> None:
                 options.storage,
                 trials=options.trials,
                 processes=options.processes,
+                fast=options.fast,
                 progress=bar,
                 accept_changes=options.accept_changes,
                 retry_failed=options.retry_failed,

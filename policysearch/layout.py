@@ -40,7 +40,7 @@ def aligned(elements: int) -> FloatArray:
 
 
 def stored_view(array: FloatArray) -> FloatArray:
-    """Return the contiguous array that `array`, or a block of it, is the logical view of.
+    """Return the contiguous array that `array`, or some rows of it, is the logical view of.
 
     An image [n, c, h, w] is stored (h, c, w, n), a weight [o, c, kh, kw] likewise
     (kh, c, kw, o), a matrix with its axes exchanged, a vector as it is.

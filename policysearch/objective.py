@@ -15,6 +15,7 @@ from policysearch.graph import Graph
 from policysearch.nn.models import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import step_graph, train
 
@@ -30,7 +31,8 @@ class Measurement:
     """What one training run showed, before it is compared with float32.
 
     `tail_loss`: mean training loss over the last steps, in nats; None where the run diverged, in
-    step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs.
+    step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `fast`: what ran, as in
+    `rounding.rounder.FASTS`.
     """
 
     tail_loss: float | None
@@ -39,6 +41,7 @@ class Measurement:
     skipped_steps: int
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
+    fast: str = ""
 
     @property
     def diverged(self) -> bool:
@@ -79,18 +82,26 @@ class Score:
     underflows: tuple[tuple[str, int], ...]
     skipped_steps: int
     cost: PolicyCost
+    fast: str = ""
 
 
 class Objective:
     """Trains policies of one task and prices them for one device and stack.
 
-    `cost_batch_size` is the batch of the priced step, by default that of the task.
+    `cost_batch_size` is the batch of the priced step, by default that of the task. `fast` is how
+    it trains; it changes no result.
     """
 
     def __init__(
-        self, task: Task, device: str, stack: str, cost_batch_size: int | None = None
+        self,
+        task: Task,
+        device: str,
+        stack: str,
+        cost_batch_size: int | None = None,
+        fast: Fast | None = None,
     ) -> None:
         self.task = task
+        self.fast = check_fast(fast)
         self.device = device_named(device)
         self.stack = stack_named(stack)
         self.cost_batch_size = cost_batch_size or task.batch_size
@@ -126,7 +137,8 @@ class Objective:
 
     def measure(self, policy: Policy, seed: int, jitter: float = 0.0) -> Measurement:
         """Train under `policy` and return what was seen; equal arguments give equal results."""
-        run = train(self.task, policy, seed, dataset=self.dataset, model=self.model, jitter=jitter)
+        data, net, fast = self.dataset, self.model, self.fast
+        run = train(self.task, policy, seed, dataset=data, model=net, jitter=jitter, fast=fast)
         return Measurement(
             tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
             validation_accuracy=float(run.validation_accuracy),
@@ -134,6 +146,7 @@ class Objective:
             skipped_steps=int(np.count_nonzero(run.skipped)),
             overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
             underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
+            fast=run.fast,
         )
 
     def baseline(self, seed: int) -> Measurement:
@@ -172,4 +185,5 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         underflows=measurement.underflows,
         skipped_steps=measurement.skipped_steps,
         cost=cost,
+        fast=measurement.fast,
     )

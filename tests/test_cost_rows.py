@@ -100,7 +100,7 @@ def test_low_precision_share_counts_operands() -> None:
 
 def test_every_number_of_every_device_has_a_source() -> None:
     table = json.loads((files("policysearch.cost") / "hardware.json").read_text(encoding="utf-8"))
-    assert len(DEVICES) == len(table["devices"]) == 23
+    assert len(DEVICES) == len(table["devices"])
     for device in DEVICES.values():
         numbers = [device.bandwidth, device.multiprocessors]
         numbers += [row for _, row in (*device.peaks, *device.achieved, *device.other)]

@@ -14,9 +14,10 @@ from policysearch.graph import Builder, Graph
 from policysearch.nn.models import Model, lenet5, mlp
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
+from policysearch.ops.optimizers import sgd_step, sgd_velocity
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data, parameter, state
-from policysearch.ops.update import sgd_step, sgd_velocity, unscale
+from policysearch.ops.update import unscale
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer

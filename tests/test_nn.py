@@ -108,7 +108,7 @@ def torch_model(torch: Any, model: Model) -> Any:
         if isinstance(layer, Linear):
             modules.append(torch.nn.Linear(layer.n_in, layer.n_out))
         elif isinstance(layer, Conv2d):
-            sizes = (layer.c_in, layer.c_out, layer.kernel, layer.stride, layer.padding)
+            sizes = (layer.c_in, layer.c_out, layer.window, layer.stride, layer.padding)
             modules.append(torch.nn.Conv2d(*sizes))
         elif isinstance(layer, Activation):
             gelu = torch.nn.GELU(approximate="tanh")
@@ -116,7 +116,7 @@ def torch_model(torch: Any, model: Model) -> Any:
             modules.append({**known, "sigmoid": torch.nn.Sigmoid()}[layer.function])
         elif isinstance(layer, Pool):
             pool = {"max": torch.nn.MaxPool2d, "average": torch.nn.AvgPool2d}[layer.function]
-            modules.append(pool(layer.kernel))
+            modules.append(pool(layer.window))
         else:
             modules.append(torch.nn.Flatten())
     return torch.nn.Sequential(*modules)

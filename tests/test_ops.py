@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from policysearch.graph import Builder, FloatArray, Graph, Node, Op, Role, backw
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data
-from policysearch.rounding.rounder import quantise
+from policysearch.rounding.rounder import fast_ways, quantise
+from tests.emulated_steps import assert_gives_the_bits_of_the_reference
 
 WITH_EXAMPLE = [op for op in OPS.values() if op.example is not None]
 DIFFERENTIABLE = [op for op in WITH_EXAMPLE if op.gradients and op.name != "cast"]
@@ -99,6 +102,27 @@ def test_flops_are_counted(op: Op) -> None:
     assert op.flops(shapes, op.shape(shapes, example.attrs), example.attrs) >= 0
 
 
+@pytest.mark.parametrize("op", WITH_EXAMPLE, ids=lambda op: op.name)
+@pytest.mark.parametrize("name", ["float32", "float16", "float8_e5m2"])
+def test_every_way_gives_the_bits_of_the_reference(op: Op, name: str) -> None:
+    """The op and its gradients, their results in format `name`."""
+    assert op.example is not None
+    example = op.example(np.random.default_rng(4))
+    b, ids, made = _traced(op, example.inputs, example.attrs)
+    seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name="seed")
+    rules = op.gradients or (None,) * len(ids)
+    wanted = [i for i, rule in zip(ids, rules, strict=True) if rule is not None]
+    grads = backward(b, made, seed, wanted, add)
+    graph = b.graph({"y": made} | {f"g{i}": grads[i] for i in wanted})
+    nodes = tuple(
+        node if node.op.kind == "source" else replace(node, format=name) for node in graph.nodes
+    )
+    start = {f"x{i}": array for i, array in enumerate(example.inputs)}
+    start["seed"] = np.random.default_rng(5).standard_normal(b.shape(made)).astype(np.float32)
+    for fast in fast_ways():
+        assert_gives_the_bits_of_the_reference(replace(graph, nodes=nodes), start, fast, steps=1)
+
+
 def test_every_forward_op_has_an_example() -> None:
     assert [name for name in FORWARD_OPS if OPS[name].example is None] == []
 
@@ -142,7 +166,7 @@ def test_max_pool_gradient_goes_to_the_first_of_equal_values() -> None:
     b = Builder()
     shape = (1, 1, 2, 2)
     x = b.emit(data, attrs={"shape": shape}, role="input", name="x0")
-    y = b.emit(OPS["max_pool"], x, attrs={"kernel": 2})
+    y = b.emit(OPS["max_pool"], x, attrs={"window": 2})
     seed = b.emit(data, attrs={"shape": b.shape(y)}, role="input", name="seed")
     grads = backward(b, y, seed, [x], add)
     arrays = {"x0": np.ones(shape, np.float32), "seed": np.full((1, 1, 1, 1), 3.0, np.float32)}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from dataclasses import astuple, fields, replace
+
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from policysearch.report.front_data import caption, rows_of
+from policysearch.report.front_data import caption, csv_text
 from policysearch.report.plots import VIEWS, View, figure, plots
-from policysearch.search.results import Results
+from policysearch.search.results import Results, Row
 from policysearch.search.spec import load_spec
 from policysearch.search.study import run_study
 from tests.studies import write_study
@@ -28,7 +32,7 @@ def test_points_front_presets_and_noise_are_drawn(results: Results, view: View) 
         for scatter in axes.collections
         if isinstance(scatter, PathCollection)
     }
-    rows = [row for row in rows_of(results) if not row.diverged]
+    rows = [row for row in results.rows() if not row.diverged]
     for label, on_front in (("front", True), ("dominated", False)):
         wanted = {(r.counted_gap, view.value(r)) for r in rows if r.on_front == on_front}
         assert drawn.get(label, set()) == wanted
@@ -47,7 +51,7 @@ def test_the_line_joins_what_nothing_beats_in_the_plot(results: Results) -> None
     gaps = np.asarray(line.get_xdata()).tolist()
     speeds = np.asarray(line.get_ydata()).tolist()
     assert gaps == sorted(gaps) and speeds == sorted(speeds)
-    assert max(speeds) == max(row.modeled_speedup for row in rows_of(results) if not row.diverged)
+    assert max(speeds) == max(row.modeled_speedup for row in results.rows() if not row.diverged)
 
 
 def test_the_caption_says_on_what_the_numbers_rest(results: Results) -> None:
@@ -60,3 +64,18 @@ def test_the_caption_says_on_what_the_numbers_rest(results: Results) -> None:
 
 def test_equal_results_give_equal_files(results: Results) -> None:
     assert plots(results) == plots(results)
+
+
+def test_the_frame_and_the_csv_hold_every_row(results: Results) -> None:
+    """The CSV as the csv module writes it, and read back."""
+    frame, rows = results.to_frame(), results.rows()
+    names = [field.name for field in fields(Row)]
+    assert list(frame.columns) == names and len(frame) == len(rows) == len(results.trials)
+    assert [tuple(values) for values in frame.itertuples(index=False)] == [*map(astuple, rows)]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([names, *map(astuple, rows)])
+    assert csv_text(results) == out.getvalue()
+    bare = replace(results, noise_gap=None)
+    assert [line["noise_gap"] for line in csv.DictReader(io.StringIO(csv_text(bare)))] == [
+        "" for _ in rows
+    ]

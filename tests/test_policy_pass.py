@@ -195,3 +195,20 @@ def test_a_gradient_reads_a_parameter_in_the_format_of_the_forward_pass() -> Non
     assert grads
     for node in grads:
         assert {i.format for i in graph.inputs_of(node)} == {"float16"}
+
+
+def test_five_formats_that_differ_each_go_where_the_layer_says() -> None:
+    five = LayerPolicy("float16", "bfloat16", "float8_e5m2", "tfloat32", "float8_e4m3fn")
+    graph = apply_policy(STEP, _policy(five))
+    for node in _nodes(graph, op="matmul", layer="fc2"):
+        operands = [i.format for i in graph.inputs_of(node)]
+        if node.role == "fprop":
+            assert operands == ["float16", "float16"]
+            stored = graph.inputs_of(graph.inputs_of(node)[1])[0]
+            assert (stored.op.name, stored.format) == ("cast", "float8_e4m3fn")
+        else:
+            assert sorted(operands) == ["float16", "float8_e5m2"]
+            # below 16 bits `grad` names operands alone: the result of dgrad is an output
+            assert node.format == {"dgrad": "bfloat16", "wgrad": "tfloat32"}[node.role]
+    (summed,) = [n for n in _nodes(graph, op="bias", layer="fc2")]
+    assert summed.format == "bfloat16"

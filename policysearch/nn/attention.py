@@ -203,3 +203,14 @@ def transformer_block(
             ),
         ),
     )
+
+
+EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
+    (Tokens("tokens"), (4, 6)),
+    (JoinTokens("join", 4), (6,)),
+    (Position("position", 4), (6,)),
+    (LayerNorm("norm", 6), (6,)),
+    (SelfAttention("attention", 6, 2, 4), (6,)),
+    (Residual("add", (Linear("inner", 6, 6),)), (6,)),
+)
+"""Layers of this file, with the shape of an input (of a token where they work on tokens)."""

@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
 from policysearch.graph import Builder, Op, Shape, size
+from policysearch.ops.activations import gelu, sigmoid, tanh
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
-from policysearch.ops.elementwise import gelu, relu, sigmoid, tanh
+from policysearch.ops.elementwise import relu
 from policysearch.ops.pool import average_pool, max_pool
 from policysearch.ops.shape import reshape
 from policysearch.values import InputError, one_of
@@ -100,22 +101,22 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """[batch, c_in, h, w] to [batch, c_out, h', w'] with weights [c_out, c_in, kernel, kernel]."""
+    """[batch, c_in, h, w] to [batch, c_out, h', w'] with weights [c_out, c_in, window, window]."""
 
     name: str
     c_in: int
     c_out: int
-    kernel: int
+    window: int
     stride: int = 1
     padding: int = 0
     bias: bool = True
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        least = self.kernel - 2 * self.padding
+        least = self.window - 2 * self.padding
         fits = len(input_shape) == 3 and input_shape[0] == self.c_in
         fits = fits and min(input_shape[1:]) >= least
         _expect(self.name, input_shape, fits, f"[{self.c_in}, height, width] of at least {least}")
-        weight = (self.c_out, self.c_in, self.kernel, self.kernel)
+        weight = (self.c_out, self.c_in, self.window, self.window)
         return _owned(self.name, weight, self.c_out, self.bias)
 
     def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
@@ -148,20 +149,20 @@ class Pool:
     """Pooling over square windows: `function` is a key of POOLS; the stride is the window."""
 
     name: str
-    kernel: int
+    window: int
     function: str = "max"
 
     def __post_init__(self) -> None:
         one_of(f"layer {self.name}, pool", self.function, POOLS)
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        fits = len(input_shape) == 3 and min(input_shape[1:]) >= self.kernel
-        valid = f"[channels, height, width] of at least {self.kernel}"
+        fits = len(input_shape) == 3 and min(input_shape[1:]) >= self.window
+        valid = f"[channels, height, width] of at least {self.window}"
         _expect(self.name, input_shape, fits, valid)
         return ()
 
     def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
-        attrs = {"kernel": self.kernel, "stride": self.kernel}
+        attrs = {"window": self.window, "stride": self.window}
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(POOLS[self.function], x, attrs=attrs)
 
@@ -179,3 +180,13 @@ class Flatten:
         shape = b.shape(x)
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(reshape, x, attrs={"shape": (shape[0], size(shape[1:]))})
+
+
+EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
+    (Linear("linear", 5, 3), (5,)),
+    (Conv2d("conv", 2, 3, 3, padding=1), (2, 5, 4)),
+    *((Activation(function, function), (7,)) for function in ACTIVATIONS),
+    *((Pool(function, 2, function), (2, 4, 6)) for function in POOLS),
+    (Flatten("flatten"), (2, 3, 4)),
+)
+"""Layers of this file, with the shape of an input: what their tests are made from."""

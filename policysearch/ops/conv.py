@@ -1,7 +1,7 @@
 """Two-dimensional convolution as row-wise matrix products.
 
 Image tensors are stored as (height, channels, width, batch). The operand of output row r is
-then a contiguous view of the input copied once per kernel column, so the forward pass is one
+then a contiguous view of the input copied once per window column, so the forward pass is one
 copy and one batched matmul.
 """
 
@@ -21,12 +21,12 @@ def _fill_columns(
     g: Geometry, image: FloatArray, work: FloatArray
 ) -> tuple[FloatArray, Callable[[], None]]:
     """Return the row operands [out_h, k, out_w * batch] and the function that fills them."""
-    shape = (g.padded_h, g.c_in, g.kernel_w, g.out_w, g.batch)
+    shape = (g.padded_h, g.c_in, g.window_w, g.out_w, g.batch)
     columns = work[: g.columns_size].reshape(shape)
     copies = []
     rows = stored_view(image)
     inner = columns[g.padding : g.padding + g.height]
-    for j in range(g.kernel_w):
+    for j in range(g.window_w):
         first = max(0, -(-(g.padding - j) // g.stride))
         last = min(g.out_w, (g.width - 1 + g.padding - j) // g.stride + 1)
         start = first * g.stride + j - g.padding
@@ -54,7 +54,7 @@ def _bind_conv(
     g = geometry(image.shape, weight.shape, attrs)
     operands, fill = _fill_columns(g, image, work)
     matrix = work[g.columns_size : g.columns_size + g.c_out * g.k]
-    ordered = matrix.reshape(g.c_out, g.kernel_h, g.c_in, g.kernel_w)
+    ordered = matrix.reshape(g.c_out, g.window_h, g.c_in, g.window_w)
     matrix = matrix.reshape(g.c_out, g.k)
     result = stored_view(out).reshape(g.out_h, g.c_out, g.plane)
 
@@ -116,23 +116,23 @@ def _is_across(g: Geometry) -> bool:
 def _bind_dgrad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    """Scatter the product of each output row back: first over kernel columns, then rows."""
+    """Scatter the product of each output row back: first over window columns, then rows."""
     grad, weight = inputs
     product = attrs.get("product", np.matmul)
     g = geometry(out.shape, weight.shape, attrs)
     parts = np.split(work, np.cumsum(_dgrad_work(g)))
-    ordered = parts[0].reshape(g.kernel_h, g.c_in, g.kernel_w, g.c_out)
+    ordered = parts[0].reshape(g.window_h, g.c_in, g.window_w, g.c_out)
     matrix = parts[0].reshape(g.k, g.c_out)
     spread = parts[1].reshape(g.k, g.plane)
-    by_kernel = spread.reshape(g.kernel_h, g.c_in, g.kernel_w, g.out_w, g.batch)
-    folded = parts[2].reshape(g.kernel_h, g.c_in, g.padded_w, g.batch)
+    by_window = spread.reshape(g.window_h, g.c_in, g.window_w, g.out_w, g.batch)
+    folded = parts[2].reshape(g.window_h, g.c_in, g.padded_w, g.batch)
     result = stored_view(out)
     total = parts[3].reshape(g.padded_h, g.c_in, g.padded_w, g.batch) if g.padding else result
     p = g.padding
     interior = total[p : p + g.height, :, p : p + g.width]
     rows = stored_view(grad).reshape(g.out_h, g.c_out, g.plane)
     span = (g.out_w - 1) * g.stride + 1
-    folds = [(folded[:, :, j : j + span : g.stride], by_kernel[:, :, j]) for j in range(g.kernel_w)]
+    folds = [(folded[:, :, j : j + span : g.stride], by_window[:, :, j]) for j in range(g.window_w)]
 
     def run() -> None:
         np.copyto(ordered, weight.transpose(2, 1, 3, 0))
@@ -142,7 +142,7 @@ def _bind_dgrad(
             folded.fill(0.0)
             for to, part in folds:
                 np.add(to, part, out=to)
-            target = total[r * g.stride : r * g.stride + g.kernel_h]
+            target = total[r * g.stride : r * g.stride + g.window_h]
             np.add(target, folded, out=target)
         if g.padding:
             np.copyto(result, interior)
@@ -154,7 +154,7 @@ def _dgrad_work(g: Geometry) -> list[int]:
     return [
         g.k * g.c_out,
         g.k * g.plane,
-        g.kernel_h * g.c_in * g.padded_w * g.batch,
+        g.window_h * g.c_in * g.padded_w * g.batch,
         g.padded_h * g.c_in * g.padded_w * g.batch if g.padding else 0,
     ]
 

@@ -1,7 +1,7 @@
 """The extents of a convolution.
 
-Image tensors are stored as (height, channels, width, batch), weights as (kernel_h, c_in, kernel_w,
-c_out). The contracted index of a product runs over (kernel_h, c_in, kernel_w).
+Image tensors are stored as (height, channels, width, batch), weights as (window_h, c_in, window_w,
+c_out). The contracted index of a product runs over (window_h, c_in, window_w).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ SHORTEST_CHAIN = 64
 
 @dataclass(frozen=True)
 class Geometry:
-    """Extents of one convolution; `k` is the contracted length kernel_h * c_in * kernel_w."""
+    """Extents of one convolution; `k` is the contracted length window_h * c_in * window_w."""
 
     batch: int
     c_in: int
     height: int
     width: int
     c_out: int
-    kernel_h: int
-    kernel_w: int
+    window_h: int
+    window_w: int
     stride: int
     padding: int
 
     @property
     def out_h(self) -> int:
-        return (self.height + 2 * self.padding - self.kernel_h) // self.stride + 1
+        return (self.height + 2 * self.padding - self.window_h) // self.stride + 1
 
     @property
     def out_w(self) -> int:
-        return (self.width + 2 * self.padding - self.kernel_w) // self.stride + 1
+        return (self.width + 2 * self.padding - self.window_w) // self.stride + 1
 
     @property
     def k(self) -> int:
-        return self.kernel_h * self.c_in * self.kernel_w
+        return self.window_h * self.c_in * self.window_w
 
     @property
     def plane(self) -> int:
@@ -71,7 +71,7 @@ class Geometry:
 
     @property
     def columns_size(self) -> int:
-        return self.padded_h * self.c_in * self.kernel_w * self.plane
+        return self.padded_h * self.c_in * self.window_w * self.plane
 
 
 def geometry(image: Shape, weight: Shape, attrs: Attrs) -> Geometry:

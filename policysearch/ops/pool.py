@@ -20,13 +20,13 @@ from policysearch.graph import (
 
 def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     n, c, h, w = inputs[0]
-    k, s = attrs["kernel"], attrs.get("stride", attrs["kernel"])
+    k, s = attrs["window"], attrs.get("stride", attrs["window"])
     return (n, c, (h - k) // s + 1, (w - k) // s + 1)
 
 
 def _windows(image: FloatArray, out: FloatArray, attrs: Attrs) -> Iterator[FloatArray]:
     """Yield, for each place in the window, the image values there: views shaped as `out`."""
-    k, s = attrs["kernel"], attrs.get("stride", attrs["kernel"])
+    k, s = attrs["window"], attrs.get("stride", attrs["window"])
     high, wide = out.shape[2], out.shape[3]
     for i in range(k):
         for j in range(k):
@@ -63,7 +63,7 @@ def _bind_max_grad(
     """
     grad, image, y = inputs
     places = list(zip(_windows(image, y, attrs), _windows(out, y, attrs), strict=True))
-    apart = attrs.get("stride", attrs["kernel"]) >= attrs["kernel"]
+    apart = attrs.get("stride", attrs["window"]) >= attrs["window"]
     left, taken, hit = _like(grad, work, 0), _like(grad, work, 1), np.empty_like(grad, np.bool_)
 
     def run() -> None:
@@ -101,7 +101,7 @@ max_pool_grad = Op(
 def _example(rng: np.random.Generator) -> Example:
     """Distinct values 0.1 apart, so that no maximum changes under a small difference."""
     order = rng.permutation(2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
-    return Example(((order * 0.1).astype(np.float32),), {"kernel": 2, "stride": 2})
+    return Example(((order * 0.1).astype(np.float32),), {"window": 2, "stride": 2})
 
 
 max_pool = Op(
@@ -109,7 +109,7 @@ max_pool = Op(
     _shape,
     _bind_max,
     gradients=(_emit_max_grad,),
-    flops=lambda inputs, out, attrs: attrs["kernel"] ** 2 * size(out),
+    flops=lambda inputs, out, attrs: attrs["window"] ** 2 * size(out),
     example=_example,
     keeps_format=True,
 )
@@ -162,8 +162,8 @@ average_pool = Op(
     _shape,
     _bind_average,
     gradients=(_emit_average_grad,),
-    flops=lambda inputs, out, attrs: attrs["kernel"] ** 2 * size(out),
+    flops=lambda inputs, out, attrs: attrs["window"] ** 2 * size(out),
     example=lambda rng: Example(
-        (rng.standard_normal((2, 3, 6, 6)).astype(np.float32),), {"kernel": 3, "stride": 2}
+        (rng.standard_normal((2, 3, 6, 6)).astype(np.float32),), {"window": 3, "stride": 2}
     ),
 )

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from policysearch.report.front_data import Row, caption, rows_of
+from policysearch.report.front_data import caption
 from policysearch.search.front import non_dominated
-from policysearch.search.results import Results
+from policysearch.search.results import Results, Row
 
 MARKERS = "sD^v<>pPX*hHd8"
 
@@ -51,7 +51,7 @@ def figure(results: Results, view: View) -> Figure:
     Policies on the front in all objectives are blue, dominated ones grey; the line joins those
     that nothing beats in this plot. Diverged policies are counted, not drawn.
     """
-    rows = [row for row in rows_of(results) if not row.diverged]
+    rows = [row for row in results.rows() if not row.diverged]
     fig = Figure(figsize=(8.0, 5.4), layout="constrained")
     FigureCanvasAgg(fig)
     axes = fig.add_subplot()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policysearch.report.front_data import Row, caption, rows_of
-from policysearch.search.results import Results
+from policysearch.report.front_data import caption
+from policysearch.search.results import Results, Row
 
 HEADER = (
     "trial",
@@ -22,7 +22,7 @@ def front_table(results: Results) -> str:
 
     Between them stands what did not train, and why.
     """
-    rows = [row for row in rows_of(results) if row.on_front]
+    rows = [row for row in results.rows() if row.on_front]
     lost = [trial for trial in results.trials if trial.diverged]
     head = (
         f"study {results.spec.study.name}: {len(results.trials) + len(results.failed)} policies "

@@ -8,8 +8,8 @@ from dataclasses import replace
 from policysearch.formats import Rounding, format_named, join
 from policysearch.graph import Builder, Graph, Node, Role
 from policysearch.ops.elementwise import add
+from policysearch.ops.optimizers import sgd_decay, sgd_velocity
 from policysearch.ops.source import cast
-from policysearch.ops.update import sgd_decay, sgd_velocity
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
 from policysearch.values import InputError

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from policysearch.objective import Failure, Objective, Outcome
 from policysearch.policy.policy import Policy
+from policysearch.rounding.rounder import Fast
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -95,9 +96,11 @@ class ProcessExecutor:
     On an exception, Ctrl-C included, running jobs are ended: their results are not wanted.
     """
 
-    def __init__(self, task: Task, device: str, stack: str, processes: int) -> None:
+    def __init__(
+        self, task: Task, device: str, stack: str, processes: int, fast: Fast | None = None
+    ) -> None:
         self._before = set(multiprocessing.active_children())
-        self._arguments = (task, device, stack)
+        self._arguments = (task, device, stack, fast)
         self._processes = processes
         self._idle: list[ProcessPoolExecutor] = []
         self._pools: list[ProcessPoolExecutor] = []
@@ -189,18 +192,19 @@ def make_executor(objective: Objective, processes: int | None, jobs: int) -> Exe
         return SerialExecutor(objective)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     names = (objective.device.name, objective.stack.name)
-    return ProcessExecutor(objective.task, *names, min(processes or cores or 1, jobs))
+    count = min(processes or cores or 1, jobs)
+    return ProcessExecutor(objective.task, *names, count, objective.fast)
 
 
 _worker: list[Objective] = []
 
 
-def _prepare(task: Task, device: str, stack: str) -> None:
+def _prepare(task: Task, device: str, stack: str, fast: Fast | None) -> None:
     """Make this process a worker: Ctrl-C is the parent's to handle, and its death is ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threadpool_limits(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
-    _worker.append(Objective(task, device, stack))
+    _worker.append(Objective(task, device, stack, fast=fast))
 
 
 def _ready() -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import DIVERGED_GAP, Score
@@ -14,6 +16,9 @@ from policysearch.policy.policy import Policy, from_json
 from policysearch.search.front import Point, knee, non_dominated
 from policysearch.search.spec import ObjectiveName, StudySpec
 from policysearch.values import InputError
+
+if TYPE_CHECKING:
+    import pandas
 
 RESOLUTION = 10.0
 """An effect is claimed from this many times the noise floor on."""
@@ -104,6 +109,42 @@ def policy_name(text: str) -> str:
     """Return the name of the policy written in the JSON `text`."""
     name: str = json.loads(text)["name"]
     return name
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trained policy.
+
+    Gaps are in nats: the mean over the seeds, the smallest and largest, and what the front counts
+    (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
+    against float32 on the same device and stack. `presets` are the presets that are this policy,
+    separated by spaces.
+    """
+
+    trial: int
+    policy: str
+    presets: str
+    on_front: bool
+    diverged: bool
+    loss_gap: float
+    loss_gap_low: float
+    loss_gap_high: float
+    counted_gap: float
+    noise_gap: float | None
+    validation_accuracy: float
+    modeled_speedup: float
+    modeled_speedup_low: float
+    modeled_speedup_high: float
+    modeled_memory_ratio: float
+    skipped_steps: int
+    device: str
+    stack: str
+    digest: str
+
+    @property
+    def label(self) -> str:
+        """The name to show: the presets where there are any."""
+        return self.presets or self.policy
 
 
 @dataclass(frozen=True)
@@ -203,3 +244,48 @@ class Results:
                 f"({lost} diverged or failed); expected at least one"
             )
         return self.front
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return one row per trained policy: the front first, fastest first, then the rest so."""
+        front = [trial.number for trial in self.front]
+        order = {number: place for place, number in enumerate(front)}
+
+        def place(trial: Trial) -> tuple[int, float, int]:
+            return order.get(trial.number, len(front)), -trial.cost.speedup, trial.number
+
+        return tuple(_row(self, trial) for trial in sorted(self.trials, key=place))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return `rows` as a DataFrame, a column per field of `Row`."""
+        import pandas  # takes half a second, which only this should wait for
+
+        return pandas.DataFrame(
+            [dataclasses.astuple(row) for row in self.rows()],
+            columns=[field.name for field in dataclasses.fields(Row)],
+        )
+
+
+def _row(results: Results, trial: Trial) -> Row:
+    cost = trial.cost
+    low, high = trial.gap_range
+    return Row(
+        trial=trial.number,
+        policy=trial.name,
+        presets=" ".join(trial.presets),
+        on_front=trial in results.front,
+        diverged=trial.diverged,
+        loss_gap=trial.loss_gap,
+        loss_gap_low=low,
+        loss_gap_high=high,
+        counted_gap=results.counted_gap(trial),
+        noise_gap=results.noise_gap,
+        validation_accuracy=trial.validation_accuracy,
+        modeled_speedup=cost.speedup,
+        modeled_speedup_low=cost.speedup_low,
+        modeled_speedup_high=cost.speedup_high,
+        modeled_memory_ratio=cost.memory_ratio,
+        skipped_steps=trial.skipped_steps,
+        device=results.spec.cost.device,
+        stack=results.spec.cost.stack,
+        digest=trial.digest,
+    )

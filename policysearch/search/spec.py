@@ -17,6 +17,7 @@ from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LossScaleKind
 from policysearch.policy.presets import LADDER, PRESETS
 from policysearch.policy.scaling import RECIPES, Recipe
+from policysearch.rounding.rounder import Fast
 from policysearch.search.samplers import SAMPLERS
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, number, one_of, shown
@@ -37,7 +38,9 @@ class StudySection:
 
     `trials` policies are trained, each with every training seed of `seeds`. `workers` of them are
     asked for together before any of them is told; results depend on that number, never on how
-    many processes the machine can run. `seed` drives the sampler.
+    many processes the machine can run. `seed` drives the sampler. `fast` is what emulates: "c",
+    "numpy" or, with the reference alone, "off"; by default the fastest there is, for the bits are
+    the same.
     """
 
     name: str
@@ -46,6 +49,7 @@ class StudySection:
     sampler: str = "tpe"
     workers: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)
+    fast: Fast | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -182,6 +186,10 @@ class StudySpec:
     cost: CostSection
     space: SpaceSection
     objectives: ObjectivesSection = ObjectivesSection()
+
+    def with_fast(self, fast: Fast) -> StudySpec:
+        """Return a copy that is emulated so."""
+        return replace(self, study=replace(self.study, fast=fast))
 
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""

@@ -110,8 +110,11 @@ class Session:
         asked for again as it was, and what is left of it is returned.
         """
         trials, settings = self.records.trials, self.spec.study
-        untried = self.ladder.keys() - {asked.digest for asked in trials}
-        if len(trials) >= settings.trials and not untried:
+        room = settings.trials - len(trials)
+        if settings.trials >= len(self.ladder):
+            # A preset that is still untried was added to the study file after its trials were done.
+            room = max(room, len(self.ladder.keys() - {asked.digest for asked in trials}))
+        if room <= 0:
             return []
         last = trials[-1].batch if trials else -1
         told = [asked.digest for asked in trials if asked.batch == last]
@@ -121,8 +124,7 @@ class Session:
             if [asked.digest for asked in again[: len(told)]] == told:
                 batch = again[len(told) :]
         batch = batch or self._ask_batch(len(trials), last + 1)
-        presets = sum(bool(asked.presets) for asked in batch)
-        return batch[: max(settings.trials - len(trials), presets)]
+        return batch[:room]
 
     def _ask_batch(self, count: int, batch: int) -> list[Asked]:
         """Return the new policies of `batch`, proposed from the first `count` trials.
@@ -265,7 +267,8 @@ def run_study(
 
 
 def _objective(spec: StudySpec) -> Objective:
-    return Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    cost = spec.cost
+    return Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast)
 
 
 def _opened(spec: StudySpec, storage: Path) -> OpenJournal:

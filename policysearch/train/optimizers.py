@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from policysearch.graph import Builder
-from policysearch.ops.source import state
-from policysearch.ops.update import (
+from policysearch.ops.optimizers import (
     adam_m,
     adam_step,
     adam_v,
@@ -17,6 +16,7 @@ from policysearch.ops.update import (
     sgd_velocity,
     weight_decay,
 )
+from policysearch.ops.source import state
 from policysearch.values import number, one_of
 
 OptimizerKind = Literal["sgd", "momentum", "adam", "adamw"]

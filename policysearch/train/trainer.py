@@ -17,7 +17,7 @@ from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rounding.rounder import quantise
+from policysearch.rounding.rounder import Fast, check_fast, quantise
 from policysearch.train.loss_scale import (
     gave_up,
     initial_state,
@@ -49,7 +49,7 @@ class Run:
     `tail_loss` is the mean of the last `tail_steps` losses, infinite where the run diverged.
     `overflows` and `underflows` count, per layer, values that rounding made infinite (or
     saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
-    step whose gradients were found not finite.
+    step whose gradients were found not finite. `fast` is what ran; it changes no bit.
     """
 
     losses: NDArray[np.float64]
@@ -62,6 +62,7 @@ class Run:
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
     params: dict[str, FloatArray]
+    fast: Fast
 
 
 class Trainer:
@@ -70,8 +71,11 @@ class Trainer:
     Phases of the policy compile to one executable each; all share the same parameters and state.
     """
 
-    def __init__(self, model: Model, task: Task, policy: Policy, seed: int) -> None:
+    def __init__(
+        self, model: Model, task: Task, policy: Policy, seed: int, fast: Fast | None = None
+    ) -> None:
         self.model, self.task, self.policy, self.seed = model, task, policy, seed
+        self.fast = check_fast(fast)
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = 0
         self.step_index = 0
@@ -97,6 +101,7 @@ class Trainer:
             self._compiled[key] = compile_graph(
                 graph.wanting("loss", "finite"),
                 seed=self.seed,
+                fast=self.fast,
                 sources=self._shared,
                 observer=self.probe if observed else None,
             )
@@ -162,7 +167,7 @@ class Trainer:
         """
         size = self.task.batch_size
         graph = apply_policy(trace_forward(self.model, size), self.phase)
-        executable = compile_graph(graph, seed=self.seed, sources=self._shared)
+        executable = compile_graph(graph, seed=self.seed, fast=self.fast, sources=self._shared)
         right = 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)
@@ -209,16 +214,18 @@ def train(
     progress: Progress | None = None,
     initial: Mapping[str, FloatArray] | None = None,
     batch_indices: NDArray[np.int64] | None = None,
+    fast: Fast | None = None,
 ) -> Run:
     """Train `task` under `policy` on `dataset` and return what came of it.
 
     The seed fixes initial parameters and batches, whatever the policy, so runs with one seed are
     paired. `model` replaces the task's own; `initial` parameters and `batch_indices`
-    [steps, batch_size] into the training part replay a given run. BLAS runs on one thread: more
-    would change the bits. Raises InputError where the policy does not fit the model.
+    [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. BLAS
+    runs on one thread: more would change the bits. Raises InputError where the policy does not fit
+    the model.
     """
     model = task.build_model(dataset) if model is None else model
-    trainer = Trainer(model, task, policy, seed)
+    trainer = Trainer(model, task, policy, seed, fast)
     trainer.load(initial_parameters(model, seed, jitter) if initial is None else initial)
     if batch_indices is None:
         rng = np.random.default_rng([seed, 1])
@@ -271,4 +278,5 @@ def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Ru
         overflows=trainer.probe.overflow_counts(),
         underflows=trainer.probe.underflow_counts(),
         params=trainer.params(),
+        fast=trainer.fast,
     )

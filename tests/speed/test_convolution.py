@@ -102,12 +102,12 @@ def check_chain(direction: Direction, g: Geometry, specials: float = 0.0) -> Non
 
 @st.composite
 def geometries(draw: st.DrawFn) -> Geometry:
-    kernel_h, kernel_w = (draw(st.sampled_from((1, 2, 3, 5))) for _ in range(2))
+    window_h, window_w = (draw(st.sampled_from((1, 2, 3, 5))) for _ in range(2))
     stride, padding = draw(st.integers(1, 2)), draw(st.integers(0, 2))
-    height = draw(st.integers(max(1, kernel_h - 2 * padding), 8))
-    width = draw(st.integers(max(1, kernel_w - 2 * padding), 8))
+    height = draw(st.integers(max(1, window_h - 2 * padding), 8))
+    width = draw(st.integers(max(1, window_w - 2 * padding), 8))
     batch, c_in, c_out = (draw(st.integers(1, most)) for most in (70, 20, 20))
-    return Geometry(batch, c_in, height, width, c_out, kernel_h, kernel_w, stride, padding)
+    return Geometry(batch, c_in, height, width, c_out, window_h, window_w, stride, padding)
 
 
 @built
@@ -166,7 +166,7 @@ def test_a_sum_that_underflows_keeps_its_sign_or_not(positive_zero: bool) -> Non
 @pytest.mark.parametrize("batch", [1, 16, 64])
 @pytest.mark.parametrize("g", LENET)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_an_offered_kernel_has_the_zeros_of_blas(
+def test_an_offered_window_has_the_zeros_of_blas(
     direction: Direction, batch: int, g: Geometry
 ) -> None:
     g = replace(g, batch=batch)
@@ -284,7 +284,7 @@ def test_gradients_are_those_of_the_sum_over_windows(g: Geometry) -> None:
     to_image, to_weight = np.zeros_like(padded), np.zeros(weight.shape)
     for y in range(g.out_h):
         for x in range(g.out_w):
-            window = np.s_[:, :, y * s : y * s + g.kernel_h, x * s : x * s + g.kernel_w]
+            window = np.s_[:, :, y * s : y * s + g.window_h, x * s : x * s + g.window_w]
             to_image[window] += np.einsum("no,ocij->ncij", grad[:, :, y, x], weight)
             to_weight += np.einsum("no,ncij->ocij", grad[:, :, y, x], padded[window])
     inner = to_image[:, :, p : p + g.height, p : p + g.width]

@@ -23,13 +23,13 @@ from tests.rounding_oracle import FASTS
 BATCHES = (*range(1, 35), 47, 48, 63, 64, 65, 70)
 SPECIAL = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan)
 
-# (channels, height, width, kernel, stride): overlapping or apart; exact, or with a rest of rows,
+# (channels, height, width, window, stride): overlapping or apart; exact, or with a rest of rows,
 # of columns, of both.
 GEOMETRIES = tuple(
-    (channels, high, wide, kernel, stride)
-    for kernel in (2, 3)
+    (channels, high, wide, window, stride)
+    for window in (2, 3)
     for stride in (1, 2, 3)
-    for channels, high, wide in ((1, kernel, kernel), (3, 6, 6), (2, 7, 6), (2, 6, 7), (2, 8, 5))
+    for channels, high, wide in ((1, window, window), (3, 6, 6), (2, 7, 6), (2, 6, 7), (2, 8, 5))
 )
 
 
@@ -87,8 +87,8 @@ Draw = Callable[[np.random.Generator, Shape], FloatArray]
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__.strip("_"))
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_compiled_maximum_has_the_bits_of_numpy(geometry: tuple[int, ...], draw: Draw) -> None:
-    channels, high, wide, kernel, stride = geometry
-    attrs, rng = {"kernel": kernel, "stride": stride}, np.random.default_rng(0)
+    channels, high, wide, window, stride = geometry
+    attrs, rng = {"window": window, "stride": stride}, np.random.default_rng(0)
     for batch in BATCHES:
         x = draw(rng, (batch, channels, high, wide))
         expected = _forward(x, attrs)
@@ -99,8 +99,8 @@ def test_compiled_maximum_has_the_bits_of_numpy(geometry: tuple[int, ...], draw:
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__.strip("_"))
 @pytest.mark.parametrize("geometry", [g for g in GEOMETRIES if g[4] >= g[3]], ids=str)
 def test_compiled_gradient_has_the_bits_of_numpy(geometry: tuple[int, ...], draw: Draw) -> None:
-    channels, high, wide, kernel, stride = geometry
-    attrs, rng = {"kernel": kernel, "stride": stride}, np.random.default_rng(1)
+    channels, high, wide, window, stride = geometry
+    attrs, rng = {"window": window, "stride": stride}, np.random.default_rng(1)
     for batch in BATCHES:
         x = draw(rng, (batch, channels, high, wide))
         y = _forward(x, attrs)
@@ -120,7 +120,7 @@ def test_zeros_of_both_signs_are_told_apart() -> None:
     zeros = np.where(signs, np.float32(-0.0), np.float32(0.0)).reshape(16, 1, 2, 2)
     for batch in BATCHES:
         x = _image(np.repeat(zeros, batch, axis=0).reshape(16, batch, 2, 2).transpose(1, 0, 2, 3))
-        shape, attrs = (batch, 16, 1, 1), {"kernel": 2}
+        shape, attrs = (batch, 16, 1, 1), {"window": 2}
         y = _run(_in_c(max_pool, [x], shape, attrs), [x], shape, attrs)
         assert np.array_equal(_bits(y), _bits(_forward(x, attrs)))
         assert np.array_equal(np.signbit(y[:, :, 0, 0]), np.tile(signs[:, 3], (batch, 1)))
@@ -134,9 +134,9 @@ def _traced(shape: Shape, attrs: Attrs) -> Graph:
     return b.graph({"y": y, "dx": backward(b, y, seed, [x], add)[x]})
 
 
-@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (2, 2), (3, 2), (4, 4)])
-def test_a_step_has_the_same_bits_with_and_without_the_extension(kernel: int, stride: int) -> None:
-    graph = _traced((5, 3, 9, 8), {"kernel": kernel, "stride": stride})
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (2, 2), (3, 2), (4, 4)])
+def test_a_step_has_the_same_bits_with_and_without_the_extension(window: int, stride: int) -> None:
+    graph = _traced((5, 3, 9, 8), {"window": window, "stride": stride})
     values: list[dict[str, FloatArray]] = []
     for fast in ("numpy", "c"):
         executable, rng = compile_graph(graph, fast=fast), np.random.default_rng(2)
@@ -150,8 +150,8 @@ def test_a_step_has_the_same_bits_with_and_without_the_extension(kernel: int, st
 
 def test_the_extension_serves_what_it_has_loops_for() -> None:
     pytest.importorskip("policysearch.emulator.kernels._pooling")
-    for kernel, stride, served in ((1, 2, False), (2, 2, True), (3, 2, False), (4, 4, False)):
-        graph = _traced((2, 1, 9, 9), {"kernel": kernel, "stride": stride})
+    for window, stride, served in ((1, 2, False), (2, 2, True), (3, 2, False), (4, 4, False)):
+        graph = _traced((2, 1, 9, 9), {"window": window, "stride": stride})
         node = graph.output("dx")
         for in_c, expected in ((True, served), (False, False)):
             kernels = Plan(graph, kernels=in_c).kernels
@@ -186,14 +186,14 @@ def test_the_extension_refuses_arrays_that_do_not_fit() -> None:
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_gradient_on_ties_is_that_of_torch(geometry: tuple[int, ...], fast: Fast) -> None:
     torch = pytest.importorskip("torch")
-    channels, high, wide, kernel, stride = geometry
-    graph = _traced((19, channels, high, wide), {"kernel": kernel, "stride": stride})
+    channels, high, wide, window, stride = geometry
+    graph = _traced((19, channels, high, wide), {"window": window, "stride": stride})
     executable, rng = compile_graph(graph, fast=fast), np.random.default_rng(3)
     for image in executable.arrays.values():
         image[...] = rng.integers(-2, 3, image.shape)
     executable.forward_backward()
     x, seed = (torch.tensor(executable.arrays[name]) for name in ("x", "seed"))
-    y = torch.nn.functional.max_pool2d(x.requires_grad_(), kernel, stride)
+    y = torch.nn.functional.max_pool2d(x.requires_grad_(), window, stride)
     y.backward(seed)
     assert np.array_equal(executable.value("y"), y.detach().numpy())
     assert np.array_equal(executable.value("dx"), x.grad.numpy())

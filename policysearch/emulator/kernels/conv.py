@@ -50,7 +50,7 @@ def shape_of(g: Geometry, tensor: Tensor) -> Shape:
     if tensor == "image":
         return (g.batch, g.c_in, g.height, g.width)
     if tensor == "weight":
-        return (g.c_out, g.c_in, g.kernel_h, g.kernel_w)
+        return (g.c_out, g.c_in, g.window_h, g.window_w)
     return (g.batch, g.c_out, g.out_h, g.out_w)
 
 
@@ -131,7 +131,7 @@ def agrees(op: Op, compiled: Bind, direction: Direction, g: Geometry) -> bool:
 @cache
 def _fitting(op: Op, direction: Direction, g: Geometry) -> Kernel | None:
     """Return the kernel with the bits of `op`; two rows tell, as every row is the same product."""
-    rows = replace(g, height=g.kernel_h + g.stride, width=g.padded_w, padding=0)
+    rows = replace(g, height=g.window_h + g.stride, width=g.padded_w, padding=0)
     for positive_zero in (False, True):
         bind = bind_compiled(direction, positive_zero=positive_zero)
         if agrees(op, bind, direction, rows):

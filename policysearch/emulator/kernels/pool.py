@@ -16,7 +16,7 @@ except ImportError:
 
 def _max_pool(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     """The extension has loops for windows of 2 and 3, and a maximum where numpy's is known."""
-    function, k = getattr(_pooling, "max_pool", None), attrs["kernel"]
+    function, k = getattr(_pooling, "max_pool", None), attrs["window"]
     if function is None or k not in (2, 3):
         return None
     return Kernel(bind_stored(function, k, attrs.get("stride", k)))
@@ -24,7 +24,7 @@ def _max_pool(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | Non
 
 def _max_pool_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     """As `_max_pool`; only numpy sums where windows overlap."""
-    k, s = attrs["kernel"], attrs.get("stride", attrs["kernel"])
+    k, s = attrs["window"], attrs.get("stride", attrs["window"])
     if _pooling is None or k not in (2, 3) or s < k:
         return None
     return Kernel(bind_stored(_pooling.max_pool_grad, k, s))

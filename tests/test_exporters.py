@@ -1,0 +1,169 @@
+"""Every export target: files that stand alone, and no part of a policy that is dropped unsaid."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policysearch.export.targets import Target, targets
+from policysearch.formats import Rounding
+from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.policy.policy import (
+    LayerPolicy,
+    LossScale,
+    Phase,
+    Policy,
+    RoleRounding,
+    uniform_layer,
+)
+from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.scaling import Scaling
+from policysearch.values import InputError
+
+MODEL = lenet5()
+MODELS = (MODEL, mlp((64, 8, 10)), transformer((1, 8, 8), 10, 16, (24,), 2))
+Pair = tuple[Policy, Policy]
+over_targets = pytest.mark.parametrize("target", targets().values(), ids=targets())
+
+
+def _moved(policy: Policy, op: str, to: str) -> Policy:
+    """Return the policy with `op` in the list `to` instead of its own."""
+    lists = ("low_precision_ops", "fp32_ops", "promote_ops")
+    placed: dict[str, Any] = {n: tuple(o for o in getattr(policy, n) if o != op) for n in lists}
+    return replace(policy, **{**placed, to: (*placed[to], op)})
+
+
+def _with_layer(policy: Policy, **changes: str) -> Policy:
+    return policy.with_layers({"conv1": replace(policy.layer("conv1"), **changes)})
+
+
+def _scaled(policy: Policy, **changes: Any) -> Policy:
+    return replace(policy, loss_scale=replace(policy.loss_scale, **changes))
+
+
+LOW = preset("bfloat16", MODEL.layer_names)
+DYNAMIC = replace(LOW, loss_scale=LossScale("dynamic", 2.0**10))
+FIXED = _scaled(DYNAMIC, kind="fixed")
+SCHEDULE = _scaled(DYNAMIC, kind="schedule", schedule=((0, 2.0), (5, 4.0)))
+HIGH = _moved(LOW, "relu", "fp32_ops")
+
+# By field: two policies that differ there alone, and train differently for it (op lists by twos).
+POLICY: dict[str, Pair] = {
+    "name": (LOW, replace(LOW, name="another")),
+    "layers": (LOW, LOW.with_layers({"conv1": uniform_layer("float16")})),
+    "low_precision_ops": (LOW, _moved(LOW, "matmul", "promote_ops")),
+    "fp32_ops": (LOW, HIGH),
+    "promote_ops": (HIGH, _moved(HIGH, "relu", "promote_ops")),
+    "bias": (LOW, replace(LOW, bias="rounded")),
+    "master_weights": tuple(
+        replace(_with_layer(LOW, param="bfloat16"), master_weights=kept) for kept in (True, False)
+    ),  # type: ignore[dict-item]
+    "optimizer_state": (LOW, replace(LOW, optimizer_state="bfloat16")),
+    "all_reduce": (LOW, replace(LOW, all_reduce="bfloat16")),
+    "loss_scale": (LOW, DYNAMIC),
+    "scaling": (LOW, replace(LOW, scaling=Scaling("current"))),
+    "rounding": (LOW, replace(LOW, rounding=RoleRounding(wgrad=Rounding("stochastic")))),
+    "gradient_clip_norm": (LOW, replace(LOW, gradient_clip_norm=1.5)),
+    "phases": (LOW, replace(LOW, phases=(Phase(3, (("fc1", LayerPolicy()),)),))),
+}
+LAYER: dict[str, Pair] = {
+    "compute": (LOW, _with_layer(LOW, compute="float16")),
+    "output": (LOW, _with_layer(LOW, output="float32")),
+    "grad": (LOW, _with_layer(LOW, grad="float16")),
+    "wgrad": (LOW, _with_layer(LOW, wgrad="float16")),
+    "param": (LOW, _with_layer(LOW, param="float16")),
+    "accumulator": (LOW, _with_layer(LOW, accumulator="chunked:32:float16")),
+}
+LOSS_SCALE: dict[str, Pair] = {
+    "kind": (DYNAMIC, FIXED),
+    "init_scale": (FIXED, _scaled(FIXED, init_scale=2.0)),
+    "growth_factor": (DYNAMIC, _scaled(DYNAMIC, growth_factor=4.0)),
+    "backoff_factor": (DYNAMIC, _scaled(DYNAMIC, backoff_factor=0.25)),
+    "growth_interval": (DYNAMIC, _scaled(DYNAMIC, growth_interval=7)),
+    "min_scale": (DYNAMIC, _scaled(DYNAMIC, min_scale=2.0)),
+    "max_scale": (DYNAMIC, _scaled(DYNAMIC, max_scale=2.0**15)),
+    "skip_on_overflow": (FIXED, _scaled(FIXED, skip_on_overflow=False)),
+    "schedule": (SCHEDULE, _scaled(SCHEDULE, schedule=((0, 2.0), (6, 4.0)))),
+    "rule": (DYNAMIC, _scaled(DYNAMIC, rule="apex")),
+}
+PAIRS = {
+    **{("Policy", field): pair for field, pair in POLICY.items()},
+    **{("LayerPolicy", field): pair for field, pair in LAYER.items()},
+    **{("LossScale", field): pair for field, pair in LOSS_SCALE.items()},
+}
+
+
+def _told(target: Target, policy: Policy) -> tuple[str, tuple[str, ...]]:
+    """Return the file without the digest, which tells every policy apart, and the losses."""
+    text = target.export(policy, MODEL)
+    assert policy.digest in text
+    return text.replace(policy.digest, ""), target.losses(policy, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs"),
+    [(Policy, POLICY), (LayerPolicy, LAYER), (LossScale, LOSS_SCALE)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_every_field_is_changed(kind: type, pairs: dict[str, Pair]) -> None:
+    names = {field.name for field in dataclasses.fields(kind)} - {"version"}
+    assert pairs.keys() == names
+    for name, (before, after) in pairs.items():
+        assert name == "name" or before.digest != after.digest
+
+
+@over_targets
+@pytest.mark.parametrize("field", PAIRS, ids=".".join)
+def test_no_field_is_dropped_unsaid(target: Target, field: tuple[str, str]) -> None:
+    """The file is another, or a line says that it is not."""
+    before, after = PAIRS[field]
+    assert _told(target, before) != _told(target, after)
+
+
+@over_targets
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_every_preset_of_every_net_is_exported(target: Target, model: Any, name: str) -> None:
+    policy = preset(name, model.layer_names)
+    text = target.export(policy, model)
+    assert text.endswith("\n") and "import policysearch" not in text
+    assert policy.digest in text and policy.name in text
+    assert text == target.export(policy, model)
+    if target.SUFFIX == ".py":
+        compile(text, "exported.py", "exec")
+
+
+@over_targets
+@pytest.mark.parametrize("name", PRESETS)
+def test_losses_are_lines_that_the_file_states(target: Target, name: str) -> None:
+    policy = preset(name, MODEL.layer_names)
+    losses, text = target.losses(policy, MODEL), target.export(policy, MODEL)
+    assert len(set(losses)) == len(losses)
+    for line in losses:
+        assert line.strip() == line and "\n" not in line and line in text
+
+
+@over_targets
+def test_every_layer_is_named(target: Target) -> None:
+    text = target.export(LOW, MODEL)
+    for layer in MODEL.layer_names:
+        assert layer in text
+
+
+@over_targets
+def test_a_name_from_a_file_stays_a_name(target: Target) -> None:
+    """What a policy file calls its policy must not become code."""
+    text = target.export(replace(LOW, name='x"\nraise SystemExit\n#'), MODEL)
+    assert not any(line.startswith("raise SystemExit") for line in text.splitlines())
+    if target.SUFFIX == ".py":
+        compile(text, "exported.py", "exec")
+
+
+@over_targets
+def test_a_policy_of_another_net_is_a_mistake(target: Target) -> None:
+    for call in (target.export, target.losses):
+        with pytest.raises(InputError, match="layers: 'conv1'; expected one of fc1"):
+            call(LOW, MODELS[1])
