@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+from dataclasses import is_dataclass
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,9 @@ def dataclasses_of_the_package() -> list[type]:
         # A plan under way is no value, and what starts with an underscore runs or is in C.
         if info.name == "policysearch.emulator.plan" or "._" in info.name:
             continue
-        for value in vars(importlib.import_module(info.name)).values():
-            own = isinstance(value, type) and value.__module__ == info.name
-            if own and dataclasses.is_dataclass(value):
-                found[f"{info.name}.{value.__name__}"] = value
+        for name, value in vars(importlib.import_module(info.name)).items():
+            if isinstance(value, type) and value.__module__ == info.name and is_dataclass(value):
+                found[f"{info.name}.{name}"] = value
     return list(found.values())
 
 
@@ -31,12 +32,12 @@ EVERY = dataclasses_of_the_package()
 def test_there_are_some_and_they_are_found() -> None:
     names = {owner.__name__ for owner in EVERY}
     assert names >= {"Policy", "LossScale", "ScaleState", "Measurement", "Results", "Line"}
-    assert not dataclasses.is_dataclass(Builder)
+    assert not is_dataclass(Builder)
 
 
 @pytest.mark.parametrize("owner", EVERY, ids=lambda owner: owner.__name__)
 def test_every_dataclass_is_frozen(owner: type) -> None:
-    made = object.__new__(owner)
-    for field in dataclasses.fields(owner):
+    made: Any = object.__new__(owner)
+    for field in dataclasses.fields(made):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(made, field.name, None)
