@@ -163,6 +163,14 @@ def test_the_exported_file_stores_what_has_no_masters(net: str) -> None:
     assert layers[MIDDLE[net]] == ("float16", "float32", "bfloat16")
 
 
+def test_a_storage_format_that_torch_lacks_is_said_and_left_out() -> None:
+    policy = replace(policy_of("mlp"), master_weights=False)
+    layers = table(export(policy, NETS["mlp"]), "LAYERS")
+    assert {stored for _, _, stored in layers.values()} == {None}
+    said = f"layer fc2: parameters are stored in float32, not {FORMATS.param}"
+    assert [line for line in losses(policy, NETS["mlp"]) if "stored in" in line] == [said]
+
+
 def test_the_five_formats_differ() -> None:
     five = (FORMATS.compute, FORMATS.output, FORMATS.grad, FORMATS.wgrad, FORMATS.param)
     assert len(set(five)) == 5

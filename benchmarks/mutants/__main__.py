@@ -21,7 +21,7 @@ from benchmarks.mutants.record import LINES, Record, record
 from benchmarks.mutants.tree import copy_tree, in_child, killer, mutated, warm_up
 
 ROOT = Path(__file__).parents[2]
-KEPT = ROOT / "benchmarks" / "results" / "mutants"
+KEPT = ROOT / "build" / "mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 MODULES = (
     *("rewrite/policy_pass.py", "rewrite/scaling_pass.py", "ops/update.py", "objective.py"),
@@ -36,10 +36,22 @@ MODULES = (
 ASKED = (
     *("policy_pass", "scaling", "scaling_state", "scaling_ops", "optimizers", "pure_low", "memory"),
     *("loss_scale", "trainer", "trainer_steps", "probe", "objective", "tasks", "five_formats"),
-    *("results", "front", "identity", "records", "journal", "study", "failures", "updates"),
+    *(
+        "results",
+        "front",
+        "identity",
+        "records",
+        "journal",
+        "repair",
+        "study",
+        "failures",
+        "updates",
+    ),
     *("export_losses", "export_torch", "exporters", "presets", "documented_presets"),
-    *("policy", "policy_limits", "digest", "schema", "frozen"),
+    *("policy", "policy_limits", "digest", "schema", "frozen", "gradient_formats"),
 )
+ALWAYS = ("tests/test_frozen.py",)
+"""Look at every module without passing through its lines."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,7 @@ def _recorded(tree: Path) -> Record:
         if code != 0:
             raise SystemExit(f"the tests fail on sound code: see {log}")
         stamp.write_text(json.dumps({**now, "rest": rest}))
-    return Record(folder)
+    return Record(folder, ALWAYS)
 
 
 def _killer(

@@ -60,7 +60,9 @@ def _seconds(folder: Path) -> dict[str, float]:
 class Record:
     """The tests there are, as `record` found them; `seconds` by test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, always: Sequence[str]) -> None:
+        """`always` names test files that look at every module without passing through its lines."""
+        self._always = frozenset(always)
         self._data = coverage.CoverageData(str(folder / LINES))
         self._data.read()
         self.seconds = _seconds(folder)
@@ -79,7 +81,7 @@ class Record:
         known = self.seconds.keys()
         through = {test for line in lines for test in by_line.get(line, ())} & known
         users = {test for tests in by_line.values() for test in tests}
-        files = {test.partition("::")[0] for test in users}
+        files = {test.partition("::")[0] for test in users} | self._always
         near = {test for test in known if test.partition("::")[0] in files} - through
         chosen: list[str] = []
         for group in (through, near):
