@@ -1,11 +1,13 @@
 """Number formats as rows, and how a value is rounded onto one.
 
 Sources: IEEE 754-2019 (float16, float32); OCP 8-bit Floating Point Specification (OFP8) rev. 1.0
-table 1 (float8_e4m3fn, float8_e5m2); OCP Microscaling Formats (MX) v1.0 table 1 (float6, float4).
+table 1 (float8_e4m3fn, float8_e5m2); OCP Microscaling Formats (MX) v1.0 table 1 (float6, float4);
+arXiv 2409.16626 (hifloat8, of Huawei's Ascend).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +24,11 @@ class Format:
 
     `specials` says what the top of the encoding holds: "ieee" infinities and NaNs in the whole
     last exponent, "nan" one NaN code and no infinity, "none" neither.
+
+    A tapered format has fewer mantissa bits the farther a number is from 1: `taper` holds
+    (largest absolute exponent, mantissa bits) pairs, each with one bit less than the last, and
+    `largest` is the largest finite number. `ties` says where rounding to nearest takes a tie in
+    this format's own hardware: "away" makes the mode "nearest_even" mean "nearest_away".
     """
 
     name: str
@@ -29,6 +36,9 @@ class Format:
     mantissa_bits: int
     specials: Specials = "ieee"
     storage_bits: int = 0
+    taper: tuple[tuple[int, int], ...] = ()
+    largest: float = 0.0
+    ties: Literal["even", "away"] = "even"
 
     @property
     def bits(self) -> int:
@@ -41,18 +51,23 @@ class Format:
 
     @property
     def min_exponent(self) -> int:
-        """Exponent of the smallest normal number."""
-        return 1 - self.bias
+        """Exponent of the smallest normal number; of a tapered format, with a mantissa."""
+        with_mantissa = [exponent for exponent, bits in self.taper if bits]
+        return -with_mantissa[-1] if with_mantissa else 1 - self.bias
 
     @property
     def max_exponent(self) -> int:
         """Exponent of the largest finite number."""
+        if self.largest:
+            return math.frexp(self.largest)[1] - 1
         top = int(2**self.exponent_bits) - 1 - self.bias
         return top - 1 if self.specials == "ieee" else top
 
     @property
     def max(self) -> float:
         """Largest finite number."""
+        if self.largest:
+            return self.largest
         codes = int(2**self.mantissa_bits)
         last = codes - 2 if self.specials == "nan" else codes - 1
         return (1.0 + last / codes) * 2.0**self.max_exponent
@@ -63,7 +78,17 @@ class Format:
 
     @property
     def min_subnormal(self) -> float:
+        if self.taper:
+            return 2.0 ** -self.taper[-1][0]
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    def quantum_exponent(self, exponent: int) -> int:
+        """Return the exponent of the distance between the numbers of a binade."""
+        for farthest, bits in self.taper:
+            if abs(exponent) <= farthest:
+                return exponent - bits
+        lowest = -self.taper[-1][0] if self.taper else self.min_exponent
+        return max(exponent, lowest) - (0 if self.taper else self.mantissa_bits)
 
     @property
     def epsilon(self) -> float:
@@ -83,6 +108,15 @@ FORMATS: dict[str, Format] = {
         Format("float6_e2m3fn", 2, 3, "none"),
         Format("float6_e3m2fn", 3, 2, "none"),
         Format("float4_e2m1fn", 2, 1, "none"),
+        Format(
+            "hifloat8",
+            5,
+            3,
+            storage_bits=8,
+            taper=((3, 3), (7, 2), (15, 1), (22, 0)),
+            largest=32768.0,
+            ties="away",
+        ),
     )
 }
 
@@ -126,8 +160,11 @@ def check_fits_float32(fmt: Format) -> None:
 
 def contains(wide: Format, narrow: Format) -> bool:
     """Whether every finite value of `narrow` is a value of `wide`."""
+    lowest = math.frexp(narrow.min_subnormal)[1] - 1
+    binades = range(lowest, narrow.max_exponent + 1) if wide.taper else ()
     return (
         wide.mantissa_bits >= narrow.mantissa_bits
+        and all(wide.quantum_exponent(e) <= narrow.quantum_exponent(e) for e in binades)
         and wide.max >= narrow.max
         and wide.min_subnormal <= narrow.min_subnormal
     )

@@ -207,7 +207,8 @@ def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -
 
     `seed` is the gradient of `root`. Only paths that lead to a wanted node are followed. The
     gradient of a parameter has role "wgrad", every other one "dgrad"; a value used more than
-    once gets its gradients summed by `add`.
+    once gets its gradients summed by `add`, whose attribute "gradient_of" holds the layer and the
+    op of that value.
     """
     forward = list(b.nodes[: root + 1])
     reaches = set(wanted)
@@ -225,5 +226,7 @@ def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -
             role = "wgrad" if b.nodes[i].op.kind == "source" else "dgrad"
             with b.scope(layer=node.layer, role=role, source=node.source):
                 grad = rule(b, node, grads[node.id])
-                grads[i] = b.emit(add, grads[i], grad, source=add.name) if i in grads else grad
+                of = {"gradient_of": (b.nodes[i].layer, b.nodes[i].op.name)}
+                fields: dict[str, Any] = {"attrs": of, "source": add.name}
+                grads[i] = b.emit(add, grads[i], grad, **fields) if i in grads else grad
     return {i: grads[i] for i in wanted if i in grads}

@@ -54,7 +54,9 @@ def loss_scales(draw: st.DrawFn) -> LossScale:
 
 def scalings() -> st.SearchStrategy[Scaling]:
     return st.one_of(
-        st.builds(Scaling, st.sampled_from(["none", "mx", "nvfp4"]), margin=st.integers(0, 64)),
+        st.builds(
+            Scaling, st.sampled_from(["none", "mx", "mx_rceil", "nvfp4"]), margin=st.integers(0, 64)
+        ),
         st.builds(
             Scaling,
             st.sampled_from(["current", "delayed", "rowwise"]),
@@ -99,6 +101,8 @@ def policies(draw: st.DrawFn) -> Policy:
         bias=draw(st.sampled_from(["fused", "rounded", "fp32"])),
         master_weights=draw(st.booleans()),
         optimizer_state=draw(FORMAT_NAMES),
+        optimizer_order=draw(st.sampled_from(["fused", "eager"])),
+        optimizer_scalars=draw(st.sampled_from(["float32", "storage"])),
         all_reduce=draw(FORMAT_NAMES),
         loss_scale=draw(loss_scales()),
         scaling=draw(scalings()),

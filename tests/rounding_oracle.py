@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
+import en_dtypes
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +59,9 @@ def library_type(fmt: Format) -> npt.DTypeLike | None:
     """The dtype of numpy or ml_dtypes with this name, or None."""
     if fmt.name == "float16":
         return np.float16
+    if fmt.name == "hifloat8":
+        own: npt.DTypeLike = en_dtypes.hifloat8
+        return own
     return None if fmt.name == "float32" else getattr(ml_dtypes, fmt.name, None)
 
 
@@ -66,15 +71,42 @@ def by_library(x: FloatArray, fmt: Format) -> FloatArray:
         found = x.astype(library_type(fmt)).astype(np.float32)
     if fmt.specials == "none":
         found[np.isnan(x)] = np.nan
-    return found
+    # hifloat8 has one zero; here every zero keeps its sign
+    return np.copysign(found, x) if fmt.taper else found
+
+
+HIFLOAT8_BITS = np.array([3] * 4 + [2] * 4 + [1] * 8 + [0] * 7)
+"""Mantissa bits by absolute exponent, as arXiv 2409.16626 has them."""
+
+
+@functools.cache
+def hifloat8_numbers() -> tuple[float, ...]:
+    """Zero and the positive numbers, as if those with 1 mantissa bit went on to 2^20."""
+    found = [0.0]
+    for exponent in range(-22, 20):
+        bits = int(HIFLOAT8_BITS[min(abs(exponent), 15) if exponent > 0 else -exponent])
+        found += [2.0**exponent * (1 + step / 2**bits) for step in range(2**bits)]
+    return tuple(found)
+
+
+def mantissa_bits(exponent: npt.NDArray[Any], fmt: Format) -> npt.NDArray[Any] | int:
+    """Mantissa bits of the numbers with these exponents."""
+    if not fmt.taper:
+        return fmt.mantissa_bits
+    bits: npt.NDArray[Any] = HIFLOAT8_BITS[np.minimum(np.abs(exponent), 22)]
+    return bits
+
+
+def rounds_away(mode: str, fmt: Format) -> bool:
+    """Whether a tie goes away from zero."""
+    return mode == "nearest_away" or (mode == "nearest_even" and fmt.name == "hifloat8")
 
 
 def quantum(x: FloatArray, fmt: Format) -> npt.NDArray[np.float64]:
     """Distance between the two numbers of the format next to each `x`, as if it had no end."""
     exponent = np.frexp(np.abs(x).astype(np.float64))[1] - 1
-    step: npt.NDArray[np.float64] = np.ldexp(
-        1.0, np.maximum(exponent, fmt.min_exponent) - fmt.mantissa_bits
-    )
+    exponent = np.maximum(exponent, -22 if fmt.taper else fmt.min_exponent)
+    step: npt.NDArray[np.float64] = np.ldexp(1.0, exponent - mantissa_bits(exponent, fmt))
     return step
 
 
@@ -86,12 +118,12 @@ def by_float64(x: FloatArray, fmt: Format, rounding: Rounding) -> FloatArray:
     with np.errstate(all="ignore"):
         step = quantum(x, fmt)
         size = np.abs(x).astype(np.float64) / step
-        if rounding.mode == "nearest_even":
-            size = np.rint(size) * step
-        elif rounding.mode == "toward_zero":
-            size = np.trunc(size) * step
-        else:
+        if rounds_away(rounding.mode, fmt):
             size = np.floor(size + 0.5) * step
+        elif rounding.mode == "nearest_even":
+            size = np.rint(size) * step
+        else:
+            size = np.trunc(size) * step
         above = np.inf if fmt.specials == "ieee" else np.nan
         if rounding.overflow == "saturate" or fmt.specials == "none":
             above = fmt.max
@@ -105,6 +137,9 @@ def by_float64(x: FloatArray, fmt: Format, rounding: Rounding) -> FloatArray:
 
 def numbers(fmt: Format, codes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The numbers of the format with these codes, counted from 0 up, as if it had no end."""
+    if fmt.taper:
+        tapered: npt.NDArray[np.float64] = np.array(hifloat8_numbers())[codes]
+        return tapered
     exponent, mantissa = np.divmod(codes.astype(np.int64), int(2**fmt.mantissa_bits))
     whole = mantissa + np.where(exponent > 0, 2.0**fmt.mantissa_bits, 0.0)
     found: npt.NDArray[np.float64] = np.ldexp(
@@ -115,6 +150,8 @@ def numbers(fmt: Format, codes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 def count_of(fmt: Format) -> int:
     """How many finite numbers of one sign the format has, zero among them."""
+    if fmt.taper:
+        return hifloat8_numbers().index(fmt.max) + 1
     steps = fmt.max / 2.0 ** (fmt.max_exponent - fmt.mantissa_bits) - 2.0**fmt.mantissa_bits
     binades = fmt.max_exponent - fmt.min_exponent + 1
     return int(binades * 2**fmt.mantissa_bits + steps + 1)
@@ -128,10 +165,10 @@ def by_table(x: FloatArray, fmt: Format, mode: str) -> FloatArray:
     code = np.searchsorted(table, size, side="right") - 1
     middle = (table[code] + table[code + 1]) / 2
     up = np.zeros(x.shape, bool)
-    if mode == "nearest_even":
-        up = (size > middle) | ((size == middle) & (code % 2 == 1))
-    elif mode == "nearest_away":
+    if rounds_away(mode, fmt):
         up = size >= middle
+    elif mode == "nearest_even":
+        up = (size > middle) | ((size == middle) & (code % 2 == 1))
     code = np.where(up, code + 1, code)
     over = np.inf if fmt.specials == "ieee" else np.nan
     over = fmt.max if fmt.specials == "none" else over

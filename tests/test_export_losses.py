@@ -36,6 +36,7 @@ def test_the_file_is_self_contained_and_states_its_losses(name: str) -> None:
         ({"gradient_clip_norm": 1.0}, "gradient_clip_norm: the training loop has to clip to 1.0"),
         ({"all_reduce": "bfloat16"}, "all_reduce: gradients are reduced as float32"),
         ({"optimizer_state": "float16"}, "optimizer_state: torch keeps float32"),
+        ({"optimizer_order": "eager", "optimizer_scalars": "storage"}, None),
         ({"bias": "rounded"}, "bias: torch adds it before the one rounding"),
         ({"master_weights": False, "loss_scale": LossScale("fixed", 1024.0)}, None),
         (
@@ -58,6 +59,20 @@ def test_what_torch_cannot_do_is_said(changes: dict[str, Any], loss: str | None)
     said = losses(dataclasses.replace(policy, **changes), MODEL)
     assert bool(said) == (loss is not None)
     assert loss is None or said[0].startswith(loss)
+
+
+def test_orders_of_the_optimizer_are_said_where_parameters_are_low() -> None:
+    policy = preset("apex.O3", MODEL.layer_names)
+    eager, fused = (
+        losses(dataclasses.replace(policy, optimizer_order=order, loss_scale=LossScale()), MODEL)
+        for order in ("eager", "fused")
+    )
+    assert "optimizer_order: the training loop has to make its optimizer with fused=False" in eager
+    assert any(line.endswith("'float32' is what torch does on CUDA alone") for line in eager)
+    assert fused == (
+        *[line for line in eager if not line.startswith("optimizer_")],
+        "optimizer_order: the training loop has to make its optimizer with fused=True",
+    )
 
 
 def test_layers_torch_cannot_run_are_said_and_run_in_their_output_format() -> None:

@@ -48,6 +48,12 @@ LOW = preset("bfloat16", MODEL.layer_names)
 DYNAMIC = replace(LOW, loss_scale=LossScale("dynamic", 2.0**10))
 FIXED = _scaled(DYNAMIC, kind="fixed")
 SCHEDULE = _scaled(DYNAMIC, kind="schedule", schedule=((0, 2.0), (5, 4.0)))
+BARE = replace(
+    LOW.with_layers({n: uniform_layer("bfloat16", param="bfloat16") for n in MODEL.layer_names}),
+    master_weights=False,
+    optimizer_state="bfloat16",
+    optimizer_order="eager",
+)
 HIGH = _moved(LOW, "relu", "fp32_ops")
 
 # By field: two policies that differ there alone, and train differently for it (op lists by twos).
@@ -62,6 +68,8 @@ POLICY: dict[str, Pair] = {
         replace(_with_layer(LOW, param="bfloat16"), master_weights=kept) for kept in (True, False)
     ),  # type: ignore[dict-item]
     "optimizer_state": (LOW, replace(LOW, optimizer_state="bfloat16")),
+    "optimizer_order": (BARE, replace(BARE, optimizer_order="fused")),
+    "optimizer_scalars": (BARE, replace(BARE, optimizer_scalars="storage")),
     "all_reduce": (LOW, replace(LOW, all_reduce="bfloat16")),
     "loss_scale": (LOW, DYNAMIC),
     "scaling": (LOW, replace(LOW, scaling=Scaling("current"))),

@@ -111,8 +111,12 @@ def torch_model(torch: Any, model: Model) -> Any:
             sizes = (layer.c_in, layer.c_out, layer.window, layer.stride, layer.padding)
             modules.append(torch.nn.Conv2d(*sizes))
         elif isinstance(layer, Activation):
-            gelu = torch.nn.GELU(approximate="tanh")
-            known = {"relu": torch.nn.ReLU(), "tanh": torch.nn.Tanh(), "gelu": gelu}
+            known = {
+                "relu": torch.nn.ReLU(),
+                "tanh": torch.nn.Tanh(),
+                "gelu": torch.nn.GELU(),
+                "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+            }
             modules.append({**known, "sigmoid": torch.nn.Sigmoid()}[layer.function])
         elif isinstance(layer, Pool):
             pool = {"max": torch.nn.MaxPool2d, "average": torch.nn.AvgPool2d}[layer.function]

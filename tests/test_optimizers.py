@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,43 +12,51 @@ from policysearch.data.datasets import load_dataset
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.models import Model
 from policysearch.policy.presets import preset
-from policysearch.train.optimizers import OptimizerKind
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.values import InputError
 
-
-def torch_optimizer(torch: Any, kind: OptimizerKind, net: Any, weight_decay: float) -> Any:
-    build = {
-        "sgd": lambda p: torch.optim.SGD(p, 0.02, weight_decay=weight_decay),
-        "momentum": lambda p: torch.optim.SGD(p, 0.02, 0.9, weight_decay=weight_decay),
-        "adam": lambda p: torch.optim.Adam(p, 0.02, weight_decay=weight_decay),
-        "adamw": lambda p: torch.optim.AdamW(p, 0.02, weight_decay=weight_decay),
-    }
-    return build[kind](net.parameters())
+KINDS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "momentum": {},
+    "momentum, damped": {"dampening": 0.3},
+    "momentum, nesterov": {"nesterov": True},
+    "adam": {},
+    "adam, betas": {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3},
+    "adamw": {},
+}
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+@pytest.mark.parametrize(
+    "decay", [{}, {"weight_decay": 0.05}, {"weight_decay": 0.5, "weight_decay_for": "matrices"}]
+)
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("kind", get_args(OptimizerKind))
+@pytest.mark.parametrize("kind", KINDS)
 def test_optimizers_agree_with_torch(
-    kind: OptimizerKind, clip_norm: float | None, weight_decay: float
+    kind: str, clip_norm: float | None, decay: dict[str, Any]
 ) -> None:
-    """A net with a convolution and a dense layer, ten steps."""
+    """A net with a convolution and a dense layer, ten steps of warm-up and half a cosine."""
     torch = pytest.importorskip("torch")
+    from benchmarks.torch_nets import TorchNet
+    from benchmarks.torch_training import torch_optimizer, torch_schedule
+
     layers = (Conv2d("conv", 1, 3, 3), Flatten("flatten"), Linear("fc", 3 * 36, 10))
     model = Model("net", layers, (1, 8, 8), 10)
-    task = Task(optimizer=kind, weight_decay=weight_decay, learning_rate=0.02, batch_size=32)
+    fields: dict[str, Any] = {"optimizer": kind.split(",")[0], **KINDS[kind], **decay}
+    schedule = Schedule("cosine", warmup_steps=3)
+    task = Task(
+        learning_rate=0.02, batch_size=32, steps=10, tail_steps=5, schedule=schedule, **fields
+    )
     policy = replace(preset("float32", model.layer_names), gradient_clip_norm=clip_norm)
     given = Trainer(model, task, policy, seed=0)
     initial = initial_parameters(model, 0)
     given.load(initial)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(3 * 36, 10)
-    )
-    for own, value in zip(net.parameters(), initial.values(), strict=True):
-        own.data = torch.from_numpy(value.copy())
-    optimizer = torch_optimizer(torch, kind, net, weight_decay)
+    net = TorchNet(model, policy, initial)
+    optimizer = torch_optimizer(net, task)
+    scheduler = torch_schedule(optimizer, task)
     images, labels = load_dataset("digits").train
     for step in range(10):
         part = slice(32 * step, 32 * step + 32)
@@ -58,8 +66,18 @@ def test_optimizers_agree_with_torch(
         expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels[part].copy()))
         expected.backward()
         if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
+            torch.nn.utils.clip_grad_norm_(net.params.values(), clip_norm)
         optimizer.step()
+        scheduler.step()
         assert loss == pytest.approx(expected.item(), rel=2e-5)
-    for own, value in zip(net.parameters(), given.params().values(), strict=True):
-        np.testing.assert_allclose(value, own.detach().numpy(), rtol=1e-3, atol=1e-5)
+    for name, value in given.params().items():
+        own = net.params[name].detach().numpy()
+        assert (value != initial[name]).any()
+        np.testing.assert_allclose(value, own, rtol=1e-3, atol=1e-5)
+
+
+def test_nesterov_wants_momentum_without_dampening() -> None:
+    wrong: list[dict[str, Any]] = [{"kind": "sgd"}, {"momentum": 0.0}, {"dampening": 0.1}]
+    for given in wrong:
+        with pytest.raises(InputError, match="nesterov: True with kind"):
+            Optimizer(nesterov=True, **given)

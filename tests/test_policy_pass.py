@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from policysearch.formats import FORMATS, Rounding, contains, format_named
+from policysearch.formats import FORMATS, contains, format_named
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
@@ -143,28 +143,24 @@ def test_optimizer_state_is_kept_in_its_format() -> None:
     policy = replace(_policy(uniform_layer("float32")), optimizer_state="bfloat16")
     graph = apply_policy(STEP, policy)
     assert {n.format for n in _nodes(graph, op="state")} == {"bfloat16"}
-    assert {n.format for n in _nodes(graph, op="sgd_velocity")} == {"bfloat16"}
-    assert not _nodes(graph, op="sgd_decay")
+    (step, *_) = _nodes(graph, op="sgd_step")
+    assert graph.inputs_of(step)[1].op.name == "sgd_velocity"
+    assert graph.inputs_of(step)[1].format == "float32"
+    kept = [graph.nodes[new] for old, new in graph.updates if graph.nodes[old].op.name == "state"]
+    assert {(node.op.name, node.format) for node in kept} == {("cast", "bfloat16")}
 
 
-def test_without_masters_the_velocity_is_rounded_before_and_after_the_sum() -> None:
-    """As torch.optim.SGD on float16 tensors: the product in place, then the sum in place."""
+def test_in_the_eager_order_the_step_reads_the_rounded_state() -> None:
     policy = replace(
-        _policy(uniform_layer("float16", param="float16")),
-        master_weights=False,
-        optimizer_state="float16",
+        _policy(uniform_layer("float32")), optimizer_state="bfloat16", optimizer_order="eager"
     )
     graph = apply_policy(STEP, policy)
-    velocities = [n for n in graph.nodes if n.op.name == "state"]
-    decayed = _nodes(graph, op="sgd_decay")
-    wide = [graph.nodes[n.inputs[0]] for n in decayed]
-    assert [n.inputs for n in wide] == [(n.id,) for n in velocities]
-    assert {(n.format, n.fused, n.rounding) for n in decayed} == {("float16", True, Rounding())}
-    for old, new in graph.updates:
-        if graph.nodes[old].op.name == "state":
-            left, _ = graph.inputs_of(graph.nodes[new])
-            assert (graph.nodes[new].op.name, left.op.name) == ("add", "sgd_decay")
-            assert graph.nodes[new].format == "float16"
+    assert not _nodes(graph, op="sgd_velocity")
+    (step, *_) = _nodes(graph, op="sgd_step")
+    read = graph.inputs_of(step)[1]
+    (moved,) = graph.inputs_of(read)
+    assert (read.op.name, moved.op.name, moved.format) == ("cast", "add", "bfloat16")
+    assert [node.op.name for node in graph.inputs_of(moved)] == ["scale", "unscale"]
 
 
 def test_an_op_in_no_list_and_a_layer_without_formats_are_named() -> None:
@@ -212,3 +208,16 @@ def test_five_formats_that_differ_each_go_where_the_layer_says() -> None:
             assert node.format == {"dgrad": "bfloat16", "wgrad": "tfloat32"}[node.role]
     (summed,) = [n for n in _nodes(graph, op="bias", layer="fc2")]
     assert summed.format == "bfloat16"
+
+
+def test_gradients_of_one_value_are_summed_in_its_own_format() -> None:
+    """As autograd does: what the float32 norm gives back is rounded before the sum."""
+    model = transformer((1, 8, 8), 10, 8, (16,), 2)
+    step = trace_step(model, "softmax_cross_entropy", Optimizer(), 2)
+    graph = apply_policy(step, preset("float16", model.layer_names))
+    sums = [node for node in graph.nodes if "gradient_of" in node.attributes]
+    forward = {(n.layer, n.op.name): n.format for n in graph.nodes if n.role == "fprop"}
+    assert {n.format for n in sums} == {"float16", "float32"}
+    for node in sums:
+        assert node.format == forward[node.attributes["gradient_of"]]
+        assert {value.format for value in graph.inputs_of(node)} == {node.format}

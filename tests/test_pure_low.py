@@ -2,56 +2,154 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from policysearch.emulator.compile import compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.nn.models import mlp
-from policysearch.policy.policy import uniform_layer
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import quantise
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
+STEPS, BATCH, RATE = 20, 8, 0.05
+NET = mlp((64, 64, 64), "tanh")
+"""Sizes are multiples of a vector's length: what is left over torch computes in another way, with
+the product rounded before the sum."""
 
-@pytest.mark.torch
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_momentum_on_low_precision_parameters_equals_torch_bit_for_bit(name: str) -> None:
-    """Gradients come from the emulator; torch.optim.SGD applies them to tensors of the format."""
-    torch = pytest.importorskip("torch")
-    net = mlp((16, 12, 4))
-    layers = {layer: uniform_layer(name, param=name) for layer in net.layer_names}
-    policy = preset("float32", net.layer_names).with_layers(layers)
-    policy = replace(
-        policy,
-        low_precision_ops=preset("float16", net.layer_names).low_precision_ops,
-        promote_ops=preset("float16", net.layer_names).promote_ops,
-        fp32_ops=preset("float16", net.layer_names).fp32_ops,
-        master_weights=False,
+SGD: dict[str, dict[str, Any]] = {
+    "plain": {"momentum": 0.0},
+    "momentum": {"momentum": 0.9},
+    "dampening": {"momentum": 0.9, "dampening": 0.3},
+    "weight decay": {"momentum": 0.9, "weight_decay": 0.013},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.013},
+}
+ADAM: dict[str, dict[str, Any]] = {
+    "adam": {"weight_decay": 0.013},
+    "adamw": {"weight_decay": 0.013},
+    "betas": {"betas": (0.8, 0.95), "eps": 1e-3},
+}
+
+
+def pure(
+    name: str, order: Literal["fused", "eager"], scalars: Literal["float32", "storage"]
+) -> Policy:
+    """Return the policy where everything, the optimizer's state too, is in format `name`."""
+    layers = {layer: uniform_layer(name, param=name) for layer in NET.layer_names}
+    return replace(
+        preset("apex.O3", NET.layer_names).with_layers(layers),
         optimizer_state=name,
+        optimizer_order=order,
+        optimizer_scalars=scalars,
     )
-    step = trace_step(net, "softmax_cross_entropy", Optimizer("momentum"), 8)
+
+
+def optimizer_of(given: dict[str, Any], kind: str) -> Optimizer:
+    changes = {name: given[name] for name in given if name not in ("betas", "eps", "momentum")}
+    betas = given.get("betas", (0.9, 0.999))
+    made = (
+        Optimizer("adam", beta1=betas[0], beta2=betas[1], epsilon=given.get("eps", 1e-8), **changes)
+        if kind.startswith("adam") or kind == "betas"
+        else Optimizer(
+            "momentum" if given["momentum"] else "sgd", momentum=given["momentum"] or 0.9, **changes
+        )
+    )
+    return replace(made, kind="adamw") if kind == "adamw" else made
+
+
+def started(policy: Policy, optimizer: Optimizer, name: str) -> Step:
+    """Return the compiled step with random parameters of the format."""
+    step = trace_step(NET, "softmax_cross_entropy", optimizer, BATCH)
     executable = compile_graph(apply_policy(step, policy))
-    rng = np.random.default_rng(0)
-    row, dtype = format_named(name), getattr(torch, name)
-    given = {key: quantise(value, row) for key, value in net.init(rng).items()}
-    for key, value in given.items():
-        executable.arrays[key][...] = value
-    executable.arrays["learning_rate"][...] = 0.05
-    tensors = {key: torch.tensor(value).to(dtype) for key, value in given.items()}
-    optimizer = torch.optim.SGD(tensors.values(), lr=0.05, momentum=0.9)
-    for _ in range(20):
-        executable.arrays["images"][...] = rng.standard_normal((8, 16))
-        executable.arrays["targets"][...] = np.eye(4)[rng.integers(0, 4, 8)]
+    for key, value in NET.init(np.random.default_rng(0)).items():
+        executable.arrays[key][...] = quantise(value, format_named(name))
+    executable.arrays["loss_scale"][...] = executable.arrays["inverse_scale"][...] = 1.0
+    executable.arrays["learning_rate"][...] = RATE
+    return executable
+
+
+def both_updated(executable: Step, tensors: dict[str, Any], theirs: Any) -> Iterator[int]:
+    """Take STEPS steps; gradients come from the emulator. Yield how many parameters differ."""
+    import torch
+
+    rng = np.random.default_rng(1)
+    for step in range(STEPS):
+        executable.arrays["step"][...] = step + 1
+        executable.arrays["images"][...] = rng.standard_normal((BATCH, 64))
+        executable.arrays["targets"][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
         executable.forward_backward()
         for key, tensor in tensors.items():
             grad = np.ascontiguousarray(executable.value(f"grad:{key}"))
-            tensor.grad = torch.from_numpy(grad.copy()).to(dtype)
+            assert np.count_nonzero(grad) > grad.size / 2, key
+            tensor.grad = torch.from_numpy(grad.copy()).to(tensor.dtype)
         executable.apply_updates()
-        optimizer.step()
+        theirs.step()
+        kept = {key: tensor.detach().float().numpy() for key, tensor in tensors.items()}
+        yield sum(int((executable.arrays[key] != value).sum()) for key, value in kept.items())
+
+
+def torch_tensors(executable: Step, name: str) -> dict[str, Any]:
+    torch = pytest.importorskip("torch")
+    names = [spec.name for spec in NET.parameters()]
+    kept = {key: np.array(executable.arrays[key], order="C") for key in names}
+    assert sum(value.size for value in kept.values()) >= 5000
+    return {key: torch.tensor(value).to(getattr(torch, name)) for key, value in kept.items()}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", SGD)
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_sgd_equals_torch_on_a_cpu_bit_for_bit(name: str, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    executable = started(pure(name, "eager", "storage"), optimizer_of(SGD[kind], kind), name)
+    tensors = torch_tensors(executable, name)
+    start = {key: tensor.clone() for key, tensor in tensors.items()}
+    theirs = torch.optim.SGD(tensors.values(), lr=RATE, **SGD[kind])
+    assert list(both_updated(executable, tensors, theirs)) == [0] * STEPS
+    assert all((tensors[key] != value).float().mean() > 0.5 for key, value in start.items())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ADAM)
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_adam_in_single_operations_is_torchs(name: str, kind: str) -> None:
+    """In float16 the default epsilon is 0, and torch divides 0 by 0 as the emulator does.
+
+    torch's `lerp_` multiplies and adds in one rounding, which moves a bit here and there.
+    """
+    torch = pytest.importorskip("torch")
+    executable = started(pure(name, "eager", "storage"), optimizer_of(ADAM[kind], kind), name)
+    tensors = torch_tensors(executable, name)
+    build = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+    theirs = build(tensors.values(), lr=RATE, **ADAM[kind])
+    steps = both_updated(executable, tensors, theirs)
+    if name == "float16" and kind != "betas":
+        next(steps), next(steps)
         for key, tensor in tensors.items():
-            np.testing.assert_array_equal(executable.arrays[key], tensor.float().numpy())
+            lost = np.isnan(tensor.float().numpy())
+            assert lost.any()
+            np.testing.assert_array_equal(lost, np.isnan(executable.arrays[key]))
+        return
+    assert max(steps) <= 1e-3 * sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ADAM)
+def test_adam_in_one_pass_is_torchs_fused(kind: str) -> None:
+    """The rounded moments are read in the next step only; in float16 they train, too."""
+    torch = pytest.importorskip("torch")
+    executable = started(
+        pure("bfloat16", "fused", "float32"), optimizer_of(ADAM[kind], kind), "bfloat16"
+    )
+    tensors = torch_tensors(executable, "bfloat16")
+    build = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+    theirs = build(tensors.values(), lr=RATE, fused=True, **ADAM[kind])
+    steps = both_updated(executable, tensors, theirs)
+    assert max(steps) <= 1e-3 * sum(tensor.numel() for tensor in tensors.values())

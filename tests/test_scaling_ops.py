@@ -196,6 +196,35 @@ def test_mx_scale_stays_within_e8m0_and_shows_what_is_not_finite() -> None:
     assert run("mx_scale", given, attrs={"emax": 8})[0, 3] == np.float32(2.0**-127)
 
 
+def e8m0_of_transformer_engine(amax: float, maximum: float) -> int:
+    """The stated formula, `float_to_e8m0(amax * (1 / maximum))`, one number at a time."""
+    with np.errstate(invalid="ignore"):  # bit patterns of signalling NaNs are among them
+        value = np.float32(amax) * np.float32(1.0 / maximum)
+    if np.isnan(value):
+        return 255
+    if np.isinf(value):
+        return 254
+    if value == 0:
+        return 0
+    bits = int(value.view(np.uint32))
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    up = mantissa > 0 and exponent != 254 and not (exponent == 0 and mantissa <= 0x400000)
+    return exponent + up
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_mx_rceil_is_transformer_engines_rule_on_every_bfloat16(name: str) -> None:
+    maximum = format_named(name).max
+    bits = np.arange(2**16, dtype=np.uint32) << 16
+    amax = np.abs(bits.view(np.float32))
+    given = amax.reshape(256, 256)
+    found = run("mx_rceil_scale", given, attrs={"maximum": maximum}, format="e8m1").ravel()
+    codes = [e8m0_of_transformer_engine(value, maximum) for value in amax]
+    assert len(set(codes)) > 240
+    expected = [math.nan if code == 255 else 2.0 ** (code - 127) for code in codes]
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
 def nvfp4(x: FloatArray) -> tuple[FloatArray, FloatArray, np.float32]:
     """Return (elements, block scales, tensor scale) of a matrix, one block at a time."""
     tensor = np.float32(448 * 6) / np.abs(x).max()

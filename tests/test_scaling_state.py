@@ -117,7 +117,7 @@ def test_current_scaling_moves_the_bytes_that_are_published() -> None:
     assert formats == {"float8_e4m3fn"}
 
 
-@pytest.mark.parametrize(("recipe", "layer"), [("mx", E4M3), ("nvfp4", FP4)])
+@pytest.mark.parametrize(("recipe", "layer"), [("mx", E4M3), ("mx_rceil", E4M3), ("nvfp4", FP4)])
 def test_products_over_blocks_run_in_the_format_of_their_elements(
     recipe: Recipe, layer: LayerPolicy
 ) -> None:
@@ -205,7 +205,8 @@ def test_chunked_accumulators_take_scaled_operands(recipe: Recipe) -> None:
     [
         ("te.delayed", "float8_e4m3fn", "float8_e5m2", Scaling("delayed", 0, 1024, "max")),
         ("te.current", "float8_e4m3fn", "float8_e5m2", Scaling("current")),
-        ("te.mxfp8", "float8_e4m3fn", "float8_e4m3fn", Scaling("mx")),
+        ("te.mxfp8", "float8_e4m3fn", "float8_e4m3fn", Scaling("mx_rceil")),
+        ("ocp.mxfp8", "float8_e4m3fn", "float8_e4m3fn", Scaling("mx")),
         ("te.nvfp4", "float4_e2m1fn", "float4_e2m1fn", Scaling("nvfp4")),
         ("torchao.tensorwise", "float8_e4m3fn", "float8_e5m2", Scaling("current")),
         (

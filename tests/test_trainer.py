@@ -19,7 +19,7 @@ from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
 from policysearch.train import trainer as trainer_module
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, Trainer, has_diverged, initial_parameters, train
+from policysearch.train.trainer import Run, Trainer, initial_parameters, train
 from policysearch.values import InputError
 
 TASK = Task(
@@ -201,21 +201,6 @@ def test_fixed_scale_without_skip_lets_overflow_through() -> None:
     assert len(run.losses) == len(run.scales) == len(run.skipped) == 2
     assert not run.skipped.any()
     assert run.validation_accuracy == 0.0
-
-
-@pytest.mark.parametrize(
-    ("latest", "lost"),
-    [
-        ([1.0], False),
-        ([math.nan], True),
-        ([2.0, math.inf], True),
-        ([30.0] * 4, False),
-        ([30.0] * 5, True),
-        ([30.0, 30.0, 19.0, 30.0, 30.0], False),
-    ],
-)
-def test_when_a_run_is_lost(latest: list[float], lost: bool) -> None:
-    assert has_diverged(2.0, latest) is lost
 
 
 def test_a_learning_rate_far_too_large_diverges(digits: Dataset) -> None:

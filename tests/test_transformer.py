@@ -127,7 +127,7 @@ def torch_logits(torch: Any, model: Model, p: Mapping[str, Any], images: Any, he
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         x = x + dense(y.transpose(1, 2).flatten(2), f"{block}.attention.o")
         y = dense(normal(x, f"{block}.norm2"), f"{block}.fc1")
-        x = x + dense(torch.nn.functional.gelu(y, approximate="tanh"), f"{block}.fc2")
+        x = x + dense(torch.nn.functional.gelu(y), f"{block}.fc2")
     return dense(normal(x, "norm").flatten(1), "head")
 
 

@@ -161,6 +161,7 @@ def _whole_losses(policy: Policy) -> Iterator[str]:
         yield f"rounding: torch rounds as {Rounding()}"
     if policy.master_weights and policy.optimizer_state != "float32":
         yield f"optimizer_state: torch keeps float32, not {policy.optimizer_state}"
+    yield from _order_losses(policy)
     if policy.all_reduce != "float32":
         yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
     if policy.scaling.recipe != "none":
@@ -173,6 +174,19 @@ def _whole_losses(policy: Policy) -> Iterator[str]:
             "after scaler.unscale_"
         )
     yield from _scale_losses(policy)
+
+
+def _order_losses(policy: Policy) -> Iterator[str]:
+    """Both orders are torch's own; they differ where the parameters are stored low."""
+    stored = {policy.layer(name).param for name, _ in policy.layers} - {"float32"}
+    if policy.master_weights or not stored:
+        return
+    fused = policy.optimizer_order == "fused"
+    yield f"optimizer_order: the training loop has to make its optimizer with fused={fused}"
+    if not fused:
+        given = policy.optimizer_scalars
+        device = "CUDA" if given == "float32" else "a CPU"
+        yield f"optimizer_scalars: {given!r} is what torch does on {device} alone"
 
 
 def _scale_losses(policy: Policy) -> Iterator[str]:

@@ -7,18 +7,25 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
-from policysearch.graph import Builder, Op, Shape, size
-from policysearch.ops.activations import gelu, sigmoid, tanh
+from policysearch.graph import Attrs, Builder, Op, Shape, size
+from policysearch.ops.activations import sigmoid, tanh
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import relu
+from policysearch.ops.gelu import gelu
 from policysearch.ops.pool import average_pool, max_pool
 from policysearch.ops.shape import reshape
 from policysearch.values import InputError, one_of
 
-ACTIVATIONS: Mapping[str, Op] = MappingProxyType(
-    {op.name: op for op in (relu, tanh, sigmoid, gelu)}
+ACTIVATIONS: Mapping[str, tuple[Op, Attrs]] = MappingProxyType(
+    {
+        **{op.name: (op, {}) for op in (relu, tanh, sigmoid)},
+        "gelu": (gelu, {"form": "erf"}),
+        "gelu_tanh": (gelu, {"form": "tanh"}),
+    }
 )
+"""By name: the op and its attributes. "gelu" is torch's default form."""
+
 POOLS: Mapping[str, Op] = MappingProxyType({"max": max_pool, "average": average_pool})
 
 
@@ -141,7 +148,8 @@ class Activation:
 
     def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
         with b.scope(layer=self.name, role="fprop"):
-            return b.emit(ACTIVATIONS[self.function], x)
+            op, attrs = ACTIVATIONS[self.function]
+            return b.emit(op, x, attrs=attrs)
 
 
 @dataclass(frozen=True)

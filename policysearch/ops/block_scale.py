@@ -1,7 +1,8 @@
 """Block scaling (MX and NVFP4): one scale per run of elements along the contraction.
 
 Scales here multiply after the cast (x ~ q * scale), as both definitions have it. Sources: OCP
-Microscaling Formats (MX) v1.0, section 6.3; Transformer Engine's NVFP4 reference quantiser.
+Microscaling Formats (MX) v1.0, section 6.3; Transformer Engine's `common/util/ptx.cuh`
+(`float_to_e8m0`) and its NVFP4 reference quantiser.
 """
 
 from __future__ import annotations
@@ -50,6 +51,43 @@ mx_scale = Op(
 """2**(floor(log2 amax) - `emax`) per block, within 2**-127 .. 2**127 (E8M0); `emax` is the
 exponent of the element format's largest number, at least 0. An amax that is infinite or NaN gives
 NaN.
+"""
+
+
+def _bind_mx_rceil_scale(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    largest, share = inputs[0], np.float32(1.0 / attrs["maximum"])
+    code = out.view(np.int32)
+
+    def run() -> None:
+        """On the bits: a carry out of any mantissa moves into the exponent field."""
+        np.multiply(largest, share, out=out)
+        subnormal = code <= 1 << 22
+        unknown = np.isnan(out)
+        np.add(code, (1 << 23) - 1, out=code)
+        np.right_shift(code, 23, out=code)
+        np.minimum(code, 254, out=code)
+        np.left_shift(code, 23, out=code)
+        np.copyto(code, 1 << 22, where=subnormal)
+        np.copyto(out, np.nan, where=unknown)
+
+    return run
+
+
+mx_rceil_scale = Op(
+    "mx_rceil_scale",
+    _first,
+    _bind_mx_rceil_scale,
+    flops=lambda inputs, out, attrs: 2 * size(out),
+    example=lambda rng: Example(
+        (rng.uniform(0.1, 9.0, (3, 2)).astype(np.float32),), {"maximum": 448.0}
+    ),
+    placement="fp32",
+)
+"""amax / `maximum` rounded up to a power of two, within 2**-127 .. 2**127 (E8M0): Transformer
+Engine's rule for MXFP8, `maximum` being the element format's largest number, whose inverse in
+float32 is multiplied with. An infinite amax gives 2**127, NaN gives NaN.
 """
 
 

@@ -26,13 +26,6 @@ def _bind_velocity(
     return run
 
 
-def _bind_momentum(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    velocity, momentum = inputs[0], np.float32(attrs["momentum"])
-    return lambda: np.multiply(velocity, momentum, out=out)
-
-
 def _bind_step(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
@@ -59,10 +52,6 @@ sgd_velocity = Op(
     in_place=(0,),
 )
 """momentum * velocity + grad (torch.optim.SGD without dampening)."""
-
-sgd_decay = Op("sgd_decay", _first, _bind_momentum, placement="fp32", in_place=(0,))
-"""momentum * velocity, rounded: the first half of what an optimizer does whose state is a
-low-precision tensor; `add` with the gradient is the second."""
 
 sgd_step = Op(
     "sgd_step",
@@ -104,42 +93,52 @@ weight_decay = Op(
 """grad + weight_decay * parameter (the coupled L2 penalty of SGD and Adam)."""
 
 
-def _bind_moment(power: int, attr: str) -> Callable[..., Callable[[], object]]:
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
-        moment, grad = inputs
-        keep = np.float32(attrs[attr])
-        share = np.float32(1.0 - attrs[attr])
-        fresh = np.ndarray(grad.shape, np.float32, work, strides=grad.strides)
+def _bind_first_moment(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    moment, grad = inputs
+    share = np.float32(1.0 - attrs["beta1"])
+    change = np.ndarray(grad.shape, np.float32, work, strides=grad.strides)
 
-        def run() -> None:
-            np.multiply(grad, share, out=fresh)
-            if power == 2:
-                np.multiply(fresh, grad, out=fresh)
-            np.multiply(moment, keep, out=out)
-            np.add(out, fresh, out=out)
+    def run() -> None:
+        np.subtract(grad, moment, out=change)
+        np.multiply(change, share, out=change)
+        np.add(moment, change, out=out)
 
-        return run
+    return run
 
-    return bind
+
+def _bind_second_moment(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    moment, grad = inputs
+    keep, share = np.float32(attrs["beta2"]), np.float32(1.0 - attrs["beta2"])
+    fresh = np.ndarray(grad.shape, np.float32, work, strides=grad.strides)
+
+    def run() -> None:
+        np.multiply(grad, share, out=fresh)
+        np.multiply(fresh, grad, out=fresh)
+        np.multiply(moment, keep, out=out)
+        np.add(out, fresh, out=out)
+
+    return run
 
 
 adam_m = Op(
     "adam_m",
     _first,
-    _bind_moment(1, "beta1"),
+    _bind_first_moment,
     flops=lambda inputs, out, attrs: 3 * size(out),
     placement="fp32",
     in_place=(0,),
     work=_elements,
 )
-"""beta1 * m + (1 - beta1) * grad (Kingma and Ba, arXiv 1412.6980)."""
+"""m + (1 - beta1) * (grad - m) (Kingma and Ba, arXiv 1412.6980; torch's `lerp_`)."""
 
 adam_v = Op(
     "adam_v",
     _first,
-    _bind_moment(2, "beta2"),
+    _bind_second_moment,
     flops=lambda inputs, out, attrs: 4 * size(out),
     placement="fp32",
     in_place=(0,),

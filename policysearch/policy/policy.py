@@ -154,6 +154,10 @@ class Policy:
     widest format among their inputs; an op used by the model must be in one of the three.
     `bias`: "fused" adds the bias before the one output rounding, "rounded" after it with a
     second rounding, "fp32" adds in float32 and leaves the result there.
+    `optimizer_order`: "fused" computes a whole update in float32 and rounds what it stores;
+    "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
+    rounded state back. In the eager order the number of an addition (learning rate, weight
+    decay, epsilon) is float32 or, `optimizer_scalars` "storage", has the format of that tensor.
     """
 
     name: str
@@ -164,6 +168,8 @@ class Policy:
     bias: Literal["fused", "rounded", "fp32"] = "fused"
     master_weights: bool = True
     optimizer_state: str = "float32"
+    optimizer_order: Literal["fused", "eager"] = "fused"
+    optimizer_scalars: Literal["float32", "storage"] = "float32"
     all_reduce: str = "float32"
     loss_scale: LossScale = LossScale()
     scaling: Scaling = Scaling()

@@ -56,6 +56,7 @@ class Preset:
     bias: Literal["fused", "rounded", "fp32"] = "fused"
     master_weights: bool = True
     optimizer_state: str = "float32"
+    optimizer_order: Literal["fused", "eager"] = "fused"
     loss_scale: LossScale = NO_LOSS_SCALE
     scaling: Scaling = NO_SCALING
 
@@ -171,6 +172,7 @@ PRESETS: dict[str, Preset] = {
             others="low",
             master_weights=False,
             optimizer_state="float16",
+            optimizer_order="eager",
         ),
         _AUTOCAST,
         dataclasses.replace(
@@ -201,7 +203,14 @@ PRESETS: dict[str, Preset] = {
         dataclasses.replace(
             _FLOAT8,
             name="te.mxfp8",
-            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales",
+            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded up",
+            layer=_E4M3_ONLY,
+            scaling=Scaling("mx_rceil"),
+        ),
+        dataclasses.replace(
+            _FLOAT8,
+            name="ocp.mxfp8",
+            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded down",
             layer=_E4M3_ONLY,
             scaling=Scaling("mx"),
         ),
@@ -273,6 +282,7 @@ def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None
         bias=row.bias,
         master_weights=row.master_weights,
         optimizer_state=row.optimizer_state,
+        optimizer_order=row.optimizer_order,
         loss_scale=row.loss_scale,
         scaling=row.scaling,
     )

@@ -8,12 +8,12 @@ OCP Microscaling Formats (MX) v1.0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from policysearch.values import InputError, number, one_of
 
-Recipe = Literal["none", "current", "delayed", "rowwise", "mx", "nvfp4"]
-RECIPES: tuple[Recipe, ...] = ("none", "current", "delayed", "rowwise", "mx", "nvfp4")
+Recipe = Literal["none", "current", "delayed", "rowwise", "mx", "mx_rceil", "nvfp4"]
+RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class Scaling:
 
     current: scale = max / amax of the tensor itself. delayed: amax from `history` earlier steps,
     their "max" or the "most_recent", divided by 2**margin. rowwise: one scale per row of the
-    operand. mx: blocks of 32 along the contraction with a power-of-two (E8M0) scale. nvfp4:
+    operand. mx: blocks of 32 along the contraction with a power-of-two (E8M0) scale, rounded down
+    as OCP's specification has it, so that the top of a block may saturate. mx_rceil: the same,
+    rounded up as Transformer Engine does (torchao's name for it), so that nothing does. nvfp4:
     blocks of 16 with a float8_e4m3fn scale and one float32 scale per tensor.
     """
 
@@ -37,7 +39,7 @@ class Scaling:
         one_of("amax", self.amax, ("max", "most_recent"))
         number("margin", self.margin, 0, 64)
         number("history", self.history, 1, 65536)
-        if self.power_of_two and self.recipe in ("none", "mx", "nvfp4"):
+        if self.power_of_two and self.recipe in ("none", "mx", "mx_rceil", "nvfp4"):
             raise InputError(
                 f"power_of_two: True with recipe {self.recipe!r}; "
                 "expected a recipe with float32 scales: current, delayed or rowwise"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from policysearch.formats import Rounding, format_named, join
 from policysearch.graph import Builder, Graph, Node, Role
-from policysearch.ops.elementwise import add
-from policysearch.ops.optimizers import sgd_decay, sgd_velocity
 from policysearch.ops.source import cast
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
+from policysearch.rewrite.update_pass import UpdatePass
 from policysearch.values import InputError
 
 
@@ -40,8 +39,11 @@ class _Pass:
         self.new: dict[int, int] = {}
         self.casts: dict[tuple[int, str], int] = {}
         self.forward_formats: dict[tuple[str, str], str] = {}
+        self.gradient_formats: dict[tuple[str, str], str] = {}
         self.readers = graph.readers()
         self.replaced_by = {new: old for old, new in graph.updates}
+        self.stored: dict[int, int] = {}
+        self.updating = UpdatePass(self.b, policy)
         self.scaling = ScalingPass(self.b, policy.scaling, trains=bool(graph.updates))
 
     def run(self) -> Graph:
@@ -57,7 +59,8 @@ class _Pass:
         outputs = {name: self.new[i] for name, i in self.graph.outputs if i in self.new}
         if self.policy.loss_scale.kind == "none":
             outputs.pop("finite", None)
-        updates = [(self.new[old], self.new[new]) for old, new in self.graph.updates]
+        kept = {**self.new, **self.stored}
+        updates = [(kept[old], kept[new]) for old, new in self.graph.updates]
         updates += self.scaling.updates()
         return _without_unread(self.b.graph({**outputs, **self.scaling.outputs}, updates))
 
@@ -67,6 +70,7 @@ class _Pass:
             stored = self.layer(node).param
         elif node.op.name == "state":
             stored = self.policy.optimizer_state
+        self.gradient_formats[node.layer, node.op.name] = stored
         return self.b.copy(node, (), format=stored)
 
     def forward(self, node: Node) -> int:
@@ -87,8 +91,23 @@ class _Pass:
             widest = self.widest(node.inputs)
             inputs = [self.operand(i, widest, node) for i in node.inputs]
             made = self.emit(node, inputs, widest)
-        self.forward_formats[node.layer, node.op.name] = self.b.nodes[made].format
+        key = node.layer, node.op.name
+        self.forward_formats[key] = self.b.nodes[made].format
+        self.gradient_formats[key] = self.gradient_format(node, placement)
         return made
+
+    def gradient_format(self, node: Node, placement: str) -> str:
+        """Return the format in which the gradient of a forward node's value arrives.
+
+        Autograd hands an op its gradient in the format of the op's own output; a layer's `dgrad`
+        stands for that format, so that a policy can have other gradients than outputs.
+        """
+        if placement == "low":
+            return self.layer(node).dgrad
+        if placement == "fp32":
+            return "float32"
+        given = self.graph.inputs_of(node)
+        return _widest(self.gradient_formats[value.layer, value.op.name] for value in given)
 
     def bias(self, node: Node) -> int:
         """The bias takes the output format; the sum is rounded once where it is fused."""
@@ -100,22 +119,20 @@ class _Pass:
         return self.emit(node, [left, self.operand(offset, summed, node)], summed)
 
     def gradient(self, node: Node) -> int:
-        if node.op.name == "add" and node.source == "add":
-            widest = self.widest(node.inputs)
-            return self.emit(node, [self.operand(i, widest, node) for i in node.inputs], widest)
+        if "gradient_of" in node.attributes:
+            # the gradients of a value are summed in the value's own format
+            flowing = self.gradient_formats[node.attributes["gradient_of"]]
+            return self.emit(node, [self.operand(i, flowing, node) for i in node.inputs], flowing)
         placement = self.placement(node)
         if placement == "low":
             return self.low_gradient(node)
         if placement == "fp32":
             return self.emit(node, [self.operand(i, "float32", node) for i in node.inputs])
-        arriving = self.widest([i for i in node.inputs if self.is_gradient(i)])
-        produced = self.forward_formats.get((node.layer, node.source), arriving)
-        # autograd hands an op its gradient in the format of the op's own output
-        narrower = format_named(produced).bits < format_named(arriving).bits
-        flowing = produced if narrower else arriving
+        key = node.layer, node.source
+        produced, flowing = self.forward_formats[key], self.gradient_formats[key]
+        # what the forward op read is read again, in the format it was read in
         inputs = [
-            self.operand(i, flowing, node) if self.is_gradient(i) else self.saved(i, produced, node)
-            for i in node.inputs
+            self.operand(i, flowing if self.is_gradient(i) else produced, node) for i in node.inputs
         ]
         return self.emit(node, inputs, flowing)
 
@@ -127,15 +144,10 @@ class _Pass:
         inputs = [
             self.cast(self.new[i], layer.dgrad, node)
             if self.is_gradient(i)
-            else self.saved(i, layer.output, node)
+            else self.operand(i, layer.output, node)
             for i in node.inputs
         ]
         return self.emit(node, inputs, stored)
-
-    def saved(self, i: int, read: str, node: Node) -> int:
-        """Return what the forward op read: a parameter in format `read`, else the value itself."""
-        is_parameter = self.graph.nodes[i].op.name == "parameter"
-        return self.operand(i, read, node) if is_parameter else self.new[i]
 
     def product(self, node: Node, stored: str, *, fused: bool = False) -> int:
         operands = [self.product_operand(position, node) for position in range(len(node.inputs))]
@@ -165,22 +177,23 @@ class _Pass:
         return self.scaling.operand(made, wanted, node, position, name, rounding)
 
     def update(self, node: Node) -> int:
-        """Updates compute in float32; only what is kept is rounded to its storage format."""
-        inputs = [self.reduced(i, node) for i in node.inputs]
+        """Emit an update; the new value of a state is rounded to the format it is stored in."""
+        kept = self.replaced_by.get(node.id)
+        stored = None if kept is None else self.b.nodes[self.new[kept]].format
+        rate = self.updating.rate_format(node, stored)
+        inputs = [
+            self.operand(i, rate, node)
+            if self.graph.nodes[i].name == "learning_rate"
+            else self.reduced(i, node)
+            for i in node.inputs
+        ]
         if node.op.name == "unscale" and self.policy.loss_scale.kind == "none":
             return inputs[0]
-        kept = self.replaced_by.get(node.id)
-        stored = self.b.nodes[self.new[kept]].format if kept is not None else "float32"
-        if node.op is sgd_velocity and not self.policy.master_weights and stored != "float32":
-            return self.stepwise_velocity(node, inputs, stored)
-        return self.emit(node, inputs, stored)
-
-    def stepwise_velocity(self, node: Node, inputs: Sequence[int], stored: str) -> int:
-        """An optimizer on low-precision tensors rounds momentum * velocity before the sum."""
-        velocity, grad = inputs
-        kept = {"op": sgd_decay, "format": stored, "fused": True}
-        decayed = self.b.copy(node, [velocity], **kept)
-        return self.emit(replace(node, op=add, attrs=()), [decayed, grad], stored)
+        if stored is None or self.updating.eager or not self.readers[node.id]:
+            return self.updating.emit(node, inputs, stored)
+        made = self.updating.emit(node, inputs, "float32")
+        self.stored[node.id] = self.cast(made, stored, node)
+        return made
 
     def reduced(self, i: int, node: Node) -> int:
         """Return old node `i` in float32; a gradient first passes the all-reduce format."""
@@ -245,8 +258,7 @@ class _Pass:
         )
 
     def widest(self, inputs: Sequence[int]) -> str:
-        formats = [format_named(self.b.nodes[self.new[i]].format) for i in inputs]
-        return join(formats).name if len(set(formats)) > 1 else formats[0].name
+        return _widest(self.b.nodes[self.new[i]].format for i in inputs)
 
     def is_gradient(self, i: int) -> bool:
         node = self.graph.nodes[i]
@@ -257,6 +269,11 @@ class _Pass:
         if len(readers) != 1 or readers[0].op.name != "bias":
             return False
         return self.placement(readers[0]) == "low"
+
+
+def _widest(names: Iterable[str]) -> str:
+    formats = {format_named(name) for name in names}
+    return join(formats).name if len(formats) > 1 else formats.pop().name
 
 
 def _without_unread(graph: Graph) -> Graph:

@@ -16,7 +16,13 @@ from typing import Any
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import Format, Rounding, format_named
 from policysearch.graph import Builder, Node, Op
-from policysearch.ops.block_scale import OVER_BLOCKS, block_cast, mx_scale, nvfp4_scale
+from policysearch.ops.block_scale import (
+    OVER_BLOCKS,
+    block_cast,
+    mx_rceil_scale,
+    mx_scale,
+    nvfp4_scale,
+)
 from policysearch.ops.scale import (
     amax,
     amax_history,
@@ -29,7 +35,7 @@ from policysearch.ops.source import state
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 
-BLOCKS = {"mx": 32, "nvfp4": 16}
+BLOCKS = {"mx": 32, "mx_rceil": 32, "nvfp4": 16}
 NARROW_BITS = 16
 """Formats of fewer bits are scaled."""
 
@@ -177,9 +183,12 @@ class ScalingPass:
         largest = self.b.emit(amax, made, attrs={"axes": (axis,), "block": block})
         along = {"axis": axis, "block": block}
         fields: dict[str, Any] = {"format": element.name, "rounding": cast}
-        if self.scaling.recipe == "mx":
-            emax = {"emax": element.max_exponent}
-            scales = self.b.emit(mx_scale, largest, attrs=emax, format=E8M0)
+        if self.scaling.recipe != "nvfp4":
+            of: dict[str, Any] = {"emax": element.max_exponent}
+            rule = mx_scale
+            if self.scaling.recipe == "mx_rceil":
+                rule, of = mx_rceil_scale, {"maximum": element.max}
+            scales = self.b.emit(rule, largest, attrs=of, format=E8M0)
             cut = self.b.emit(block_cast, made, scales, attrs=along, **fields)
             return Operand(cut, None, scales)
         maximum = {"maximum": format_named(NVFP4_SCALE).max * element.max}

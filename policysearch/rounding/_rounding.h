@@ -23,12 +23,12 @@
 #define PIECE 4096      /* elements that stay in a first-level cache; divides KEY_SPAN */
 
 enum { NEAREST_EVEN, TOWARD_ZERO, NEAREST_AWAY, STOCHASTIC };
-enum { NARROW, WIDE, FINE, NONE }; /* FINE: narrow with at least FINE_SHIFT dropped bits */
+enum { NARROW, WIDE, FINE, NONE, TAPERED }; /* FINE: narrow, at least FINE_SHIFT dropped bits */
 
 /* Grid of grid.py, field by field; then, for STOCHASTIC, SPAN + FIRSTS words of draw_table. */
 typedef struct {
     uint32_t mode, wide, shift, lowest, scale, mantissa, max, finite_overflow, inf_overflow,
-        flush_below;
+        flush_below, tapered, taper[3];
     const uint32_t *table;
 } Grid;
 
@@ -91,10 +91,32 @@ INLINE uint32_t draw_coarse(uint32_t size, const Grid *grid, uint32_t draw) {
     return (subnormal & all) | (normal & ~all);
 }
 
+/* _round_narrow of reference.py where the format is tapered, and _draw_tapered. */
+INLINE uint32_t round_tapered(uint32_t size, int mode, const Grid *grid, uint32_t draw) {
+    const uint32_t beyond = grid->max + BINADE; /* its factor is a normal number still */
+    size = size < beyond ? size : beyond;
+    uint32_t exponent = size & INFINITE;
+    exponent = exponent > grid->lowest ? exponent : grid->lowest;
+    uint32_t from_one = exponent > ONE ? exponent - ONE : ONE - exponent;
+    uint32_t distance = from_one >> 23;
+    uint32_t lost = (uint32_t)(distance > grid->taper[0]) + (distance > grid->taper[1]) +
+                    (distance > grid->taper[2]);
+    lost <<= 23;
+    float y = as_float(size) * as_float(grid->scale - exponent - lost);
+    int32_t whole = (int32_t)y;
+    float fraction = y - (float)whole;
+    if (mode == NEAREST_AWAY)
+        whole += fraction >= 0.5f;
+    else if (mode == STOCHASTIC)
+        whole += fraction - as_float(draw >> 9 | ONE) > -1.0f;
+    return as_bits((float)whole * as_float(exponent - grid->mantissa + lost));
+}
+
 INLINE uint32_t round_one(uint32_t bits, int mode, int kind, const Grid *grid, uint32_t draw) {
     uint32_t size = bits & MAGNITUDE;
     uint32_t finite = size < LARGEST ? size : LARGEST;
     uint32_t result = kind == WIDE                         ? round_wide(finite, mode, grid, draw)
+                      : kind == TAPERED                    ? round_tapered(finite, mode, grid, draw)
                       : mode != STOCHASTIC                 ? round_narrow(finite, mode, grid)
                       : kind == FINE                       ? draw_fine(finite, grid, draw)
                                                            : draw_coarse(finite, grid, draw);
@@ -116,6 +138,14 @@ INLINE void loop(const float *x, float *out, Py_ssize_t n, int mode, int kind, c
 
 VECTORISED static void round_run(const float *x, float *out, Py_ssize_t n, const Grid *grid,
                                  Draws draws) {
+    if (grid->tapered) {
+        switch (grid->mode) {
+        case TOWARD_ZERO: loop(x, out, n, TOWARD_ZERO, TAPERED, grid, draws); break;
+        case STOCHASTIC: loop(x, out, n, STOCHASTIC, TAPERED, grid, draws); break;
+        default: loop(x, out, n, NEAREST_AWAY, TAPERED, grid, draws); break;
+        }
+        return;
+    }
     int fine = grid->mode == STOCHASTIC && !grid->wide && grid->shift >= FINE_SHIFT;
     switch (grid->mode * 3 + (fine ? FINE : (int)grid->wide)) {
     case 0: loop(x, out, n, NEAREST_EVEN, NARROW, grid, draws); break;

@@ -81,7 +81,7 @@ class ShortCuts:
     def bind_drawn(self, x: FloatArray, out: FloatArray) -> Callable[[tuple[int, int]], object]:
         """Return the call of a key that rounds span `x` into `out`."""
         grid, n, plain = self.grid, x.size, partial(round_span, self.grid, x, out)
-        if not grid.stochastic or grid.flush_below or not n:
+        if not grid.stochastic or grid.flush_below or grid.tapered or not n:
             return plain
         if grid.wide and (not grid.shift or grid.inf_overflow == grid.max):
             return plain

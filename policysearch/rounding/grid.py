@@ -3,7 +3,8 @@
 The value is scaled by a power of two so that the format's quantum becomes 1, rounded to an integer
 and scaled back; every step but the rounding is exact, also for subnormals. Formats with float32's
 exponent range are rounded on the bits instead. A result is found as if the exponent range had no
-upper end, then put through overflow, then through the flush of subnormals (`Rounding`).
+upper end, then put through overflow, then through the flush of subnormals (`Rounding`). Of a
+tapered format every number is scaled by the quantum of its own binade.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Grid:
     finite_overflow: int
     inf_overflow: int
     flush_below: int
+    tapered: int = 0
+    taper: tuple[int, int, int] = (0, 0, 0)
+    """Of a tapered format: absolute exponents beyond which a mantissa bit is lost."""
 
     @property
     def stochastic(self) -> bool:
@@ -61,12 +65,15 @@ class Grid:
 
     def packed(self) -> bytes:
         """The fields as the extension reads them."""
-        return struct.pack("=10I", *astuple(self))
+        *fields, taper = astuple(self)
+        return struct.pack("=14I", *fields, *taper)
 
 
 def grid_of(fmt: Format, rounding: Rounding) -> Grid:
     """Return the bit patterns of `fmt` with `rounding`; InputError where float32 cannot hold it."""
-    mode = MODES.index(one_of("rounding.mode", rounding.mode, MODES))
+    one_of("rounding.mode", rounding.mode, MODES)
+    own = {"nearest_even": "nearest_away"} if fmt.ties == "away" else {}
+    mode = MODES.index(own.get(rounding.mode, rounding.mode))
     one_of("rounding.overflow", rounding.overflow, ("inf", "saturate"))
     one_of("rounding.subnormals", rounding.subnormals, ("keep", "flush"))
     exponent, mantissa = fmt.exponent_bits, fmt.mantissa_bits
@@ -78,14 +85,23 @@ def grid_of(fmt: Format, rounding: Rounding) -> Grid:
         mode=mode,
         wide=int(exponent == 8),
         shift=23 - mantissa,
-        lowest=_bits(fmt.min_normal),
+        lowest=_bits(fmt.min_subnormal if fmt.taper else fmt.min_normal),
         scale=(254 + mantissa) << 23,
         mantissa=mantissa << 23,
         max=_bits(fmt.max),
         finite_overflow=_bits(fmt.max) if rounding.mode == "toward_zero" else inf,
         inf_overflow=inf,
         flush_below=_bits(fmt.min_normal) if rounding.subnormals == "flush" else 0,
+        tapered=int(bool(fmt.taper)),
+        taper=_taper(fmt),
     )
+
+
+def _taper(fmt: Format) -> tuple[int, int, int]:
+    if not fmt.taper:
+        return 0, 0, 0
+    first, second, third, _ = (exponent for exponent, _ in fmt.taper)
+    return first, second, third
 
 
 def mix64(value: int) -> int:

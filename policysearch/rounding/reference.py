@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from policysearch.rounding.grid import ABS, INF, MODES, QUIET, SIGN, FloatArray, Grid, UintArray
+from policysearch.rounding.grid import (
+    ABS,
+    INF,
+    MODES,
+    ONE,
+    QUIET,
+    SIGN,
+    FloatArray,
+    Grid,
+    UintArray,
+)
 from policysearch.rounding.stochastic import Drawing, draws_of
 
 
@@ -19,7 +29,8 @@ def round_span(grid: Grid, x: FloatArray, out: FloatArray, key: tuple[int, int])
         rounded = (x * np.float32(1)).view(np.uint32)
     else:
         if grid.stochastic:
-            rounded = _draw(grid, bits, key)
+            draw = _draw_tapered if grid.tapered else _draw
+            rounded = draw(grid, bits, key)
         else:
             rounded = _round_wide(grid, bits) if grid.wide else _round_narrow(grid, bits)
         _overflow(grid, bits, rounded)
@@ -40,8 +51,10 @@ def _round_wide(grid: Grid, x: UintArray) -> UintArray:
 
 def _round_narrow(grid: Grid, x: UintArray) -> UintArray:
     """Scale to a quantum of 1, round to an integer, scale back; all but the rounding is exact."""
+    x = _within(grid, x)
     exponent, mode = np.maximum(x & INF, np.uint32(grid.lowest)), MODES[grid.mode]
-    scaled = x.view(np.float32) * (grid.scale - exponent).view(np.float32)
+    lost = _lost(grid, exponent)
+    scaled = x.view(np.float32) * (grid.scale - exponent - lost).view(np.float32)
     if mode == "nearest_even":
         whole = np.rint(scaled)
     else:
@@ -49,8 +62,44 @@ def _round_narrow(grid: Grid, x: UintArray) -> UintArray:
             # The largest float below 1/2: 1/2 itself would carry 0.49999997 up to 1.
             scaled += ((x & SIGN) | 0x3EFFFFFF).view(np.float32)
         whole = np.trunc(scaled)
-    rounded: FloatArray = whole * (exponent - np.uint32(grid.mantissa)).view(np.float32)
+    rounded: FloatArray = whole * (exponent - np.uint32(grid.mantissa) + lost).view(np.float32)
     return rounded.view(np.uint32)
+
+
+def _within(grid: Grid, x: UintArray) -> UintArray:
+    """Return `x`, for a tapered format with what is far beyond its largest number brought near.
+
+    The factor of 2^127 would not be a normal number.
+    """
+    if not grid.tapered:
+        return x
+    near: UintArray = np.minimum(x & np.uint32(ABS), np.uint32(grid.max + (1 << 23)))
+    near |= x & np.uint32(SIGN)
+    return near
+
+
+def _lost(grid: Grid, exponent: UintArray) -> UintArray | np.uint32:
+    """Return the mantissa bits that a tapered format lacks at these exponent bits, as such bits."""
+    if not grid.tapered:
+        return np.uint32(0)
+    distance = np.abs((exponent >> 23).astype(np.int32) - 127)
+    lost = sum((distance > farthest).astype(np.uint32) for farthest in grid.taper)
+    bits: UintArray = np.asarray(lost, np.uint32) << np.uint32(23)
+    return bits
+
+
+def _draw_tapered(grid: Grid, x: UintArray, key: tuple[int, int]) -> UintArray:
+    """Round by chance: the fraction of the quantum is compared with 23 drawn bits."""
+    size = _within(grid, x) & np.uint32(ABS)
+    exponent = np.maximum(size & INF, np.uint32(grid.lowest))
+    lost = _lost(grid, exponent)
+    scaled = size.view(np.float32) * (grid.scale - exponent - lost).view(np.float32)
+    whole = np.floor(scaled)
+    drawn = ((draws_of(key, x.size) >> np.uint32(9)) | np.uint32(ONE)).view(np.float32)
+    whole += (scaled - whole) - drawn > np.float32(-1)
+    whole *= (exponent - np.uint32(grid.mantissa) + lost).view(np.float32)
+    rounded: UintArray = whole.view(np.uint32) | (x & np.uint32(SIGN))
+    return rounded
 
 
 def _draw(grid: Grid, x: UintArray, key: tuple[int, int]) -> UintArray:

@@ -152,7 +152,7 @@ class SpaceSection:
         for given in self.scalings:
             one_of("scalings", given, RECIPES)
         exact = [name for name in self.accumulators if name.startswith("tensor_core")]
-        if exact and {"mx", "nvfp4"} & set(self.scalings):
+        if exact and {"mx", "mx_rceil", "nvfp4"} & set(self.scalings):
             raise InputError(
                 f"scalings: {list(self.scalings)} with accumulator {exact[0]!r}, which takes no "
                 "block scales; expected none, current, delayed or rowwise"

@@ -10,7 +10,8 @@ from typing import get_args
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.nn.models import MODELS, Model
-from policysearch.train.optimizers import Optimizer, OptimizerKind
+from policysearch.train.optimizers import Decays, Optimizer, OptimizerKind
+from policysearch.train.schedule import Schedule
 from policysearch.train.size import check_memory, needed_bytes
 from policysearch.train.step import LOSSES
 from policysearch.values import InputError, number, one_of, to_plain
@@ -25,7 +26,8 @@ class Task:
 
     `widths` are the hidden widths of an mlp. `data_folder` is where the files of a data set lie,
     if it has files; it is no part of the fingerprint. `tail_steps` is how many of the last steps
-    the reported training loss is averaged over.
+    the reported training loss is averaged over. The fields of the optimizer are those of
+    `Optimizer`; `weight_decay_for` "matrices" leaves out biases and the weights of norms.
     """
 
     model: str = "lenet5"
@@ -37,7 +39,14 @@ class Task:
     optimizer: OptimizerKind = "momentum"
     learning_rate: float = 0.01
     momentum: float = 0.9
+    dampening: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
     weight_decay: float = 0.0
+    weight_decay_for: Decays = "all"
+    schedule: Schedule = Schedule()
     batch_size: int = 64
     steps: int = 200
     tail_steps: int = 50
@@ -61,7 +70,21 @@ class Task:
 
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer without its learning rate."""
-        return Optimizer(self.optimizer, self.momentum, self.weight_decay)
+        return Optimizer(
+            kind=self.optimizer,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            dampening=self.dampening,
+            nesterov=self.nesterov,
+            decays=self.weight_decay_for,
+        )
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of `step`, counted from 0."""
+        return self.schedule.rate(self.learning_rate, step, self.steps)
 
     def load_dataset(self) -> Dataset:
         """Return the task's data set."""

@@ -18,6 +18,7 @@ from policysearch.nn.models import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast, check_fast, quantise
+from policysearch.train.divergence import has_diverged, tail_mean
 from policysearch.train.loss_scale import (
     gave_up,
     initial_state,
@@ -30,8 +31,6 @@ from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
-DIVERGED_FACTOR = 10.0
-DIVERGED_STEPS = 5
 PROBE_INTERVAL = 20
 
 Progress = Callable[[int, float], None]
@@ -44,9 +43,9 @@ class Run:
 
     `losses` (float64, unscaled, before the update of their step), `scales` and `skipped` hold
     one entry per step taken: fewer than the task's where the run diverged, at step
-    `diverged_at`. A run diverges when its loss is not finite, when it stays above DIVERGED_FACTOR
-    times the first loss for DIVERGED_STEPS steps in a row, or when the loss-scale rule gives up.
-    `tail_loss` is the mean of the last `tail_steps` losses, infinite where the run diverged.
+    `diverged_at`. A run diverges where `has_diverged` says so, when the loss-scale rule gives up,
+    or when it ends on `tail_steps` losses none of which is finite. `tail_loss` is the mean of the
+    finite ones of those losses, infinite where the run diverged.
     `overflows` and `underflows` count, per layer, values that rounding made infinite (or
     saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
     step whose gradients were found not finite. `fast` is what ran; it changes no bit.
@@ -151,7 +150,7 @@ class Trainer:
         scalars = {
             "loss_scale": scale,
             "inverse_scale": inverse(scale),
-            "learning_rate": self.task.learning_rate,
+            "learning_rate": self.task.rate_at(self.step_index),
             # Adam's bias correction counts updates, not steps, as in torch.
             "step": self.updates_done + 1,
         }
@@ -245,33 +244,30 @@ def _take_steps(
     """Return the steps taken and whether the run diverged in the last of them."""
     images, labels = dataset.train
     taken: Taken = []
+    losses: list[float] = []
+    skipped: list[bool] = []
     for indices in batch_indices:
         taken.append(trainer.step(images[indices], labels[indices]))
+        losses.append(taken[-1][0])
+        skipped.append(taken[-1][2])
         if progress is not None:
-            progress(len(taken), taken[-1][0])
-        latest = [loss for loss, _, _ in taken[-DIVERGED_STEPS:]]
-        if has_diverged(taken[0][0], latest):
+            progress(len(taken), losses[-1])
+        if has_diverged(losses, skipped):
             return taken, True
         if gave_up(trainer.policy.loss_scale, trainer.scale_state):
             return taken, True
     return taken, False
 
 
-def has_diverged(first: float, latest: list[float]) -> bool:
-    """Return whether a run that began at loss `first` and ends in `latest` is lost (see `Run`)."""
-    if not math.isfinite(latest[-1]):
-        return True
-    return len(latest) >= DIVERGED_STEPS and min(latest) > DIVERGED_FACTOR * first
-
-
 def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Run:
     losses, scales, skipped = zip(*taken, strict=True)
-    tail = losses[-trainer.task.tail_steps :]
+    tail = math.inf if diverged else tail_mean(losses[-trainer.task.tail_steps :])
+    diverged = tail == math.inf
     return Run(
         losses=np.array(losses, np.float64),
         scales=np.array(scales, np.float64),
         skipped=np.array(skipped, np.bool_),
-        tail_loss=math.inf if diverged else math.fsum(tail) / len(tail),
+        tail_loss=tail,
         validation_accuracy=trainer.accuracy(*dataset.validation),
         diverged=diverged,
         diverged_at=len(taken) - 1 if diverged else None,

@@ -119,6 +119,9 @@ def test_sums_are_rounded_on_the_way(op: Op, fmt: Format, trailing: Shape, draw:
     rng = np.random.default_rng(1)
     for overflow, subnormals in (("inf", "keep"), ("saturate", "keep"), ("inf", "flush")):
         own = rounder(fmt, Rounding("nearest_even", overflow, subnormals))  # type: ignore[arg-type]
+        if fmt.ties == "away":
+            assert own.kernel_grid is None
+            continue
         inputs = _inputs(op, draw, rng, (20, *trailing))
         kernel = kernel_of(op, [array.shape for array in inputs], inputs[0].shape, {})
         assert kernel is not None and kernel.rounds

@@ -1,0 +1,96 @@
+"""Training of a `TorchNet` by torch's own optimizers and gradient scaler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from benchmarks.torch_nets import TorchNet
+from policysearch.data.datasets import Dataset
+from policysearch.policy.policy import LossScale
+from policysearch.train.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class TorchRun:
+    """What torch gave: one entry per step, losses before the update of their step."""
+
+    losses: NDArray[np.float64]
+    scales: NDArray[np.float64]
+    skipped: NDArray[np.bool_]
+
+
+def torch_optimizer(net: TorchNet, task: Task) -> Any:
+    """Return torch's optimizer of the task for the parameters of `net`, in two decay groups."""
+    params = list(net.params.values())
+    bare = [p for p in params if p.dim() < 2 and task.weight_decay_for == "matrices"]
+    groups = [
+        {"params": [p for p in params if all(p is not b for b in bare)]},
+        {"params": bare, "weight_decay": 0.0},
+    ]
+    given: dict[str, Any] = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
+    if task.optimizer in ("sgd", "momentum"):
+        given["momentum"] = task.momentum if task.optimizer == "momentum" else 0.0
+        given |= {"dampening": task.dampening, "nesterov": task.nesterov}
+        return torch.optim.SGD(groups, **given)
+    given |= {"betas": (task.beta1, task.beta2), "eps": task.epsilon}
+    given["fused"] = net.policy.optimizer_order == "fused" and not net.policy.master_weights
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer](groups, **given)
+
+
+def torch_schedule(optimizer: Any, task: Task) -> Any:
+    """Return torch's scheduler of the task."""
+    row, of = task.schedule, torch.optim.lr_scheduler
+    after = {
+        "constant": lambda: of.ConstantLR(optimizer, 1.0),
+        "step": lambda: of.StepLR(optimizer, row.period_steps, row.factor),
+        "cosine": lambda: of.CosineAnnealingLR(
+            optimizer,
+            row.period_steps or task.steps - row.warmup_steps,
+            row.final_factor * task.learning_rate,
+        ),
+    }[row.kind]()
+    if not row.warmup_steps:
+        return after
+    warmup = of.LinearLR(optimizer, row.warmup_factor, 1.0, row.warmup_steps)
+    return of.SequentialLR(optimizer, [warmup, after], [row.warmup_steps])
+
+
+def torch_scaler(scale: LossScale) -> Any:
+    """Return the gradient scaler of the policy: GradScaler's rule, or a scale that stays."""
+    assert scale.kind in ("none", "fixed", "dynamic"), scale.kind
+    moves = scale.kind == "dynamic"
+    return torch.amp.GradScaler(
+        "cpu",
+        init_scale=scale.init_scale,
+        growth_factor=scale.growth_factor,
+        backoff_factor=scale.backoff_factor if moves else 1.0 - 2.0**-53,
+        growth_interval=scale.growth_interval if moves else 2**31 - 1,
+        enabled=scale.kind != "none",
+    )
+
+
+def train_in_torch(
+    net: TorchNet, task: Task, dataset: Dataset, order: NDArray[np.int64]
+) -> TorchRun:
+    """Train `net` on the batches `order` [steps, batch] of the training part."""
+    images, labels = (torch.from_numpy(np.array(part)) for part in dataset.train)
+    optimizer, scaler = torch_optimizer(net, task), torch_scaler(net.policy.loss_scale)
+    schedule = torch_schedule(optimizer, task)
+    losses, scales, skipped = [], [], []
+    for indices in order:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(net(images[indices]), labels[indices])
+        losses.append(loss.item())
+        scales.append(scaler.get_scale())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        skipped.append(scaler.get_scale() < scales[-1])
+    return TorchRun(np.array(losses), np.array(scales), np.array(skipped))

@@ -1,0 +1,34 @@
+"""When a training is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+DIVERGED_FACTOR = 10.0
+DIVERGED_STEPS = 5
+NON_FINITE_STEPS = 50
+
+
+def has_diverged(losses: Sequence[float], skipped: Sequence[bool]) -> bool:
+    """Return whether a run with these losses and skips, one per step taken, is lost.
+
+    A loss that is not finite is no end where its step was skipped, as torch's GradScaler halves
+    the scale and goes on; NON_FINITE_STEPS of them in a row are. Finite losses are lost when
+    DIVERGED_STEPS in a row stay above DIVERGED_FACTOR times the first of all.
+    """
+    if not math.isfinite(losses[-1]):
+        latest = losses[-NON_FINITE_STEPS:]
+        alone = len(latest) == NON_FINITE_STEPS and not any(map(math.isfinite, latest))
+        return alone or not skipped[-1]
+    latest = losses[-DIVERGED_STEPS:]
+    if len(latest) < DIVERGED_STEPS or not all(map(math.isfinite, latest)):
+        return False
+    first = next(loss for loss in losses if math.isfinite(loss))
+    return min(latest) > DIVERGED_FACTOR * first
+
+
+def tail_mean(losses: Sequence[float]) -> float:
+    """Return the mean of the finite ones among `losses`, infinity where there are none."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return math.fsum(finite) / len(finite) if finite else math.inf
