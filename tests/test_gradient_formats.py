@@ -63,8 +63,8 @@ FLOAT16, BFLOAT16 = uniform_layer("float16"), uniform_layer("bfloat16")
         # float32, whatever arrives.
         ("fp32", BFLOAT16, "float32"),
         ("fp32", FLOAT16, "float32"),
-        # What arrives, unless tanh gave out less: then autograd hands it that.
-        ("promote", BFLOAT16, "bfloat16"),
+        # That of what tanh was given and gave out, whatever arrives: autograd hands it that.
+        ("promote", BFLOAT16, "float16"),
         ("promote", FLOAT16, "float16"),
         ("promote", LayerPolicy(), "float16"),
     ],

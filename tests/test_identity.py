@@ -181,7 +181,7 @@ def other_value(owner: Any, field: dataclasses.Field[Any]) -> Any:
     if field.name in OTHERS:
         return OTHERS[field.name]
     if dataclasses.is_dataclass(old) and not isinstance(old, type):
-        inner = dataclasses.fields(old)[0]
+        inner = next(f for f in dataclasses.fields(old) if isinstance(getattr(old, f.name), int))
         return dataclasses.replace(old, **{inner.name: other_value(old, inner)})
     if isinstance(old, str):
         choices = get_args(get_type_hints(type(owner))[field.name])

@@ -24,10 +24,17 @@ PER_ELEMENT = {
     "clip": 1,  # gradient * factor
     "sgd_velocity": 2,  # momentum * velocity + gradient
     "sgd_step": 2,  # parameter - rate * direction
-    "sgd_decay": 1,  # momentum * velocity
+    "sgd_nesterov": 2,  # gradient + momentum * velocity
+    "add_damped": 2,  # x + share * gradient
     "weight_decay": 2,  # gradient + decay * parameter
-    "adam_m": 3,  # beta * m + share * gradient
+    "adam_m": 3,  # m + share * (gradient - m)
     "adam_v": 4,  # beta * v + share * gradient * gradient
+    "add_square": 3,  # x + share * gradient * gradient
+    "adam_root": 1,
+    "adam_corrected": 1,  # root / correction
+    "adam_epsilon": 1,  # x + epsilon
+    "adam_shrunk": 1,  # parameter * factor
+    "adam_moved": 3,  # parameter + change * m / denominator
     # sqrt(v), / correction, + epsilon, m / that, * rate, parameter * decayed, minus: and m's own
     "adam_step": 8,
 }
@@ -45,18 +52,21 @@ def test_flops_of_the_reductions_are_per_element_of_all_inputs() -> None:
     assert OPS["global_norm"].flops(shapes, (), {}) == 2 * 17
 
 
+@pytest.mark.parametrize("name", [*PER_ELEMENT, "all_finite", "global_norm"])
+def test_what_updates_compute_in_float32_is_placed_there(name: str) -> None:
+    """The pass computes every update in float32, so no definition may say anything else."""
+    assert OPS[name].placement == "fp32"
+
+
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 @pytest.mark.parametrize("kind", get_args(OptimizerKind))
-def test_what_updates_compute_in_float32_is_placed_there(
+def test_every_op_of_a_traced_update_is_counted_here(
     kind: OptimizerKind, clip_norm: float | None
 ) -> None:
-    """The pass computes every update in float32, so no definition may say anything else."""
     optimizer = Optimizer(kind, weight_decay=0.1)
     graph = trace_step(mlp((4, 3)), "softmax_cross_entropy", optimizer, 2, clip_norm)
-    used = {n.op.name: n.op.placement for n in graph.nodes if n.role == "update"}
-    assert len(used) >= 3
-    assert set(used.values()) == {"fp32"}
-    assert OPS["sgd_decay"].placement == "fp32"
+    used = {n.op.name for n in graph.nodes if n.role == "update"}
+    assert len(used) >= 3 and used <= {*PER_ELEMENT, "all_finite", "global_norm"}
 
 
 def run(name: str, *inputs: FloatArray, attrs: dict[str, float] | None = None) -> FloatArray:
@@ -123,6 +133,31 @@ def test_decay_adds_its_share_of_the_parameter() -> None:
     g, p = drawn(0), drawn(1)
     found = run("weight_decay", g, p, attrs={"weight_decay": 0.25})
     np.testing.assert_allclose(found, g + 0.25 * p, rtol=1e-5)
+
+
+def test_the_single_operations_are_those_they_are_named_after() -> None:
+    """Against float64; steps count from 1, and the first velocity is the gradient itself."""
+    x, g, v = drawn(0), drawn(1), drawn(2) ** 2
+    one, two = np.array(1.0, np.float32), np.array(2.0, np.float32)
+    rate = np.array(0.25, np.float32)
+    beta = {"beta1": 0.75, "beta2": 0.875}
+    cases: list[tuple[str, tuple[FloatArray, ...], dict[str, float], FloatArray]] = [
+        ("add_damped", (x, g, one), {"share": 0.25}, x + g),
+        ("add_damped", (x, g, two), {"share": 0.25}, x + 0.25 * g),
+        ("sgd_nesterov", (g, x), {"momentum": 0.75}, g + 0.75 * x),
+        ("add_square", (x, g), {"share": 0.25}, x + 0.25 * g**2),
+        ("adam_root", (v,), {}, np.sqrt(v)),
+        ("adam_corrected", (v, two), beta, v / np.sqrt(1 - 0.875**2)),
+        ("adam_epsilon", (x,), {"epsilon": 0.5}, x + 0.5),
+        ("adam_shrunk", (x, rate), {"weight_decay": 0.5}, x * (1 - 0.25 * 0.5)),
+        ("adam_moved", (x, g, v, rate, two), beta, x - 0.25 / (1 - 0.75**2) * g / v),
+        ("sgd_velocity", (x, g), {"momentum": 0.75}, 0.75 * x + g),
+        ("sgd_step", (x, g, rate), {}, x - 0.25 * g),
+        ("unscale", (x, rate), {}, x * 0.25),
+    ]
+    for name, inputs, attrs, expected in cases:
+        found = run(name, *inputs, attrs=attrs)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("limit", [0.5, 100.0])

@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 MODULES = (
-    *("rewrite/policy_pass.py", "rewrite/scaling_pass.py", "ops/update.py", "objective.py"),
-    *("train/loss_scale.py", "train/trainer.py", "train/probe.py"),
+    *("rewrite/policy_pass.py", "rewrite/scaling_pass.py", "rewrite/update_pass.py"),
+    *("ops/update.py", "ops/optimizers.py", "ops/eager_update.py", "objective.py"),
+    *("train/loss_scale.py", "train/trainer.py", "train/divergence.py", "train/probe.py"),
     *("search/results.py", "search/front.py", "search/identity.py", "search/records.py"),
     *("search/scoring.py", "search/journal.py", "search/storage.py"),
     *("export/targets.py", "export/torch.py", "export/torch_template.py"),
