@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.formats import Rounding
 from policysearch.graph import FloatArray
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.models import Model
-from policysearch.policy.policy import LossScale, Phase, Policy, uniform_layer
+from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import ScaleState
 from policysearch.train.tasks import Task
@@ -220,3 +221,34 @@ def test_parameters_are_copies_and_load_writes_all(digits: Dataset) -> None:
 
 def test_a_new_state_has_seen_nothing() -> None:
     assert ScaleState(8.0) == ScaleState(8.0, good_steps=0, overflows_in_a_row=0)
+
+
+def test_chance_in_rounding_is_drawn_from_the_seed_in_validation_too(digits: Dataset) -> None:
+    """The same parameters, rounded coarsely by chance: another seed, another accuracy."""
+    model = TASK.build_model(digits)
+    coarse = replace(uniform_layer("bfloat16"), output="float4_e2m1fn")
+    plain = preset("bfloat16", model.layer_names)
+    policy = replace(
+        plain.with_layers(dict.fromkeys(model.layer_names, coarse)),
+        rounding=RoleRounding(fprop=Rounding("stochastic")),
+    )
+    found = []
+    for seed in (0, 1, 2, 1):
+        trainer = Trainer(model, TASK, policy, seed)
+        trainer.load(initial_parameters(model, 0))
+        found.append(trainer.accuracy(*digits.validation))
+    assert found[1] == found[3]
+    assert len(set(found)) > 1
+
+
+def test_values_out_of_range_are_counted_in_every_twentieth_step(digits: Dataset) -> None:
+    """Counts of policies are compared, and a sparser look would change them."""
+    coarse = replace(uniform_layer("bfloat16"), output="float4_e2m1fn")
+    counts = {}
+    for steps in (1, 2, 20, 21, 40, 41):
+        task = replace(TASK, steps=steps, tail_steps=1)
+        plain = preset("bfloat16", task.build_model(digits).layer_names)
+        policy = plain.with_layers(dict.fromkeys(task.build_model(digits).layer_names, coarse))
+        run = train(task, policy, 0, dataset=digits)
+        counts[steps] = sum(count for _, count in run.underflows)
+    assert 0 < counts[1] == counts[2] == counts[20] < counts[21] == counts[40] < counts[41]
