@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from policysearch.export.targets import target_named
@@ -14,12 +14,14 @@ from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
 from policysearch.rounding.rounder import Fast
-from policysearch.search.results import Results, Trial
+from policysearch.search.results import Results
+from policysearch.search.session import Progress
 from policysearch.search.spec import DIRECTIONS, StudySpec, load_spec
 from policysearch.search.storage import Repair, repair
-from policysearch.search.study import Progress
+from policysearch.search.study import confirm_study as confirm_spec
 from policysearch.search.study import load_results as read_journal
 from policysearch.search.study import run_study as run_spec
+from policysearch.search.trials import Trial
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import step_graph
 from policysearch.values import InputError, one_of
@@ -33,6 +35,7 @@ __all__ = (
     "StudySpec",
     "Task",
     "Trial",
+    "confirm_study",
     "explain",
     "export_policy",
     "load_results",
@@ -93,6 +96,36 @@ def run_study(
     )
 
 
+def confirm_study(
+    study: StudySpec,
+    storage: str | Path | None = None,
+    *,
+    factor: float = 10.0,
+    seeds: int = 1,
+    share: float | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Train the front of a study longer and return its results with what came of it.
+
+    The front and the policies right behind it, over `factor` times the steps and on `seeds` seeds
+    that the search did not use; `share` bounds the cost as a share of the search's own training
+    steps. A policy whose gap does not hold is marked in every view, and not picked. Raises
+    InputError as `run_study`, and where there is nothing to confirm yet.
+    """
+    path = default_storage(study) if storage is None else Path(storage)
+    load_results(study, path)
+    return confirm_spec(
+        study,
+        path,
+        factor=factor,
+        seeds=seeds,
+        share=share,
+        processes=processes,
+        progress=progress,
+    )
+
+
 def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
     """Rewrite a damaged journal with every intact record, and keep a copy of the damaged file.
 
@@ -125,9 +158,15 @@ def pick(
 
 
 def export_policy(
-    policy: Policy, study: StudySpec, folder: str | Path, target: str = "torch"
+    policy: Policy,
+    study: StudySpec,
+    folder: str | Path,
+    target: str = "torch",
+    notes: Sequence[str] = (),
 ) -> tuple[Path, ...]:
     """Write the policy, its JSON Schema and a file that applies it; return their paths.
+
+    `notes` stand in the head of that file: what is known of the policy beside its formats.
 
     Files of an earlier export with these names are replaced; nothing is written unless all can
     be made.
@@ -138,7 +177,7 @@ def export_policy(
     files = {
         f"{name}-policy.json": policy.to_json(),
         "policy.schema.json": schema_text(),
-        f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model),
+        f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model, notes),
     }
     return write_files({key: text.encode() for key, text in files.items()}, Path(folder))
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from policysearch import api
-from policysearch.files import make_folder
+from policysearch.files import drop_output, make_folder, make_streams_safe, say
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
 from policysearch.report.front_data import csv_text
 from policysearch.report.progress import Bar
-from policysearch.report.table import front_table
+from policysearch.report.table import confirmed_table, front_table
 from policysearch.rounding.rounder import FASTS
-from policysearch.search.results import Results, Trial
+from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
+from policysearch.search.trials import Trial
 from policysearch.values import InputError
 
 USER_ERROR = 2
@@ -40,6 +38,7 @@ def parser() -> _Parser:
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     _add_run(commands)
+    _add_confirm(commands)
     show = commands.add_parser("show", help="print the front")
     _add_study(show)
     show.add_argument("--csv", action="store_true", help="every trained policy as CSV")
@@ -82,10 +81,22 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="add to results that other code or libraries made; recorded",
     )
     run.add_argument(
+        "--no-confirm", action="store_true", help="leave out the longer runs of the front"
+    )
+    run.add_argument(
         "--retry-failed", action="store_true", help="start runs again that were recorded as failed"
     )
     _add_out(run)
     run.set_defaults(run=_run)
+
+
+def _add_confirm(commands: argparse._SubParsersAction[_Parser]) -> None:
+    confirm = commands.add_parser("confirm", help="train the front longer, on seeds of its own")
+    _add_study(confirm)
+    confirm.add_argument("--steps", default="10x", metavar="10x|N", help="how long (10x)")
+    confirm.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds of each (1)")
+    confirm.add_argument("--processes", type=int, metavar="N", help="training processes")
+    confirm.set_defaults(run=_confirm)
 
 
 def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -123,7 +134,7 @@ def _add_picks(export: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
-    _make_streams_safe()
+    make_streams_safe()
     options = parser().parse_args(arguments)
     try:
         options.run(options)
@@ -131,12 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        print("policysearch: interrupted", file=sys.stderr)
+        say("policysearch: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_output()  # The reader of our output left, as `head` does.
+        drop_output()  # The reader of our output left, as `head` does.
     except OSError as error:
-        _drop_output()
+        drop_output()
         return _refuse(f"{error.filename or 'output'}: {error.strerror}; expected room and access")
     except MemoryError:
         return _refuse("memory: not enough for this; expected a smaller task or a larger machine")
@@ -144,25 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"policysearch: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    say(f"policysearch: {' '.join(message.split())}")
     return USER_ERROR
-
-
-def _make_streams_safe() -> None:
-    """Let a closed stream swallow what is written, and any text be written in any encoding."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _drop_output() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush is silent."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -187,13 +181,51 @@ def _run(options: argparse.Namespace) -> None:
                 retry_failed=options.retry_failed,
             )
     except KeyboardInterrupt:
-        print(f"policysearch: interrupted; `{command}` goes on from here", file=sys.stderr)
+        say(f"policysearch: interrupted; `{command}` goes on from here")
         raise SystemExit(INTERRUPTED) from None
+    if not options.no_confirm and spec.study.confirm_share and results.front:
+        results = _confirmed(options, spec, spec.study.confirm_factor, 1, spec.study.confirm_share)
     print(front_table(results))
     print()
     _write_plots(results, options.out)
     print(f"next: policysearch show {_places(options)} --csv")
     print(f"      policysearch export {_places(options)} --pick knee")
+
+
+def _confirm(options: argparse.Namespace) -> None:
+    spec = api.load_study(options.study)
+    if options.seeds < 1:
+        raise InputError(f"--seeds: {options.seeds}; expected at least 1")
+    results = _confirmed(options, spec, _factor(options.steps, spec), options.seeds, None)
+    print(confirmed_table(results))
+
+
+def _factor(text: str, spec: StudySpec) -> float:
+    """Return how many times the task's steps `text` means: "10x", or a number of steps."""
+    try:
+        factor = float(text[:-1]) if text.endswith("x") else int(text) / spec.task.steps
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor < 1e6:
+        raise InputError(
+            f"--steps: {text!r}; expected a factor as 10x, or steps from the task's on"
+        )
+    return factor
+
+
+def _confirmed(
+    options: argparse.Namespace, spec: StudySpec, factor: float, seeds: int, share: float | None
+) -> Results:
+    with Bar(what="runs that confirm the front") as bar:
+        return api.confirm_study(
+            spec,
+            options.storage,
+            factor=factor,
+            seeds=seeds,
+            share=share,
+            processes=options.processes,
+            progress=bar,
+        )
 
 
 def _places(options: argparse.Namespace) -> str:
@@ -226,10 +258,12 @@ def _write_plots(results: Results, folder: Path) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     spec: StudySpec = api.load_study(options.study)
-    trial = _picked(api.load_results(spec, options.storage), options)
+    results = api.load_results(spec, options.storage)
+    trial = _picked(results, options)
     gap = f"loss gap {trial.loss_gap:+.2e}, modeled speedup {trial.cost.speedup:.2f}"
-    paths = api.export_policy(trial.policy, spec, options.out, options.target)
-    print(f"trial {trial.number}: {trial.name}: {gap}")
+    notes = (f"trial {trial.number} of study {spec.study.name}: {gap}", results.verdict(trial))
+    paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
+    print("\n".join(notes))
     for path in paths:
         print(f"wrote {path}")
 

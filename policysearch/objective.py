@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policysearch.cost.devices import device_named
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
@@ -26,13 +28,19 @@ JITTER = 1e-6
 """Relative change of the initial parameters that `noise` measures the spread under."""
 
 
+CURVE_SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Where along a run its loss is kept: a gap that grows says more than one that is large."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """What one training run showed, before it is compared with float32.
 
     `tail_loss`: mean training loss over the last steps, in nats; None where the run diverged, in
-    step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `fast`: what ran, as in
-    `rounding.rounder.FASTS`.
+    step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `curve` holds
+    (steps taken, mean loss of the last of them in nats) at the shares CURVE_SHARES of the run,
+    each mean over the same share of the task's tail; what was not reached is left out.
+    `fast`: what ran, as in `rounding.rounder.FASTS`.
     """
 
     tail_loss: float | None
@@ -42,6 +50,7 @@ class Measurement:
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
     fast: str = ""
+    curve: tuple[tuple[int, float], ...] = ()
 
     @property
     def diverged(self) -> bool:
@@ -135,10 +144,16 @@ class Objective:
         graph = self.step_graph(policy)
         return compare(graph, step_price(graph, self.device, self.stack), self._float32_price)
 
-    def measure(self, policy: Policy, seed: int, jitter: float = 0.0) -> Measurement:
-        """Train under `policy` and return what was seen; equal arguments give equal results."""
+    def measure(
+        self, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
+    ) -> Measurement:
+        """Train under `policy` and return what was seen; equal arguments give equal results.
+
+        `steps` other than the task's stretch or shorten the whole recipe, its tail included.
+        """
+        task = self.task if steps is None else self.task.with_steps(steps)
         data, net, fast = self.dataset, self.model, self.fast
-        run = train(self.task, policy, seed, dataset=data, model=net, jitter=jitter, fast=fast)
+        run = train(task, policy, seed, dataset=data, model=net, jitter=jitter, fast=fast)
         return Measurement(
             tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
             validation_accuracy=float(run.validation_accuracy),
@@ -146,6 +161,7 @@ class Objective:
             skipped_steps=int(np.count_nonzero(run.skipped)),
             overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
             underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
+            curve=curve_of(run.losses, task.steps, task.tail_steps),
             fast=run.fast,
         )
 
@@ -166,6 +182,19 @@ class Objective:
         """
         jittered = self.measure(self.float32, seed, JITTER)
         return abs(gap(jittered, self.baseline(seed)))
+
+
+def curve_of(
+    losses: NDArray[np.float64], steps: int, tail_steps: int
+) -> tuple[tuple[int, float], ...]:
+    """Return (steps taken, mean loss up to there in nats) at CURVE_SHARES of a run of `steps`."""
+    points = []
+    for share in CURVE_SHARES:
+        taken, window = math.ceil(steps * share), max(1, round(tail_steps * share))
+        part = losses[max(0, taken - window) : taken]
+        if taken <= len(losses) and np.isfinite(part).all():
+            points.append((taken, math.fsum(part) / len(part)))
+    return tuple(points)
 
 
 def gap(measurement: Measurement, baseline: Measurement | None) -> float:

@@ -17,6 +17,7 @@ trials = 6
 sampler = "random"
 workers = 2
 seeds = [0, 1]
+confirm_share = 0
 
 [task]
 model = "mlp"
@@ -68,7 +69,9 @@ def replaced_training(stand: Stand = measured) -> Iterator[list[tuple[str, int, 
     """Replace training in this process; yields the (digest, seed, jitter) trained meanwhile."""
     trained: list[tuple[str, int, float]] = []
 
-    def measure(_: Objective, policy: Policy, seed: int, jitter: float = 0.0) -> Measurement:
+    def measure(
+        _: Objective, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
+    ) -> Measurement:
         trained.append((policy.digest, seed, jitter))
         return stand(policy, seed)
 

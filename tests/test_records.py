@@ -17,10 +17,10 @@ from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
 from policysearch.search.journal import read_journal
 from policysearch.search.records import Asked, Records, RunKey, compact
-from policysearch.search.results import FailedTrial, Trial
 from policysearch.search.scoring import float32_fault, noise_gap, read_results, scored
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.storage import OpenJournal, exclusive, open_for_writing
+from policysearch.search.trials import FailedTrial, Trial
 from tests.studies import write_study
 
 FLOAT32, LOW = preset("float32", ("fc1",)), preset("bfloat16", ("fc1",))

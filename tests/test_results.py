@@ -12,8 +12,9 @@ import pytest
 from policysearch.objective import DIVERGED_GAP, Objective, Score
 from policysearch.policy.presets import preset
 from policysearch.search.records import compact
-from policysearch.search.results import RESOLUTION, FailedTrial, Results, Trial
+from policysearch.search.results import RESOLUTION, Results
 from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.trials import FailedTrial, Trial
 from policysearch.values import InputError
 from tests.studies import write_study
 

@@ -222,7 +222,6 @@ def test_the_gp_sampler_says_what_it_needs(
 @pytest.mark.torch
 def test_the_gp_sampler_runs_and_repeats(spec: StudySpec, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("scipy")
     gp = replace(spec, study=replace(spec.study, sampler="gp", trials=12))
     first, second = (run_study(gp, tmp_path / name, processes=0) for name in ("a", "b"))
     assert first == second

@@ -28,7 +28,8 @@ MODULES = (
     *("ops/update.py", "ops/optimizers.py", "ops/eager_update.py", "objective.py"),
     *("train/loss_scale.py", "train/trainer.py", "train/divergence.py", "train/probe.py"),
     *("search/results.py", "search/front.py", "search/identity.py", "search/records.py"),
-    *("search/scoring.py", "search/journal.py", "search/storage.py"),
+    *("search/scoring.py", "search/trials.py", "search/noise.py"),
+    *("search/journal.py", "search/storage.py"),
     *("export/targets.py", "export/torch.py", "export/torch_template.py"),
     *("policy/presets.py", "policy/policy.py"),
 )

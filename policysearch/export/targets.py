@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 import policysearch.export
@@ -18,8 +19,11 @@ class Target(Protocol):
     SUFFIX: str
     """File name ending of what `export` returns."""
 
-    def export(self, policy: Policy, model: Model) -> str:
-        """Return one self-contained file that applies the policy; its head lists the losses."""
+    def export(self, policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
+        """Return one self-contained file that applies the policy.
+
+        Its head says the notes, and lists the losses.
+        """
         ...
 
     def losses(self, policy: Policy, model: Model) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
 from policysearch.export.torch_template import TEMPLATE, UPDATES
@@ -19,7 +19,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 """Formats that modules of torch compute and store in."""
 
 
-def export(policy: Policy, model: Model) -> str:
+def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     """Return a Python file with `apply_policy(module, device_type)` and `make_grad_scaler`.
 
     It needs torch alone. InputError where the policy does not fit the model.
@@ -34,6 +34,7 @@ def export(policy: Policy, model: Model) -> str:
     first = dict(scale.schedule).get(0, scale.init_scale)
     return Template(TEMPLATE).substitute(
         name=_comment(policy.name),
+        notes="".join(f"# {_comment(note)}\n" for note in notes),
         digest=policy.digest,
         losses="\n".join(f"#   - {_comment(line)}" for line in lines) or "#   nothing",
         layers=_table(layers),

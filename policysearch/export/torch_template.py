@@ -14,7 +14,7 @@ TEMPLATE = '''\
 """
 # Written by policysearch from the policy $name with digest
 # $digest
-# What this file does not do as the policy says:
+$notes# What this file does not do as the policy says:
 $losses
 
 import torch

@@ -14,6 +14,9 @@ EMULATORS: Mapping[str, str] = MappingProxyType(
 """What ran (`Score.fast`), in words; the bits are the same."""
 
 
+INTERVALS = "95 % intervals by t, variances shared between policies"
+
+
 def csv_text(results: Results) -> str:
     """Return `Results.to_frame` as CSV with a header line; a `noise_gap` not measured is empty."""
     text: str = results.to_frame().to_csv(index=False, lineterminator="\n")
@@ -28,6 +31,7 @@ def caption(results: Results) -> str:
     sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
     ways = ", ".join(sorted({EMULATORS.get(s.fast, "?") for t in results.trials for s in t.scores}))
+    between = "one seed, so no interval" if len(spec.study.seeds) == 1 else INTERVALS
     noise = "not measured"
     if results.noise_gap is not None:
         noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
@@ -35,6 +39,6 @@ def caption(results: Results) -> str:
         f"Modeled, not measured: speed and memory of {spec.cost.device} with {spec.cost.stack}, "
         f"batch {priced}.\n"
         f"Trained: {spec.task.model} on {spec.task.data}, batch {spec.task.batch_size}, "
-        f"{spec.task.steps} steps, seeds {seeds}. Noise of the gap: {noise}.\n"
+        f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
         f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."
     )

@@ -64,6 +64,7 @@ def figure(results: Results, view: View) -> Figure:
     _draw_points(axes, rows, view, least)
     _draw_line(axes, rows, view, least)
     _draw_presets(axes, rows, view, least)
+    _draw_faults(axes, rows, view, least)
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
@@ -89,11 +90,16 @@ def _draw_points(axes: Axes, rows: list[Row], view: View, least: float) -> None:
         gaps = [max(row.counted_gap, least) for row in chosen]
         axes.scatter(gaps, values, s=22, color=color, label=label, zorder=2 + on_front)
         if on_front:
-            lows = [max(row.loss_gap_low, least / 2.0) for row in chosen]
-            highs = [max(row.loss_gap_high, least / 2.0) for row in chosen]
-            axes.hlines(
-                values, lows, highs, color=color, alpha=0.4, lw=1, label="least to most over seeds"
-            )
+            _draw_intervals(axes, chosen, view, least)
+
+
+def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    label = "95 % over seeds"
+    for row in rows:
+        if row.gap_low95 is not None and row.gap_high95 is not None:
+            low, high = max(row.gap_low95, least / 2.0), max(row.gap_high95, least / 2.0)
+            axes.hlines(view.value(row), low, high, color="tab:blue", alpha=0.4, lw=1, label=label)
+            label = "_once in the legend"
 
 
 def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:
@@ -118,3 +124,12 @@ def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None
             label=row.presets.replace(" ", "\n"),
             zorder=4,
         )
+
+
+def _draw_faults(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    """Strike out what fails at the longer horizon, and join short gap and long one."""
+    failing = [row for row in rows if row.fault]
+    for index, row in enumerate(failing):
+        label = f"fails at {row.confirmed_steps} steps" if index == 0 else None
+        place = max(row.counted_gap, least), view.value(row)
+        axes.scatter(*place, s=70, marker="x", color="black", zorder=5, label=label)

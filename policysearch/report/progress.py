@@ -41,8 +41,8 @@ class _Tolerant:
 class Bar:
     """Shows how far a study is; a context manager, called after every training run."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
+    def __init__(self, total: int | None = None, what: str = "trials") -> None:
+        self._total, self._what = total, what
         self._bar: tqdm[NoReturn] | None = None
         self._front_at = 0.0
 
@@ -64,13 +64,20 @@ class Bar:
                 initial=trained,
                 file=stream,
                 mininterval=0.1 if stream.isatty() else 10.0,
-                bar_format="{n:.0f}/{total} trials |{bar}| {elapsed}, {remaining} left{postfix}",
+                bar_format=self._format(),
             )
         now = time.monotonic()
-        if now - self._front_at >= FRONT_SECONDS or trained >= self._total:
+        if now - self._front_at >= FRONT_SECONDS or trained == self._total:
             self._front_at = now
             self._bar.set_postfix_str(_said(results()), refresh=False)
         self._bar.update(trained - self._bar.n)
+
+    def _format(self) -> str:
+        if self._total is None:
+            return f"{{n:.0f}} {self._what}, {{elapsed}}{{postfix}}"
+        return (
+            f"{{n:.0f}}/{{total}} {self._what} |{{bar}}| {{elapsed}}, {{remaining}} left{{postfix}}"
+        )
 
 
 def _said(results: Results) -> str:

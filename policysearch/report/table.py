@@ -10,10 +10,12 @@ from policysearch.search.results import Results, Row
 HEADER = (
     "trial",
     "policy",
-    "loss gap (least to most)",
+    "loss gap",
+    "tie",
     "val acc",
     "modeled speedup",
     "modeled memory",
+    "gap confirmed, later",
 )
 
 
@@ -44,12 +46,52 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         str(row.trial),
         f"{row.policy} = {row.presets}" if row.presets not in ("", row.policy) else row.policy,
-        f"{row.loss_gap:+.2e} ({row.loss_gap_low:+.1e} to {row.loss_gap_high:+.1e})",
+        _gap(row),
+        "" if row.tied_with is None else f"= {row.tied_with}",
         f"{row.validation_accuracy:.3f}",
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
         f"{row.modeled_memory_ratio:.3f}",
+        _confirmed(row),
     )
+
+
+def _gap(row: Row) -> str:
+    if row.gap_low95 is None or row.gap_high95 is None:
+        return f"{row.loss_gap:+.2e} (one seed)"
+    return f"{row.loss_gap:+.2e} +- {(row.gap_high95 - row.gap_low95) / 2:.1e}"
+
+
+def _confirmed(row: Row) -> str:
+    if row.confirmed_gap is None:
+        return "-"
+    said = f"{row.confirmed_gap:+.2e} at {row.confirmed_steps} steps"
+    return f"{said}  FAILS: {row.fault}" if row.fault else said
+
+
+def confirmed_table(results: Results) -> str:
+    """Return every confirmed policy, short gap against long, and what the long one was beside."""
+    rows = [row for row in results.rows() if row.confirmed_gap is not None]
+    if not rows:
+        return "nothing confirmed yet"
+    first = rows[0]
+    head = (
+        f"confirmed over {first.confirmed_steps} steps, on seeds the search did not use; float32's "
+        f"own loss there is {first.float32_loss:.3g} nats"
+    )
+    cells = [
+        (
+            str(row.trial),
+            row.label,
+            f"{row.modeled_speedup:.2f}",
+            f"{row.loss_gap:+.2e}",
+            f"{row.confirmed_gap:+.2e}",
+            row.fault or "holds",
+        )
+        for row in rows
+    ]
+    titles = ("trial", "policy", "modeled speedup", "short gap", "long gap", "verdict")
+    return "\n".join([head, "", *aligned([titles, *cells])])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

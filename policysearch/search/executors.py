@@ -30,11 +30,15 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Job:
-    """One training run: a policy, a training seed, and how far the start is jittered."""
+    """One training run: a policy, a training seed, how far the start is jittered, how long.
+
+    `steps` None means those of the task.
+    """
 
     policy: Policy
     seed: int
     jitter: float = 0.0
+    steps: int | None = None
 
 
 class Executor(Protocol):
@@ -82,7 +86,7 @@ def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
     """
     try:
         with threadpool_limits(1):
-            return objective.measure(job.policy, job.seed, job.jitter), False
+            return objective.measure(job.policy, job.seed, job.jitter, job.steps), False
     except Exception as error:  # Whatever a policy does to its training is a result.
         said = " ".join(str(error).split())
         reason = f"{type(error).__name__}: {said}" if said else type(error).__name__

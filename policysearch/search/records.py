@@ -30,16 +30,26 @@ _CREATE_TRIAL = 4
 Params = dict[str, Any]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class RunKey:
-    """Which training run: the policy's digest, the training seed, how far the start is jittered."""
+    """Which training run: the policy's digest, the training seed, how far the start is jittered.
+
+    `steps` None means those of the task.
+    """
 
     digest: str
     seed: int
     jitter: float = 0.0
+    steps: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.digest}:{self.seed}:{self.jitter!r}"
+        return f"{self.digest}:{self.seed}:{self.jitter!r}:{self.steps or ''}"
+
+    @staticmethod
+    def read(text: str) -> RunKey:
+        """Return the key that `str` gave as `text`."""
+        digest, seed, jitter, steps = text.split(":")
+        return RunKey(digest, int(seed), float(jitter), int(steps) if steps else None)
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,7 @@ class Records:
     def _read_fact(self, key: str, value: Any) -> None:
         kind, _, rest = key.partition(":")
         if kind == "run":
-            digest, seed, jitter = rest.split(":")
-            self.runs[RunKey(digest, int(seed), float(jitter))] = _outcome(value)
+            self.runs[RunKey.read(rest)] = _outcome(value)
         elif kind == "price":
             priced_on, _, digest = rest.partition(":")
             self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)

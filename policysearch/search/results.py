@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from policysearch.cost.price import PolicyCost
-from policysearch.objective import DIVERGED_GAP, Score
-from policysearch.policy.policy import Policy, from_json
+from policysearch.objective import DIVERGED_GAP
 from policysearch.search.front import Point, knee, non_dominated
+from policysearch.search.noise import Interval, intervals
 from policysearch.search.spec import ObjectiveName, StudySpec
+from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.values import InputError
 
 if TYPE_CHECKING:
@@ -25,100 +24,16 @@ RESOLUTION = 10.0
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One trained policy: `scores` holds one score per training seed of the study.
-
-    `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
-    none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
-    """
-
-    number: int
-    digest: str
-    text: str
-    presets: tuple[str, ...]
-    scores: tuple[Score, ...]
-    divergence: str
-
-    @cached_property
-    def policy(self) -> Policy:
-        """The policy as a value."""
-        return from_json(self.text, f"trial {self.number} policy")
-
-    @cached_property
-    def name(self) -> str:
-        """The policy's name."""
-        return policy_name(self.text)
-
-    @property
-    def diverged(self) -> bool:
-        """Whether any of the runs diverged."""
-        return any(score.diverged for score in self.scores)
-
-    @property
-    def loss_gap(self) -> float:
-        """Mean loss gap to float32 over the seeds, in nats; DIVERGED_GAP if any run diverged."""
-        if self.diverged:
-            return DIVERGED_GAP
-        return math.fsum(score.loss_gap for score in self.scores) / len(self.scores)
-
-    @property
-    def gap_range(self) -> tuple[float, float]:
-        """The smallest and largest loss gap over the seeds, in nats."""
-        gaps = [score.loss_gap for score in self.scores]
-        return min(gaps), max(gaps)
-
-    @property
-    def gap_error(self) -> float:
-        """Standard error of `loss_gap` over the seeds, in nats; 0 for a single seed."""
-        count = len(self.scores)
-        squares = math.fsum((score.loss_gap - self.loss_gap) ** 2 for score in self.scores)
-        return math.sqrt(squares / (count - 1) / count) if count > 1 else 0.0
-
-    @property
-    def validation_accuracy(self) -> float:
-        """Mean share of validation images classified right."""
-        return math.fsum(s.validation_accuracy for s in self.scores) / len(self.scores)
-
-    @property
-    def skipped_steps(self) -> int:
-        """Most steps that one of the runs skipped."""
-        return max(score.skipped_steps for score in self.scores)
-
-    @property
-    def cost(self) -> PolicyCost:
-        """The modeled cost; it does not depend on the seed."""
-        return self.scores[0].cost
-
-
-@dataclass(frozen=True)
-class FailedTrial:
-    """A policy whose training did not end in a result, and why."""
-
-    number: int
-    text: str
-    presets: tuple[str, ...]
-    reason: str
-
-    @cached_property
-    def name(self) -> str:
-        """The policy's name."""
-        return policy_name(self.text)
-
-
-def policy_name(text: str) -> str:
-    """Return the name of the policy written in the JSON `text`."""
-    name: str = json.loads(text)["name"]
-    return name
-
-
-@dataclass(frozen=True)
 class Row:
     """One trained policy.
 
     Gaps are in nats: the mean over the seeds, the smallest and largest, and what the front counts
     (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
     against float32 on the same device and stack. `presets` are the presets that are this policy,
-    separated by spaces.
+    separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
+    `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
+    bound the mean gap at 95 % (see `search.noise`), None with a single seed. `tied_with` is the
+    faster member of the front whose gap cannot be told from this one's.
     """
 
     trial: int
@@ -140,6 +55,13 @@ class Row:
     device: str
     stack: str
     digest: str
+    confirmed_steps: int | None
+    confirmed_gap: float | None
+    float32_loss: float | None
+    fault: str
+    gap_low95: float | None
+    gap_high95: float | None
+    tied_with: int | None
 
     @property
     def label(self) -> str:
@@ -154,8 +76,9 @@ class Results:
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
     when its initial parameters are jittered by 1e-6; None before it is measured.
     `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
-    or failed; "" otherwise. `mixed` lists changes of code or libraries that a run was told to
-    accept: the results were made on both sides of them.
+    or failed; "" otherwise. `confirmed` holds (digest, confirmation) of the policies that were
+    trained longer; see `search.confirm`. `mixed` lists changes of code or libraries that a run
+    was told to accept: the results were made on both sides of them.
     """
 
     spec: StudySpec
@@ -164,6 +87,7 @@ class Results:
     failed: tuple[FailedTrial, ...] = ()
     float32_fault: str = ""
     mixed: tuple[str, ...] = ()
+    confirmed: tuple[tuple[str, Confirmation], ...] = ()
 
     @property
     def resolution_gap(self) -> float:
@@ -208,7 +132,7 @@ class Results:
         The counted loss gap enters by its logarithm, because gaps span decades; one of exactly
         zero (float32's own) counts as the least of the others there.
         """
-        front = self._front()
+        front = self._sound_front()
         place = self.spec.objectives.names.index("loss_gap")
         points = [list(self.point(trial)) for trial in front]
         least = min((point[place] for point in points if point[place] > 0.0), default=1.0)
@@ -219,14 +143,77 @@ class Results:
     def fastest(self, max_gap: float | None = None) -> Trial:
         """Return the front's member of highest modeled speedup with a loss gap up to `max_gap`.
 
-        The gap is in nats. Raises InputError where no member is that close to float32.
+        The gap is in nats, at the longest horizon: once members were confirmed, only those count.
+        Raises InputError where no member is that close to float32.
         """
-        front = self._front()
-        within = [t for t in front if max_gap is None or t.loss_gap <= max_gap]
+        front = self._sound_front()
+        gaps = {t.number: self.final_gap(t) for t in front}
+        within = [t for t in front if max_gap is None or gaps[t.number] <= max_gap]
         if not within:
-            least = min(t.loss_gap for t in front)
+            least = min(gaps.values())
             raise InputError(f"max-gap: {max_gap}; expected at least {least:.3g}, the least found")
         return max(within, key=lambda t: (t.cost.speedup, -t.loss_gap, -t.number))
+
+    @cached_property
+    def _intervals(self) -> dict[int, Interval | None]:
+        sound = [trial for trial in self.trials if not trial.diverged]
+        found = intervals([[score.loss_gap for score in trial.scores] for trial in sound])
+        return {trial.number: interval for trial, interval in zip(sound, found, strict=True)}
+
+    def interval(self, trial: Trial) -> Interval | None:
+        """Return the 95 % interval of the mean gap over seeds; None for one seed, or diverged."""
+        return self._intervals.get(trial.number)
+
+    @cached_property
+    def ties(self) -> dict[int, int]:
+        """By number, the members of the front that seeds cannot tell from a faster one: its number.
+
+        Without intervals (one seed) nothing is called apart, and nothing a tie.
+        """
+        tied: dict[int, int] = {}
+        head: tuple[Trial, Interval] | None = None
+        for trial in self.front:
+            here = self.interval(trial)
+            if here is not None and head is not None and not here.apart(head[1]):
+                tied[trial.number] = head[0].number
+            elif here is not None:
+                head = trial, here
+        return tied
+
+    @cached_property
+    def _confirmations(self) -> dict[str, Confirmation]:
+        return dict(self.confirmed)
+
+    def confirmation(self, trial: Trial) -> Confirmation | None:
+        """Return what longer training made of the policy; None where it was not confirmed."""
+        return self._confirmations.get(trial.digest)
+
+    def fault(self, trial: Trial) -> str:
+        """Return why the policy fails at the longer horizon; "" where it does not, or none ran."""
+        confirmed = self.confirmation(trial)
+        return confirmed.fault(self.counted_gap(trial)) if confirmed else ""
+
+    def verdict(self, trial: Trial) -> str:
+        """Return in words what is known of the policy beyond the steps of the search."""
+        confirmed = self.confirmation(trial)
+        if confirmed is None:
+            steps = self.spec.task.steps
+            return f"not confirmed: nothing is known of it beyond {steps} steps"
+        fault = self.fault(trial)
+        if fault:
+            return f"fails later: {fault}"
+        return f"holds: gap {confirmed.loss_gap:+.2e} nats at {confirmed.steps} steps"
+
+    def final_gap(self, trial: Trial) -> float:
+        """Return the loss gap at the longest horizon the policy was trained over, in nats."""
+        confirmed = self.confirmation(trial)
+        return confirmed.loss_gap if confirmed else trial.loss_gap
+
+    def _sound_front(self) -> list[Trial]:
+        """Return the front without what fails later and, once any was, what was not confirmed."""
+        front = [trial for trial in self._front() if not self.fault(trial)]
+        sure = [t for t in front if self.confirmation(t) or "float32" in t.presets]
+        return (sure if any(map(self.confirmation, sure)) else front) or list(self._front())
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""
@@ -268,6 +255,7 @@ class Results:
 def _row(results: Results, trial: Trial) -> Row:
     cost = trial.cost
     low, high = trial.gap_range
+    confirmed, interval = results.confirmation(trial), results.interval(trial)
     return Row(
         trial=trial.number,
         policy=trial.name,
@@ -288,4 +276,11 @@ def _row(results: Results, trial: Trial) -> Row:
         device=results.spec.cost.device,
         stack=results.spec.cost.stack,
         digest=trial.digest,
+        confirmed_steps=confirmed.steps if confirmed else None,
+        confirmed_gap=confirmed.loss_gap if confirmed else None,
+        float32_loss=confirmed.float32_loss if confirmed else None,
+        fault=results.fault(trial),
+        gap_low95=interval.low if interval else None,
+        gap_high95=interval.high if interval else None,
+        tied_with=results.ties.get(trial.number),
     )

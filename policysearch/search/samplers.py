@@ -29,9 +29,9 @@ def _nsga2(seed: int) -> BaseSampler:
 
 
 def _gp(seed: int) -> BaseSampler:
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("scipy") is None:
+    if importlib.util.find_spec("torch") is None:
         raise InputError(
-            "sampler 'gp': needs torch and scipy, which are not installed; expected "
+            "sampler 'gp': needs torch, which is not installed; expected "
             "pip install 'policysearch[torch]', or one of random, tpe, nsga2"
         )
     return optuna.samplers.GPSampler(seed=seed)

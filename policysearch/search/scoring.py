@@ -8,10 +8,12 @@ from itertools import pairwise
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import JITTER, Failure, Measurement, Outcome, gap, score
+from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
 from policysearch.search.records import Asked, Records, RunKey
-from policysearch.search.results import FailedTrial, Results, Trial
+from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
+from policysearch.search.trials import FailedTrial, Trial
 from policysearch.train.tasks import Task
 
 Prices = Callable[[Asked], PolicyCost | None]
@@ -40,6 +42,7 @@ def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
         tuple(
             change for old, new in pairwise(records.identities) for change in differences(old, new)
         ),
+        tuple(confirmations(records.runs, base, [trial.digest for trial in trials]).items()),
     )
 
 

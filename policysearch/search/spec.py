@@ -40,7 +40,8 @@ class StudySection:
     asked for together before any of them is told; results depend on that number, never on how
     many processes the machine can run. `seed` drives the sampler. `fast` is what emulates: "c",
     "numpy" or, with the reference alone, "off"; by default the fastest there is, for the bits are
-    the same.
+    the same. At its end the front is confirmed over `confirm_factor` times the steps, for at most
+    `confirm_share` of the training steps that the search took; 0 leaves that out.
     """
 
     name: str
@@ -50,6 +51,8 @@ class StudySection:
     workers: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)
     fast: Fast | None = None
+    confirm_factor: float = 10.0
+    confirm_share: float = 0.5
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -63,6 +66,8 @@ class StudySection:
         number("seed", self.seed, 0, 2**31)
         number("trials", self.trials, 1, 10**6)
         number("workers", self.workers, 1, 1024)
+        number("confirm_factor", self.confirm_factor, 1.0, 1e6)
+        number("confirm_share", self.confirm_share, 0.0, 1e3)
         for seed in self.seeds:
             number("seeds", seed, 0, 2**31)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):

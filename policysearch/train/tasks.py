@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -67,6 +68,17 @@ class Task:
         if len(self.widths) > DEEPEST:
             raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
+
+    def with_steps(self, steps: int) -> Task:
+        """Return the same recipe over `steps` steps, its tail and its schedule stretched with it."""
+        factor = steps / self.steps
+        schedule = replace(
+            self.schedule,
+            period_steps=math.ceil(self.schedule.period_steps * factor),
+            warmup_steps=round(self.schedule.warmup_steps * factor),
+        )
+        tail_steps = max(1, round(self.tail_steps * factor))
+        return replace(self, steps=steps, tail_steps=tail_steps, schedule=schedule)
 
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer without its learning rate."""

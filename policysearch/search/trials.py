@@ -1,0 +1,138 @@
+"""What is known of one policy of a study: its scores, why it failed, how it does later on."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from policysearch.cost.price import PolicyCost
+from policysearch.objective import DIVERGED_GAP, Score
+from policysearch.policy.policy import Policy, from_json
+
+GROWTH = 3.0
+"""A gap that grew more than this many times has not come to rest."""
+
+SHARE_OF_LOSS = 0.1
+"""A gap above this share of float32's own loss is a different result."""
+
+SMALL_SHARE = 0.01
+"""Growth of a gap that stays below this share of float32's own loss is no failure."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trained policy: `scores` holds one score per training seed of the study.
+
+    `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
+    none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
+    """
+
+    number: int
+    digest: str
+    text: str
+    presets: tuple[str, ...]
+    scores: tuple[Score, ...]
+    divergence: str
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy as a value."""
+        return from_json(self.text, f"trial {self.number} policy")
+
+    @cached_property
+    def name(self) -> str:
+        """The policy's name."""
+        return policy_name(self.text)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any of the runs diverged."""
+        return any(score.diverged for score in self.scores)
+
+    @property
+    def loss_gap(self) -> float:
+        """Mean loss gap to float32 over the seeds, in nats; DIVERGED_GAP if any run diverged."""
+        if self.diverged:
+            return DIVERGED_GAP
+        return math.fsum(score.loss_gap for score in self.scores) / len(self.scores)
+
+    @property
+    def gap_range(self) -> tuple[float, float]:
+        """The smallest and largest loss gap over the seeds, in nats."""
+        gaps = [score.loss_gap for score in self.scores]
+        return min(gaps), max(gaps)
+
+    @property
+    def gap_error(self) -> float:
+        """Standard error of `loss_gap` over the seeds, in nats; 0 for a single seed."""
+        count = len(self.scores)
+        squares = math.fsum((score.loss_gap - self.loss_gap) ** 2 for score in self.scores)
+        return math.sqrt(squares / (count - 1) / count) if count > 1 else 0.0
+
+    @property
+    def validation_accuracy(self) -> float:
+        """Mean share of validation images classified right."""
+        return math.fsum(s.validation_accuracy for s in self.scores) / len(self.scores)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Most steps that one of the runs skipped."""
+        return max(score.skipped_steps for score in self.scores)
+
+    @property
+    def cost(self) -> PolicyCost:
+        """The modeled cost; it does not depend on the seed."""
+        return self.scores[0].cost
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """A policy trained longer than in the search, on seeds of its own, beside float32.
+
+    `loss_gap`: mean over `seeds` of the tail loss minus float32's, in nats; `gap_spread` its
+    standard deviation, None for one seed. `float32_loss`: float32's own tail loss there.
+    """
+
+    steps: int
+    seeds: tuple[int, ...]
+    loss_gap: float
+    gap_spread: float | None
+    float32_loss: float
+    diverged: bool
+
+    def fault(self, short_gap: float) -> str:
+        """Return why the policy fails at this horizon, in words; "" where it does not.
+
+        `short_gap` is the gap that the search counted, in nats.
+        """
+        if self.diverged:
+            return f"diverges within {self.steps} steps"
+        share = self.loss_gap / self.float32_loss
+        if share > SHARE_OF_LOSS:
+            return f"{share:.0%} of float32's own loss at {self.steps} steps"
+        if share > SMALL_SHARE and self.loss_gap > GROWTH * short_gap:
+            return f"gap grew {self.loss_gap / short_gap:.0f}-fold by {self.steps} steps"
+        return ""
+
+
+@dataclass(frozen=True)
+class FailedTrial:
+    """A policy whose training did not end in a result, and why."""
+
+    number: int
+    text: str
+    presets: tuple[str, ...]
+    reason: str
+
+    @cached_property
+    def name(self) -> str:
+        """The policy's name."""
+        return policy_name(self.text)
+
+
+def policy_name(text: str) -> str:
+    """Return the name of the policy written in the JSON `text`."""
+    name: str = json.loads(text)["name"]
+    return name
