@@ -115,6 +115,8 @@ def test_the_storage_of_parameters_is_as_documented(name: str) -> None:
     copy = "copy" in cell or "only" in cell
     assert policy.layer("fc1").param == ("float16" if copy else "float32")
     assert policy.optimizer_state == ("float16" if "optimizer" in cell else "float32")
+    eager = "in the eager order" in cell
+    assert policy.optimizer_order == ("eager" if eager else "fused")
 
 
 SAYS = {
