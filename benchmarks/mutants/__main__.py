@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
@@ -65,8 +66,16 @@ class Verdict:
 
 
 def main() -> None:
-    """Run the command."""
-    options = _options()
+    """Run the command; what was found before an interrupt is kept."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _run(_options())
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here")
+        raise SystemExit(130) from None
+
+
+def _run(options: argparse.Namespace) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     tree, state = KEPT / "tree", KEPT / f"seed-{options.seed}.jsonl"
     copy_tree(ROOT, tree)
