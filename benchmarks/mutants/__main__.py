@@ -39,19 +39,10 @@ MODULES = (
 ASKED = (
     *("policy_pass", "scaling", "scaling_state", "scaling_ops", "optimizers", "pure_low", "memory"),
     *("loss_scale", "trainer", "trainer_steps", "probe", "objective", "tasks", "five_formats"),
-    *(
-        "results",
-        "front",
-        "identity",
-        "records",
-        "journal",
-        "repair",
-        "study",
-        "failures",
-        "updates",
-    ),
-    *("export_losses", "export_torch", "exporters", "presets", "documented_presets"),
-    *("policy", "policy_limits", "digest", "schema", "frozen", "gradient_formats"),
+    *("optimizer_state", "divergence", "schedule", "recorded", "updates", "gradient_formats"),
+    *("results", "front", "identity", "records", "journal", "repair", "study", "failures"),
+    *("noise", "confirm", "export_losses", "export_torch", "exporters", "presets"),
+    *("documented_presets", "policy", "policy_limits", "digest", "schema", "frozen"),
 )
 ALWAYS = ("tests/test_frozen.py",)
 """Look at every module without passing through its lines."""
@@ -91,7 +82,7 @@ def _run(options: argparse.Namespace) -> None:
         if mutant.key in excused:
             continue
         old = before.get(mutant.key)
-        if old is None or (old.tree != now and not (options.survivors and old.killer)):
+        if old is None or (old.killer is None if options.survivors else old.tree != now):
             first = [old.killer] if old is not None and old.killer in tests.seconds else []
             old = Verdict(_killer(tree, mutant, tests, first, options.budget), now)
             _keep(state, mutant.key, old)
