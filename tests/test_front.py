@@ -59,3 +59,10 @@ def test_there_is_no_knee_of_nothing() -> None:
     assert non_dominated([]) == []
     with pytest.raises(ValueError, match="knee of no points"):
         knee([])
+
+
+def test_points_of_different_lengths_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        dominates((1.0, 2.0), (1.0, 2.0, 3.0))
+    with pytest.raises(ValueError, match="zip"):
+        knee([(1.0, 2.0), (1.0, 2.0, 3.0)])

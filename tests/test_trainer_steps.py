@@ -252,3 +252,18 @@ def test_values_out_of_range_are_counted_in_every_twentieth_step(digits: Dataset
         run = train(task, policy, 0, dataset=digits)
         counts[steps] = sum(count for _, count in run.underflows)
     assert 0 < counts[1] == counts[2] == counts[20] < counts[21] == counts[40] < counts[41]
+
+
+def test_a_loss_that_is_not_finite_ends_no_run_where_its_step_was_skipped() -> None:
+    """The step itself counts, not the first: one batch is beyond float16 and is left out."""
+    model, params, dataset = overflowing()
+    images = dataset.images.copy()
+    images[1] = 1e30
+    wild = replace(dataset, images=images)
+    task = replace(TASK, batch_size=2, steps=4, tail_steps=1, learning_rate=1e-6)
+    policy = replace(preset("float16", model.layer_names), loss_scale=LossScale("dynamic", 8.0))
+    indices = np.array([[0, 0], [0, 0], [1, 1], [0, 0]])
+    run = train(task, policy, 0, dataset=wild, model=model, initial=params, batch_indices=indices)
+    assert run.skipped.tolist() == [False, False, True, False]
+    assert np.isfinite(run.losses).tolist() == [True, True, False, True]
+    assert not run.diverged
