@@ -9,7 +9,7 @@ import pytest
 
 from policysearch.formats import Rounding
 from policysearch.graph import Graph, Node
-from policysearch.nn.models import mlp, transformer
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import LOSSES, preset
@@ -151,3 +151,22 @@ def test_every_scaled_operand_has_states_of_its_own() -> None:
     assert {f"{name}.{kind}" for name in bases for kind in ("amax_history", "scale")} == set(states)
     several = {name for name in bases if f"{name}2" in bases}
     assert several and not any(name.endswith("1") and name[:-1] in bases for name in bases)
+
+
+def test_a_gradient_is_float32_behind_an_op_in_float32() -> None:
+    """The pool reads what relu gave in float32, so its gradient is float32 too, as autograd's."""
+    net = lenet5(size=16, classes=4)
+    step = trace_step(net, "softmax_cross_entropy", Optimizer("sgd"), 2)
+    policy = preset("bfloat16", net.layer_names)
+    rest = [op for op in policy.low_precision_ops if op not in ("relu", "max_pool")]
+    policy = replace(
+        policy,
+        low_precision_ops=tuple(rest),
+        fp32_ops=(*policy.fp32_ops, "relu"),
+        promote_ops=("max_pool",),
+    )
+    graph = apply_policy(step, policy)
+    for source in ("relu", "max_pool"):
+        own = [n for n in graph.nodes if n.source == source and n.layer in ("relu1", "pool1")]
+        made = [n for n in own if n.role == "dgrad" and n.op.name != "cast"]
+        assert made and {n.format for n in made} == {"float32"}, source

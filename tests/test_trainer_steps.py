@@ -14,7 +14,7 @@ from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.models import Model
 from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.train.loss_scale import ScaleState
+from policysearch.train.loss_scale import ScaleState, initial_state, next_state
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer, initial_parameters, train
 
@@ -267,3 +267,13 @@ def test_a_loss_that_is_not_finite_ends_no_run_where_its_step_was_skipped() -> N
     assert run.skipped.tolist() == [False, False, True, False]
     assert np.isfinite(run.losses).tolist() == [True, True, False, True]
     assert not run.diverged
+
+
+def test_overflows_in_a_row_are_those_since_the_last_finite_step() -> None:
+    config = LossScale("dynamic", 2.0**20)
+    state = initial_state(config)
+    seen = []
+    for step, finite in enumerate([False, False, True, True, False, True]):
+        state = next_state(config, state, finite, step)
+        seen.append(state.overflows_in_a_row)
+    assert seen == [1, 2, 0, 0, 1, 0]
