@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test reference lint slow peers bench mutants clean
+.PHONY: front test docs reference lint slow peers bench mutants clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -25,6 +25,9 @@ front: .venv/package.stamp
 
 test: lint
 	$(BIN)/pytest -n $(PYTEST_WORKERS)
+
+docs: .venv/package.stamp
+	$(BIN)/policysearch keys > docs/study-file.md
 
 reference: .venv/test.stamp
 	PYTEST_WORKERS=$(PYTEST_WORKERS) .ci/reference

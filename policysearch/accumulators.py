@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from policysearch.formats import Rounding, RoundingMode, check_fits_float32, format_named
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError, near_miss, one_of
 
 Kind = Literal["blas", "chunked", "sequential", "tensor_core"]
 
@@ -124,5 +124,5 @@ def accumulator_named(name: str) -> Accumulator:
             return Accumulator(name, "chunked", _CHUNKED, spelled[2], int(spelled[1]), rounding)
     raise InputError(
         f"unknown accumulator {name!r}; expected one of {', '.join(ACCUMULATORS)}, "
-        "or chunked:<length>:<format>[:<rounding mode>]"
+        f"or chunked:<length>:<format>[:<rounding mode>]{near_miss(name, ACCUMULATORS)}"
     )

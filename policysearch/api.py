@@ -8,7 +8,13 @@ from pathlib import Path
 from policysearch.export.targets import target_named
 from policysearch.files import make_folder, write_whole
 from policysearch.nn.models import MODELS, Model
-from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.policy.policy import (
+    LayerPolicy,
+    LossScale,
+    Policy,
+    uniform_layer,
+    with_accumulator,
+)
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
@@ -21,6 +27,7 @@ from policysearch.search.storage import Repair, repair
 from policysearch.search.study import confirm_study as confirm_spec
 from policysearch.search.study import load_results as read_journal
 from policysearch.search.study import run_study as run_spec
+from policysearch.search.study import try_policy as try_spec
 from policysearch.search.trials import Trial
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import step_graph
@@ -44,6 +51,7 @@ __all__ = (
     "preset",
     "repair_study",
     "run_study",
+    "try_policy",
     "uniform_layer",
 )
 
@@ -126,6 +134,25 @@ def confirm_study(
     )
 
 
+def try_policy(
+    policy: Policy,
+    study: StudySpec,
+    storage: str | Path | None = None,
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Results, int, bool]:
+    """Train and price one policy of your own as a trial of the study, with the study's seeds.
+
+    Every view shows it from then on, and what the search does next does not depend on it. Returns
+    the results, the trial's number, and False where the policy was a trial before: runs that are
+    there are used again. Raises InputError as `run_study`, and where the policy does not fit.
+    """
+    path = default_storage(study) if storage is None else Path(storage)
+    make_folder(path.parent)
+    return try_spec(study, path, policy, processes=processes, progress=progress)
+
+
 def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
     """Rewrite a damaged journal with every intact record, and keep a copy of the damaged file.
 
@@ -199,6 +226,14 @@ def policy_from(source: str, model: Model) -> Policy:
     if source.startswith(PRESET_PREFIX):
         return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
     return read_policy(Path(source))
+
+
+def policy_for(source: str, study: StudySpec) -> Policy:
+    """Return `policy_from` for a study: a preset with the accumulator its ladder has there."""
+    policy = policy_from(source, study.task.build_model(study.task.load_dataset()))
+    if source.startswith(PRESET_PREFIX):
+        return with_accumulator(policy, study.space.accumulators[0])
+    return policy
 
 
 def task_for(model: str) -> Task:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 from policysearch import api
+from policysearch.commands import add_show, add_study, add_try, places, results_of
 from policysearch.files import drop_output, make_folder, make_streams_safe, say
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
-from policysearch.report.front_data import csv_text
 from policysearch.report.progress import Bar
+from policysearch.report.study_file import study_file_page
 from policysearch.report.table import confirmed_table, front_table
 from policysearch.rounding.rounder import FASTS
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import Trial
-from policysearch.values import InputError
+from policysearch.values import InputError, near_miss
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -29,28 +32,35 @@ class _Parser(argparse.ArgumentParser):
     """Reports a mistake as one line."""
 
     def error(self, message: str) -> NoReturn:
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice:
+            message += near_miss(choice[1], choice[2].replace("'", "").split(", "))
         self.exit(USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(f"policysearch {metadata.version('policysearch')}")
+        parser.exit(0)
 
 
 def parser() -> _Parser:
     """Return the parser of the command line; each command sets `run` to its function."""
     top = _Parser(prog="policysearch", description=__doc__.partition(":")[0] if __doc__ else "")
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     _add_run(commands)
     _add_confirm(commands)
-    show = commands.add_parser("show", help="print the front")
-    _add_study(show)
-    show.add_argument("--csv", action="store_true", help="every trained policy as CSV")
-    show.set_defaults(run=_show)
-
+    add_show(commands)
+    add_try(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
-    _add_study(plot)
+    add_study(plot)
     _add_out(plot)
     plot.set_defaults(run=_plot)
 
     export = commands.add_parser("export", help="write a policy as JSON and as torch code")
-    _add_study(export)
+    add_study(export)
     _add_picks(export)
     _add_out(export)
     export.set_defaults(run=_export)
@@ -63,7 +73,7 @@ def parser() -> _Parser:
     explain.set_defaults(run=_explain)
 
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
-    _add_study(mend)
+    add_study(mend)
     mend.set_defaults(run=_repair)
     _add_listings(commands)
     return top
@@ -71,7 +81,7 @@ def parser() -> _Parser:
 
 def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     run = commands.add_parser("run", help="search; goes on with a study that was interrupted")
-    _add_study(run)
+    add_study(run)
     run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
     run.add_argument("--processes", type=int, metavar="N", help="training processes (one per core)")
     run.add_argument("--fast", choices=FASTS, help="what emulates; the results are the same")
@@ -92,7 +102,7 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_confirm(commands: argparse._SubParsersAction[_Parser]) -> None:
     confirm = commands.add_parser("confirm", help="train the front longer, on seeds of its own")
-    _add_study(confirm)
+    add_study(confirm)
     confirm.add_argument("--steps", default="10x", metavar="10x|N", help="how long (10x)")
     confirm.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds of each (1)")
     confirm.add_argument("--processes", type=int, metavar="N", help="training processes")
@@ -104,15 +114,9 @@ def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
         ("presets", listings.presets, "list the presets"),
         ("formats", listings.formats, "list the number formats"),
         ("hardware", listings.hardware, "list devices and software stacks"),
+        ("keys", study_file_page, "list the keys of a study file"),
     ):
         commands.add_parser(name, help=text).set_defaults(run=_list, listing=listing)
-
-
-def _add_study(command: argparse.ArgumentParser) -> None:
-    command.add_argument("study", type=Path, metavar="STUDY.toml")
-    command.add_argument(
-        "--storage", type=Path, metavar="FILE", help="journal file (results/<name>.journal)"
-    )
 
 
 def _add_out(command: argparse.ArgumentParser) -> None:
@@ -167,7 +171,7 @@ def _run(options: argparse.Namespace) -> None:
             raise InputError(f"--{name}: {given}; expected at least 1")
     make_folder(options.out)
     total = options.trials or spec.study.trials
-    command = f"policysearch run {_places(options)}"
+    command = f"policysearch run {places(options)}"
     try:
         with Bar(total) as bar:
             results = api.run_study(
@@ -188,8 +192,8 @@ def _run(options: argparse.Namespace) -> None:
     print(front_table(results))
     print()
     _write_plots(results, options.out)
-    print(f"next: policysearch show {_places(options)} --csv")
-    print(f"      policysearch export {_places(options)} --pick knee")
+    print(f"next: policysearch show {places(options)} --csv")
+    print(f"      policysearch export {places(options)} --pick knee")
 
 
 def _confirm(options: argparse.Namespace) -> None:
@@ -228,22 +232,8 @@ def _confirmed(
         )
 
 
-def _places(options: argparse.Namespace) -> str:
-    storage = f" --storage {options.storage}" if options.storage else ""
-    return f"{options.study}{storage}"
-
-
-def _show(options: argparse.Namespace) -> None:
-    results = _results(options)
-    print(csv_text(results).rstrip("\n") if options.csv else front_table(results))
-
-
-def _results(options: argparse.Namespace) -> Results:
-    return api.load_results(api.load_study(options.study), options.storage)
-
-
 def _plot(options: argparse.Namespace) -> None:
-    _write_plots(_results(options), options.out)
+    _write_plots(results_of(options), options.out)
 
 
 def _write_plots(results: Results, folder: Path) -> None:
@@ -287,7 +277,7 @@ def _repair(options: argparse.Namespace) -> None:
         return
     print("\n".join(done.damage))
     print(f"kept {done.kept} intact records; the damaged file is {done.copy}")
-    print(f"next: policysearch run {_places(options)}")
+    print(f"next: policysearch run {places(options)}")
 
 
 def _explain(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from policysearch.values import InputError
+from policysearch.values import InputError, near_miss
 
 Specials = Literal["ieee", "nan", "none"]
 
@@ -140,6 +140,7 @@ def format_named(name: str) -> Format:
     valid = ", ".join(FORMATS)
     raise InputError(
         f"unknown format {name!r}; expected one of {valid}, or e<2-8>m<1-23>[fn] for your own"
+        f"{near_miss(name, FORMATS)}"
     )
 
 

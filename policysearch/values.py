@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import math
 import types
@@ -34,8 +35,18 @@ def one_of(where: str, given: object, valid: Iterable[str]) -> str:
     """Return `given` if it is one of `valid`; raise InputError naming both otherwise."""
     names = list(valid)
     if not isinstance(given, str) or given not in names:
-        raise InputError(f"{where}: {shown(given)}; expected one of {', '.join(names)}")
+        hint = near_miss(given, names)
+        raise InputError(f"{where}: {shown(given)}; expected one of {', '.join(names)}{hint}")
     return given
+
+
+def near_miss(given: object, valid: Iterable[str]) -> str:
+    """Return the end of a message that names the likeliest of `valid`; "" where none is near."""
+    if not isinstance(given, str) or len(given) > SHOWN:
+        return ""
+    names = {name.lower(): name for name in valid}
+    found = difflib.get_close_matches(given.lower(), names, n=1)
+    return f"; did you mean {names[found[0]]!r}?" if found else ""
 
 
 def number(where: str, given: object, lowest: float = -math.inf, highest: float = math.inf) -> None:
@@ -78,6 +89,7 @@ def from_plain(kind: type[T], data: object, where: str) -> T:
         if key not in fields:
             raise InputError(
                 f"{where}: unknown key {shown(key)}; expected one of {', '.join(fields)}"
+                f"{near_miss(key, fields)}"
             )
     given: dict[str, Any] = {}
     for name, field in fields.items():

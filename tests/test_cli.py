@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,20 @@ def test_a_wrong_command_line_is_one_line_too(
         main(arguments)
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"policysearch {project['version']}\n"
+
+
+def test_a_near_miss_of_a_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["shwo"])
+    assert "did you mean 'show'?" in capsys.readouterr().err
 
 
 def test_show_before_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ FLOORS = (
     ("search",),
     ("report", "export", "verify"),
     ("api",),
+    ("commands",),
     ("__init__", "cli"),
     ("__main__",),
 )

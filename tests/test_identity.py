@@ -87,9 +87,8 @@ def test_every_change_of_meaning_counts_and_names_its_file(
 def test_the_real_package_counts_its_rounding_in_c_and_headers() -> None:
     names = set(code_fingerprints())
     sources = importlib.resources.files("policysearch")
+    # There are none where the tests run on the reference alone.
     compiled = {path.name for path in Path(str(sources)).rglob("*.[ch]")}
-    if not compiled:
-        pytest.skip("this copy of the package is without its C")
     assert compiled <= {name.rpartition("/")[2] for name in names}
     assert not any(name.startswith(("search/", "cost/", "report/", "export/")) for name in names)
 

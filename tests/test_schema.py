@@ -6,7 +6,6 @@ import dataclasses
 import json
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -14,24 +13,16 @@ from hypothesis import given
 
 from policysearch.policy.policy import LayerPolicy, Policy, from_data, to_data
 from policysearch.policy.presets import PRESETS, preset
-from policysearch.policy.schema import FORMAT_FIELDS, policy_schema, schema_text
+from policysearch.policy.schema import FORMAT_FIELDS, policy_schema
 from policysearch.values import InputError
 from tests.policy_strategies import policies
 
-PUBLISHED = Path(__file__).parents[1] / "docs" / "policy.schema.json"
 VALIDATOR = jsonschema.Draft202012Validator(policy_schema())
 FREE_TEXT = {"name", "accumulator"}
 
 
 def test_the_schema_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(policy_schema())
-
-
-def test_the_published_file_is_current() -> None:
-    assert PUBLISHED.read_text(encoding="utf-8") == schema_text(), (
-        "write it anew: python -c 'from policysearch.policy.schema import schema_text; "
-        'print(schema_text(), end="")\' > docs/policy.schema.json'
-    )
 
 
 @pytest.mark.parametrize("name", PRESETS)

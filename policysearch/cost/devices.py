@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from policysearch.formats import FORMATS, contains, format_named
-from policysearch.values import InputError
+from policysearch.values import InputError, near_miss
 
 DEFAULT_MATRIX_EFFICIENCY = 0.8
 """Achieved share of peak where the row has no measured maximum: their median, rounded; assumed."""
@@ -170,4 +170,6 @@ def device_named(name: str) -> Device:
     """Return the device called `name`; InputError with the valid names where there is none."""
     if isinstance(name, str) and name in DEVICES:
         return DEVICES[name]
-    raise InputError(f"unknown device {name!r}; expected one of {', '.join(DEVICES)}")
+    raise InputError(
+        f"unknown device {name!r}; expected one of {', '.join(DEVICES)}{near_miss(name, DEVICES)}"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from policysearch.values import InputError
+from policysearch.values import InputError, near_miss
 
 
 @dataclass(frozen=True)
@@ -103,4 +103,6 @@ def stack_named(name: str) -> Stack:
     """Return the stack called `name`; InputError with the valid names where there is none."""
     if isinstance(name, str) and name in STACKS:
         return STACKS[name]
-    raise InputError(f"unknown stack {name!r}; expected one of {', '.join(STACKS)}")
+    raise InputError(
+        f"unknown stack {name!r}; expected one of {', '.join(STACKS)}{near_miss(name, STACKS)}"
+    )

@@ -43,7 +43,7 @@ def policy_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return `policy_schema` as the JSON text of docs/policy.schema.json."""
+    """Return `policy_schema` as JSON text, as it is exported beside a policy."""
     return json.dumps(policy_schema(), indent=2) + "\n"
 
 

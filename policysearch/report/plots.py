@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.transforms import Bbox
 
 from policysearch.report.front_data import caption
 from policysearch.search.front import non_dominated
 from policysearch.search.results import Results, Row
 
-MARKERS = "sD^v<>pPX*hHd8"
+MARKERS = "sD^v<>pPXhHd8"
+CAPTION_LETTERS = 150
+"""So many letters of the caption fit on a line; one narrow letter takes less, a wide one more."""
+
+TITLE_LETTERS = 48
+FRONT = "front, numbered by trial"
+PLACES = ((4, 4), (4, -10), (-4, 4), (-4, -10), (4, 12), (4, -18), (-4, 12), (-4, -18))
+"""Where a number may stand beside its point, in points of type; the first that is free is taken."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +35,19 @@ class View:
     label: str
     value: Callable[[Row], float]
     sign: float
+    low: Callable[[Row], float] | None = None
+    high: Callable[[Row], float] | None = None
 
 
 VIEWS = (
-    View("speedup", "modeled speedup over float32", lambda row: row.modeled_speedup, -1.0),
+    View(
+        "speedup",
+        "modeled speedup over float32",
+        lambda row: row.modeled_speedup,
+        -1.0,
+        lambda row: row.modeled_speedup_low,
+        lambda row: row.modeled_speedup_high,
+    ),
     View("memory", "modeled peak memory, share of float32", lambda r: r.modeled_memory_ratio, 1.0),
 )
 
@@ -48,8 +67,9 @@ def _png(fig: Figure) -> bytes:
 def figure(results: Results, view: View) -> Figure:
     """Return the plot of the counted loss gap (see `Results.counted_gap`) against `view`.
 
-    Policies on the front in all objectives are blue, dominated ones grey; the line joins those
-    that nothing beats in this plot. Diverged policies are counted, not drawn.
+    Policies on the front in all objectives are blue with the numbers of their trials, dominated
+    ones grey; the line joins those that nothing beats in this plot. Upright bars are intervals of
+    the model, level ones of the seeds. Diverged policies are counted, not drawn.
     """
     rows = [row for row in results.rows() if not row.diverged]
     fig = Figure(figsize=(8.0, 5.4), layout="constrained")
@@ -64,6 +84,8 @@ def figure(results: Results, view: View) -> Figure:
     _draw_points(axes, rows, view, least)
     _draw_line(axes, rows, view, least)
     _draw_presets(axes, rows, view, least)
+    _draw_by_hand(axes, rows, view, least)
+    _draw_knee(axes, results, view, least)
     _draw_faults(axes, rows, view, least)
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
@@ -72,17 +94,46 @@ def figure(results: Results, view: View) -> Figure:
     lost = f"; {diverged} diverged, not shown" * bool(diverged)
     lost += f"; {len(results.failed)} failed" * bool(results.failed)
     tried = len(results.trials) + len(results.failed)
-    axes.set_title(f"{results.spec.study.name}: {tried} policies{lost}", fontsize=11)
+    title = f"{results.spec.study.name}: {tried} policies{lost}"
+    axes.set_title(textwrap.fill(title, TITLE_LETTERS), fontsize=10, loc="left")
     if results.float32_fault:
         axes.text(0.5, 0.5, "float32 itself did not train", transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
         fig.legend(loc="outside right upper", fontsize=7)
-    fig.supxlabel(caption(results), fontsize=6.5, x=0.01, ha="left")
+    lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
+    fig.supxlabel("\n".join(lines), fontsize=6.5, x=0.01, ha="left")
+    _number(fig, axes, [row for row in rows if row.on_front], view, least)
     return fig
 
 
+def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    """Write each row's trial beside its point, clear of other numbers and points where it can."""
+    fig.draw_without_rendering()  # Lays everything out, so that places are known.
+    points = [(max(row.counted_gap, least), view.value(row)) for row in rows]
+    centres = [axes.transData.transform(point) for point in points]
+    taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in centres]
+    for row, point in zip(rows, points, strict=True):
+        for x, y in PLACES:
+            number = axes.annotate(
+                str(row.trial),
+                point,
+                (x, y),
+                textcoords="offset points",
+                ha="left" if x > 0 else "right",
+                fontsize=7,
+                color="tab:blue",
+                zorder=6,
+                path_effects=[withStroke(linewidth=1.5, foreground="white")],
+            )
+            box = number.get_window_extent()
+            if (x, y) == PLACES[-1] or not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            number.remove()
+
+
 def _draw_points(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    for on_front, color, label in ((False, "0.65", "dominated"), (True, "tab:blue", "front")):
+    for on_front, color, label in ((False, "0.65", "dominated"), (True, "tab:blue", FRONT)):
         chosen = [row for row in rows if row.on_front == on_front]
         if not chosen:
             continue
@@ -94,7 +145,14 @@ def _draw_points(axes: Axes, rows: list[Row], view: View, least: float) -> None:
 
 
 def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    label = "95 % over seeds"
+    label = "interval of the model (upright)"
+    for row in rows:
+        if view.low is not None and view.high is not None:
+            gap = max(row.counted_gap, least)
+            low, high = view.low(row), view.high(row)
+            axes.vlines(gap, low, high, color="tab:blue", alpha=0.4, lw=0.8, label=label)
+            label = "_once in the legend"
+    label = "95 % over seeds (level)"
     for row in rows:
         if row.gap_low95 is not None and row.gap_high95 is not None:
             low, high = max(row.gap_low95, least / 2.0), max(row.gap_high95, least / 2.0)
@@ -123,6 +181,32 @@ def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None
             edgecolors="tab:red",
             label=row.presets.replace(" ", "\n"),
             zorder=4,
+        )
+
+
+def _draw_knee(axes: Axes, results: Results, view: View, least: float) -> None:
+    if results.front:
+        number = results.knee().number
+        (row,) = (row for row in results.rows() if row.trial == number)
+        place = max(row.counted_gap, least), view.value(row)
+        axes.scatter(
+            *place, s=130, marker="*", color="gold", edgecolors="black", label="knee", zorder=3.5
+        )
+
+
+def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None:
+    tried = [row for row in rows if row.by_hand]
+    if tried:
+        gaps = [max(row.counted_gap, least) for row in tried]
+        values = [view.value(row) for row in tried]
+        axes.scatter(
+            gaps,
+            values,
+            s=110,
+            label="tried by hand",
+            zorder=4,
+            color="none",
+            edgecolors="tab:green",
         )
 
 

@@ -22,9 +22,11 @@ HEADER = (
 def front_table(results: Results) -> str:
     """Return the front, fastest first, below a line on the study and above the caption.
 
-    Between them stands what did not train, and why.
+    Below the front stand what was tried by hand and is not on it, and what did not train, and why.
     """
-    rows = [row for row in results.rows() if row.on_front]
+    every = results.rows()
+    rows = [row for row in every if row.on_front]
+    others = [row for row in every if row.by_hand and not row.on_front and not row.diverged]
     lost = [trial for trial in results.trials if trial.diverged]
     head = (
         f"study {results.spec.study.name}: {len(results.trials) + len(results.failed)} policies "
@@ -32,7 +34,10 @@ def front_table(results: Results) -> str:
     )
     said = [f"trial {t.number}: {t.name}: {t.divergence}" for t in lost]
     said += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
-    blocks = [[head], warnings(results), aligned([HEADER, *(_cells(row) for row in rows)]), said]
+    table = aligned([HEADER, *map(cells, [*rows, *others])])
+    if others:
+        table[1 + len(rows) :] = ["tried by hand, not on the front:", *table[1 + len(rows) :]]
+    blocks = [[head], warnings(results), table, said]
     return "\n\n".join("\n".join(block) for block in [*blocks, [caption(results)]] if block)
 
 
@@ -42,10 +47,11 @@ def warnings(results: Results) -> list[str]:
     return fault + [f"warning: results of both sides of a change: {c}" for c in results.mixed]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """Return the row under the titles HEADER."""
     return (
         str(row.trial),
-        f"{row.policy} = {row.presets}" if row.presets not in ("", row.policy) else row.policy,
+        _name(row),
         _gap(row),
         "" if row.tied_with is None else f"= {row.tied_with}",
         f"{row.validation_accuracy:.3f}",
@@ -54,6 +60,11 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.modeled_memory_ratio:.3f}",
         _confirmed(row),
     )
+
+
+def _name(row: Row) -> str:
+    known = f" = {row.presets}" if row.presets not in ("", row.policy) else ""
+    return f"{row.policy}{known}{' (by hand)' if row.by_hand else ''}"
 
 
 def _gap(row: Row) -> str:

@@ -58,7 +58,8 @@ class Asked:
 
     `number`: its Optuna trial. `batch`: the policies asked for together with it. `text`: the
     policy as JSON. `presets`: the presets of the ladder that are this policy. `params`: the
-    decisions that make it, or, for a preset, the nearest ones.
+    decisions that make it, or, for a preset, the nearest ones. `by_hand`: it was named by the user,
+    so no batch has it and no sampler is shown it.
     """
 
     number: int
@@ -67,6 +68,7 @@ class Asked:
     text: str
     presets: tuple[str, ...]
     params: Params
+    by_hand: bool = False
 
 
 class Records:
@@ -81,6 +83,11 @@ class Records:
         self.identities: list[dict[str, Any]] = []
         for line in lines:
             self._read(line)
+
+    @property
+    def searched(self) -> list[Asked]:
+        """The policies that the search asked for: all but those tried by hand."""
+        return [asked for asked in self.trials if not asked.by_hand]
 
     def _read(self, line: Line) -> None:
         record = line.record
@@ -118,6 +125,7 @@ class Records:
                 text=attrs["policy"],
                 presets=tuple(attrs["presets"]),
                 params=params,
+                by_hand=attrs.get("by_hand", False),
             )
         )
         for seed, plain in attrs["runs"].items():
@@ -173,6 +181,7 @@ class Records:
             distributions=dict(distributions),
             user_attrs={
                 **readable,
+                **({"by_hand": True} if asked.by_hand else {}),
                 "policy": asked.text,
                 "digest": asked.digest,
                 "batch": asked.batch,

@@ -33,7 +33,7 @@ class Row:
     separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
     `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
     bound the mean gap at 95 % (see `search.noise`), None with a single seed. `tied_with` is the
-    faster member of the front whose gap cannot be told from this one's.
+    faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
     """
 
     trial: int
@@ -62,6 +62,7 @@ class Row:
     gap_low95: float | None
     gap_high95: float | None
     tied_with: int | None
+    by_hand: bool
 
     @property
     def label(self) -> str:
@@ -125,6 +126,13 @@ class Results:
         sound = [trial for trial in self.trials if not trial.diverged]
         chosen = [sound[i] for i in non_dominated([self.point(trial) for trial in sound])]
         return tuple(sorted(chosen, key=lambda t: (-t.cost.speedup, t.loss_gap, t.number)))
+
+    def beaten_by(self, trial: Trial) -> tuple[Trial, ...]:
+        """Return the other members of the front that are nowhere worse than the trial."""
+        here, others = self.point(trial), [t for t in self.front if t is not trial]
+        return tuple(
+            t for t in others if all(x <= y for x, y in zip(self.point(t), here, strict=True))
+        )
 
     def knee(self) -> Trial:
         """Return the member of the front nearest to the ideal; see `front.knee`.
@@ -283,4 +291,5 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
+        by_hand=trial.by_hand,
     )

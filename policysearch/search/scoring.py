@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from policysearch.cost.price import PolicyCost
@@ -27,10 +28,11 @@ def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
     seeds, base = spec.study.seeds, records.identities[-1]["float32"]
     trials: list[Trial] = []
     failed: list[FailedTrial] = []
-    for asked in records.trials:
+    by_hand = {asked.digest for asked in records.trials if asked.by_hand}
+    for asked in _each_once(records.trials):
         outcome = scored(asked, records.runs, base, seeds, prices)
         if isinstance(outcome, Trial):
-            trials.append(outcome)
+            trials.append(replace(outcome, by_hand=outcome.digest in by_hand))
         elif outcome is not None:
             failed.append(outcome)
     return Results(
@@ -44,6 +46,19 @@ def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
         ),
         tuple(confirmations(records.runs, base, [trial.digest for trial in trials]).items()),
     )
+
+
+def _each_once(trials: Sequence[Asked]) -> list[Asked]:
+    """Return the trials with every policy once: one tried by hand and searched later is the first.
+
+    It keeps that number, so that what was printed of it stays true, and the names of the later one.
+    """
+    found: dict[str, Asked] = {}
+    for asked in trials:
+        first = found.setdefault(asked.digest, asked)
+        if first is not asked:
+            found[asked.digest] = replace(first, presets=first.presets or asked.presets)
+    return list(found.values())
 
 
 def scored(

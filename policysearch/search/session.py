@@ -55,14 +55,29 @@ class Session:
         """Go on until the trials of the study file are done, or the space has no new policy."""
         self._train(executor, self._outstanding(retry_failed), progress)
         self.prices.record(self.records.trials)
-        for asked in self.records.trials:
+        for asked in self.records.searched:
             self.history.append(self._seen(asked))
         while batch := self._next_batch():
             self._train(executor, self._missing(batch), progress)
             for asked in batch:
                 self._record(asked)
         if progress is not None:
-            progress(len(self.records.trials), self.results)
+            progress(len(self.records.searched), self.results)
+
+    def tried(
+        self, policy: Policy, executor: Executor, progress: Progress | None
+    ) -> tuple[Asked, bool]:
+        """Train what `policy` lacks and record it by hand; return it, and whether it is new.
+
+        The search goes on as if it had not been: batches and samplers leave it out.
+        """
+        known = [asked for asked in self.records.trials if asked.digest == policy.digest]
+        params = self.space.project(policy)
+        asked = Asked(-1, -1, policy.digest, compact(policy), (), params, by_hand=True)
+        self._train(executor, self._missing([asked]), progress)
+        if not known:
+            self._record(asked)
+        return known[0] if known else self.records.trials[-1], not known
 
     def results(self) -> Results:
         """Return what the study has found so far."""
@@ -94,7 +109,7 @@ class Session:
         A batch is asked for from the batches before it alone. So one that was interrupted is
         asked for again as it was, and what is left of it is returned.
         """
-        trials, settings = self.records.trials, self.spec.study
+        trials, settings = self.records.searched, self.spec.study
         room = settings.trials - len(trials)
         if settings.trials >= len(self.ladder):
             # A preset that is still untried was added to the study file after its trials were done.
@@ -118,7 +133,7 @@ class Session:
         for every batch, from the study's seed and the batch.
         """
         settings = self.spec.study
-        known = {asked.digest for asked in self.records.trials[:count]}
+        known = {asked.digest for asked in self.records.searched[:count]}
         presets = [digest for digest in self.ladder if digest not in known]
         shown, names = self.history.shown(count), self.spec.objectives.names
         view = sampler_view(shown, self.space, names, settings.sampler)
@@ -149,7 +164,7 @@ class Session:
     ) -> None:
         """Train `runs` and record each as soon as it ends."""
         keys = list(runs)
-        told, seeds = len(self.records.trials), len(self.spec.study.seeds)
+        told, seeds = len(self.records.searched), len(self.spec.study.seeds)
         if progress is not None:
             progress(told, self.results)
         for key, outcome in self.trained(executor, runs):
@@ -194,7 +209,7 @@ class Session:
             readable |= {"divergence": result.divergence} if result.diverged else {}
         elif result is not None:
             readable |= {"failure": result.reason}
-        if asked.presets:
+        if asked.presets or asked.by_hand:
             made = self.space.policy(asked.params).digest
             readable |= {"params_are": "exact" if made == asked.digest else "the nearest"}
         self.records.add_trial(
@@ -206,7 +221,8 @@ class Session:
             values,
             readable,
         )
-        self.history.append(self._seen(asked))
+        if not asked.by_hand:
+            self.history.append(self._seen(asked))
 
     def _seen(self, asked: Asked) -> Seen:
         """Return the policy as the sampler sees it; what failed has the worst gap."""

@@ -36,12 +36,13 @@ DIRECTIONS: dict[ObjectiveName, Literal["minimize", "maximize"]] = {
 class StudySection:
     """How long and how the search goes.
 
-    `trials` policies are trained, each with every training seed of `seeds`. `workers` of them are
-    asked for together before any of them is told; results depend on that number, never on how
-    many processes the machine can run. `seed` drives the sampler. `fast` is what emulates: "c",
-    "numpy" or, with the reference alone, "off"; by default the fastest there is, for the bits are
-    the same. At its end the front is confirmed over `confirm_factor` times the steps, for at most
-    `confirm_share` of the training steps that the search took; 0 leaves that out.
+    `name` is part of the names of result files. `trials` policies are trained, each with every
+    training seed of `seeds`. `workers` of them are asked for together before any of them is
+    told; results depend on that number, never on how many processes the machine can run. `seed`
+    drives the `sampler`. `fast` is what emulates: "c", "numpy" or, with the reference alone,
+    "off"; by default the fastest there is, for the bits are the same. At its end the front is
+    confirmed over `confirm_factor` times the steps, for at most `confirm_share` of the training
+    steps that the search took; 0 leaves that out.
     """
 
     name: str
@@ -76,7 +77,7 @@ class StudySection:
 
 @dataclass(frozen=True)
 class CostSection:
-    """The device and software stack the step is priced on.
+    """The `device` and software `stack` the step is priced on.
 
     `batch_size` is the batch of the priced step where it is not that of the training: small nets
     train here on small batches, and a device is bought for large ones.
@@ -95,7 +96,7 @@ class CostSection:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share one searched format."""
+    """The `layers` that share one searched format, and the `name` of them in decisions."""
 
     name: str
     layers: tuple[str, ...]
@@ -105,13 +106,16 @@ class Group:
 class SpaceSection:
     """What is searched.
 
-    `formats` are offered to every layer with parameters, or to every group; a layer without
-    parameters follows the one before it. `base` is the preset that says everything not searched:
-    op lists, bias, scaling recipe. Each op of `ops` may run "low" or "fp32". `loss_scales` are
-    kinds; their initial scale is 2 to a whole power within `log2_scale`, and a dynamic one grows
-    after `growth_intervals` clean steps. `accumulators` sum the products of every layer below
-    float32; the presets of `ladder`, tried first, take the first of them. `scalings` are recipes
-    for operands below 16 bits; none given, that of `base` holds.
+    `formats` are offered to every layer with parameters, or to each of the `groups`; a layer
+    without parameters follows the one before it. `base` is the preset that says everything not
+    searched: op lists, bias, scaling recipe. Each op of `ops` may run "low" or "fp32".
+    `loss_scales` are kinds, "schedule" not among them; their initial scale is 2 to a whole
+    power within `log2_scale`, and a dynamic one grows after `growth_intervals` clean steps.
+    Where `master_weights` is false, parameters are stored in their layer's format, or in
+    bfloat16 where that has fewer bits; `optimizer_states` are formats of the optimizer's state.
+    `accumulators` sum the products of every layer below float32; the presets of `ladder`, tried
+    first, take the first of them.
+    `scalings` are recipes for operands below 16 bits; none given, that of `base` holds.
     """
 
     formats: tuple[str, ...]
@@ -171,7 +175,7 @@ class SpaceSection:
 
 @dataclass(frozen=True)
 class ObjectivesSection:
-    """Which objectives span the front; the others are still reported."""
+    """Which objectives span the front, by their `names`; the others are still reported."""
 
     names: tuple[ObjectiveName, ...] = ("loss_gap", "speedup", "memory_ratio")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from policysearch.objective import Objective
+from policysearch.policy.policy import Policy
 from policysearch.search.confirm import candidates, horizon_of, within_budget
 from policysearch.search.executors import make_executor
 from policysearch.search.identity import (
@@ -22,7 +23,7 @@ from policysearch.search.results import Results
 from policysearch.search.samplers import sampler_named
 from policysearch.search.scoring import read_results
 from policysearch.search.session import Progress, Session
-from policysearch.search.space import make_space
+from policysearch.search.space import check_accumulators, make_space
 from policysearch.search.spec import DIRECTIONS, StudySpec
 from policysearch.search.storage import (
     OpenJournal,
@@ -87,6 +88,29 @@ def confirm_study(
                 if progress is not None:
                     progress(done, session.results)
         return session.results()
+
+
+def try_policy(
+    spec: StudySpec,
+    storage: Path,
+    policy: Policy,
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Results, int, bool]:
+    """Train `policy` with the seeds of the study and record it as a trial tried by hand.
+
+    Runs that are there are used again, and a policy that is a trial already stays that trial. What
+    the search does next does not depend on it. Returns the results, the trial's number, and
+    whether it is new. Raises InputError as `run_study`, and where the policy does not fit the task.
+    """
+    objective = _objective(spec)
+    check_accumulators(policy)
+    objective.price(policy)  # Says what is wrong with a policy before a file is made.
+    with _session(spec, storage, accept_changes=False) as session:
+        with make_executor(session.objective, processes, len(spec.study.seeds)) as executor:
+            asked, new = session.tried(policy, executor, progress)
+        return session.results(), asked.number, new
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ class Trial:
 
     `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
     none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
+    `by_hand`: a user tried it.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Trial:
     presets: tuple[str, ...]
     scores: tuple[Score, ...]
     divergence: str
+    by_hand: bool = False
 
     @cached_property
     def policy(self) -> Policy:
@@ -45,6 +47,11 @@ class Trial:
     def name(self) -> str:
         """The policy's name."""
         return policy_name(self.text)
+
+    @property
+    def label(self) -> str:
+        """The name to show: the presets where there are any."""
+        return " ".join(self.presets) or self.name
 
     @property
     def diverged(self) -> bool:

@@ -21,9 +21,10 @@ ScheduleKind = Literal["constant", "step", "cosine"]
 class Schedule:
     """What the learning rate is multiplied by, over steps counted from 0.
 
-    "step" multiplies by `factor` every `period_steps`; "cosine" falls along half a cosine to
-    `final_factor` of the rate within `period_steps`, 0 standing for the rest of the training.
-    Before either, `warmup_steps` rise in a line from `warmup_factor` of the rate to all of it.
+    Of the values of `kind`, "step" multiplies by `factor` every `period_steps`; "cosine" falls
+    along half a cosine to `final_factor` of the rate within `period_steps`, 0 standing for the
+    rest of the training. Before either, `warmup_steps` rise in a line from `warmup_factor` of
+    the rate to all of it.
     """
 
     kind: ScheduleKind = "constant"

@@ -25,10 +25,13 @@ DEEPEST = 10_000
 class Task:
     """What is trained, on what, and how long; the policy is not part of it.
 
-    `widths` are the hidden widths of an mlp. `data_folder` is where the files of a data set lie,
-    if it has files; it is no part of the fingerprint. `tail_steps` is how many of the last steps
-    the reported training loss is averaged over. The fields of the optimizer are those of
-    `Optimizer`; `weight_decay_for` "matrices" leaves out biases and the weights of norms.
+    `model` has `activation` between its layers and, if it is an mlp, the hidden `widths`. It
+    learns `data` by `loss`, over `steps` steps of `batch_size` examples. `data_folder` is where
+    the files of a data set lie, if it has files; it is no part of the fingerprint. `tail_steps`
+    is how many of the last steps the reported training loss is averaged over. `learning_rate`
+    is the rate of the `optimizer`, over the steps what `schedule` makes of it; the optimizer's
+    own fields are those of `Optimizer`. `weight_decay_for` "matrices" leaves out biases and the
+    weights of norms.
     """
 
     model: str = "lenet5"
@@ -70,7 +73,7 @@ class Task:
         self.build_optimizer()
 
     def with_steps(self, steps: int) -> Task:
-        """Return the same recipe over `steps` steps, its tail and its schedule stretched with it."""
+        """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
         factor = steps / self.steps
         schedule = replace(
             self.schedule,

@@ -1,0 +1,88 @@
+"""What several commands of the command line share, and the commands that look at one policy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policysearch import api
+from policysearch.report.front_data import csv_text
+from policysearch.report.one_trial import number_of, trial_page, tried_page
+from policysearch.report.table import front_table
+from policysearch.search.results import Results
+from policysearch.values import InputError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Any]
+
+
+def add_study(command: argparse.ArgumentParser) -> None:
+    """Let the command take a study file, and the journal of its results."""
+    command.add_argument("study", type=Path, metavar="STUDY.toml")
+    add_storage(command)
+
+
+def add_storage(command: argparse.ArgumentParser) -> None:
+    """Let the command take the journal of a study's results."""
+    command.add_argument(
+        "--storage", type=Path, metavar="FILE", help="journal file (results/<name>.journal)"
+    )
+
+
+def places(options: argparse.Namespace) -> str:
+    """Return the study file and its journal as they are given to a command."""
+    storage = f" --storage {options.storage}" if options.storage else ""
+    return f"{options.study}{storage}"
+
+
+def results_of(options: argparse.Namespace) -> Results:
+    """Return what the study that the command was given has found so far."""
+    return api.load_results(api.load_study(options.study), options.storage)
+
+
+def add_show(commands: Commands) -> None:
+    """Add `show`."""
+    show = commands.add_parser("show", help="print the front, or all that is known of one policy")
+    add_study(show)
+    what = show.add_mutually_exclusive_group()
+    what.add_argument("--csv", action="store_true", help="every trained policy as CSV")
+    what.add_argument(
+        "--trial", type=int, metavar="N", help="counts, time and memory of this trial"
+    )
+    what.add_argument("--policy", help="the same of this policy file, or preset:NAME")
+    show.set_defaults(run=_show)
+
+
+def add_try(commands: Commands) -> None:
+    """Add `try`."""
+    tried = commands.add_parser("try", help="train and price a policy of your own in a study")
+    tried.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+    tried.add_argument("--study", type=Path, metavar="STUDY.toml", required=True)
+    add_storage(tried)
+    tried.add_argument("--processes", type=int, metavar="N", help="training processes")
+    tried.set_defaults(run=_try)
+
+
+def _show(options: argparse.Namespace) -> None:
+    results = results_of(options)
+    number = options.trial
+    if options.policy is not None:
+        digest = api.policy_for(options.policy, results.spec).digest
+        number = number_of(results, digest, options.policy)
+    if number is not None:
+        print(trial_page(results, number))
+    else:
+        print(csv_text(results).rstrip("\n") if options.csv else front_table(results))
+
+
+def _try(options: argparse.Namespace) -> None:
+    spec = api.load_study(options.study)
+    if options.processes is not None and options.processes < 1:
+        raise InputError(f"--processes: {options.processes}; expected at least 1")
+    policy = api.policy_for(options.policy, spec)
+    results, number, new = api.try_policy(
+        policy, spec, options.storage, processes=options.processes
+    )
+    print(tried_page(results, number, new))
+    print(f"\nnext: policysearch show {places(options)} --trial {number}")

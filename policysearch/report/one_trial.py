@@ -1,0 +1,197 @@
+"""One policy of a study as text: how it trained, layer by layer, its modeled time and memory.
+
+Counts are sums over the seeds. Times and bytes are modeled; shares are of the kernels' time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policysearch.cost.devices import device_named
+from policysearch.cost.price import PolicyCost
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.report.table import HEADER, aligned, cells
+from policysearch.search.results import Results
+from policysearch.search.trials import FailedTrial, Trial
+from policysearch.values import InputError
+
+MIB = 2.0**20
+
+
+def trial_page(results: Results, number: int) -> str:
+    """Return all that is known of the trial with this number; InputError where there is none."""
+    trial = _found(results, number)
+    if isinstance(trial, FailedTrial):
+        return f"{_title(trial)}\n\nfailed: {trial.reason}"
+    blocks = [
+        [_title(trial), standing(results, trial), results.verdict(trial)],
+        [_settings(trial.policy), _mean(results, trial)],
+        _seeds(results, trial),
+        _layers(trial),
+        _time(trial.cost),
+        _memory(trial.cost),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def tried_page(results: Results, number: int, new: bool) -> str:
+    """Return what came of a policy tried by hand: its row, its counts, and where it stands."""
+    trial = _found(results, number)
+    if isinstance(trial, FailedTrial):
+        return trial_page(results, number)
+    (row,) = (row for row in results.rows() if row.trial == number)
+    blocks = [
+        [] if new else [f"already a trial of {results.spec.study.name}; nothing is added"],
+        aligned([HEADER, cells(row)]),
+        _layers(trial),
+        [standing(results, trial)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def standing(results: Results, trial: Trial) -> str:
+    """Say whether the trial is on the front, and which members of it are better if not."""
+    if trial.diverged:
+        return f"not on the front: {trial.divergence}"
+    if trial in results.front:
+        return "on the front" + ", its knee" * (trial is results.knee())
+    better = results.beaten_by(trial)
+    nearest = min(better, key=lambda t: (results.counted_gap(t), -t.cost.speedup, t.number))
+    more = f", nor than {len(better) - 1} more of the front" if len(better) > 1 else ""
+    return (
+        f"not on the front: better in nothing than trial {nearest.number} ({nearest.label}){more}"
+    )
+
+
+def _found(results: Results, number: int) -> Trial | FailedTrial:
+    for failed in results.failed:
+        if failed.number == number:
+            return failed
+    return results.trial(number)
+
+
+def number_of(results: Results, digest: str, source: str) -> int:
+    """Return the number of the trial that is this policy; InputError where none is."""
+    for trial in results.trials:
+        if trial.digest == digest:
+            return trial.number
+    study = results.spec.study.name
+    raise InputError(
+        f"--policy: {source}, which is no trial of {study}; expected one of its policies "
+        f"(`policysearch try {source} --study STUDY.toml` makes it one)"
+    )
+
+
+def _title(trial: Trial | FailedTrial) -> str:
+    presets = " ".join(trial.presets)
+    known = f" = {presets}" if presets not in ("", trial.name) else ""
+    by_hand = " (tried by hand)" if isinstance(trial, Trial) and trial.by_hand else ""
+    return f"trial {trial.number}: {trial.name}{known}{by_hand}"
+
+
+def _settings(policy: Policy) -> str:
+    masters = "float32" if policy.master_weights else "none"
+    sums = sorted({layer.accumulator for _, layer in policy.layers})
+    return (
+        f"loss scale: {_loss_scale(policy.loss_scale)}; tensor scaling: {policy.scaling.recipe}; "
+        f"masters: {masters}; optimizer state: {policy.optimizer_state}; "
+        f"accumulator: {', '.join(sums)}"
+    )
+
+
+def _mean(results: Results, trial: Trial) -> str:
+    interval = results.interval(trial)
+    if trial.diverged:
+        return "loss gap: none, for a run diverged"
+    if interval is None:
+        return f"loss gap: {trial.loss_gap:+.2e} nats (one seed, so no interval)"
+    return (
+        f"loss gap: {trial.loss_gap:+.2e} nats, {interval.low:+.2e} to {interval.high:+.2e} at "
+        "95 % over seeds"
+    )
+
+
+def _loss_scale(scale: LossScale) -> str:
+    if scale.kind == "none":
+        return "none"
+    if scale.kind == "schedule":
+        return "schedule " + ", ".join(
+            f"{value:g} from step {step}" for step, value in scale.schedule
+        )
+    grows = f", doubled after {scale.growth_interval} clean steps" * (scale.growth_factor == 2.0)
+    return f"{scale.kind} from {scale.init_scale:g}{grows if scale.kind == 'dynamic' else ''}"
+
+
+def _seeds(results: Results, trial: Trial) -> list[str]:
+    """One line per seed: gap, accuracy, skipped steps, counts; then where it diverged."""
+    titles = ("seed", "loss gap", "val acc", "skipped steps", "overflows", "underflows")
+    steps = results.spec.task.steps
+    rows = [
+        (
+            str(seed),
+            "diverged" if score.diverged else f"{score.loss_gap:+.2e}",
+            f"{score.validation_accuracy:.3f}",
+            f"{score.skipped_steps} of {steps}",
+            str(sum(count for _, count in score.overflows)),
+            str(sum(count for _, count in score.underflows)),
+        )
+        for seed, score in zip(results.spec.study.seeds, trial.scores, strict=True)
+    ]
+    return aligned([titles, *rows]) + [trial.divergence] * bool(trial.divergence)
+
+
+def _layers(trial: Trial) -> list[str]:
+    """One line per layer: its formats, what over- and underflowed there, its share of the time."""
+    formats = dict(trial.policy.layers)
+    over = _sums(pair for score in trial.scores for pair in score.overflows)
+    under = _sums(pair for score in trial.scores for pair in score.underflows)
+    shares = dict(trial.cost.layer_shares)
+    rows = [
+        (
+            layer or "(no layer)",
+            _formats(formats.get(layer)),
+            str(over.get(layer, 0)),
+            str(under.get(layer, 0)),
+            f"{shares.get(layer, 0.0):.1%}",
+        )
+        for layer in dict.fromkeys([*formats, *over, *under, *shares])
+    ]
+    titles = ("layer", "compute, grad, param", "overflows", "underflows", "modeled time")
+    return aligned([titles, *rows])
+
+
+def _formats(layer: LayerPolicy | None) -> str:
+    return f"{layer.compute}, {layer.grad}, {layer.param}" if layer else "-"
+
+
+def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for layer, count in pairs:
+        sums[layer] = sums.get(layer, 0) + count
+    return sums
+
+
+def _time(cost: PolicyCost) -> list[str]:
+    by_format = sorted(cost.format_shares, key=lambda pair: -pair[1])
+    bound = "launches by the host" if cost.host_bound else "the kernels"
+    lines = [
+        cost.summary,
+        f"the step's time is set by {bound}",
+        "kernels by format: " + ", ".join(f"{name} {share:.1%}" for name, share in by_format),
+        f"casts {cost.cast_share:.1%} of the kernels' time, optimizer {cost.optimizer_share:.1%}",
+        f"products with every operand below 32 bits: {cost.low_precision_share:.1%} of the FLOPs",
+    ]
+    missing = f"the device does not multiply {', '.join(cost.emulated)}: widened first"
+    return lines + [missing] * bool(cost.emulated)
+
+
+def _memory(cost: PolicyCost) -> list[str]:
+    low, high = cost.reserved_low_bytes / MIB, cost.reserved_high_bytes / MIB
+    sizes = "/".join(f"{size:g}" for size in device_named(cost.device).memory_gib)
+    fits = "fits" if cost.fits else "does not fit"
+    return [
+        f"modeled memory: peak {cost.peak_bytes / MIB:.4g} MiB "
+        f"(float32 {cost.float32_peak_bytes / MIB:.4g} MiB), "
+        f"reserved {low:.4g} to {high:.4g} MiB",
+        f"{fits} on {cost.device} ({sizes} GiB)",
+    ]

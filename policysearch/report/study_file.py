@@ -1,0 +1,147 @@
+"""The reference of the study file, made from the dataclasses that read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from policysearch.accumulators import ACCUMULATORS
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.stacks import STACKS
+from policysearch.data.datasets import LOADERS
+from policysearch.formats import FORMATS
+from policysearch.nn.layers import ACTIVATIONS
+from policysearch.nn.models import MODELS
+from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.policy.presets import PRESETS
+from policysearch.search.samplers import SAMPLERS
+from policysearch.search.spec import StudySpec
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import LOSSES
+from policysearch.train.tasks import Task
+
+HEAD = """# The study file
+
+A study is one TOML file. These are all its tables and keys; a key without a default must be there,
+and one that is not listed is an error that names the place. This page is made from the code by
+`make docs`; `policysearch keys` prints it."""
+
+ELSEWHERE: Mapping[type, type] = MappingProxyType({Task: Optimizer})
+"""Where a class says more of its keys than in its own docstring."""
+
+NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
+    {
+        "study.sampler": SAMPLERS,
+        "task.model": MODELS,
+        "task.activation": ACTIVATIONS,
+        "task.data": LOADERS,
+        "task.loss": LOSSES,
+        "cost.device": DEVICES,
+        "cost.stack": STACKS,
+        "space.formats": (*FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.base": PRESETS,
+        "space.ops": FORWARD_OPS,
+        "space.optimizer_states": (*FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.accumulators": (*ACCUMULATORS, "chunked:<length>:<format>[:<rounding mode>]"),
+        "space.ladder": PRESETS,
+    }
+)
+"""What the keys that name a row of a registry take."""
+
+
+def study_file_page() -> str:
+    """Return the reference as Markdown: per table what its keys mean, their types and defaults."""
+    blocks = [HEAD]
+    for table, kind in tables():
+        blocks += [f"## [{table}]", *meaning(kind), _keys(table, kind)]
+        blocks += [_names(table, kind)] * bool(_names(table, kind))
+    return "\n\n".join(blocks)
+
+
+def tables() -> Iterator[tuple[str, type]]:
+    """Yield every table of a study file with the class that reads it, tables within last."""
+    for name, hint in typing.get_type_hints(StudySpec).items():
+        yield from _tables(name, hint)
+
+
+def _tables(name: str, kind: type) -> Iterator[tuple[str, type]]:
+    yield name, kind
+    for key, hint in typing.get_type_hints(kind).items():
+        within = _table_in(hint)
+        if within is not None:
+            yield from _tables(f"{name}.{key}", within)
+
+
+def _table_in(hint: Any) -> type | None:
+    """Return the dataclass that is `hint`, or that a list of it holds."""
+    for kind in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            return kind
+    return None
+
+
+def meaning(kind: type) -> list[str]:
+    """Return the paragraphs that say what the keys of the class mean."""
+    docs = [inspect.getdoc(kind) or ""]
+    if kind in ELSEWHERE:
+        docs.append((inspect.getdoc(ELSEWHERE[kind]) or "").partition("\n\n")[2])
+    return [paragraph for doc in docs for paragraph in doc.split("\n\n")]
+
+
+def _keys(table: str, kind: type) -> str:
+    hints = typing.get_type_hints(kind)
+    rows = [
+        f"| `{field.name}` | {_type(hints[field.name])} | {_default(field)} |"
+        for field in dataclasses.fields(kind)
+    ]
+    return "\n".join(["| key | type | default |", "|---|---|---|", *rows])
+
+
+def _type(hint: Any) -> str:
+    """Return the type as TOML has it, or the values there are."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if _table_in(hint) is not None:
+        return "list of tables" if inside else "table"
+    if origin is typing.Literal:
+        return " or ".join(f'`"{name}"`' for name in inside)
+    if origin is tuple and inside[-1] is Ellipsis:
+        return f"list of {_type(inside[0])}"
+    if origin is tuple:
+        return f"list of {len(inside)}: {', '.join(map(_type, inside))}"
+    if inside:
+        return _type(next(kind for kind in inside if kind is not type(None)))
+    return {str: "string", int: "integer", float: "number", bool: "boolean"}[hint]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return "must be there"
+    if field.default is None:
+        return "left out"
+    if dataclasses.is_dataclass(field.default):
+        return "as below"
+    return f"`{_toml(field.default)}`"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _names(table: str, kind: type) -> str:
+    """Return what the keys take that name a row of a registry, one line each."""
+    known = {
+        f.name: NAMES[f"{table}.{f.name}"]
+        for f in dataclasses.fields(kind)
+        if f"{table}.{f.name}" in NAMES
+    }
+    return "\n".join(
+        f"- `{key}`: {', '.join(f'`{n}`' for n in names)}" for key, names in known.items()
+    )

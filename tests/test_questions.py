@@ -1,0 +1,76 @@
+"""Every promise of the README and of docs/questions.md is a command, and the command keeps it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from tests.studies import write_study
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+
+ANSWERS = {
+    "What is there to choose from?": ("loss gap", "modeled speedup", "tie", "on the front"),
+    "Does FP8 train this network?": ("te.current (by hand)", "loss gap", "overflows", "the front"),
+    "Does that still hold in a longer training?": ("short gap", "long gap", "verdict", "12 steps"),
+    "Which layer overflows?": ("layer", "overflows", "underflows", "fc1", "skipped steps"),
+    "Which loss scale holds?": ("loss scale: dynamic from", "skipped steps", "of 6"),
+    "Why is it not faster?": ("step's time is set by", "casts", "modeled time", "->"),
+    "Does it fit into memory?": ("modeled memory: peak", "reserved", "fits on H100-SXM5"),
+    "What is the front worth?": ("Noise under jitter", "seeds 0, 1", "wrote", ".png"),
+    "Which policy do I take, and how do I use it?": ("loss gap", "12 steps", "-torch.py"),
+    "What can I write into a study file?": ("`learning_rate`", "apex.O3", "hifloat8", "H100-SXM5"),
+}
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Return the arguments of every policysearch command in the text's sh blocks."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
+    lines = (shlex.split(line, comments=True) for block in blocks for line in block.splitlines())
+    return [words[1:] for words in lines if words and words[0].endswith("policysearch")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where studies/mlp-digits.toml is a tiny study."""
+    (tmp_path / "studies").mkdir()
+    name = ('name = "tiny"', 'name = "mlp-digits"')
+    write_study(tmp_path / "studies", name, name="mlp-digits.toml")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_question_is_answered_by_its_commands(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = re.split(r"^## (.*)\n", PAGE, flags=re.M)[1:]
+    questions = dict(zip(sections[::2], sections[1::2], strict=True))
+    assert list(questions) == list(ANSWERS)
+    for question, text in questions.items():
+        commands = commands_of(text)
+        assert commands
+        for command in commands:
+            assert main(command) == 0, (command, capsys.readouterr().err)
+        printed = capsys.readouterr().out
+        for word in ANSWERS[question]:
+            assert word in printed, (question, word)
+
+
+def test_the_commands_of_the_readme_run(folder: Path) -> None:
+    commands = commands_of(README)
+    assert len(commands) >= 8
+    for command in commands:
+        assert main(command) == 0, command
+
+
+def test_what_the_readme_promises_names_a_command_of_the_page() -> None:
+    promises = README.partition("So it answers")[2].partition("```")[0]
+    named = re.findall(r"`policysearch (\w+)[^`]*`", promises)
+    assert promises.count("?") == len(named) >= 4
+    assert set(named) <= {command[0] for command in commands_of(PAGE)}
