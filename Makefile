@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs reference lint slow peers bench clean
+.PHONY: front test docs reference lint slow peers bench mutants clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -50,6 +50,10 @@ bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.processes
 
+# Minutes to an hour; goes on where it was interrupted.
+mutants: .venv/mutants.stamp
+	$(BIN)/python -m benchmarks.mutants --seed 0 --sample 300
+
 .venv/made.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "make: $(PYTHON) is too old or missing; expected Python 3.11 or newer (make PYTHON=...)" >&2; exit 1; }
@@ -69,6 +73,10 @@ bench: .venv/peers.stamp
 
 .venv/peers.stamp: .venv/test.stamp
 	$(INSTALL) '.[test,torch,peers]'
+	@touch $@
+
+.venv/mutants.stamp: .venv/test.stamp
+	$(INSTALL) '.[test,torch,mutants]'
 	@touch $@
 
 clean:

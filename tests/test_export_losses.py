@@ -103,3 +103,73 @@ def test_targets_are_found_by_name() -> None:
     assert target_named("torch").SUFFIX == ".py"
     with pytest.raises(InputError, match=r"^export target: 'caffe'; expected one of .*torch"):
         target_named("caffe")
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("field", ["grad", "wgrad"])
+def test_a_gradient_torch_would_have_in_another_format_is_said(compute: str, field: str) -> None:
+    """Also where the forward pass is float32; not where the op lists make all of it float32."""
+    formats = dataclasses.replace(uniform_layer(compute), **{field: "float16"})
+    policy = preset("bfloat16", MODEL.layer_names)
+    plain = policy.with_layers({"fc1": uniform_layer(compute)})
+    policy = policy.with_layers({"fc1": formats})
+    said = set(losses(policy, MODEL)) - set(losses(plain, MODEL))
+    assert len(said) == 1
+    assert said.pop().startswith(f"layer fc1: gradients are {compute}, not ")
+    moved = tuple(op for op in policy.low_precision_ops if op in ("matmul", "bias"))
+    assert len(moved) == 2
+    listed = dataclasses.replace(
+        policy,
+        low_precision_ops=tuple(op for op in policy.low_precision_ops if op not in moved),
+        fp32_ops=(*policy.fp32_ops, *moved),
+    )
+    assert not [line for line in losses(listed, MODEL) if "gradients are" in line]
+
+
+def test_a_copy_of_the_parameters_in_a_third_format_is_said() -> None:
+    policy = preset("bfloat16", MODEL.layer_names)
+    for param, said in (("float32", False), ("bfloat16", False), ("float16", True)):
+        layer = uniform_layer("bfloat16", param=param)
+        lines = losses(policy.with_layers({"fc1": layer}), MODEL)
+        expected = "layer fc1: parameters are read as float32, without a float16 copy"
+        assert (expected in lines) == said
+
+
+def test_a_bias_not_fused_is_said_of_every_format_below_float32() -> None:
+    """31 bits are below float32; where every layer is float32 the bias is rounded once anyway."""
+    for name, said in (("e8m22", True), ("bfloat16", True), ("float32", False)):
+        layers = {name_: uniform_layer("float32") for name_ in MODEL.layer_names}
+        policy = preset("float32", MODEL.layer_names).with_layers(
+            {**layers, "fc1": uniform_layer(name)}
+        )
+        lines = losses(dataclasses.replace(policy, bias="rounded"), MODEL)
+        assert any(line.startswith("bias: ") for line in lines) == said
+
+
+@pytest.mark.parametrize(
+    ("masters", "param", "scale", "said"),
+    [
+        (False, "float16", LossScale("fixed", 8.0), True),
+        (True, "float16", LossScale("fixed", 8.0), False),
+        (False, "bfloat16", LossScale("fixed", 8.0), False),
+        (False, "float16", LossScale(), False),
+    ],
+)
+def test_float16_parameters_with_a_scale_are_said_to_be_refused(
+    masters: bool, param: str, scale: LossScale, said: bool
+) -> None:
+    layers = {name: uniform_layer("float16", param=param) for name in MODEL.layer_names}
+    policy = preset("float16", MODEL.layer_names).with_layers(layers)
+    policy = dataclasses.replace(policy, master_weights=masters, loss_scale=scale)
+    lines = losses(policy, MODEL)
+    assert any("GradScaler refuses to unscale" in line for line in lines) == said
+
+
+@pytest.mark.parametrize("rule", ["torch.GradScaler", "apex"])
+@pytest.mark.parametrize("kind", ["fixed", "dynamic"])
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_static_scale_that_never_skips_is_said(rule: Any, kind: Any, skips: bool) -> None:
+    scale = LossScale(kind, 8.0, rule=rule, skip_on_overflow=skips)
+    policy = dataclasses.replace(preset("bfloat16", MODEL.layer_names), loss_scale=scale)
+    said = any(line.startswith("loss_scale: GradScaler skips") for line in losses(policy, MODEL))
+    assert said == (kind == "fixed" and (rule == "apex" or not skips))

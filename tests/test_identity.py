@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
+import re
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from policysearch.search import identity
-from policysearch.search.identity import code_fingerprints, libraries
+from policysearch.search.identity import (
+    check_identity,
+    code_fingerprints,
+    differences,
+    identity_of,
+    libraries,
+    task_identity,
+)
+from policysearch.train.tasks import Task
+from policysearch.values import InputError
 
 PYTHON = '"""Doc."""\nx = f(1,  2)  # why\n\n\ndef g(a):\n    """Doc."""\n    return a\n'
 C = '#define A 1  // one\nint f(int a) { /* two */ return a + 1; }\nconst char *s = "// no";\n'
@@ -85,3 +97,169 @@ def test_libraries_name_numpy_and_its_blas_kernel() -> None:
     found = libraries()
     assert found["numpy"] == np.__version__
     assert found["blas"].strip()
+
+
+CODE = {"a.py": "1", "b.py": "2", "c.py": "3", "d.py": "4"}
+LIBRARIES = {"numpy": "2.0", "blas": "openblas", "simd": "AVX2"}
+NOW: dict[str, Any] = {
+    "task": {"steps": 6, "model": "mlp"},
+    "data": "d" * 64,
+    "float32": "f" * 64,
+    "code": CODE,
+    "libraries": LIBRARIES,
+}
+
+
+def with_parts(**parts: Any) -> dict[str, Any]:
+    return {**NOW, **parts}
+
+
+def test_what_is_equal_may_be_added_to() -> None:
+    assert differences(NOW, NOW) == []
+    check_identity(with_parts(), NOW, "a.journal")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"a.py": "9"}, "code differs: a.py"),
+        ({"e.py": "5"}, "code differs: e.py"),
+        ({"a.py": "9", "b.py": "9", "c.py": "9"}, "code differs: a.py, b.py, c.py"),
+        (dict.fromkeys(CODE, "9"), "code differs: a.py, b.py, c.py and 1 more"),
+        ({**dict.fromkeys(CODE, "9"), "e.py": "5"}, "code differs: a.py, b.py, c.py and 2 more"),
+    ],
+)
+def test_code_that_differs_is_named_up_to_three_files(changed: dict[str, str], said: str) -> None:
+    recorded = with_parts(code={**CODE, **changed})
+    assert differences(recorded, NOW) == [said]
+    with pytest.raises(InputError, match=rf"^storage a\.journal: {re.escape(said)}; expected"):
+        check_identity(recorded, NOW, "a.journal")
+    check_identity(recorded, NOW, "a.journal", accept=True)
+
+
+def test_libraries_that_differ_are_named_with_both_versions() -> None:
+    recorded = with_parts(libraries={**LIBRARIES, "numpy": "1.0"}, code={**CODE, "a.py": "9"})
+    said = ["code differs: a.py", "libraries differ: numpy 2.0 (was 1.0)"]
+    assert differences(recorded, NOW) == said
+    with pytest.raises(InputError, match=re.escape("; ".join(said))):
+        check_identity(recorded, NOW, "a.journal")
+
+
+def test_a_record_without_a_part_differs_in_all_of_it() -> None:
+    bare = {key: value for key, value in NOW.items() if key not in ("code", "libraries")}
+    assert differences(bare, NOW) == [
+        "code differs: a.py, b.py, c.py and 1 more",
+        "libraries differ: blas openblas (was None), numpy 2.0 (was None), simd AVX2 (was None)",
+    ]
+
+
+@pytest.mark.parametrize("accept", [False, True])
+def test_other_data_or_another_task_are_never_added_to(accept: bool) -> None:
+    with pytest.raises(InputError, match=r"data differ: dddddddddddd; expected eeeeeeeeeeee,"):
+        check_identity(with_parts(data="e" * 64), NOW, "a.journal", accept)
+    for task, said in (
+        ({"steps": 7, "model": "mlp"}, "task.steps: 6; expected 7,"),
+        ({"steps": 6, "model": "mlp", "old": 1}, "task.old: None; expected 1,"),
+        ({"steps": 6}, "task.model: 'mlp'; expected None,"),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            check_identity(with_parts(task=task), NOW, "a.journal", accept)
+
+
+# What a task may be instead, where a number would not do.
+OTHERS: dict[str, Any] = {
+    "data_folder": "elsewhere",
+    "model": "lenet5",
+    "widths": (9,),
+    "data": "digits32",
+    "loss": "mean_squared_error",
+    "activation": "tanh",
+}
+
+
+def other_value(owner: Any, field: dataclasses.Field[Any]) -> Any:
+    old = getattr(owner, field.name)
+    if field.name in OTHERS:
+        return OTHERS[field.name]
+    if dataclasses.is_dataclass(old) and not isinstance(old, type):
+        inner = next(f for f in dataclasses.fields(old) if isinstance(getattr(old, f.name), int))
+        return dataclasses.replace(old, **{inner.name: other_value(old, inner)})
+    if isinstance(old, str):
+        choices = get_args(get_type_hints(type(owner))[field.name])
+        return next(choice for choice in choices if choice != old)
+    return not old if isinstance(old, bool) else old + 1 if isinstance(old, int) else (old or 1) / 2
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Task), ids=lambda field: field.name)
+def test_every_field_of_a_task_counts_but_the_place_of_its_files(
+    field: dataclasses.Field[Any],
+) -> None:
+    task = Task(model="mlp", widths=(8,), data="digits", steps=60)
+    other = dataclasses.replace(task, **{field.name: other_value(task, field)})
+    assert getattr(other, field.name) != getattr(task, field.name)
+    assert (task_identity(other) == task_identity(task)) == (field.name == "data_folder")
+
+
+def test_the_identity_holds_what_was_given_and_what_computes() -> None:
+    task = Task(model="mlp", widths=(8,), data="digits", steps=60)
+    found = identity_of(task, "data", "float32")
+    assert found == {
+        "task": task_identity(task),
+        "data": "data",
+        "float32": "float32",
+        "code": code_fingerprints(),
+        "libraries": libraries(),
+    }
+    assert found["task"]["widths"] == [8] and found["task"]["steps"] == 60
+
+
+def test_libraries_are_numpy_its_blas_and_its_simd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only numpy's own BLAS counts where there are two, and any where numpy's is not told apart."""
+    ours = {"user_api": "blas", "filepath": "/x/numpy.libs/a.so", "internal_api": "openblas"}
+    rows = [
+        {**ours, "version": "0.3", "architecture": "Haswell"},
+        {"user_api": "blas", "filepath": "/x/scipy.libs/b.so", "internal_api": "mkl"},
+        {"user_api": "openmp", "filepath": "/x/numpy.libs/c.so", "internal_api": "openmp"},
+    ]
+    monkeypatch.setattr(identity, "threadpool_info", lambda: rows)
+    simd: Any = np.show_config(mode="dicts")
+    found = libraries()
+    assert found["blas"] == "openblas 0.3 Haswell"
+    assert found["numpy"] == np.__version__
+    assert found["simd"].split() == list(simd.get("SIMD Extensions", {}).get("found", []))
+    assert found.keys() == {"numpy", "blas", "simd"}
+    rows[0]["filepath"] = "/usr/lib/libopenblas.so"
+    assert libraries()["blas"] == "mkl None None, openblas 0.3 Haswell"
+
+
+@pytest.mark.parametrize("name", ["a/x.py", "a/y.c", "a/z.h", "a/t.json"])
+def test_a_file_of_each_kind_counts(package: Path, name: str) -> None:
+    (package / "a" / "t.json").write_text('{"a": 1, "b": [2]}')
+    (package / "a" / "notes.txt").write_text("nothing")
+    before = code_fingerprints()
+    assert before.keys() == {"a/x.py", "a/y.c", "a/z.h", "a/t.json"}
+    new = {"x.py": "y = 2", "y.c": "int y;", "z.h": "int z;", "t.json": '{"b": [2], "a": 2}'}
+    (package / name).write_text(new[name.partition("/")[2]])
+    after = code_fingerprints()
+    assert [file for file in before if before[file] != after[file]] == [name]
+    (package / "a" / "t.json").write_text('{"b": [2],\n "a": 1}')
+    if name == "a/x.py":
+        assert code_fingerprints()["a/t.json"] == before["a/t.json"]
+
+
+@pytest.mark.parametrize("room", ["cost", "search", "report", "export", "verify", "importers"])
+def test_rooms_that_come_afterwards_do_not_count(package: Path, room: str) -> None:
+    (package / room).mkdir(exist_ok=True)
+    (package / room / "m.py").write_text("x = 1")
+    assert code_fingerprints().keys() == {"a/x.py", "a/y.c", "a/z.h"}
+    assert f"{room}/m.py" in code_fingerprints(left_out=())
+    # A folder of that name further down is another room.
+    (package / "a" / room).mkdir()
+    (package / "a" / room / "m.py").write_text("x = 1")
+    assert f"a/{room}/m.py" in code_fingerprints()
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "__main__.py", "api.py", "cli.py"])
+def test_modules_at_the_top_do_not_count(package: Path, name: str) -> None:
+    (package / name).write_text("x = 1")
+    assert code_fingerprints().keys() == {"a/x.py", "a/y.c", "a/z.h"}

@@ -63,6 +63,7 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     lines: list[str] = []
     for layer, (compute, output, _) in owned.items():
         lines += _layer_losses(policy, layer, compute, output)
+        lines += _gradient_losses(policy, model, layer, _runs_in(compute, output))
     lines += _function_losses(policy, model, free)
     return (*lines, *_whole_losses(policy))
 
@@ -109,12 +110,19 @@ def _layer_losses(policy: Policy, layer: str, compute: str, output: str) -> Iter
         yield f"layer {layer}: torch has no {output} result; it returns float32"
     elif output != runs:
         yield f"layer {layer}: its result is rounded to {runs} before it becomes {output}"
-    if compute != "float32" and (formats.grad, formats.dgrad, formats.wgrad) != (runs,) * 3:
-        given = f"{formats.grad} (operand), {formats.dgrad} (input), {formats.wgrad} (weight)"
-        yield f"layer {layer}: gradients are {runs}, not {given}"
     yield from _storage_losses(policy, layer, formats)
     if formats.accumulator != LayerPolicy().accumulator:
         yield f"layer {layer}: the device accumulates in its own way, not as {formats.accumulator}"
+
+
+def _gradient_losses(policy: Policy, model: Model, layer: str, runs: str) -> Iterator[str]:
+    """Gradients have the layer's formats where its ops do, also where the forward is float32."""
+    ops = {n.source for n in trace_forward(model, 1).nodes if n.layer == layer}
+    formats = policy.layer(layer)
+    gradients = (formats.grad, formats.dgrad, formats.wgrad)
+    if ops & set(policy.low_precision_ops) and gradients != (runs,) * 3:
+        given = f"{formats.grad} (operand), {formats.dgrad} (input), {formats.wgrad} (weight)"
+        yield f"layer {layer}: gradients are {runs}, not {given}"
 
 
 def _storage_losses(policy: Policy, layer: str, formats: LayerPolicy) -> Iterator[str]:
