@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from policysearch.export.targets import target_named, targets
 from policysearch.export.torch import export, losses
-from policysearch.nn.models import lenet5, mlp
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Phase, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.values import InputError
@@ -173,3 +174,17 @@ def test_a_static_scale_that_never_skips_is_said(rule: Any, kind: Any, skips: bo
     policy = dataclasses.replace(preset("bfloat16", MODEL.layer_names), loss_scale=scale)
     said = any(line.startswith("loss_scale: GradScaler skips") for line in losses(policy, MODEL))
     assert said == (kind == "fixed" and (rule == "apex" or not skips))
+
+
+def test_a_layer_without_a_product_computes_where_its_addition_does() -> None:
+    """The position embedding only adds: what it reshapes before is not where it computes."""
+    net = transformer((1, 8, 8), 10, 16, (24,), 2)
+    low = preset("bfloat16", net.layer_names)
+    lists = {
+        name: tuple(op for op in getattr(low, name) if op != "bias")
+        for name in ("low_precision_ops", "fp32_ops", "promote_ops")
+    }
+    wide = replace(low, **{**lists, "fp32_ops": (*lists["fp32_ops"], "bias")})  # type: ignore[arg-type]
+    row = "'position': ('{}', "
+    assert row.format("bfloat16") in target_named("torch").export(low, net)
+    assert row.format("float32") in target_named("torch").export(wide, net)

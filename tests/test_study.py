@@ -132,6 +132,14 @@ def test_the_front_is_of_the_told_objectives(journal: Path, spec: StudySpec) -> 
         equal = any(results.point(t) == results.point(trial) for t in results.front)
         assert (trial.number in on_front) <= (not beaten)
         assert beaten or equal
+        better = {t.number for t in results.beaten_by(trial)}
+        assert better == {
+            t.number
+            for t in results.front
+            if (t != trial and dominates(results.point(t), results.point(trial)))
+            or (t != trial and results.point(t) == results.point(trial))
+        }
+        assert bool(better) == (trial.number not in on_front)
     assert results.knee() in results.front
     assert results.fastest().cost.speedup == max(t.cost.speedup for t in results.front)
     with pytest.raises(InputError, match=r"max-gap: -9\.0; expected at least"):

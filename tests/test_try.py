@@ -134,3 +134,14 @@ def test_the_command_prints_row_counts_and_standing(
     (tmp_path / "bad.json").write_text("{}")
     assert main(["try", "bad.json", "--study", study]) == 2
     assert "bad.json: missing key" in capsys.readouterr().err
+
+
+def test_what_was_tried_by_hand_is_still_known_in_the_next_session(
+    spec: StudySpec, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.journal"
+    with replaced_training():
+        run_study(spec, path, processes=0)
+        _, number, new = try_policy(spec, path, preset("te.current", LAYERS), processes=0)
+    again = load_results(spec, path)
+    assert new and [trial.number for trial in again.trials if trial.by_hand] == [number]

@@ -86,7 +86,9 @@ def _formats(
         if not model.parameters_of(layer):
             free[layer] = made[-1].format
             continue
-        product = next((n for n in made if n.op.kind == "gemm"), made[0])
+        # A layer computes in its product, or else in the first op that does more than move data.
+        products = [n for n in made if n.op.kind == "gemm"]
+        product = (products or [n for n in made if n.op.kind != "move"] or made)[0]
         stored = None if policy.master_weights else policy.layer(layer).param
         owned[layer] = (
             graph.inputs_of(product)[0].format,
