@@ -23,6 +23,7 @@ from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import NOT_COUNTED, Watch, half_unit
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Run, Trainer, initial_parameters, train
+from tests.rounding_oracle import FASTS
 
 Wide = npt.NDArray[np.float64]
 Move = Callable[[int, Wide, dict[str, Wide]], Wide]
@@ -226,7 +227,7 @@ def same(one: Run, other: Run) -> bool:
     return params and arrays and counts
 
 
-@pytest.mark.parametrize("fast", ["c", "numpy", "off"])
+@pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
 @pytest.mark.parametrize(
     "kind", ["apex.O3", "bfloat16", "float8", "phases", "stochastic", "stored"]
