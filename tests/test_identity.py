@@ -39,6 +39,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def rewritten(path: Path, old: str, new: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Replace `old` in a file of the package; return the fingerprints before and after."""
+    before = code_fingerprints()
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    return before, code_fingerprints()
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
@@ -54,11 +62,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_comments_formatting_and_what_comes_afterwards_do_not_count(
     package: Path, name: str, old: str, new: str
 ) -> None:
-    before = code_fingerprints()
-    path = package / name
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    assert code_fingerprints() == before
+    before, after = rewritten(package / name, old, new)
+    assert after == before
     assert before.keys() == {"a/x.py", "a/y.c", "a/z.h"}
 
 
@@ -76,11 +81,7 @@ def test_comments_formatting_and_what_comes_afterwards_do_not_count(
 def test_every_change_of_meaning_counts_and_names_its_file(
     package: Path, name: str, old: str, new: str
 ) -> None:
-    before = code_fingerprints()
-    path = package / name
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    after = code_fingerprints()
+    before, after = rewritten(package / name, old, new)
     assert [file for file in before if before[file] != after[file]] == [name]
 
 
