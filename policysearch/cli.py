@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from policysearch import api
-from policysearch.commands import add_show, add_study, add_try, places, results_of
-from policysearch.files import drop_output, make_folder, make_streams_safe, say
+from policysearch.commands import (
+    add_show,
+    add_study,
+    add_try,
+    drop_output,
+    make_streams_safe,
+    places,
+    results_of,
+    say,
+)
+from policysearch.files import make_folder
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
 from policysearch.report.progress import Bar

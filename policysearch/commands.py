@@ -1,8 +1,12 @@
-"""What several commands of the command line share, and the commands that look at one policy."""
+"""What the command line shares: arguments, safe streams, and commands that look at one policy."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,3 +90,25 @@ def _try(options: argparse.Namespace) -> None:
     )
     print(tried_page(results, number, new))
     print(f"\nnext: policysearch show {places(options)} --trial {number}")
+
+
+def make_streams_safe() -> None:
+    """Let a closed stream swallow what is written, and any text be written in any encoding."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop_output() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush is silent."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(line: str) -> None:
+    """Write a line to standard error, or nowhere if that is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)

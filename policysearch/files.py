@@ -1,12 +1,10 @@
-"""Files written whole or not at all, under names that nobody can have prepared; safe streams."""
+"""Files written whole or not at all, under names that nobody can have prepared."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -82,25 +80,3 @@ _LONGEST_TEXT_BYTES = 2**24
 def reason(error: Exception) -> str:
     """Return why a file operation failed, in the system's words."""
     return getattr(error, "strerror", None) or str(error)
-
-
-def make_streams_safe() -> None:
-    """Let a closed stream swallow what is written, and any text be written in any encoding."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def drop_output() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush is silent."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def say(line: str) -> None:
-    """Write a line to standard error, or nowhere if that is gone."""
-    with contextlib.suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)

@@ -11,9 +11,17 @@ import pytest
 
 from policysearch import api
 from policysearch.cli import main
-from policysearch.objective import CURVE_SHARES, Measurement, Objective, curve_of
+from policysearch.objective import (
+    CURVE_SHARES,
+    Failure,
+    Measurement,
+    Objective,
+    Outcome,
+    curve_of,
+)
 from policysearch.policy.policy import Policy
-from policysearch.search.confirm import candidates, horizon_of, within_budget
+from policysearch.search.confirm import candidates, confirmations, horizon_of, within_budget
+from policysearch.search.records import RunKey
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import confirm_study, load_results, run_study
@@ -207,3 +215,12 @@ def test_a_longer_run_is_the_same_recipe_stretched(tmp_path: Path) -> None:
         objective.float32, 0
     )
     assert stretched != objective.measure(objective.float32, 0)
+
+
+def test_a_confirmation_names_the_seeds_it_has() -> None:
+    """A run that failed, or is still to come, leaves its own seed out and no other."""
+    done = Measurement(0.5, 0.9, None, 0, (), ())
+    runs: dict[RunKey, Outcome] = {RunKey("base", seed, 0.0, 60): done for seed in (2, 3, 4)}
+    runs |= {RunKey("mixed", seed, 0.0, 60): done for seed in (2, 4)}
+    runs[RunKey("mixed", 3, 0.0, 60)] = Failure("MemoryError")
+    assert confirmations(runs, "base", ["mixed"])["mixed"].seeds == (2, 4)

@@ -69,29 +69,26 @@ def confirmations(
     seeds = sorted(k.seed for k in runs if k.digest == base and k.steps == longest)
     found = {}
     for digest in digests:
-        pairs = [
-            (runs.get(RunKey(digest, seed, 0.0, longest)), runs[RunKey(base, seed, 0.0, longest)])
-            for seed in seeds
-        ]
         measured = [
-            (run, beside)
-            for run, beside in pairs
-            if isinstance(run, Measurement) and isinstance(beside, Measurement)
+            (seed, run, beside)
+            for seed in seeds
+            if isinstance(run := runs.get(RunKey(digest, seed, 0.0, longest)), Measurement)
+            and isinstance(beside := runs[RunKey(base, seed, 0.0, longest)], Measurement)
         ]
         if measured:
-            found[digest] = _confirmation(longest, seeds, measured)
+            found[digest] = _confirmation(longest, measured)
     return found
 
 
 def _confirmation(
-    steps: int, seeds: Sequence[int], pairs: Sequence[tuple[Measurement, Measurement]]
+    steps: int, measured: Sequence[tuple[int, Measurement, Measurement]]
 ) -> Confirmation:
-    diverged = any(run.diverged for run, _ in pairs)
-    gaps = [gap(run, beside) for run, beside in pairs]
-    losses = [beside.tail_loss for _, beside in pairs if beside.tail_loss is not None]
+    diverged = any(run.diverged for _, run, _ in measured)
+    gaps = [gap(run, beside) for _, run, beside in measured]
+    losses = [beside.tail_loss for _, _, beside in measured if beside.tail_loss is not None]
     return Confirmation(
         steps=steps,
-        seeds=tuple(seeds[: len(pairs)]),
+        seeds=tuple(seed for seed, _, _ in measured),
         loss_gap=DIVERGED_GAP if diverged else math.fsum(gaps) / len(gaps),
         gap_spread=statistics.stdev(gaps) if len(gaps) > 1 else None,
         float32_loss=math.fsum(losses) / len(losses) if losses else math.nan,

@@ -20,7 +20,7 @@ from policysearch.search.samplers import sampler_named
 from policysearch.search.scoring import read_results, scored
 from policysearch.search.space import check_accumulators, make_space
 from policysearch.search.spec import StudySpec
-from policysearch.search.trials import Trial, policy_name
+from policysearch.search.trials import FailedTrial, Trial, policy_name
 from policysearch.search.view import History, Seen, fits, sampler_view
 
 MOST_DUPLICATES = 64
@@ -56,7 +56,7 @@ class Session:
         self._train(executor, self._outstanding(retry_failed), progress)
         self.prices.record(self.records.trials)
         for asked in self.records.searched:
-            self.history.append(self._seen(asked))
+            self.history.append(self._seen(asked, self._scored(asked)))
         while batch := self._next_batch():
             self._train(executor, self._missing(batch), progress)
             for asked in batch:
@@ -163,14 +163,13 @@ class Session:
         self, executor: Executor, runs: Mapping[RunKey, Policy], progress: Progress | None
     ) -> None:
         """Train `runs` and record each as soon as it ends."""
-        keys = list(runs)
-        told, seeds = len(self.records.searched), len(self.spec.study.seeds)
+        told, seeds, trained = len(self.records.searched), len(self.spec.study.seeds), 0
         if progress is not None:
             progress(told, self.results)
         for key, outcome in self.trained(executor, runs):
             self.records.add_run(key, outcome)
+            trained += not key.jitter
             if progress is not None:
-                trained = sum(k in self.records.runs for k in keys if not k.jitter)
                 progress(told + trained / seeds, self.results)
 
     def trained(
@@ -194,8 +193,7 @@ class Session:
 
     def _record(self, asked: Asked) -> None:
         """Record a policy whose runs have ended, with what it is worth."""
-        base, seeds = self.float32.digest, self.spec.study.seeds
-        result = scored(asked, self.records.runs, base, seeds, self.prices)
+        result, seeds = self._scored(asked), self.spec.study.seeds
         values = None
         readable: dict[str, object] = {"name": policy_name(asked.text)}
         if isinstance(result, Trial):
@@ -222,12 +220,14 @@ class Session:
             readable,
         )
         if not asked.by_hand:
-            self.history.append(self._seen(asked))
+            self.history.append(self._seen(asked, result))
 
-    def _seen(self, asked: Asked) -> Seen:
-        """Return the policy as the sampler sees it; what failed has the worst gap."""
+    def _scored(self, asked: Asked) -> Trial | FailedTrial | None:
         base, seeds = self.float32.digest, self.spec.study.seeds
-        result = scored(asked, self.records.runs, base, seeds, self.prices)
+        return scored(asked, self.records.runs, base, seeds, self.prices)
+
+    def _seen(self, asked: Asked, result: Trial | FailedTrial | None) -> Seen:
+        """Return the policy as the sampler sees it; what failed has the worst gap."""
         gap = result.loss_gap if isinstance(result, Trial) else DIVERGED_GAP
         params = asked.params
         if not fits(params, self.space.choices()):

@@ -55,7 +55,7 @@ def run_study(
     as failed are started again only with `retry_failed`.
     """
     jobs = spec.study.workers * len(spec.study.seeds)
-    with _session(spec, storage, accept_changes) as session:
+    with _session(spec, _objective(spec), storage, accept_changes) as session:
         with make_executor(session.objective, processes, jobs) as executor:
             session.run(executor, progress, retry_failed)
         return session.results()
@@ -77,7 +77,7 @@ def confirm_study(
     `share` bounds the cost as a share of the study's own training steps; None trains all of them.
     Raises InputError as `run_study`.
     """
-    with _session(spec, storage, accept_changes=False) as session:
+    with _session(spec, _objective(spec), storage) as session:
         results = session.results()
         horizon = horizon_of(spec.study.seeds, spec.task.steps, factor, seeds)
         chosen = candidates(results) if share is None else within_budget(results, horizon, share)
@@ -107,17 +107,18 @@ def try_policy(
     objective = _objective(spec)
     check_accumulators(policy)
     objective.price(policy)  # Says what is wrong with a policy before a file is made.
-    with _session(spec, storage, accept_changes=False) as session:
+    with _session(spec, objective, storage) as session:
         with make_executor(session.objective, processes, len(spec.study.seeds)) as executor:
             asked, new = session.tried(policy, executor, progress)
         return session.results(), asked.number, new
 
 
 @contextlib.contextmanager
-def _session(spec: StudySpec, storage: Path, accept_changes: bool) -> Iterator[Session]:
+def _session(
+    spec: StudySpec, objective: Objective, storage: Path, accept_changes: bool = False
+) -> Iterator[Session]:
     """Hold the journal at `storage` and yield a session on it."""
     sampler_named(spec.study.sampler, spec.study.seed)
-    objective = _objective(spec)
     identity = identity_of(spec.task, objective.dataset.fingerprint, objective.float32.digest)
     make_space(spec.space, objective.model)
     with exclusive(storage), quiet():
