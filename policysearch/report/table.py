@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from policysearch.report.front_data import caption
 from policysearch.search.results import Results
 from policysearch.search.rows import Row
+from policysearch.search.trend import Trend
 
 HEADER = (
     "trial",
@@ -101,11 +102,19 @@ def confirmed_table(results: Results) -> str:
             f"{row.loss_gap:+.2e}",
             f"{row.confirmed_gap:+.2e}",
             row.fault or "holds",
+            *_course(results.confirmed_trend(results.trial(row.trial))),
         )
         for row in rows
     ]
     titles = ("trial", "policy", "modeled speedup", "short gap", "long gap", "verdict")
-    return "\n".join([head, "", *aligned([titles, *cells])])
+    course = ("trend", "of float32's loss on the way")
+    return "\n".join([head, "", *aligned([(*titles, *course), *cells])])
+
+
+def _course(trend: Trend) -> tuple[str, str]:
+    """Return where the gap goes, in nats and beside float32's loss, and its shares of that loss."""
+    words = trend.gap if trend.gap == trend.relative else f"{trend.gap}, {trend.relative}"
+    return words, " ".join(f"{p.relative:+.1%}" for p in trend.points if p.relative is not None)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -14,6 +14,7 @@ from policysearch.search.front import Point, knee, non_dominated
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.rows import Row
 from policysearch.search.spec import ObjectiveName, StudySpec
+from policysearch.search.trend import Trend, columns, trends
 from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.values import InputError
 
@@ -125,6 +126,27 @@ class Results:
     def interval(self, trial: Trial) -> Interval | None:
         """Return the 95 % interval of the mean gap over seeds; None for one seed, or diverged."""
         return self._intervals.get(trial.number)
+
+    @cached_property
+    def _trends(self) -> dict[int, Trend]:
+        curves = [[score.gap_curve for score in trial.scores] for trial in self.trials]
+        found = trends(curves, self.spec.task.steps, self.resolution_gap)
+        return {trial.number: trend for trial, trend in zip(self.trials, found, strict=True)}
+
+    def trend(self, trial: Trial) -> Trend:
+        """Return where the trial's gap goes over the study's own run."""
+        return self._trends[trial.number]
+
+    @cached_property
+    def _confirmed_trends(self) -> dict[str, Trend]:
+        curves = [confirmation.gap_curves for _, confirmation in self.confirmed]
+        steps = max((confirmation.steps for _, confirmation in self.confirmed), default=0)
+        found = trends(curves, steps, self.resolution_gap)
+        return {digest: trend for (digest, _), trend in zip(self.confirmed, found, strict=True)}
+
+    def confirmed_trend(self, trial: Trial) -> Trend:
+        """Return where the trial's gap goes over the longer run; empty where there is none."""
+        return self._confirmed_trends.get(trial.digest, Trend())
 
     @cached_property
     def ties(self) -> dict[int, int]:
@@ -254,4 +276,5 @@ def _row(results: Results, trial: Trial) -> Row:
         swamped_step=trial.swamped_step,
         swamped_layer=trial.swamped_layer,
         early_sign=trial.early_sign,
+        **columns(results.trend(trial), results.confirmed_trend(trial), results.spec.task.steps),
     )

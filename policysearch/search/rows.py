@@ -18,6 +18,9 @@ class Row:
     faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
     `swamped_share` of the updates are too small to move their parameter, projected from step
     `swamped_step` to the smallest learning rate; `early_sign` says so where they are many.
+    `gap_eighth` and so on: the mean gap after that share of the steps; the relative ones are shares
+    of float32's own loss there, `relative_gap` at the end. The trends are those of
+    `search.trend.Trend`, of the study's run and of the longer one.
     """
 
     trial: int
@@ -51,6 +54,17 @@ class Row:
     swamped_step: int | None
     swamped_layer: str
     early_sign: str
+    gap_eighth: float | None
+    gap_quarter: float | None
+    gap_half: float | None
+    relative_gap_eighth: float | None
+    relative_gap_quarter: float | None
+    relative_gap_half: float | None
+    relative_gap: float | None
+    gap_trend: str
+    relative_gap_trend: str
+    confirmed_gap_trend: str
+    confirmed_relative_gap_trend: str
 
     @property
     def label(self) -> str:

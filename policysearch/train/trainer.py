@@ -26,6 +26,7 @@ from policysearch.train.loss_scale import (
     next_state,
     skips_update,
 )
+from policysearch.train.lost import Lost
 from policysearch.train.probe import Probe
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.swamped import Swamped, Watch, watched
@@ -50,7 +51,8 @@ class Run:
     `overflows` and `underflows` count, per layer, values that rounding made infinite (or
     saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
     step whose gradients were found not finite. `swamped` counts updates that vanish, in the steps
-    0, PROBE_INTERVAL and so on. `fast` is what ran; it changes no bit.
+    0, PROBE_INTERVAL and so on. `lost` has all three by layer and role. `fast` is what ran; it
+    changes no bit.
     """
 
     losses: NDArray[np.float64]
@@ -63,6 +65,7 @@ class Run:
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
     swamped: Swamped
+    lost: tuple[Lost, ...]
     params: dict[str, FloatArray]
     fast: Fast
 
@@ -156,7 +159,7 @@ class Trainer:
     ) -> Step:
         executable = self._executable(observed)
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
-        executable.step_index = self.step_index
+        executable.step_index = self.probe.step = self.step_index
         arrays = executable.arrays
         arrays["images"][...] = images
         arrays["targets"][...] = self._targets[labels]
@@ -287,6 +290,7 @@ def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Ru
         overflows=trainer.probe.overflow_counts(),
         underflows=trainer.probe.underflow_counts(),
         swamped=trainer.watch.swamped(),
+        lost=trainer.probe.lost() + trainer.watch.lost(),
         params=trainer.params(),
         fast=trainer.fast,
     )
