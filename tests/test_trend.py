@@ -58,6 +58,21 @@ def test_what_is_below_the_noise_is_flat() -> None:
     assert one(*runs, least=0.1).relative == "flat"
 
 
+@pytest.mark.parametrize(
+    ("half", "end", "word"),
+    [
+        (-0.3, -0.1, "flat"),
+        (-0.1, -0.3, "flat"),
+        (-0.1, 0.1, "growing"),
+        (0.1, -0.1, "shrinking"),
+        (0.3, 0.1, "shrinking"),
+    ],
+)
+def test_a_loss_below_float32s_is_no_gain(half: float, end: float, word: str) -> None:
+    runs = [curve(0.0, 0.0, half + shift, end + 1.1 * shift) for shift in (0.0, 1e-3, -1e-3)]
+    assert one(*runs).gap == one(*runs).relative == word
+
+
 def test_one_seed_calls_nothing() -> None:
     found = one(curve(0.0, 0.0, 0.1, 0.9))
     assert found.gap == found.relative == ONE_SEED

@@ -34,7 +34,7 @@ def lost_lines(trial: Trial) -> list[str]:
             row.layer or "(no layer)",
             row.role,
             str(row.count),
-            f"{row.count / row.seen:.2%}",
+            f"{100.0 * row.count / row.seen:.2g}%",
             str(row.first_step),
             f"{row.largest:.3g}",
         )

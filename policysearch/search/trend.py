@@ -2,8 +2,10 @@
 
 A trend is the change from the middle of the run to its end, of the gap in nats and of the gap as a
 share of float32's own loss at the same step. It is called growing or shrinking only where that
-change, a mean over the seeds, lies outside its own 95 % interval (see `search.noise`) and is larger
-than what counts as an effect at all; else the gap is flat. With one seed nothing is called.
+change, a mean over the seeds, differs from zero by more than its own 95 % interval allows (see
+`search.noise`) and is larger than what counts as an effect at all; else the gap is flat. So is one
+that stays below zero: a policy gains nothing by a loss below float32's. With one seed nothing is
+called.
 """
 
 from __future__ import annotations
@@ -80,8 +82,10 @@ def trends(curves: Sequence[Sequence[GapCurve]], steps: int, least: float) -> li
     for i, row, nats, share in zip(whole, pairs, absolute, relative, strict=True):
         loss = math.fsum(loss for _, _, loss in row) / len(row)
         mean = math.fsum(change for change, _, _ in row) / len(row)
-        words = _direction(nats, least), _direction(share, least / loss)
-        made[i] = Trend(made[i].points, *words, mean, nats.high - nats.mean if nats else None)
+        points = made[i].points
+        gaps = [point.gap or 0.0 for point in points if point.steps in ends]
+        words = _direction(nats, least, gaps), _direction(share, least / loss, gaps)
+        made[i] = Trend(points, *words, mean, nats.high - nats.mean if nats else None)
     return made
 
 
@@ -108,9 +112,13 @@ def _points(curves: Sequence[GapCurve]) -> tuple[GapPoint, ...]:
     return tuple(points)
 
 
-def _direction(change: Interval | None, least: float) -> str:
+def _direction(change: Interval | None, least: float, gaps: Sequence[float]) -> str:
+    """Return the word for a change between the two mean `gaps`."""
     if change is None:
         return ONE_SEED
     if change.low <= 0.0 <= change.high or abs(change.mean) <= least:
         return "flat"
-    return "growing" if change.mean > 0.0 else "shrinking"
+    grows = change.mean > 0.0
+    if gaps[1 if grows else 0] <= 0.0:
+        return "flat"
+    return "growing" if grows else "shrinking"

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from policysearch.formats import format_named
+from policysearch.formats import Format, format_named
 from policysearch.graph import FloatArray, Node
 from policysearch.train.lost import Lost, Tally
+
+
+def nearest_to_largest(fmt: Format) -> float:
+    """Return up to where a value is nearer to the largest number than to what would be the next.
+
+    Scaled tensors are full of such values: their scale puts the largest on the format's largest,
+    give or take its own rounding.
+    """
+    return fmt.max + 2.0 ** (fmt.quantum_exponent(fmt.max_exponent) - 1)
 
 
 class Probe:
@@ -20,12 +29,13 @@ class Probe:
         self._tally = Tally()
 
     def __call__(self, node: Node, before: FloatArray, after: FloatArray) -> None:
-        """Count finite values beyond the format's largest, and non-zero ones that became zero."""
+        """Count finite values too large for the format, and non-zero ones that became zero."""
         size = np.abs(before)
         rounded = np.abs(after)
-        beyond = np.isfinite(size) & (size > format_named(node.format).max)
-        # A value just above the largest may still round down to it.
-        over = beyond & ~((node.rounding.overflow == "inf") & np.isfinite(rounded))
+        if node.rounding.overflow == "inf":
+            over = np.isfinite(size) & ~np.isfinite(rounded)
+        else:
+            over = np.isfinite(size) & (size > nearest_to_largest(format_named(node.format)))
         under = (size > 0) & (rounded == 0)
         place = node.layer, node.role, self.step
         self._tally.add("overflow", *place, size[over], len(size))
