@@ -138,26 +138,56 @@ def test_confirm_shows_the_course_over_the_longer_run(tmp_path: Path) -> None:
     assert "gap over the longer run: " in trial_page(found, first.trial)
 
 
-def test_kernels_and_memory_are_those_of_the_priced_step(results: Results) -> None:
-    trial = results.trial(number(results, "bfloat16"))
-    spec = results.spec.cost
-    objective = Objective(results.spec.task, spec.device, spec.stack, spec.batch_size)
-    graph = objective.step_graph(trial.policy)
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A study whose kernels are long enough to differ."""
+    folder = tmp_path_factory.mktemp("wide")
+    large = (("widths = [8]", "widths = [256, 256]"), ("batch_size = 4096", "batch_size = 65536"))
+    spec = load_spec(write_study(folder, *large))
+    with replaced_training(signs):
+        return run_study(spec, folder / "x.journal", processes=0)
+
+
+def test_kernels_are_those_of_the_priced_step(wide: Results) -> None:
+    trial, cost = wide.trial(number(wide, "bfloat16")), wide.spec.cost
+    objective = Objective(wide.spec.task, cost.device, cost.stack, cost.batch_size)
+    graph, page = objective.step_graph(trial.policy), page_of(wide, "bfloat16")
     time = step_time(graph, objective.device, objective.stack)
-    memory, page = step_memory(graph), trial_page(results, trial.number)
     for title, key in (("op", "op"), ("what bounds them", "bound")):
         (line,) = re.findall(f"kernels by {title}: (.*)", page)
         shares = [float(share) for share in re.findall(r"([0-9.]+)%", line)]
-        assert len(shares) == len({getattr(kernel, key) for kernel in time.kernels})
+        assert len(shares) == len({getattr(kernel, key) for kernel in time.kernels}) > 1
         assert sum(shares) == pytest.approx(100.0, abs=0.05 * len(shares))
+        assert shares == sorted(shares, reverse=True)
     products = sum(kernel.seconds for kernel in time.kernels if kernel.op == "matmul")
     assert f"matmul {products / time.kernel_seconds:.1%}" in page
-    assert f"{time.launch_seconds / time.kernel_seconds:.2f} of the kernels' time" in page
+    host = time.launch_seconds / time.kernel_seconds
+    assert f"the host takes {host:.2f} of the kernels' time" in page and host < 0.9
+    seconds = sorted((kernel.seconds for kernel in time.kernels), reverse=True)
     longest = max(time.kernels, key=lambda kernel: kernel.seconds)
-    assert words(page, longest.op, longest.layer)[:2] == [longest.role, longest.format]
-    live = re.findall(r"([0-9.]+) MiB", page.partition("live at the peak: ")[2])
-    assert len(live) == 5
-    assert sum(map(float, live)) == pytest.approx(memory.peak_bytes / 2**20, rel=1e-3)
+    limit = {"bandwidth": "bandwidth", "compute": "compute"}[longest.bound]
+    said = [longest.role, longest.format, f"{seconds[0] / sum(seconds):.1%}", limit]
+    assert words(page, longest.op, longest.layer) == said
+    rest = f"{len(seconds) - 8} shorter ones take {sum(seconds[8:]) / sum(seconds):.1%}"
+    assert rest in page
+
+
+def test_the_live_bytes_are_those_of_the_priced_step(wide: Results) -> None:
+    trial, cost = wide.trial(number(wide, "bfloat16")), wide.spec.cost
+    objective = Objective(wide.spec.task, cost.device, cost.stack, cost.batch_size)
+    memory = step_memory(objective.step_graph(trial.policy))
+    line = page_of(wide, "bfloat16").partition("live at the peak: ")[2].splitlines()[0]
+    parts = [part.rsplit(" ", 2) for part in line.split(", ")]
+    held = {name: float(size) * 2**20 for name, size, _ in parts}
+    expected = {
+        "parameters": memory.parameter_bytes,
+        "optimizer state": memory.optimizer_bytes,
+        "gradients": memory.gradient_bytes,
+        "low copies of parameters": memory.weight_copy_bytes,
+        "activations and the rest": memory.activation_bytes,
+    }
+    assert held == pytest.approx(expected, rel=1e-3) and len(set(held.values())) >= 4
+    assert sum(held.values()) == pytest.approx(memory.peak_bytes, rel=1e-3)
 
 
 def test_without_the_data_the_sums_are_told(
