@@ -50,9 +50,8 @@ class Run:
     finite ones of those losses, infinite where the run diverged.
     `overflows` and `underflows` count, per layer, values that rounding made infinite (or
     saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
-    step whose gradients were found not finite. `swamped` counts updates that vanish, in the steps
-    0, PROBE_INTERVAL and so on. `lost` has all three by layer and role. `fast` is what ran; it
-    changes no bit.
+    step whose gradients were found not finite. `swamped` counts updates that vanish, in the first
+    of these; `lost` has all three by role. `fast` is what ran; it changes no bit.
     """
 
     losses: NDArray[np.float64]
@@ -82,8 +81,7 @@ class Trainer:
         self.model, self.task, self.policy, self.seed = model, task, policy, seed
         self.fast = check_fast(fast)
         self.scale_state = initial_state(policy.loss_scale)
-        self.updates_done = 0
-        self.step_index = 0
+        self.updates_done = self.step_index = 0
         self.probe, self.watch = Probe(), Watch()
         self._targets = np.eye(model.classes, dtype=np.float32)
         self._compiled: dict[tuple[str, bool], Step] = {}
@@ -268,9 +266,8 @@ def _take_steps(
         skipped.append(taken[-1][2])
         if progress is not None:
             progress(len(taken), losses[-1])
-        if has_diverged(losses, skipped):
-            return taken, True
-        if gave_up(trainer.policy.loss_scale, trainer.scale_state):
+        ended = gave_up(trainer.policy.loss_scale, trainer.scale_state)
+        if ended or has_diverged(losses, skipped):
             return taken, True
     return taken, False
 
@@ -278,15 +275,14 @@ def _take_steps(
 def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Run:
     losses, scales, skipped = zip(*taken, strict=True)
     tail = math.inf if diverged else tail_mean(losses[-trainer.task.tail_steps :])
-    diverged = tail == math.inf
     return Run(
         losses=np.array(losses, np.float64),
         scales=np.array(scales, np.float64),
         skipped=np.array(skipped, np.bool_),
         tail_loss=tail,
         validation_accuracy=trainer.accuracy(*dataset.validation),
-        diverged=diverged,
-        diverged_at=len(taken) - 1 if diverged else None,
+        diverged=tail == math.inf,
+        diverged_at=len(taken) - 1 if tail == math.inf else None,
         overflows=trainer.probe.overflow_counts(),
         underflows=trainer.probe.underflow_counts(),
         swamped=trainer.watch.swamped(),
