@@ -7,7 +7,8 @@ from pathlib import Path
 
 from policysearch.export.targets import target_named
 from policysearch.files import make_folder, write_whole
-from policysearch.nn.models import MODELS, Model
+from policysearch.nn.model import Model
+from policysearch.nn.models import MODELS
 from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,

@@ -43,7 +43,8 @@ class Op:
     from `inputs` in float32; the arrays are fixed for the life of a plan. `gradients` holds one
     rule per input (None where there is no gradient) that emits nodes and returns the id of the
     gradient of that input. `kind`: "gemm" contracts, "move" only relabels or copies, "source" is
-    fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
+    fed from outside. `placement` is the op list it is in by default. `pinned` inputs are read as
+    they are (indices, masks, statistics): no policy casts them. `keeps_format`: every output
     value is an input value or zero. `converts`: the op only brings its first input into the
     node's format. `in_place`: inputs whose buffer the output may take. `work` gives the elements
     of scratch the op needs.
@@ -61,6 +62,7 @@ class Op:
     converts: bool = False
     in_place: tuple[int, ...] = ()
     work: Work = no_work
+    pinned: tuple[int, ...] = ()
 
 
 def size(shape: Shape) -> int:

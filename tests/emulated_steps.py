@@ -7,7 +7,8 @@ import numpy as np
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.nn.model import Model
+from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LossScale, Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy

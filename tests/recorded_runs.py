@@ -74,7 +74,7 @@ class Case:
             return plain
         images = np.array(plain.images)
         images[order[self.outlier][0]] *= np.float32(1e5)
-        return replace(plain, images=images)
+        return replace(plain, inputs=(images,))
 
     def policy(self, dataset: Dataset) -> Policy:
         names = self.task.build_model(dataset).layer_names

@@ -10,7 +10,7 @@ import pytest
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Builder
 from policysearch.nn.layers import ACTIVATIONS, POOLS, Activation, Conv2d, Flatten, Linear, Pool
-from policysearch.nn.models import MODELS, Model, lenet5, mlp
+from policysearch.nn.models import MODELS, Chain, lenet5, mlp
 from policysearch.ops.source import data
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import LOSSES, trace_forward, trace_step
@@ -23,7 +23,7 @@ def test_lenet5_is_the_published_net() -> None:
         *("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten"),
         *("fc1", "relu3", "fc2", "relu4", "fc3"),
     )
-    shapes = {spec.name: spec.shape for spec in model.parameters() if spec.kind == "weight"}
+    shapes = {spec.name: spec.shape for spec in model.parameters() if spec.name.endswith(".weight")}
     assert shapes == {
         "conv1.weight": (6, 1, 5, 5),
         "conv2.weight": (16, 6, 5, 5),
@@ -75,10 +75,10 @@ def test_initial_values_fill_torchs_range_and_repeat() -> None:
         (lambda: lenet5(size=8), "size"),
         (lambda: lenet5("swish"), "activation: 'swish'; expected one of relu"),
         (lambda: Pool("pool1", 2, "median"), "pool: 'median'; expected one of"),
-        (lambda: Model("m", (Flatten("a"), Flatten("a")), (4,), 4), "'a' twice"),
-        (lambda: Model("m", (Linear("a", 4, 3),), (4,), 4).parameters(), "output"),
-        (lambda: Model("m", (Linear("a", 5, 4),), (4,), 4).parameters(), "expected \\[5\\]"),
-        (lambda: Model("m", (Conv2d("a", 2, 4, 3),), (1, 9, 9), 4).parameters(), "layer a"),
+        (lambda: Chain("m", (Flatten("a"), Flatten("a")), (4,), 4), "'a' twice"),
+        (lambda: Chain("m", (Linear("a", 4, 3),), (4,), 4).parameters(), "output"),
+        (lambda: Chain("m", (Linear("a", 5, 4),), (4,), 4).parameters(), "expected \\[5\\]"),
+        (lambda: Chain("m", (Conv2d("a", 2, 4, 3),), (1, 9, 9), 4).parameters(), "layer a"),
         (lambda: MODELS["lenet5"]((1, 32, 32), 10, "relu", (3,)), "widths"),
         (lambda: MODELS["lenet5"]((1, 32, 30), 10, "relu", ()), "square"),
     ],
@@ -101,7 +101,7 @@ def test_every_node_knows_its_layer_and_role() -> None:
     assert "wgrad" in order and len(graph.updates) == 20
 
 
-def torch_model(torch: Any, model: Model) -> Any:
+def torch_model(torch: Any, model: Chain) -> Any:
     """Return the same net built from torch's own modules."""
     modules: list[Any] = []
     for layer in model.layers:
@@ -126,7 +126,7 @@ def torch_model(torch: Any, model: Model) -> Any:
     return torch.nn.Sequential(*modules)
 
 
-def small_net(activation: str, pool: str) -> Model:
+def small_net(activation: str, pool: str) -> Chain:
     layers = (
         Conv2d("conv", 2, 4, 3, stride=2, padding=1),
         Activation("activation", activation),
@@ -134,7 +134,7 @@ def small_net(activation: str, pool: str) -> Model:
         Flatten("flatten"),
         Linear("fc", 4 * 3 * 3, 5),
     )
-    return Model("small", layers, (2, 12, 12), 5)
+    return Chain("small", layers, (2, 12, 12), 5)
 
 
 @pytest.mark.torch

@@ -12,7 +12,7 @@ from policysearch.cost.price import step_price
 from policysearch.cost.stacks import STACKS
 from policysearch.data.datasets import LOADERS, Dataset, batches, load_dataset
 from policysearch.export.targets import targets
-from policysearch.nn.models import MODELS, Model
+from policysearch.nn.models import MODELS, Chain
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.presets import PRESETS, preset
@@ -26,7 +26,7 @@ FIVE = LayerPolicy("float16", "bfloat16", "float8_e5m2", "tfloat32", "float8_e4m
 """Compute, output, grad, wgrad and param all differ."""
 
 
-def _model(name: str) -> Model:
+def _model(name: str) -> Chain:
     return MODELS[name]((1, 16, 16), 10, "relu", (24,) if name == "mlp" else ())
 
 
@@ -68,7 +68,7 @@ def dataset(request: pytest.FixtureRequest) -> Dataset:
 
 
 def test_a_data_set_is_split_and_normalised(dataset: Dataset) -> None:
-    images, labels = dataset.train
+    (images,), labels = dataset.train
     assert images.dtype == np.float32 and images.shape[1:] == dataset.image_shape
     assert len(images) == dataset.train_count and len(dataset.validation[0]) > 0
     assert abs(images.mean(dtype=np.float64)) < 1e-5
@@ -90,7 +90,7 @@ def test_a_data_set_gives_batches_and_trains(dataset: Dataset) -> None:
     task = Task(model="mlp", data=dataset.name, batch_size=16, steps=3, tail_steps=1)
     few = replace(
         dataset,
-        images=dataset.images[: dataset.train_count + 32],
+        inputs=(dataset.images[: dataset.train_count + 32],),
         labels=dataset.labels[: dataset.train_count + 32],
         validation_count=32,
     )

@@ -9,7 +9,7 @@ from string import Template
 from policysearch.export.torch_template import TEMPLATE, UPDATES
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Node
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy, RoleRounding
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import LOSSES, trace_forward

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from policysearch.graph import Builder, Shape, size
-from policysearch.nn.layers import Layer, Linear, ParameterSpec
+from policysearch.nn.layers import Layer, Linear
+from policysearch.nn.model import ParameterSpec
 from policysearch.ops.attention import scale, softmax
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add
@@ -67,7 +68,7 @@ class Position:
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
         (width,) = input_shape
         shape = (self.time * width,)
-        return (ParameterSpec(f"{self.name}.bias", shape, self.name, "bias", width),)
+        return (ParameterSpec(f"{self.name}.bias", shape, self.name, width),)
 
     def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
         shape = b.shape(x)
@@ -92,8 +93,8 @@ class LayerNorm:
             )
         shape = (self.width,)
         return (
-            ParameterSpec(f"{self.name}.weight", shape, self.name, "weight", self.width, 1.0),
-            ParameterSpec(f"{self.name}.bias", shape, self.name, "bias", self.width, 0.0),
+            ParameterSpec(f"{self.name}.weight", shape, self.name, self.width, 1.0),
+            ParameterSpec(f"{self.name}.bias", shape, self.name, self.width, 0.0),
         )
 
     def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:

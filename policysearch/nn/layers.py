@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from policysearch.graph import Attrs, Builder, Op, Shape, size
+from policysearch.nn.model import ParameterSpec
 from policysearch.ops.activations import sigmoid, tanh
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
@@ -27,22 +28,6 @@ ACTIVATIONS: Mapping[str, tuple[Op, Attrs]] = MappingProxyType(
 """By name: the op and its attributes. "gelu" is torch's default form."""
 
 POOLS: Mapping[str, Op] = MappingProxyType({"max": max_pool, "average": average_pool})
-
-
-@dataclass(frozen=True)
-class ParameterSpec:
-    """One trained array: `name` is "<layer>.weight" or "<layer>.bias", as in torch.
-
-    `fan_in` is the number of inputs that one output of the layer sums over. `initial` is the
-    value training starts from; None draws it.
-    """
-
-    name: str
-    shape: Shape
-    layer: str
-    kind: Literal["weight", "bias"]
-    fan_in: int
-    initial: float | None = None
 
 
 class Layer(Protocol):
@@ -76,10 +61,10 @@ def names_of(layer: Layer) -> tuple[str, ...]:
 
 def _owned(layer: str, weight: Shape, outputs: int, with_bias: bool) -> tuple[ParameterSpec, ...]:
     fan_in = size(weight[1:])
-    specs = (ParameterSpec(f"{layer}.weight", weight, layer, "weight", fan_in),)
+    specs = (ParameterSpec(f"{layer}.weight", weight, layer, fan_in),)
     if not with_bias:
         return specs
-    return (*specs, ParameterSpec(f"{layer}.bias", (outputs,), layer, "bias", fan_in))
+    return (*specs, ParameterSpec(f"{layer}.bias", (outputs,), layer, fan_in))
 
 
 def _expect(layer: str, input_shape: Shape, fits: bool, valid: str) -> None:

@@ -12,23 +12,15 @@ import numpy as np
 
 from policysearch.graph import Builder, FloatArray, Shape, size
 from policysearch.nn.attention import JoinTokens, LayerNorm, Position, Tokens, transformer_block
-from policysearch.nn.layers import (
-    Activation,
-    Conv2d,
-    Flatten,
-    Layer,
-    Linear,
-    ParameterSpec,
-    Pool,
-    names_of,
-)
-from policysearch.ops.source import data, parameter
+from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, names_of
+from policysearch.nn.model import Input, Model, ParameterSpec, Traced, emit_arrays
+from policysearch.ops.source import data
 from policysearch.values import InputError
 
 
 @dataclass(frozen=True)
-class Model:
-    """A chain of layers for inputs of `input_shape` (one example); [batch, classes] comes out."""
+class Chain(Model):
+    """A chain of layers for images of `input_shape` (one example); [batch, classes] comes out."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -42,6 +34,10 @@ class Model:
                 raise InputError(f"model {self.name}: layer {name!r} twice; expected names once")
 
     @property
+    def inputs(self) -> tuple[Input, ...]:  # type: ignore[override]
+        return (Input("images", self.input_shape),)
+
+    @property
     def layer_names(self) -> tuple[str, ...]:
         return tuple(name for layer in self.layers for name in names_of(layer))
 
@@ -52,7 +48,7 @@ class Model:
         specs: list[ParameterSpec] = []
         for layer in self.layers:
             owned = layer.parameters(b.shape(x)[1:])
-            x = layer.trace(b, x, emit_parameters(b, owned))
+            x = layer.trace(b, x, emit_arrays(b, owned))
             specs += owned
         if b.shape(x) != (1, self.classes):
             given = list(b.shape(x)[1:])
@@ -63,10 +59,6 @@ class Model:
         """Return every trained array in layer order; InputError where the layers do not fit."""
         return self._specs
 
-    def parameters_of(self, layer: str) -> tuple[ParameterSpec, ...]:
-        """Return the trained arrays of one layer."""
-        return tuple(spec for spec in self._specs if spec.layer == layer)
-
     def init(self, rng: np.random.Generator) -> dict[str, FloatArray]:
         """Return fresh float32 parameters, uniform within +-1/sqrt(fan_in) or as specified.
 
@@ -75,11 +67,12 @@ class Model:
         """
         return {spec.name: _initial(spec, rng) for spec in self._specs}
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
-        """Emit the forward pass for input node `x` [batch, ...]; return the node of the logits."""
+    def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
+        """Emit the forward pass; its output are the logits [batch, classes]."""
+        x = fed["images"]
         for layer in self.layers:
-            x = layer.trace(b, x, params)
-        return x
+            x = layer.trace(b, x, fed)
+        return Traced(x)
 
 
 def _initial(spec: ParameterSpec, rng: np.random.Generator) -> FloatArray:
@@ -89,19 +82,9 @@ def _initial(spec: ParameterSpec, rng: np.random.Generator) -> FloatArray:
     return unit * np.float32(spec.fan_in**-0.5)
 
 
-def emit_parameters(b: Builder, specs: tuple[ParameterSpec, ...]) -> dict[str, int]:
-    """Emit one parameter source per spec; return {name: node}."""
-    return {
-        spec.name: b.emit(
-            parameter, attrs={"shape": spec.shape}, name=spec.name, layer=spec.layer, role="input"
-        )
-        for spec in specs
-    }
-
-
 def lenet5(
     activation: str = "relu", classes: int = 10, in_channels: int = 1, size: int = 32
-) -> Model:
+) -> Chain:
     """Return LeNet-5 with max pooling: 5x5 convolutions to 6 and 16, then 120, 84, `classes`.
 
     `size` is the side of the square images in pixels. LeCun et al., Proc. IEEE 86(11), 1998, as
@@ -124,12 +107,12 @@ def lenet5(
         Activation(f"{activation}4", activation),
         Linear("fc3", 84, classes),
     )
-    return Model("lenet5", layers, (in_channels, size, size), classes)
+    return Chain("lenet5", layers, (in_channels, size, size), classes)
 
 
 def mlp(
     widths: tuple[int, ...], activation: str = "relu", input_shape: Shape | None = None
-) -> Model:
+) -> Chain:
     """Return a dense net: widths[0] inputs, hidden layers, widths[-1] classes without activation.
 
     An `input_shape` of more than one axis is flattened first.
@@ -142,7 +125,7 @@ def mlp(
         layers.append(Linear(f"fc{number}", n_in, n_out))
         if number < len(widths) - 1:
             layers.append(Activation(f"{activation}{number}", activation))
-    return Model("mlp", tuple(layers), shape, widths[-1])
+    return Chain("mlp", tuple(layers), shape, widths[-1])
 
 
 def transformer(
@@ -152,7 +135,7 @@ def transformer(
     hidden: tuple[int, ...] = (128,),
     heads: int = 4,
     activation: str = "gelu",
-) -> Model:
+) -> Chain:
     """Return an encoder with one pre-norm block per entry of `hidden`, its inner width.
 
     `input_shape` is [time, features] or [channels, rows, columns], then a row is a time step. The
@@ -179,13 +162,13 @@ def transformer(
         layers += transformer_block(f"block{number}", width, inner, heads, time, middle)
     layers += [LayerNorm("norm", width), JoinTokens("flatten", time)]
     layers.append(Linear("head", time * width, classes))
-    return Model("transformer", tuple(layers), input_shape, classes)
+    return Chain("transformer", tuple(layers), input_shape, classes)
 
 
-ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Model]
+ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Chain]
 
 
-def _lenet5(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Model:
+def _lenet5(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
     if widths:
         raise InputError(f"model lenet5, widths: {list(widths)}; expected none, they are fixed")
     if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
@@ -193,13 +176,13 @@ def _lenet5(input_shape: Shape, classes: int, activation: str, widths: tuple[int
     return lenet5(activation, classes, input_shape[0], input_shape[1])
 
 
-def _mlp(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Model:
+def _mlp(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
     return mlp((size(input_shape), *widths, classes), activation, input_shape)
 
 
 def _transformer(
     input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]
-) -> Model:
+) -> Chain:
     width, *hidden = widths or (32, 128)
     return transformer(input_shape, classes, width, tuple(hidden), activation=activation)
 

@@ -24,7 +24,9 @@ def _source(name: str) -> Op:
 data = _source("data")
 parameter = _source("parameter")
 state = _source("state")
-"""Optimizer state and running statistics: kept from step to step like parameters."""
+"""Optimizer state: kept from step to step like parameters."""
+buffer = _source("buffer")
+"""Running statistics of the forward pass; what torch calls a buffer of a module."""
 
 
 def copy_bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray):  # type: ignore[no-untyped-def]

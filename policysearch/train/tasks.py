@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import get_args
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
-from policysearch.nn.models import MODELS, Model
+from policysearch.nn.model import Model
+from policysearch.nn.models import MODELS
 from policysearch.train.optimizers import Decays, Optimizer, OptimizerKind
 from policysearch.train.schedule import Schedule
 from policysearch.train.size import check_memory, needed_bytes
