@@ -43,11 +43,12 @@ class Op:
     from `inputs` in float32; the arrays are fixed for the life of a plan. `gradients` holds one
     rule per input (None where there is no gradient) that emits nodes and returns the id of the
     gradient of that input. `kind`: "gemm" contracts, "move" only relabels or copies, "source" is
-    fed from outside. `placement` is the op list it is in by default. `pinned` inputs are read as
-    they are (indices, masks, statistics): no policy casts them. `keeps_format`: every output
+    fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
     value is an input value or zero. `converts`: the op only brings its first input into the
     node's format. `in_place`: inputs whose buffer the output may take. `work` gives the elements
-    of scratch the op needs.
+    of scratch the op needs. `pinned`: inputs that are read as they are (indices, masks,
+    statistics): no policy casts them, and they do not widen a promoted result. `pointwise`: an
+    elementwise op of which every output value depends on the input values at its own place alone.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Op:
     in_place: tuple[int, ...] = ()
     work: Work = no_work
     pinned: tuple[int, ...] = ()
+    pointwise: bool = True
 
 
 def size(shape: Shape) -> int:
@@ -99,6 +101,12 @@ class Node:
     @property
     def attributes(self) -> dict[str, Any]:
         return dict(self.attrs)
+
+    @property
+    def deciding(self) -> tuple[int, ...]:
+        """The inputs that decide a promoted format: those not pinned, all where all are."""
+        free = (i for place, i in enumerate(self.inputs) if place not in self.op.pinned)
+        return tuple(free) or self.inputs
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def test_the_storage_of_parameters_is_as_documented(name: str) -> None:
 
 SAYS = {
     "norms": ("batch_norm", "layer_norm"),
-    "losses": ("softmax_cross_entropy", "mean_squared_error"),
+    "losses": ("softmax_cross_entropy", "token_cross_entropy", "mean_squared_error"),
 }
 
 

@@ -45,14 +45,15 @@ def test_a_preset_is_complete(name: str) -> None:
     ("name", "low", "fp32", "promote"),
     [
         ("mindspore.O1", "conv2d matmul bias relu", "max_pool gelu softmax add", ""),
-        ("mindspore.O2", "conv2d relu max_pool softmax gelu add", "batch_norm layer_norm", ""),
-        ("mindspore.O3", "conv2d relu softmax batch_norm layer_norm", "", ""),
+        ("mindspore.O2", "conv2d relu max_pool softmax gelu add pow", "batch_norm layer_norm", ""),
+        ("mindspore.O3", "conv2d relu softmax batch_norm layer_norm exp", "", ""),
         ("mindspore.auto", "conv2d matmul", "softmax layer_norm batch_norm", "bias concatenate"),
-        ("apex.O1", "conv2d matmul bias", "softmax gelu layer_norm", "relu add concatenate"),
+        ("apex.O1", "conv2d matmul bias", "softmax gelu layer_norm rsqrt", "relu add concatenate"),
         ("apex.O2", "conv2d relu softmax layer_norm", "batch_norm", ""),
-        ("apex.O3", "conv2d relu softmax batch_norm", "", ""),
+        ("apex.O3", "conv2d relu softmax batch_norm sum", "", ""),
         ("torch.autocast.float16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
         ("torch.autocast.bfloat16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
+        ("torch.autocast.float16", "", "exp pow rsqrt sum", "batch_norm mean silu embedding"),
     ],
 )
 def test_op_lists_are_those_of_the_framework(name: str, low: str, fp32: str, promote: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
+from policysearch.ops.token_loss import IGNORED
 from policysearch.values import InputError, one_of
 
 SPLIT_SEED = 0
@@ -23,9 +24,6 @@ SPLIT_SEED = 0
 Array = NDArray[Any]
 Part = tuple[tuple[Array, ...], Array]
 """Inputs, one array each, and labels."""
-
-IGNORED = -100
-"""The label of what no loss counts, as in torch."""
 
 
 @dataclass(frozen=True, eq=False)

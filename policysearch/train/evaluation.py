@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from policysearch.data.datasets import IGNORED
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
+from policysearch.ops.token_loss import IGNORED
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
