@@ -103,6 +103,7 @@ moving_average = Op(
     "moving_average",
     lambda inputs, attrs: inputs[0],
     _bind_average,
+    gradients=(None, None),
     flops=lambda inputs, out, attrs: 3 * size(out),
     example=lambda rng: Example(
         tuple(rng.standard_normal((2, 5)).astype(np.float32)), {"momentum": 0.1, "factor": 1.25}
