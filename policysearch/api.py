@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from policysearch.data.datasets import Dataset
 from policysearch.export.targets import target_named
 from policysearch.files import make_folder, write_whole
 from policysearch.nn.model import Model
@@ -35,9 +37,11 @@ from policysearch.train.trainer import step_graph
 from policysearch.values import InputError, one_of
 
 __all__ = (
+    "Dataset",
     "InputError",
     "LayerPolicy",
     "LossScale",
+    "Model",
     "Policy",
     "Results",
     "StudySpec",
@@ -46,6 +50,7 @@ __all__ = (
     "confirm_study",
     "explain",
     "export_policy",
+    "from_torch",
     "load_results",
     "load_study",
     "pick",
@@ -152,6 +157,20 @@ def try_policy(
     path = default_storage(study) if storage is None else Path(storage)
     make_folder(path.parent)
     return try_spec(study, path, policy, processes=processes, progress=progress)
+
+
+def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:
+    """Return a torch module as a model to search policies for; needs torch.
+
+    See `policysearch.importers.torch_export.from_torch` for what it takes and raises.
+    """
+    try:
+        from policysearch.importers import torch_export
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"from_torch: {error.name} is not installed; expected torch (pip install torch)"
+        ) from None
+    return torch_export.from_torch(module, example_inputs, **options)
 
 
 def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:

@@ -65,11 +65,11 @@ class Case:
     @property
     def model(self) -> str:
         """The nets that share initial parameters: a key of the file."""
-        return "-".join((self.task.model, *map(str, self.task.widths)))
+        return "-".join((self.task.model_name, *map(str, self.task.widths)))
 
     def dataset(self, order: NDArray[np.int64]) -> Dataset:
         """Return the data of the task, with the outlier in it."""
-        plain = load_dataset(self.task.data)
+        plain = load_dataset(self.task.data_name)
         if self.outlier is None:
             return plain
         images = np.array(plain.images)

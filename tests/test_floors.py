@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("values",),
     ("formats", "files"),
-    ("accumulators", "data", "graph", "layout", "rounding"),
+    ("accumulators", "graph", "layout", "rounding"),
     ("ops", "products"),
-    ("policy", "nn", "emulator", "cost"),
+    ("policy", "data", "nn", "emulator", "cost"),
     ("rewrite",),
     ("train", "importers"),
     ("objective",),

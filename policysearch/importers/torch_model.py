@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -55,6 +56,16 @@ class TorchModel(Model):
     def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
         filled = {name: np.array(value, np.float32) for value, name in FILLED.items()}
         return MappingProxyType({**self.fixed, **filled})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex of the program, the parameters' names and the initial values."""
+        said = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
+        digest = hashlib.sha256(repr(said).encode())
+        for values in (self.initial, self.fixed):
+            for name, array in sorted(values.items()):
+                digest.update(name.encode() + array.tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def layer_names(self) -> tuple[str, ...]:

@@ -98,6 +98,11 @@ class Model(ABC):
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
         """Emit the forward pass; `fed` maps inputs, parameters and statistics to their nodes."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what a task does not say of the model; "" where it says all."""
+        return ""
+
     def statistics(self) -> tuple[ParameterSpec, ...]:
         """Return the arrays that the forward pass moves: running means and variances."""
         return ()
