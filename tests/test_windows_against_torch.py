@@ -68,3 +68,55 @@ def test_a_convolution_along_one_axis_is_one_of_images_one_row_high() -> None:
         return t.nn.functional.conv1d(x[:, :, 0], w[:, :, 0], None, 2, 1)[:, :, None]
 
     assert_as_torch(Case((image, weight), one("conv2d", attrs), expected), 0)
+
+
+POOLS: dict[str, Attrs] = {
+    "of windows": {"window": 2},
+    "overlapping": {"window": 3, "stride": 2},
+    "a stem": {"window": 3, "stride": 2, "padding": 1},
+    "of one size": {"window": 3, "stride": 1, "padding": 1},
+    "unequal": {"window": (2, 3), "stride": (1, 2), "padding": (0, 1)},
+    "rounded up": {"window": 3, "stride": 2, "ceil_mode": True},
+    "rounded up with a border": {"window": 2, "stride": 2, "padding": 1, "ceil_mode": True},
+    "with gaps": {"window": 2, "stride": 3},
+}
+
+
+@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize("name", ["max_pool", "average_pool", "average_pool of values alone"])
+def test_pools(name: str, kind: str) -> None:
+    attrs = dict(POOLS[kind])
+    if name.endswith("alone"):
+        attrs["count_include_pad"] = False
+    names = {"window": "kernel_size"}
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        image = normal(rng, 2, 3, *(int(x) for x in rng.integers(5, 11, 2)))
+
+        def expected(t: Any, x: Any) -> Any:
+            pool = t.nn.functional.max_pool2d if name == "max_pool" else t.nn.functional.avg_pool2d
+            return pool(x, **{names.get(key, key): value for key, value in attrs.items()})
+
+        assert_as_torch(Case((image,), one(name.split()[0], attrs), expected), seed)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (4, 6)])
+def test_an_adaptive_pool_to_a_size_that_divides_is_one_of_windows(size: tuple[int, int]) -> None:
+    attrs = {"window": (4 // size[0], 6 // size[1])}
+    image = normal(np.random.default_rng(0), 2, 3, 4, 6)
+
+    def expected(t: Any, x: Any) -> Any:
+        return t.nn.functional.adaptive_avg_pool2d(x, size)
+
+    assert_as_torch(Case((image,), one("average_pool", attrs), expected), 0)
+
+
+def test_equal_values_in_overlapping_windows_share_gradients_as_in_torch() -> None:
+    """Values of a coarse format tie often; the first of a window has its gradient."""
+    image = np.random.default_rng(0).integers(0, 2, (3, 4, 7, 7)).astype(np.float32)
+    attrs = {"window": 3, "stride": 2, "padding": 1}
+
+    def expected(t: Any, x: Any) -> Any:
+        return t.nn.functional.max_pool2d(x, 3, 2, 1)
+
+    assert_as_torch(Case((image,), one("max_pool", attrs), expected), 0)
