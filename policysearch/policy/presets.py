@@ -22,7 +22,7 @@ from policysearch.values import one_of
 
 LOSSES = ("softmax_cross_entropy", "token_cross_entropy", "mean_squared_error")
 NORMS = ("batch_norm", "layer_norm")
-PRODUCTS = ("matmul", "conv2d", "bias")
+PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
 WIDE = ("exp", "pow", "rsqrt", "sum")
 """In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
 
@@ -149,7 +149,7 @@ PRESETS: dict[str, Preset] = {
             "lists per primitive: products in float16, bias added in float32, no loss scale",
             _FLOAT16,
             others="promote",
-            low=("matmul", "conv2d"),
+            low=PRODUCTS[:-1],
             fp32=("softmax", *NORMS),
             bias="fp32",
         ),
