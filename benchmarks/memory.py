@@ -22,7 +22,7 @@ from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
 from policysearch.emulator.executable import Executable
 from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
-from policysearch.nn.models import Chain
+from policysearch.nn.chain import Chain
 
 ALLOWED = 1.3
 COLUMNS = (

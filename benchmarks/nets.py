@@ -9,7 +9,8 @@ import numpy as np
 
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.models import Chain, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling

@@ -28,7 +28,7 @@ from benchmarks.timing import (
     write_csv,
 )
 from policysearch.formats import format_named
-from policysearch.nn.models import Chain
+from policysearch.nn.chain import Chain
 from policysearch.products.product import compiled_available as exact_available
 from policysearch.rounding.rounder import Fast, fast_ways
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from benchmarks.peers import Round
 from policysearch.graph import FloatArray
-from policysearch.nn.models import Chain
+from policysearch.nn.chain import Chain
 from policysearch.policy.policy import LayerPolicy
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
