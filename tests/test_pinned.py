@@ -167,5 +167,8 @@ def test_two_ops_of_one_name_in_a_layer_keep_their_own_formats() -> None:
         wide = b.emit(OPS["pinned_cast"], square, attrs={"format": "float32"})
         y = b.emit(OPS["multiply"], wide, b.emit(OPS["relu"], wide))
     graph = _finished(b, y, {"conv.weight": weight}, HALF)
-    formats = [n.format for n in graph.nodes if n.op.name == "multiply"]
+    products = [n for n in graph.nodes if n.op.name == "multiply"]
+    formats = [n.format for n in products]
     assert formats == ["float16", "float32", "float32", "float32", "float16", "float16"]
+    for node in products:
+        assert {i.format for i in graph.inputs_of(node)} == {node.format}
