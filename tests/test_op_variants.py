@@ -11,8 +11,11 @@ from policysearch.emulator.plan import runs_in_spans, spans
 from policysearch.graph import Attrs, Builder, Graph, Shape, backward
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
-from policysearch.ops.source import data
+from policysearch.ops.source import data, parameter
+from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways
+from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference
 
 IMAGE = (3, 4, 7, 6)
@@ -29,7 +32,7 @@ VARIANTS: dict[str, tuple[str, tuple[Shape, ...], Attrs]] = {
     "max rounded up": ("max_pool", (IMAGE,), {"window": 2, "stride": 2, "ceil_mode": True}),
     "average": ("average_pool", (IMAGE,), {"window": 3, "stride": 1, "padding": 1}),
     "stacks": ("matmul", ((2, 3, 4, 5), (2, 3, 5, 2)), {}),
-    "one of one": ("add", ((5, 40), (1,)), {}),
+    "one for all": ("add", ((300, 500), (1,)), {}),
     "a row": ("multiply", ((300, 500), (500,)), {}),
     "a column": ("multiply", ((300, 500), (300, 1)), {}),
     "a scalar": ("subtract", ((300, 500), ()), {}),
@@ -99,3 +102,45 @@ def test_ops_that_move_values_never_run_in_spans(variant: str) -> None:
     """Though their inputs may have the shape of the result."""
     graph = _graph(*VARIANTS[variant], "float16")
     assert not [n for n in graph.nodes if runs_in_spans(graph, n) and n.op is not add]
+
+
+def test_only_what_was_broadcast_has_its_gradient_summed() -> None:
+    for shapes, sums in ((((4, 3), (4, 3)), 0), (((4, 3), (3,)), 1), (((4, 1), (3,)), 2)):
+        graph = _graph("multiply", shapes, {}, "float32")
+        assert [n.op.name for n in graph.nodes].count("sum_to") == sums
+
+
+def _scaled(variant: str, recipe: str) -> Graph:
+    """Return a product of the variants with its gradients, under a preset of narrow formats."""
+    name, (image, weights), attrs = VARIANTS[variant]
+    b = Builder()
+    x = b.emit(data, attrs={"shape": image}, role="input", name="x")
+    w = b.emit(parameter, attrs={"shape": weights}, role="input", name="conv.weight", layer="conv")
+    with b.scope(layer="conv"):
+        made = b.emit(OPS[name], x, w, attrs=attrs)
+    seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name="loss_scale")
+    grads = backward(b, made, seed, [x, w], add)
+    graph = b.graph({"y": made, "gx": grads[x], "gw": grads[w]})
+    return apply_policy(graph, preset(recipe, ("conv",)))
+
+
+@pytest.mark.parametrize("recipe", ["te.current", "te.delayed"])
+@pytest.mark.parametrize("variant", ["conv in groups", "conv unequal", "transposed in groups"])
+def test_products_of_any_kind_are_scaled_by_tensor(variant: str, recipe: str) -> None:
+    graph = _scaled(variant, recipe)
+    assert [n.op.name for n in graph.nodes].count("descale") == 3
+    rng = np.random.default_rng(0)
+    start = {
+        n.name: rng.standard_normal(n.shape).astype(np.float32)
+        for n in graph.nodes
+        if n.op.kind == "source"
+    }
+    for fast in fast_ways():
+        assert_gives_the_bits_of_the_reference(graph, start, fast)
+
+
+@pytest.mark.parametrize("recipe", ["torchao.rowwise", "te.mxfp8", "te.nvfp4"])
+@pytest.mark.parametrize("variant", ["conv in groups", "transposed in groups"])
+def test_groups_are_refused_by_recipes_of_rows_and_blocks(variant: str, recipe: str) -> None:
+    with pytest.raises(InputError, match=r"of layer 'conv': unknown contraction; expected current"):
+        _scaled(variant, recipe)
