@@ -74,7 +74,7 @@ def compared(
     task: Task, policy: Policy, seed: int, jitters: int, threads: int
 ) -> tuple[list[float], list[float], bool]:
     """Return our gaps and torch's noise at STEPS, and whether scales and skips are the same."""
-    dataset = load_dataset(task.data)
+    dataset = load_dataset(task.data_name)
     model = task.build_model(dataset)
     initial = initial_parameters(model, seed)
     order = batches(dataset, task.batch_size, task.steps, np.random.default_rng(seed))
@@ -113,12 +113,12 @@ def main() -> None:
     for case in range(given.cases):
         rng = np.random.default_rng([given.seed, case])
         task = drawn_task(rng)
-        policy = drawn_policy(rng, task.build_model(load_dataset(task.data)).layer_names)
+        policy = drawn_policy(rng, task.build_model(load_dataset(task.data_name)).layer_names)
         gaps, noise, alike = compared(task, policy, case, given.jitters, given.threads)
         pairs = list(zip(gaps, noise, strict=True))
         wrong = not alike or any(gap > max(1e-5, 3 * own) for gap, own in pairs)
         marked += wrong
-        parts = (task.model, task.activation, task.optimizer, task.schedule.kind, policy.name)
+        parts = (task.model_name, task.activation, task.optimizer, task.schedule.kind, policy.name)
         numbers = "".join(f"  {gap:9.1e}  {own:5.0e}" for gap, own in pairs)
         print(f"{case:>3} {' '.join(parts):<48}{numbers}  {alike!s:<5}{' <--' if wrong else ''}")
     print(f"{marked} of {given.cases} cases marked")

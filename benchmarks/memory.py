@@ -22,7 +22,7 @@ from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
 from policysearch.emulator.executable import Executable
 from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
-from policysearch.nn.models import Model
+from policysearch.nn.chain import Chain
 
 ALLOWED = 1.3
 COLUMNS = (
@@ -92,7 +92,7 @@ def _place(
     return i
 
 
-def measure(model: Model, name: str, batch: int) -> tuple[int, int, int]:
+def measure(model: Chain, name: str, batch: int) -> tuple[int, int, int]:
     """Return (arena, sources, measured peak) in bytes."""
     policy = policy_of(model, name)
     gc.collect()

@@ -9,7 +9,8 @@ import numpy as np
 
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.models import Model, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
@@ -18,7 +19,7 @@ from policysearch.rounding.rounder import Fast
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
-NETS: dict[str, Callable[[], Model]] = {
+NETS: dict[str, Callable[[], Chain]] = {
     "mlp": lambda: mlp((784, 512, 512, 10)),
     "lenet5": lenet5,
     "transformer": lambda: transformer((1, 32, 32), 10, 64, (256,), 4),
@@ -35,7 +36,7 @@ EVERYWHERE = "float8_e4m3fn"
 """Stands for one format for everything: operands, results, gradients of both kinds."""
 
 
-def policy_of(model: Model, name: str, accumulator: str = "float32") -> Policy:
+def policy_of(model: Chain, name: str, accumulator: str = "float32") -> Policy:
     """Return a uniform preset without tensor scaling, its products summed by `accumulator`."""
     made = preset("float8" if name == EVERYWHERE else name, model.layer_names)
     layers = made.layers
@@ -45,20 +46,20 @@ def policy_of(model: Model, name: str, accumulator: str = "float32") -> Policy:
     return replace(made, layers=layers, scaling=Scaling())
 
 
-def step_graph(model: Model, policy: Policy, batch: int) -> Graph:
+def step_graph(model: Chain, policy: Policy, batch: int) -> Graph:
     """Return the training step with momentum under `policy`, for its loss and the update."""
     graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
     return apply_policy(graph, policy).wanting("loss", "finite")
 
 
-def batch_of(model: Model, batch: int) -> tuple[FloatArray, FloatArray]:
+def batch_of(model: Chain, batch: int) -> tuple[FloatArray, FloatArray]:
     """Return standard-normal images and one-hot targets, the same on every call."""
     rng = np.random.default_rng(1)
     images = rng.standard_normal((batch, *model.input_shape), np.float32)
     return images, np.eye(model.classes, dtype=np.float32)[rng.integers(0, model.classes, batch)]
 
 
-def prepared(model: Model, policy: Policy, batch: int, *, fast: Fast | None = None) -> Step:
+def prepared(model: Chain, policy: Policy, batch: int, *, fast: Fast | None = None) -> Step:
     """Return the compiled step with initial parameters and a batch in place."""
     executable = compile_graph(step_graph(model, policy, batch), fast=fast)
     for name, value in model.init(np.random.default_rng(0)).items():
@@ -73,7 +74,7 @@ def prepared(model: Model, policy: Policy, batch: int, *, fast: Fast | None = No
 
 
 def our_step(
-    model: Model,
+    model: Chain,
     name: str,
     batch: int,
     *,

@@ -9,14 +9,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from policysearch.graph import FloatArray
-from policysearch.nn.models import Model
+from policysearch.nn.chain import Chain
 
 LEARNING_RATE, MOMENTUM = np.float32(0.01), np.float32(0.9)
 Back = Callable[[FloatArray], FloatArray]
 Grads = dict[str, FloatArray]
 
 
-def plain_step(model: Model, images: FloatArray, targets: FloatArray) -> Callable[[], float]:
+def plain_step(model: Chain, images: FloatArray, targets: FloatArray) -> Callable[[], float]:
     """Return the call that takes one step of an MLP or LeNet-5 and returns the loss."""
     params = model.init(np.random.default_rng(0))
     velocity = {name: np.zeros_like(value) for name, value in params.items()}

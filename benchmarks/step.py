@@ -28,7 +28,7 @@ from benchmarks.timing import (
     write_csv,
 )
 from policysearch.formats import format_named
-from policysearch.nn.models import Model
+from policysearch.nn.chain import Chain
 from policysearch.products.product import compiled_available as exact_available
 from policysearch.rounding.rounder import Fast, fast_ways
 
@@ -52,7 +52,7 @@ class Candidate:
         return f"{self.code}, {self.format}"
 
 
-def ours(model: Model, batch: int) -> list[Candidate]:
+def ours(model: Chain, batch: int) -> list[Candidate]:
     """Return our steps in numpy and, where it is built, with the extension."""
     made = []
     ways: tuple[Fast, ...] = ("numpy", "c")
@@ -70,7 +70,7 @@ def ours(model: Model, batch: int) -> list[Candidate]:
     return made
 
 
-def others(model: Model, batch: int, peers: Sequence[str]) -> list[Candidate]:
+def others(model: Chain, batch: int, peers: Sequence[str]) -> list[Candidate]:
     """Return plain numpy, torch and the emulators named in `peers`, as far as installed."""
     images, targets = batch_of(model, batch)
     made = []
@@ -161,7 +161,7 @@ def plot(path: Path, results: dict[tuple[str, int], dict[str, Timing]]) -> None:
 
 
 def run(
-    net: str, batch: int, build: Callable[[Model], list[Candidate]], rounds: int, budget: float
+    net: str, batch: int, build: Callable[[Chain], list[Candidate]], rounds: int, budget: float
 ) -> tuple[list[Candidate], dict[str, Timing]]:
     """Time all candidates of one net and batch; print their table."""
     candidates = build(NETS[net]())
@@ -195,7 +195,7 @@ def main() -> None:
     for net in given.nets:
         for batch in given.batches:
 
-            def build(model: Model, batch: int = batch) -> list[Candidate]:
+            def build(model: Chain, batch: int = batch) -> list[Candidate]:
                 made = ours(model, batch) + others(model, batch, peers)
                 pin_one_thread()
                 return made

@@ -22,8 +22,9 @@ from policysearch.nn.attention import (
     SelfAttention,
     Tokens,
 )
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 
 ACTIVATIONS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
@@ -69,6 +70,7 @@ class TorchNet:
         initial: Mapping[str, FloatArray],
         jitter: int | None = None,
     ) -> None:
+        assert isinstance(model, Chain)
         self.model, self.policy = model, policy
         self.draws = None if jitter is None else torch.Generator().manual_seed(jitter)
         self.params: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from benchmarks.peers import Round
 from policysearch.graph import FloatArray
-from policysearch.nn.models import Model
+from policysearch.nn.chain import Chain
 from policysearch.policy.policy import LayerPolicy
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
@@ -144,7 +144,7 @@ class Transformer(nn.Module):
         return self.head(self.at.result(self.norm(x)).flatten(1))
 
 
-def _net(model: Model, at: Places) -> nn.Module:
+def _net(model: Chain, at: Places) -> nn.Module:
     if model.name == "mlp":
         first, second, last = Dense(784, 512, at), Dense(512, 512, at), Dense(512, 10, at)
         return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
@@ -157,7 +157,7 @@ def _net(model: Model, at: Places) -> nn.Module:
 
 
 def torch_step(
-    model: Model,
+    model: Chain,
     images: FloatArray,
     targets: FloatArray,
     at: Places = NO_PLACES,

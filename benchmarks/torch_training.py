@@ -79,7 +79,8 @@ def train_in_torch(
     net: TorchNet, task: Task, dataset: Dataset, order: NDArray[np.int64]
 ) -> TorchRun:
     """Train `net` on the batches `order` [steps, batch] of the training part."""
-    images, labels = (torch.from_numpy(np.array(part)) for part in dataset.train)
+    (array,), classes = dataset.train
+    images, labels = torch.from_numpy(np.array(array)), torch.from_numpy(np.array(classes))
     optimizer, scaler = torch_optimizer(net, task), torch_scaler(net.policy.loss_scale)
     schedule = torch_schedule(optimizer, task)
     losses, scales, skipped = [], [], []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from policysearch.data.datasets import Dataset
 from policysearch.export.targets import target_named
 from policysearch.files import make_folder, write_whole
-from policysearch.nn.models import MODELS, Model
+from policysearch.nn.model import Model
+from policysearch.nn.models import MODELS
 from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,
@@ -34,9 +37,11 @@ from policysearch.train.trainer import step_graph
 from policysearch.values import InputError, one_of
 
 __all__ = (
+    "Dataset",
     "InputError",
     "LayerPolicy",
     "LossScale",
+    "Model",
     "Policy",
     "Results",
     "StudySpec",
@@ -45,6 +50,7 @@ __all__ = (
     "confirm_study",
     "explain",
     "export_policy",
+    "from_torch",
     "load_results",
     "load_study",
     "pick",
@@ -153,6 +159,20 @@ def try_policy(
     return try_spec(study, path, policy, processes=processes, progress=progress)
 
 
+def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:
+    """Return a torch module as a model to search policies for; needs torch.
+
+    See `policysearch.importers.torch_export.from_torch` for what it takes and raises.
+    """
+    try:
+        from policysearch.importers import torch_export
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"from_torch: {error.name} is not installed; expected torch (pip install torch)"
+        ) from None
+    return torch_export.from_torch(module, example_inputs, **options)
+
+
 def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
     """Rewrite a damaged journal with every intact record, and keep a copy of the damaged file.
 
@@ -241,4 +261,6 @@ def task_for(model: str) -> Task:
     one_of("model", model, MODELS)
     if model == "mlp":
         return Task(model=model, data="digits", widths=(64, 64))
+    if model == "gpt":
+        return Task(model=model, activation="gelu", data="sums")
     return Task(model=model)

@@ -14,7 +14,7 @@ from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
 from policysearch.graph import Graph
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, check_fast

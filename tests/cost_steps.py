@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from policysearch.graph import Builder, Graph
-from policysearch.nn.models import Model, mlp
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import mlp
 from policysearch.ops.dense import matmul
 from policysearch.ops.source import data, parameter
 from policysearch.policy.presets import preset
@@ -22,7 +23,7 @@ def product(m: int, n: int, k: int, format: str = "float16", out: str = "float16
     return b.graph({"y": y})
 
 
-def step(model: Model, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
+def step(model: Chain, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
     kind = Optimizer(optimizer)  # type: ignore[arg-type]
     graph = trace_step(model, "softmax_cross_entropy", kind, batch)
     return apply_policy(graph, preset(policy, model.layer_names))

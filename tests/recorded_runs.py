@@ -65,16 +65,16 @@ class Case:
     @property
     def model(self) -> str:
         """The nets that share initial parameters: a key of the file."""
-        return "-".join((self.task.model, *map(str, self.task.widths)))
+        return "-".join((self.task.model_name, *map(str, self.task.widths)))
 
     def dataset(self, order: NDArray[np.int64]) -> Dataset:
         """Return the data of the task, with the outlier in it."""
-        plain = load_dataset(self.task.data)
+        plain = load_dataset(self.task.data_name)
         if self.outlier is None:
             return plain
         images = np.array(plain.images)
         images[order[self.outlier][0]] *= np.float32(1e5)
-        return replace(plain, images=images)
+        return replace(plain, inputs=(images,))
 
     def policy(self, dataset: Dataset) -> Policy:
         names = self.task.build_model(dataset).layer_names

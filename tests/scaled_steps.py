@@ -8,8 +8,10 @@ from typing import Any
 
 from policysearch.emulator.compile import Step
 from policysearch.graph import Graph
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.nn.models import Model, lenet5, mlp, transformer
+from policysearch.nn.model import Model
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import RECIPES, Recipe, Scaling
@@ -23,7 +25,7 @@ FP4 = uniform_layer("float4_e2m1fn")
 ACTIVE = tuple(recipe for recipe in RECIPES if recipe != "none")
 NETS = {
     "lenet5": lenet5(),
-    "convolutions": Model(
+    "convolutions": Chain(
         "convolutions",
         (
             Conv2d("conv1", 3, 36, 3, padding=1),
@@ -47,7 +49,7 @@ def policy_of(model: Model, scaling: Scaling | Recipe, layer: LayerPolicy = HYBR
 
 
 def step_of(
-    model: Model, policy: Policy, batch: int = 8, loss: str = "softmax_cross_entropy"
+    model: Chain, policy: Policy, batch: int = 8, loss: str = "softmax_cross_entropy"
 ) -> Graph:
     """Return a training step with momentum under `policy`."""
     return apply_policy(trace_step(model, loss, Optimizer("momentum"), batch), policy)

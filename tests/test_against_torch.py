@@ -96,8 +96,8 @@ TRANSFORMER = replace(LENET, model="transformer", data="digits", widths=(16, 32)
 @pytest.mark.parametrize("base", ["torch.autocast.float16", "float16"])
 @pytest.mark.parametrize("task", [LENET, TRANSFORMER], ids=["lenet5", "transformer"])
 def test_mixed_nets_with_adam(task: Task, base: str, seed: int) -> None:
-    dataset = load_dataset(task.data)
+    dataset = load_dataset(task.data_name)
     gap, noise = gaps(task, mixed(task, dataset, base, seed), dataset, seed)
-    print(f"{task.model} {base} {seed}: {gap.max():.1e}, torch's own {noise.max():.1e}")
+    print(f"{task.model_name} {base} {seed}: {gap.max():.1e}, torch's own {noise.max():.1e}")
     # one more draw of the noise now and then exceeds the largest of JITTERS, rarely twice over
     assert gap.max() <= max(1e-5, 2 * noise.max())

@@ -141,13 +141,13 @@ def test_nan_in_the_data(
         good = load_dataset("digits")
         images = np.array(good.images)
         images[3, 0, 2, 1] = np.nan
-        return dataclasses.replace(good, images=images)
+        return dataclasses.replace(good, inputs=(images,))
 
     monkeypatch.setattr(tasks, "load_dataset", with_nan)
     study = write_study(tmp_path)
     storage = tmp_path / "x.journal"
     line = refused(["run", str(study), "--storage", str(storage)], capsys)
-    assert "images[3, 0, 2, 1]: nan; expected finite numbers" in line
+    assert "inputs[0][3, 0, 2, 1]: nan; expected finite numbers" in line
     assert not storage.exists()
 
 

@@ -15,7 +15,8 @@ from policysearch.cost.storage import node_bytes, roots
 from policysearch.cost.time import StepTime, step_time
 from policysearch.formats import FORMATS
 from policysearch.graph import Builder, Graph
-from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
@@ -215,7 +216,7 @@ def test_updates_read_narrow_parameters_without_a_pass_of_their_own() -> None:
     ("model", "fewest_bits"), [(lenet5(), 16), (mlp((128, 256, 128), "relu"), 4)]
 )
 def test_halving_the_bits_is_never_slower(
-    device: Device, stack: Stack, model: Model, fewest_bits: int
+    device: Device, stack: Stack, model: Chain, fewest_bits: int
 ) -> None:
     """Whole steps in one format, without any cast, on formats the device has.
 

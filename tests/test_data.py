@@ -47,11 +47,11 @@ def folder(tmp_path: Path, contents: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("name", ["digits", "digits32"])
 def test_an_embedded_data_set_is_split_normalised_and_frozen(name: str) -> None:
     dataset = load_dataset(name)
-    images, labels = dataset.train
+    (images,), labels = dataset.train
     assert images.mean(dtype=np.float64) == pytest.approx(0.0, abs=1e-6)
     assert images.std(dtype=np.float64) == pytest.approx(1.0, abs=1e-6)
     assert set(labels.tolist()) == set(dataset.validation[1].tolist()) == set(range(10))
-    assert (len(images), len(dataset.validation[0]), dataset.test_count) == (1437, 360, 0)
+    assert (len(images), len(dataset.validation[1]), dataset.test_count) == (1437, 360, 0)
     with pytest.raises(ValueError, match="read-only"):
         dataset.images[0] = 0.0
 
@@ -171,7 +171,7 @@ def test_a_missing_folder_or_file_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mnist", {}, r"'mnist'; expected one of digits, digits32, fashion_mnist$"),
+        ("mnist", {}, r"'mnist'; expected one of digits, digits32, fashion_mnist, sums$"),
         ("digits", {"folder": Path("/tmp")}, "folder: /tmp; expected none"),
         ("digits", {"pad": -1}, "pad: -1; expected a number of pixels"),
         ("digits", {"pad": True}, "pad: True; expected a number of pixels"),
@@ -184,7 +184,7 @@ def test_a_wrong_request_is_answered(name: str, options: dict[str, Any], message
 
 def small(**changes: Any) -> Dataset:
     images = np.ones((6, 1, 2, 3), np.float32)
-    fields = {"name": "own", "images": images, "labels": np.arange(6) % 3, "train_count": 4}
+    fields = {"name": "own", "inputs": (images,), "labels": np.arange(6) % 3, "train_count": 4}
     return Dataset(**{**fields, "validation_count": 2, "classes": 3, **changes})
 
 
@@ -192,17 +192,21 @@ def small(**changes: Any) -> Dataset:
 def test_nan_in_the_data_is_found(bad: float) -> None:
     images = np.ones((6, 1, 2, 3), np.float32)
     images[4, 0, 1, 2] = bad
-    with pytest.raises(InputError, match=rf"data set own, images\[4, 0, 1, 2\]: {bad}; expected"):
-        small(images=images)
+    with pytest.raises(
+        InputError, match=rf"data set own, inputs\[0\]\[4, 0, 1, 2\]: {bad}; expected"
+    ):
+        small(inputs=(images,))
     check_finite("fine", np.ones(3))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": np.ones((6, 2, 3), np.float32)}, "images: float32 .6, 2, 3.; expected"),
-        ({"images": np.ones((6, 1, 2, 3))}, "images: float64"),
-        ({"labels": np.arange(5) % 3}, r"labels: int64 \[5\]; expected int64 \[6\]"),
+        ({"inputs": (np.ones((5, 2, 3), np.float32),)}, r"inputs.0.: float32 .5, 2, 3.; expected"),
+        ({"inputs": (np.ones((6, 1, 2, 3)),)}, r"inputs.0.: float64"),
+        ({"labels": np.arange(5) % 3}, r"inputs.0.: float32 .6, 1, 2, 3.; expected .* .5, "),
+        ({"labels": np.arange(6.0)}, "labels: float64 .6.; expected int64 classes or float32"),
+        ({"labels": np.full(6, -100)}, "labels: none that counts; expected 0 to 2"),
         ({"labels": np.arange(6)}, "labels: 0 to 5; expected 0 to 2"),
         ({"train_count": 5}, "train_count . validation_count: 7; expected at most 6"),
         ({"train_count": 0}, "train_count: 0; expected a positive integer"),
@@ -217,10 +221,10 @@ def test_the_fingerprint_sees_every_part() -> None:
     images = np.ones((6, 1, 2, 3), np.float32)
     images[5, 0, 1, 2] = 2.0
     others = [
-        small(images=images),
+        small(inputs=(images,)),
         small(labels=np.array([0, 1, 2, 0, 1, 1])),
         small(train_count=3),
-        small(images=np.ones((6, 1, 3, 2), np.float32)),
+        small(inputs=(np.ones((6, 1, 3, 2), np.float32),)),
     ]
     assert len({small().fingerprint, *(other.fingerprint for other in others)}) == 5
     assert small(name="other").fingerprint == small().fingerprint

@@ -60,7 +60,7 @@ def test_the_tail_is_the_mean_of_what_is_finite() -> None:
 def with_outlier(plain: Dataset, order: np.ndarray) -> Dataset:
     images = np.array(plain.images)
     images[order[OUTLIER][0]] *= np.float32(1e5)
-    return replace(plain, images=images)
+    return replace(plain, inputs=(images,))
 
 
 def test_an_outlier_under_a_dynamic_scale_is_skipped_and_forgotten() -> None:

@@ -10,7 +10,8 @@ import pytest
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Builder, FloatArray
-from policysearch.nn.models import Model, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from policysearch.ops.update import all_finite, unscale
@@ -35,7 +36,7 @@ SMALL = (mlp((64, 32, 16, 10)), lenet5(), transformer((1, 8, 8), 10, 16, (24,), 
 @pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("model", SMALL, ids=lambda model: model.name)
-def test_every_preset_gives_the_bits_of_the_reference(model: Model, name: str, fast: Fast) -> None:
+def test_every_preset_gives_the_bits_of_the_reference(model: Chain, name: str, fast: Fast) -> None:
     step = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), 8)
     graph = apply_policy(step, preset(name, model.layer_names)).wanting("loss", "finite")
     assert_gives_the_bits_of_the_reference(graph, started(graph, model), fast)

@@ -12,7 +12,8 @@ import pytest
 
 from policysearch.data.datasets import batches, load_dataset
 from policysearch.export.torch import export
-from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.policy import (
     LossScale,
     Policy,
@@ -36,7 +37,7 @@ def mixed() -> Policy:
     return policy.with_layers({k: uniform_layer(v) for k, v in formats.items()}, "mixed")
 
 
-def run(policy: Policy, model: Model = MODEL) -> dict[str, Any]:
+def run(policy: Policy, model: Chain = MODEL) -> dict[str, Any]:
     """Return the names the exported file defines."""
     names: dict[str, Any] = {}
     exec(compile(export(policy, model), "exported.py", "exec"), names)
@@ -119,7 +120,8 @@ def test_training_agrees_with_the_emulator(name: str) -> None:
     module = exported["apply_policy"](module)
     scaler = exported["make_grad_scaler"]()
     optimizer = torch.optim.SGD(module.parameters(), lr=task.learning_rate, momentum=0.9)
-    images, labels = (torch.from_numpy(np.array(part)) for part in dataset.train)
+    (array,), classes = dataset.train
+    images, labels = torch.from_numpy(np.array(array)), torch.from_numpy(np.array(classes))
     theirs, scales = [], []
     for indices in order:
         optimizer.zero_grad()

@@ -18,7 +18,6 @@ from policysearch.search.identity import (
     differences,
     identity_of,
     libraries,
-    task_identity,
 )
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
@@ -103,6 +102,7 @@ def test_libraries_name_numpy_and_its_blas_kernel() -> None:
 CODE = {"a.py": "1", "b.py": "2", "c.py": "3", "d.py": "4"}
 LIBRARIES = {"numpy": "2.0", "blas": "openblas", "simd": "AVX2"}
 NOW: dict[str, Any] = {
+    "model": "m" * 64,
     "task": {"steps": 6, "model": "mlp"},
     "data": "d" * 64,
     "float32": "f" * 64,
@@ -156,7 +156,9 @@ def test_a_record_without_a_part_differs_in_all_of_it() -> None:
 
 @pytest.mark.parametrize("accept", [False, True])
 def test_other_data_or_another_task_are_never_added_to(accept: bool) -> None:
-    with pytest.raises(InputError, match=r"data differ: dddddddddddd; expected eeeeeeeeeeee,"):
+    with pytest.raises(InputError, match=r"model differs: .*; expected eeeeeeeeeeee,"):
+        check_identity(with_parts(model="e" * 64), NOW, "a.journal", accept)
+    with pytest.raises(InputError, match=r"data differs: dddddddddddd; expected eeeeeeeeeeee,"):
         check_identity(with_parts(data="e" * 64), NOW, "a.journal", accept)
     for task, said in (
         ({"steps": 7, "model": "mlp"}, "task.steps: 6; expected 7,"),
@@ -198,14 +200,15 @@ def test_every_field_of_a_task_counts_but_the_place_of_its_files(
     task = Task(model="mlp", widths=(8,), data="digits", steps=60)
     other = dataclasses.replace(task, **{field.name: other_value(task, field)})
     assert getattr(other, field.name) != getattr(task, field.name)
-    assert (task_identity(other) == task_identity(task)) == (field.name == "data_folder")
+    assert (other.to_plain() == task.to_plain()) == (field.name == "data_folder")
 
 
 def test_the_identity_holds_what_was_given_and_what_computes() -> None:
     task = Task(model="mlp", widths=(8,), data="digits", steps=60)
-    found = identity_of(task, "data", "float32")
+    found = identity_of(task, "model", "data", "float32")
     assert found == {
-        "task": task_identity(task),
+        "task": task.to_plain(),
+        "model": "model",
         "data": "data",
         "float32": "float32",
         "code": code_fingerprints(),

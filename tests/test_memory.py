@@ -11,7 +11,8 @@ from policysearch.cost.price import price
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import FORMATS
 from policysearch.graph import Builder, Graph
-from policysearch.nn.models import Model, lenet5, mlp
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.optimizers import sgd_step, sgd_velocity
@@ -24,7 +25,7 @@ from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 
-def step(model: Model, policy: str, batch: int) -> Graph:
+def step(model: Chain, policy: str, batch: int) -> Graph:
     graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
     return apply_policy(graph, preset(policy, model.layer_names))
 

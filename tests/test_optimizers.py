@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from policysearch.data.datasets import load_dataset
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.nn.models import Model
 from policysearch.policy.presets import preset
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.schedule import Schedule
@@ -44,7 +44,7 @@ def test_optimizers_agree_with_torch(
     from benchmarks.torch_training import torch_optimizer, torch_schedule
 
     layers = (Conv2d("conv", 1, 3, 3), Flatten("flatten"), Linear("fc", 3 * 36, 10))
-    model = Model("net", layers, (1, 8, 8), 10)
+    model = Chain("net", layers, (1, 8, 8), 10)
     fields: dict[str, Any] = {"optimizer": kind.split(",")[0], **KINDS[kind], **decay}
     schedule = Schedule("cosine", warmup_steps=3)
     task = Task(
@@ -57,10 +57,10 @@ def test_optimizers_agree_with_torch(
     net = TorchNet(model, policy, initial)
     optimizer = torch_optimizer(net, task)
     scheduler = torch_schedule(optimizer, task)
-    images, labels = load_dataset("digits").train
+    (images,), labels = load_dataset("digits").train
     for step in range(10):
         part = slice(32 * step, 32 * step + 32)
-        loss, _, _ = given.step(images[part], labels[part])
+        loss, _, _ = given.step((images[part],), labels[part])
         optimizer.zero_grad()
         logits = net(torch.from_numpy(images[part].copy()))
         expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels[part].copy()))

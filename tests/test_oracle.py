@@ -76,7 +76,7 @@ def setup() -> Setup:
     order = np.concatenate([common["train_idx"], common["test_idx"]]).astype(np.int64)
     place = np.argsort(order)
     counts = (len(common["train_idx"]), len(common["test_idx"]))
-    dataset = Dataset("digits32", images[order][:, np.newaxis], labels[order], *counts, 10)
+    dataset = Dataset("digits32", (images[order][:, np.newaxis],), labels[order], *counts, 10)
     initial = {k.removeprefix("init/"): v for k, v in common.items() if k.startswith("init/")}
     task = Task(
         learning_rate=float(common["lr"]), momentum=float(common["momentum"]), tail_steps=10

@@ -45,14 +45,15 @@ def test_a_preset_is_complete(name: str) -> None:
     ("name", "low", "fp32", "promote"),
     [
         ("mindspore.O1", "conv2d matmul bias relu", "max_pool gelu softmax add", ""),
-        ("mindspore.O2", "conv2d relu max_pool softmax gelu add", "batch_norm layer_norm", ""),
-        ("mindspore.O3", "conv2d relu softmax batch_norm layer_norm", "", ""),
+        ("mindspore.O2", "conv2d relu max_pool softmax gelu add pow", "batch_norm layer_norm", ""),
+        ("mindspore.O3", "conv2d relu softmax batch_norm layer_norm exp", "", ""),
         ("mindspore.auto", "conv2d matmul", "softmax layer_norm batch_norm", "bias concatenate"),
-        ("apex.O1", "conv2d matmul bias", "softmax gelu layer_norm", "relu add concatenate"),
+        ("apex.O1", "conv2d matmul bias", "softmax gelu layer_norm rsqrt", "relu add concatenate"),
         ("apex.O2", "conv2d relu softmax layer_norm", "batch_norm", ""),
-        ("apex.O3", "conv2d relu softmax batch_norm", "", ""),
+        ("apex.O3", "conv2d relu softmax batch_norm sum", "", ""),
         ("torch.autocast.float16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
         ("torch.autocast.bfloat16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
+        ("torch.autocast.float16", "", "exp pow rsqrt sum", "batch_norm mean silu embedding"),
     ],
 )
 def test_op_lists_are_those_of_the_framework(name: str, low: str, fp32: str, promote: str) -> None:
@@ -138,7 +139,7 @@ def test_float8_keeps_only_products_in_eight_bits() -> None:
     layer = policy.layer("fc1")
     assert (layer.compute, layer.grad) == ("float8_e4m3fn", "float8_e5m2")
     assert (layer.output, layer.wgrad, layer.dgrad) == ("bfloat16",) * 3
-    assert set(policy.low_precision_ops) == {"matmul", "conv2d", "bias"}
+    assert set(policy.low_precision_ops) == {"matmul", "conv2d", "conv_transpose2d", "bias"}
     assert policy.scaling.recipe == "current"
 
 

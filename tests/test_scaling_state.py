@@ -75,10 +75,10 @@ def test_delayed_state_survives_phases() -> None:
     policy = replace(policy, phases=(Phase(2, wide), Phase(4, policy.layers)))
     trainer = Trainer(model, task, policy, 0)
     trainer.load(model.init(np.random.default_rng(0)))
-    images, labels = dataset.train
+    (images,), labels = dataset.train
     filled = []
     for first in range(0, 6 * 32, 32):
-        trainer.step(images[first : first + 32], labels[first : first + 32])
+        trainer.step((images[first : first + 32],), labels[first : first + 32])
         filled.append(int(np.count_nonzero(trainer._shared["fc1.weight.amax_history"])))
     assert filled == [1, 2, 2, 2, 3, 4]
     assert trainer._shared["fc1.weight.scale"] > 1.0

@@ -166,7 +166,7 @@ def test_runs_of_another_task_or_other_data_are_refused(
             load_results(spec, journal)
     else:
         monkeypatch.setattr("policysearch.data.datasets.Dataset.fingerprint", "f" * 64)
-        message = "data differ: ffffffffffff; expected"
+        message = "data differs: ffffffffffff; expected"
     for accept in (False, True):
         with pytest.raises(InputError, match=message):
             run_study(spec, journal, accept_changes=accept)

@@ -13,7 +13,7 @@ import pytest
 
 from policysearch.data.datasets import Dataset, batches, load_dataset
 from policysearch.formats import FORMATS, Rounding, format_named
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
@@ -94,11 +94,11 @@ def by_hand(
     states: dict[str, dict[str, Wide]] = {"fc1.weight": {}, "fc1.bias": {}}
     drawn = batches(digits, task.batch_size, task.steps, np.random.default_rng([0, 1]))
     for index, chosen in enumerate(drawn):
-        images, labels = digits.train[0][chosen], digits.train[1][chosen]
+        images, labels = digits.train[0][0][chosen], digits.train[1][chosen]
         before = trainer.params()
         flat = images.reshape(len(images), -1).astype(np.float64)
         grads = gradients(before, flat, labels)
-        trainer.step(images, labels)
+        trainer.step((images,), labels)
         after = trainer.params()
         ways = [move(index + 1, grad, states[name]) for name, grad in grads.items()]
         updates = np.concatenate([task.rate_at(index) * np.abs(way).ravel() for way in ways])

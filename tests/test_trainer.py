@@ -12,8 +12,8 @@ import pytest
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.nn.models import Model
 from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
@@ -117,11 +117,11 @@ def test_without_masters_parameters_enter_the_grid_of_each_phase(digits: Dataset
     )
     start = initial_parameters(model, 0)
     given.load(start)
-    images, labels = digits.train
+    (images,), labels = digits.train
     expected = start["fc1.weight"]
     for name in formats:
         expected = quantise(expected, format_named(name))
-        given.step(images[:32], labels[:32])
+        given.step((images[:32],), labels[:32])
         np.testing.assert_array_equal(given.params()["fc1.weight"], expected)
     untouched = Trainer(model, task, replace(policy, layers=layers[0]), 0)
     untouched.load(start)
@@ -158,20 +158,20 @@ def test_a_skipped_step_leaves_parameters_and_state_alone(digits: Dataset) -> No
     given = Trainer(model, replace(TASK, optimizer="adam"), policy, 0)
     given.load(initial_parameters(model, 0))
     before = given.params()
-    images, labels = digits.train
-    _, _, skipped = given.step(images[:32], labels[:32])
+    (images,), labels = digits.train
+    _, _, skipped = given.step((images[:32],), labels[:32])
     assert skipped and given.updates_done == 0
     assert all(np.array_equal(before[name], value) for name, value in given.params().items())
 
 
-def conv_only_overflow() -> tuple[Model, dict[str, FloatArray], FloatArray]:
+def conv_only_overflow() -> tuple[Chain, dict[str, FloatArray], FloatArray]:
     """Return a net, weights and images where in float16 only the kernel's gradient overflows.
 
     The kernels are zero, so their outputs and the dense weights' gradients are zero; large images
     times a fair gradient exceed 65504 in the kernels' gradient alone.
     """
     layers = (Conv2d("conv", 1, 2, 2), Flatten("flatten"), Linear("fc", 2 * 49, 10))
-    model = Model("net", layers, (1, 8, 8), 10)
+    model = Chain("net", layers, (1, 8, 8), 10)
     params = {spec.name: np.zeros(spec.shape, np.float32) for spec in model.parameters()}
     params["fc.weight"][:] = np.linspace(-1, 1, 10, dtype=np.float32)[:, np.newaxis]
     return model, params, np.full((4, 1, 8, 8), 60000.0, np.float32)
@@ -179,7 +179,7 @@ def conv_only_overflow() -> tuple[Model, dict[str, FloatArray], FloatArray]:
 
 def test_an_overflow_in_a_convolution_alone_is_seen() -> None:
     model, params, images = conv_only_overflow()
-    dataset = Dataset("large", images, np.zeros(4, np.int64), 3, 1, 10)
+    dataset = Dataset("large", (images,), np.zeros(4, np.int64), 3, 1, 10)
     task = replace(TASK, batch_size=2, steps=1, tail_steps=1)
     policy = replace(preset("float16", model.layer_names), loss_scale=LossScale("fixed", 8.0))
     run = train(task, policy, 0, dataset=dataset, model=model, initial=params)
@@ -189,7 +189,7 @@ def test_an_overflow_in_a_convolution_alone_is_seen() -> None:
 
 def test_fixed_scale_without_skip_lets_overflow_through() -> None:
     model, params, images = conv_only_overflow()
-    dataset = Dataset("large", images, np.zeros(4, np.int64), 3, 1, 10)
+    dataset = Dataset("large", (images,), np.zeros(4, np.int64), 3, 1, 10)
     task = replace(TASK, batch_size=2, steps=9, tail_steps=2)
     scale = LossScale("fixed", 8.0, skip_on_overflow=False)
     policy = replace(preset("float16", model.layer_names), loss_scale=scale)
@@ -252,11 +252,11 @@ def test_accuracy_counts_a_last_partial_batch(digits: Dataset) -> None:
     given = Trainer(model, TASK, named("float32", TASK, digits), 0)
     params = initial_parameters(model, 0)
     given.load(params)
-    images, labels = digits.validation[0][:75], digits.validation[1][:75]
+    images, labels = digits.validation[0][0][:75], digits.validation[1][:75]
     hidden = np.maximum(images.reshape(75, -1) @ params["fc1.weight"].T + params["fc1.bias"], 0)
     logits = hidden @ params["fc2.weight"].T + params["fc2.bias"]
     expected = (logits.argmax(axis=1) == labels).mean()
-    assert given.accuracy(images, labels) == pytest.approx(expected)
+    assert given.accuracy((images,), labels) == pytest.approx(expected)
 
 
 def test_progress_is_called_every_step(digits: Dataset) -> None:

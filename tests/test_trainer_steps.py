@@ -10,8 +10,9 @@ import pytest
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state
@@ -40,10 +41,10 @@ def float16(task: Task, dataset: Dataset, scale: LossScale) -> Policy:
 
 def batch(
     dataset: Dataset, number: int
-) -> tuple[FloatArray, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    images, labels = dataset.train
+) -> tuple[tuple[FloatArray], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    (images,), labels = dataset.train
     part = slice(32 * number, 32 * (number + 1))
-    return images[part], labels[part]
+    return (images[part],), labels[part]
 
 
 def adam(
@@ -109,15 +110,15 @@ def gradients_of(
     return {name: params[name] - value for name, value in twin.params().items()}
 
 
-def overflowing() -> tuple[Model, dict[str, FloatArray], Dataset]:
+def overflowing() -> tuple[Chain, dict[str, FloatArray], Dataset]:
     """A net and two examples, of which the second alone overflows float16, in its kernel."""
     layers = (Conv2d("conv", 1, 2, 2), Flatten("flatten"), Linear("fc", 2 * 49, 10))
-    model = Model("net", layers, (1, 8, 8), 10)
+    model = Chain("net", layers, (1, 8, 8), 10)
     params = {spec.name: np.zeros(spec.shape, np.float32) for spec in model.parameters()}
     params["fc.weight"][:] = np.linspace(-1, 1, 10, dtype=np.float32)[:, np.newaxis]
     images = np.zeros((4, 1, 8, 8), np.float32)
     images[1] = 60000.0
-    return model, params, Dataset("two", images, np.zeros(4, np.int64), 3, 1, 10)
+    return model, params, Dataset("two", (images,), np.zeros(4, np.int64), 3, 1, 10)
 
 
 def test_the_overflow_of_a_skipped_step_is_counted_between_probes_too() -> None:
@@ -171,8 +172,8 @@ def test_batches_given_are_those_taken_and_no_more_than_the_steps(digits: Datase
     assert len(run.losses) == TASK.steps
     trainer = Trainer(TASK.build_model(digits), TASK, policy, 0)
     trainer.load(initial_parameters(trainer.model, 0))
-    images, labels = digits.train
-    own = [trainer.step(images[i], labels[i])[0] for i in indices[: TASK.steps]]
+    (images,), labels = digits.train
+    own = [trainer.step((images[i],), labels[i])[0] for i in indices[: TASK.steps]]
     assert run.losses.tolist() == own
 
 
@@ -259,7 +260,7 @@ def test_a_loss_that_is_not_finite_ends_no_run_where_its_step_was_skipped() -> N
     model, params, dataset = overflowing()
     images = dataset.images.copy()
     images[1] = 1e30
-    wild = replace(dataset, images=images)
+    wild = replace(dataset, inputs=(images,))
     task = replace(TASK, batch_size=2, steps=4, tail_steps=1, learning_rate=1e-6)
     policy = replace(preset("float16", model.layer_names), loss_scale=LossScale("dynamic", 8.0))
     indices = np.array([[0, 0], [0, 0], [1, 1], [0, 0]])

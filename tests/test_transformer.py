@@ -14,8 +14,9 @@ from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Builder, FloatArray, Graph
 from policysearch.nn.attention import LayerNorm, Residual, SelfAttention, Tokens
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Linear
-from policysearch.nn.models import MODELS, Model, transformer
+from policysearch.nn.models import MODELS, transformer
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from policysearch.policy.presets import preset
@@ -106,7 +107,7 @@ def test_softmax_and_layer_norm_take_large_values() -> None:
     np.testing.assert_allclose(y, [[-(1.5**0.5), 0.0, 1.5**0.5]], rtol=1e-5, atol=1e-6)
 
 
-def torch_logits(torch: Any, model: Model, p: Mapping[str, Any], images: Any, heads: int) -> Any:
+def torch_logits(torch: Any, model: Chain, p: Mapping[str, Any], images: Any, heads: int) -> Any:
     """Return the logits of the same net written with torch's own functions."""
     linear, norm = torch.nn.functional.linear, torch.nn.functional.layer_norm
 
@@ -131,7 +132,7 @@ def torch_logits(torch: Any, model: Model, p: Mapping[str, Any], images: Any, he
     return dense(normal(x, "norm").flatten(1), "head")
 
 
-def random_inputs(model: Model, batch: int) -> dict[str, FloatArray]:
+def random_inputs(model: Chain, batch: int) -> dict[str, FloatArray]:
     rng = np.random.default_rng(6)
     fed = {
         # no parameter at 0 or 1, where a missing factor would not show
@@ -264,7 +265,7 @@ def test_training_lowers_the_loss(name: str, digits: Dataset) -> None:
         (lambda: LayerNorm("n", 8).parameters((4,)), "layer n: .*expected \\[8\\]"),
         (lambda: Tokens("t").parameters((4,)), "layer t: .*expected \\[time, width\\]"),
         (lambda: Residual("r", (Linear("a", 4, 3),)).parameters((4,)), "layer r: \\[3\\]"),
-        (lambda: Model("m", (Residual("r", (LayerNorm("r", 4),)),), (4,), 4), "'r' twice"),
+        (lambda: Chain("m", (Residual("r", (LayerNorm("r", 4),)),), (4,), 4), "'r' twice"),
     ],
 )
 def test_what_does_not_fit_is_an_input_error(build: Any, message: str) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.graph import Graph
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Activation, Flatten, Linear
-from policysearch.nn.models import Model, lenet5
+from policysearch.nn.models import lenet5
 from policysearch.policy.policy import LossScale, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
@@ -29,17 +30,17 @@ GIVEN_SCALE = LossScale(
 )
 
 
-def dense_net() -> tuple[Model, Dataset]:
+def dense_net() -> tuple[Chain, Dataset]:
     """Return Dense(512, 128) with ReLU and the tiled digits, of 128 classes 10 are used."""
     digits = load_dataset("digits")
     images = np.tile(digits.images.reshape(-1, 1, 1, 64), (1, 1, 8, 1))
     counts = (digits.train_count, digits.validation_count)
     layers = (Flatten("flatten"), Linear("dense", 512, 128), Activation("relu", "relu"))
-    dataset = Dataset("tiled digits", images, digits.labels, *counts, 128)
-    return Model("dense", layers, (1, 8, 64), 128), dataset
+    dataset = Dataset("tiled digits", (images,), digits.labels, *counts, 128)
+    return Chain("dense", layers, (1, 8, 64), 128), dataset
 
 
-def step_of(model: Model, task: Task, policy: Policy) -> Graph:
+def step_of(model: Chain, task: Task, policy: Policy) -> Graph:
     traced = trace_step(model, task.loss, task.build_optimizer(), task.batch_size)
     return apply_policy(traced, policy)
 

@@ -155,7 +155,7 @@ def _overwritten(graph: Graph, node: Node, buffer: list[int], last: list[int]) -
 
 
 def _kind(graph: Graph, node: Node) -> Kind:
-    if node.op.name == "parameter":
+    if node.op.name in ("parameter", "buffer"):
         return "parameter"
     if node.op.name == "state":
         return "optimizer"

@@ -16,28 +16,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
+from policysearch.data.sums import VALIDATION_WINDOWS, WINDOWS, sums
+from policysearch.ops.token_loss import IGNORED
 from policysearch.values import InputError, one_of
 
 SPLIT_SEED = 0
 
 Array = NDArray[Any]
+Part = tuple[tuple[Array, ...], Array]
+"""Inputs, one array each, and labels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images with labels: first the training part, then validation, then test.
+    """Examples with labels: first the training part, then validation, then test.
 
-    `images` is float32 [count, channels, height, width], `labels` int64 [count] from 0 to
-    classes - 1. `train_count` images train, the next `validation_count` measure a policy while
-    searching, and the rest (`test_count`, none for the digits) are for a last check that no
-    choice has looked at. `mean` and `std` are the constants, in pixels of 0 to 1, that took the
-    training images to zero mean and unit variance. Both arrays are made read-only. Raises
-    InputError for shapes, types, counts or labels that do not fit, and for NaN or infinity.
+    `inputs` are the arrays a model takes, in its order, float32 or int64 [count, ...]; a single
+    one may be given as it is. `labels` are int64 [count, ...] from 0 to classes - 1 or IGNORED,
+    or float32 [count, ...], values to be met. `train_count` examples train, the next
+    `validation_count` measure a policy while searching, and the rest (`test_count`, none for the
+    digits) are for a last check that no choice has looked at. `mean` and `std` are the constants,
+    in pixels of 0 to 1, that took the training images to zero mean and unit variance. All arrays
+    are made read-only. Raises InputError for shapes, types, counts or labels that do not fit, and
+    for NaN or infinity.
     """
 
     name: str
-    images: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    inputs: tuple[Array, ...]
+    labels: Array
     train_count: int
     validation_count: int
     classes: int
@@ -46,8 +52,11 @@ class Dataset:
 
     def __post_init__(self) -> None:
         where = f"data set {self.name}"
-        _check_arrays(where, self.images, self.labels, self.classes)
-        check_finite(f"{where}, images", self.images)
+        if not isinstance(self.inputs, tuple):
+            object.__setattr__(self, "inputs", (self.inputs,))
+        for index, array in enumerate(self.inputs):
+            _check_input(f"{where}, inputs[{index}]", array, len(self.labels))
+        _check_labels(where, self.labels, self.classes)
         for key in ("train_count", "validation_count"):
             given = getattr(self, key)
             if not isinstance(given, int) or given < 1:
@@ -56,49 +65,55 @@ class Dataset:
             given = self.train_count + self.validation_count
             raise InputError(
                 f"{where}, train_count + validation_count: {given}; "
-                f"expected at most {len(self.images)}, the number of images"
+                f"expected at most {len(self.labels)}, the number of examples"
             )
-        self.images.setflags(write=False)
-        self.labels.setflags(write=False)
+        for array in (*self.inputs, self.labels):
+            array.setflags(write=False)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
+    def images(self) -> Array:
+        """The first input: float32 [count, channels, height, width] where that is images."""
+        return self.inputs[0]
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
         """Channels, height and width of one image."""
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+        shape: tuple[int, ...] = self.images.shape[1:]
+        return shape
 
     @property
     def test_count(self) -> int:
-        """How many images belong neither to training nor to validation."""
-        return len(self.images) - self.train_count - self.validation_count
+        """How many examples belong neither to training nor to validation."""
+        return len(self.labels) - self.train_count - self.validation_count
 
     @property
-    def train(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Images and labels of the training part, as views."""
+    def train(self) -> Part:
+        """Inputs and labels of the training part, as views."""
         return self._part(0, self.train_count)
 
     @property
-    def validation(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Images and labels of the validation part, as views."""
+    def validation(self) -> Part:
+        """Inputs and labels of the validation part, as views."""
         return self._part(self.train_count, self.train_count + self.validation_count)
 
     @property
-    def test(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Images and labels of the test part, as views; empty where there is none."""
-        return self._part(self.train_count + self.validation_count, len(self.images))
+    def test(self) -> Part:
+        """Inputs and labels of the test part, as views; empty where there is none."""
+        return self._part(self.train_count + self.validation_count, len(self.labels))
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 in hex of the split, the shape, the images and the labels."""
-        head = (self.images.shape, self.train_count, self.validation_count, self.classes)
+        """SHA-256 in hex of the split, the shapes, the inputs and the labels."""
+        rows = [array.shape for array in self.inputs] + [self.labels.shape] * (self.labels.ndim > 1)
+        head = (*rows, self.train_count, self.validation_count, self.classes)
         digest = hashlib.sha256(repr(head).encode())
-        for array in (self.images, self.labels):
+        for array in (*self.inputs, self.labels):
             little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
             digest.update(np.ascontiguousarray(little_endian).data)
         return digest.hexdigest()
 
-    def _part(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return self.images[start:stop], self.labels[start:stop]
+    def _part(self, start: int, stop: int) -> Part:
+        return tuple(array[start:stop] for array in self.inputs), self.labels[start:stop]
 
 
 def check_finite(where: str, array: Array) -> None:
@@ -109,28 +124,34 @@ def check_finite(where: str, array: Array) -> None:
         raise InputError(f"{where}{list(index)}: {array[index]}; expected finite numbers")
 
 
-def _check_arrays(where: str, images: Array, labels: Array, classes: int) -> None:
-    if images.dtype != np.float32 or images.ndim != 4 or not images.size:
+def _check_input(where: str, array: Array, count: int) -> None:
+    if array.dtype not in (np.float32, np.int64) or array.shape[:1] != (count,) or not array.size:
         raise InputError(
-            f"{where}, images: {images.dtype} {list(images.shape)}; "
-            f"expected float32 [count, channels, height, width], none of them 0"
+            f"{where}: {array.dtype} {list(array.shape)}; "
+            f"expected float32 or int64 [{count}, ...], one per label and none of them empty"
         )
-    if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
-        raise InputError(
-            f"{where}, labels: {labels.dtype} {list(labels.shape)}; "
-            f"expected int64 [{len(images)}], one per image"
-        )
-    if labels.min() < 0 or labels.max() >= classes:
-        raise InputError(
-            f"{where}, labels: {labels.min()} to {labels.max()}; expected 0 to {classes - 1}"
-        )
+    check_finite(where, array)
+
+
+def _check_labels(where: str, labels: Array, classes: int) -> None:
+    if labels.dtype == np.float32:
+        check_finite(f"{where}, labels", labels)
+        return
+    if labels.dtype != np.int64:
+        given = f"{labels.dtype} {list(labels.shape)}"
+        raise InputError(f"{where}, labels: {given}; expected int64 classes or float32 values")
+    counted = labels[labels != IGNORED]
+    if not counted.size or counted.min() < 0 or counted.max() >= classes:
+        given = f"{counted.min()} to {counted.max()}" if counted.size else "none that counts"
+        raise InputError(f"{where}, labels: {given}; expected 0 to {classes - 1}")
 
 
 def load_dataset(name: str, folder: Path | None = None, pad: int | None = None) -> Dataset:
     """Return the data set called `name`; the same arrays on every machine.
 
     Names: `digits` (1 x 8 x 8), `digits32` (the same, each pixel repeated 4 x 4 to 1 x 32 x 32)
-    and `fashion_mnist` (1 x 32 x 32, the 28 x 28 originals with a black border). `folder` says
+    `fashion_mnist` (1 x 32 x 32, the 28 x 28 originals with a black border) and `sums` (32
+    characters of English sums, and the 32 that follow one later). `folder` says
     where the IDX files of `fashion_mnist` are. `pad` is the width in pixels of the black border
     (by default 2 for `fashion_mnist`, so that LeNet-5 fits, and 0 otherwise). Raises InputError
     for an unknown name and for missing or damaged files.
@@ -187,6 +208,15 @@ def _fashion_mnist(name: str, folder: Path | None, pad: int | None) -> Dataset:
     return _dataset(name, pixels, labels, counts, 255, 2 if pad is None else pad)
 
 
+def _sums(name: str, folder: Path | None, pad: int | None) -> Dataset:
+    if folder is not None or pad is not None:
+        raise InputError(f"data set {name}: a folder or pad; expected none, it is made here")
+    windows, characters = sums(SPLIT_SEED)
+    counts = (WINDOWS - VALIDATION_WINDOWS, VALIDATION_WINDOWS)
+    inputs = (np.ascontiguousarray(windows[:, :-1]),)
+    return Dataset(name, inputs, np.ascontiguousarray(windows[:, 1:]), *counts, len(characters))
+
+
 def _split_order(count: int) -> NDArray[np.int64]:
     return np.random.default_rng(SPLIT_SEED).permutation(count)
 
@@ -208,7 +238,7 @@ def _dataset(
     images = np.empty(pixels.shape, np.float32)
     for image, codes in zip(images, pixels, strict=True):
         image[...] = table[codes]
-    return Dataset(name, images[:, np.newaxis], labels.astype(np.int64), *counts, 10, mean, std)
+    return Dataset(name, (images[:, np.newaxis],), labels.astype(np.int64), *counts, 10, mean, std)
 
 
 def _mean_and_std(pixels: NDArray[np.uint8], white: int) -> tuple[float, float]:
@@ -223,5 +253,5 @@ def _mean_and_std(pixels: NDArray[np.uint8], white: int) -> tuple[float, float]:
 
 
 LOADERS: Mapping[str, Callable[[str, Path | None, int | None], Dataset]] = MappingProxyType(
-    {"digits": _digits, "digits32": _digits, "fashion_mnist": _fashion_mnist}
+    {"digits": _digits, "digits32": _digits, "fashion_mnist": _fashion_mnist, "sums": _sums}
 )

@@ -209,7 +209,7 @@ class Executable:
             whole = stored(self._flat[i], self.graph.nodes[i].shape)
             if whole.shape == node.shape:
                 whole = whole[part]
-            elif whole.ndim == 1:  # broadcast along axis 1, which only matrices are cut along
+            elif whole.size > 1 and whole.ndim == 1:  # along axis 1, as matrices alone are cut
                 whole = whole[part[1:2]]
             inputs.append(whole)
         out = stored(self._flat[node.id], node.shape)[part]

@@ -21,7 +21,8 @@ def needs_rounding(graph: Graph, node: Node) -> bool:
     if not kept or node.rounding.overflow != "inf" or node.rounding.subnormals != "keep":
         return True
     target = format_named(node.format)
-    values = [i for i in graph.inputs_of(node) if i.shape != () or node.shape == ()]
+    read = [graph.nodes[i] for i in node.deciding]
+    values = [i for i in read if i.shape != () or node.shape == ()] or read
     return not all(contains(target, format_named(i.format)) for i in values)
 
 
@@ -43,7 +44,9 @@ def runs_in_spans(graph: Graph, node: Node) -> bool:
 
     That is an elementwise op whose inputs have the shape of its output or are broadcast over it.
     """
-    if node.op.kind != "elementwise" or not node.shape or not is_rounded_in_spans(node):
+    if node.op.kind != "elementwise" or not node.op.pointwise:
+        return False
+    if not node.shape or not is_rounded_in_spans(node):
         return False
     return all(i.shape == node.shape or len(i.shape) < 2 for i in graph.inputs_of(node))
 

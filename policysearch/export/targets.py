@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import policysearch.export
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.values import one_of
 

@@ -9,12 +9,15 @@ from string import Template
 from policysearch.export.torch_template import TEMPLATE, UPDATES
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Node
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy, RoleRounding
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import LOSSES, trace_forward
 
 SUFFIX = ".py"
+ROOT = ""
+"""The layer that is the module itself: functions called, and parameters held, by no submodule."""
+
 DTYPES = ("float32", "float16", "bfloat16")
 """Formats that modules of torch compute and store in."""
 
@@ -74,7 +77,7 @@ def _formats(
     """Return (compute, output, stored) per layer with parameters, and the format of the others.
 
     They are read off the rewritten graph, so op lists and layers have both been obeyed. `stored`
-    is None where the parameters stay float32.
+    is None where the parameters stay float32. What the module itself does is in neither.
     """
     policy.check_layers(model.layer_names)
     graph = apply_policy(trace_forward(model, 1), policy)
@@ -83,6 +86,8 @@ def _formats(
     for layer in model.layer_names:
         nodes = [n for n in graph.nodes if n.layer == layer and n.role == "fprop"]
         made = [n for n in nodes if n.op.name != "cast"]
+        if not made or layer == ROOT:
+            continue  # nothing is left of it in evaluation, as of dropout; or it is the module
         if not model.parameters_of(layer):
             free[layer] = made[-1].format
             continue
@@ -145,6 +150,8 @@ def _function_losses(policy: Policy, model: Model, free: dict[str, str]) -> Iter
                 f"layer {layer}: runs in {wanted} only if the module has a submodule of this "
                 f"name; a function there runs in {given.format}, the dtype of its input"
             )
+    if ROOT in model.layer_names:
+        yield "the module itself: what it does outside its submodules runs as torch promotes dtypes"
     yield from _bias_losses(policy, list(graph.nodes))
 
 

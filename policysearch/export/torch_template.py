@@ -34,7 +34,8 @@ def apply_policy(module: torch.nn.Module, device_type: str = "cpu") -> torch.nn.
     """
     if hasattr(type(module), "policy_base"):
         raise ValueError("a policy has already been applied to this module")
-    owners = {name for name, part in module.named_modules() if list(part.parameters(False))}
+    parts = module.named_modules()
+    owners = {name for name, part in parts if name and list(part.parameters(False))}
     for given, valid, where in ((LAYERS, owners, "policy"), (owners, LAYERS, "module")):
         strangers = sorted(set(given) - set(valid))
         if strangers:

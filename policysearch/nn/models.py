@@ -1,107 +1,23 @@
-"""Models as chains of layers, and the networks that tasks can name."""
+"""The networks that tasks can name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 
-import numpy as np
-
-from policysearch.graph import Builder, FloatArray, Shape, size
+from policysearch.graph import Shape, size
 from policysearch.nn.attention import JoinTokens, LayerNorm, Position, Tokens, transformer_block
-from policysearch.nn.layers import (
-    Activation,
-    Conv2d,
-    Flatten,
-    Layer,
-    Linear,
-    ParameterSpec,
-    Pool,
-    names_of,
-)
-from policysearch.ops.source import data, parameter
+from policysearch.nn.chain import Chain
+from policysearch.nn.images import BatchNorm, Skip
+from policysearch.nn.language import Embedding
+from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool
 from policysearch.values import InputError
-
-
-@dataclass(frozen=True)
-class Model:
-    """A chain of layers for inputs of `input_shape` (one example); [batch, classes] comes out."""
-
-    name: str
-    layers: tuple[Layer, ...]
-    input_shape: Shape
-    classes: int
-
-    def __post_init__(self) -> None:
-        names = self.layer_names
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"model {self.name}: layer {name!r} twice; expected names once")
-
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        return tuple(name for layer in self.layers for name in names_of(layer))
-
-    @cached_property
-    def _specs(self) -> tuple[ParameterSpec, ...]:
-        b = Builder()
-        x = b.emit(data, attrs={"shape": (1, *self.input_shape)}, role="input")
-        specs: list[ParameterSpec] = []
-        for layer in self.layers:
-            owned = layer.parameters(b.shape(x)[1:])
-            x = layer.trace(b, x, emit_parameters(b, owned))
-            specs += owned
-        if b.shape(x) != (1, self.classes):
-            given = list(b.shape(x)[1:])
-            raise InputError(f"model {self.name}: output {given}; expected [{self.classes}]")
-        return tuple(specs)
-
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """Return every trained array in layer order; InputError where the layers do not fit."""
-        return self._specs
-
-    def parameters_of(self, layer: str) -> tuple[ParameterSpec, ...]:
-        """Return the trained arrays of one layer."""
-        return tuple(spec for spec in self._specs if spec.layer == layer)
-
-    def init(self, rng: np.random.Generator) -> dict[str, FloatArray]:
-        """Return fresh float32 parameters, uniform within +-1/sqrt(fan_in) or as specified.
-
-        That is what torch's `reset_parameters` of Linear and Conv2d amounts to, for weights
-        (`kaiming_uniform_` with a = sqrt(5)) and biases alike.
-        """
-        return {spec.name: _initial(spec, rng) for spec in self._specs}
-
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
-        """Emit the forward pass for input node `x` [batch, ...]; return the node of the logits."""
-        for layer in self.layers:
-            x = layer.trace(b, x, params)
-        return x
-
-
-def _initial(spec: ParameterSpec, rng: np.random.Generator) -> FloatArray:
-    if spec.initial is not None:
-        return np.full(spec.shape, spec.initial, np.float32)
-    unit = rng.uniform(-1.0, 1.0, spec.shape).astype(np.float32)
-    return unit * np.float32(spec.fan_in**-0.5)
-
-
-def emit_parameters(b: Builder, specs: tuple[ParameterSpec, ...]) -> dict[str, int]:
-    """Emit one parameter source per spec; return {name: node}."""
-    return {
-        spec.name: b.emit(
-            parameter, attrs={"shape": spec.shape}, name=spec.name, layer=spec.layer, role="input"
-        )
-        for spec in specs
-    }
 
 
 def lenet5(
     activation: str = "relu", classes: int = 10, in_channels: int = 1, size: int = 32
-) -> Model:
+) -> Chain:
     """Return LeNet-5 with max pooling: 5x5 convolutions to 6 and 16, then 120, 84, `classes`.
 
     `size` is the side of the square images in pixels. LeCun et al., Proc. IEEE 86(11), 1998, as
@@ -124,12 +40,12 @@ def lenet5(
         Activation(f"{activation}4", activation),
         Linear("fc3", 84, classes),
     )
-    return Model("lenet5", layers, (in_channels, size, size), classes)
+    return Chain("lenet5", layers, (in_channels, size, size), classes)
 
 
 def mlp(
     widths: tuple[int, ...], activation: str = "relu", input_shape: Shape | None = None
-) -> Model:
+) -> Chain:
     """Return a dense net: widths[0] inputs, hidden layers, widths[-1] classes without activation.
 
     An `input_shape` of more than one axis is flattened first.
@@ -142,7 +58,7 @@ def mlp(
         layers.append(Linear(f"fc{number}", n_in, n_out))
         if number < len(widths) - 1:
             layers.append(Activation(f"{activation}{number}", activation))
-    return Model("mlp", tuple(layers), shape, widths[-1])
+    return Chain("mlp", tuple(layers), shape, widths[-1])
 
 
 def transformer(
@@ -152,7 +68,7 @@ def transformer(
     hidden: tuple[int, ...] = (128,),
     heads: int = 4,
     activation: str = "gelu",
-) -> Model:
+) -> Chain:
     """Return an encoder with one pre-norm block per entry of `hidden`, its inner width.
 
     `input_shape` is [time, features] or [channels, rows, columns], then a row is a time step. The
@@ -179,13 +95,98 @@ def transformer(
         layers += transformer_block(f"block{number}", width, inner, heads, time, middle)
     layers += [LayerNorm("norm", width), JoinTokens("flatten", time)]
     layers.append(Linear("head", time * width, classes))
-    return Model("transformer", tuple(layers), input_shape, classes)
+    return Chain("transformer", tuple(layers), input_shape, classes)
 
 
-ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Model]
+def gpt(
+    input_shape: Shape,
+    classes: int,
+    width: int = 64,
+    hidden: tuple[int, ...] = (256, 256),
+    heads: int = 4,
+    activation: str = "gelu",
+) -> Chain:
+    """Return a decoder that predicts the next of `classes` tokens at each of [time] places.
+
+    One pre-norm block per entry of `hidden`, its inner width; attention looks back alone. Layers
+    are called as those of `transformer`.
+    """
+    if len(input_shape) != 1:
+        raise InputError(f"model gpt: inputs {list(input_shape)}; expected [time] tokens")
+    if min(width, heads, *hidden) < 1 or width % heads:
+        given = f"width {width}, hidden {list(hidden)}, heads {heads}"
+        raise InputError(
+            f"model gpt: {given}; expected positive ones, the width divisible by heads"
+        )
+    (time,) = input_shape
+    layers: list[Layer] = [Embedding("embed", classes, width), Position("position", time)]
+    for number, inner in enumerate(hidden, 1):
+        middle = Activation(f"block{number}.{activation}", activation)
+        block = transformer_block(f"block{number}", width, inner, heads, time, middle, causal=True)
+        layers += block
+    layers += [LayerNorm("norm", width), Linear("head", width, classes, bias=False)]
+    return Chain("gpt", tuple(layers), input_shape, classes, True, time, loss="token_cross_entropy")
 
 
-def _lenet5(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Model:
+def resnet(
+    input_shape: Shape,
+    classes: int,
+    widths: tuple[int, ...] = (8, 16, 32, 64),
+    activation: str = "relu",
+) -> Chain:
+    """Return a ResNet for small images: a 3 x 3 stem, two basic blocks per entry of `widths`.
+
+    Every stage but the first halves the image. With four widths that is ResNet-18 without the
+    pooled stem (arXiv 1512.03385). Layers: conv1, bn1, relu1, per block "layer1.0.conv1" and so
+    on, "layer1.0.add" with "layer1.0.downsample.0" and ".1" where the shape changes, pool, fc.
+    """
+    channels, side, wide = input_shape if len(input_shape) == 3 else (0, 0, 1)
+    halvings = 2 ** (len(widths) - 1)
+    if side != wide or side % halvings or not widths or min(widths) < 1:
+        given = f"images {list(input_shape)}, widths {list(widths)}"
+        raise InputError(f"model resnet: {given}; expected square ones, divisible by {halvings}")
+    first = widths[0]
+    layers: list[Layer] = [
+        Conv2d("conv1", channels, first, 3, padding=1, bias=False),
+        BatchNorm("bn1", first),
+        Activation(f"{activation}1", activation),
+    ]
+    before = first
+    for stage, width in enumerate(widths, 1):
+        for block in range(2):
+            stride = 2 if stage > 1 and block == 0 else 1
+            name = f"layer{stage}.{block}"
+            layers += _basic_block(name, before, width, stride, activation)
+            before = width
+    layers += [Pool("pool", side // halvings, "average"), Flatten("flatten")]
+    layers.append(Linear("fc", before, classes))
+    return Chain("resnet", tuple(layers), input_shape, classes)
+
+
+def _basic_block(
+    name: str, c_in: int, c_out: int, stride: int, activation: str
+) -> tuple[Layer, ...]:
+    inner = (
+        Conv2d(f"{name}.conv1", c_in, c_out, 3, stride, 1, bias=False),
+        BatchNorm(f"{name}.bn1", c_out),
+        Activation(f"{name}.{activation}1", activation),
+        Conv2d(f"{name}.conv2", c_out, c_out, 3, padding=1, bias=False),
+        BatchNorm(f"{name}.bn2", c_out),
+    )
+    shortcut: tuple[Layer, ...] = ()
+    if stride != 1 or c_in != c_out:
+        shortcut = (
+            Conv2d(f"{name}.downsample.0", c_in, c_out, 1, stride, bias=False),
+            BatchNorm(f"{name}.downsample.1", c_out),
+        )
+    last = Activation(f"{name}.{activation}2", activation)
+    return Skip(f"{name}.add", inner, shortcut), last
+
+
+ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Chain]
+
+
+def _lenet5(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
     if widths:
         raise InputError(f"model lenet5, widths: {list(widths)}; expected none, they are fixed")
     if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
@@ -193,18 +194,33 @@ def _lenet5(input_shape: Shape, classes: int, activation: str, widths: tuple[int
     return lenet5(activation, classes, input_shape[0], input_shape[1])
 
 
-def _mlp(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Model:
+def _mlp(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
     return mlp((size(input_shape), *widths, classes), activation, input_shape)
 
 
 def _transformer(
     input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]
-) -> Model:
+) -> Chain:
     width, *hidden = widths or (32, 128)
     return transformer(input_shape, classes, width, tuple(hidden), activation=activation)
 
 
+def _gpt(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
+    width, *hidden = widths or (64, 256, 256)
+    return gpt(input_shape, classes, width, tuple(hidden), activation=activation)
+
+
+def _resnet(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
+    return resnet(input_shape, classes, widths or (8, 16, 32, 64), activation)
+
+
 MODELS: Mapping[str, ModelBuilder] = MappingProxyType(
-    {"lenet5": _lenet5, "mlp": _mlp, "transformer": _transformer}
+    {
+        "lenet5": _lenet5,
+        "mlp": _mlp,
+        "transformer": _transformer,
+        "resnet": _resnet,
+        "gpt": _gpt,
+    }
 )
-"""Builders by name: (shape of one image, classes, activation, hidden widths) to the model."""
+"""Builders by name: (shape of one example, classes, activation, hidden widths) to the model."""

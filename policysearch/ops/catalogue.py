@@ -21,6 +21,6 @@ def _defined() -> Iterator[Op]:
 OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _defined()})
 
 FORWARD_OPS: tuple[str, ...] = tuple(
-    op.name for op in OPS.values() if op.gradients and op.name not in ("cast", "scale_loss")
+    op.name for op in OPS.values() if op.gradients and not op.converts and op.name != "scale_loss"
 )
 """Ops a model is made of: what the op lists of a policy speak about."""

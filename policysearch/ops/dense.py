@@ -30,9 +30,36 @@ def contracted(inputs: Sequence[Shape], attrs: Attrs) -> int:
 def _bind_matmul(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    left, right = _operands(inputs[0], inputs[1], attrs)
     product = attrs.get("product", np.matmul)
+    if out.ndim == 4:
+        return _bind_stacks(inputs, out, attrs, work)
+    left, right = _operands(inputs[0], inputs[1], attrs)
     return lambda: product(left, right, out=out)
+
+
+def _bind_stacks(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    """Copies, as the first axis of four is stored last and BLAS wants a matrix in one piece."""
+    product = attrs.get("product", np.matmul)
+    ends = np.cumsum([array.size for array in (*inputs, out)])
+    parts = np.split(work[: ends[-1]], ends[:-1])
+    a, b, result = (
+        part.reshape(array.shape) for part, array in zip(parts, (*inputs, out), strict=True)
+    )
+    left, right = _operands(a, b, attrs)
+
+    def run() -> None:
+        np.copyto(a, inputs[0])
+        np.copyto(b, inputs[1])
+        product(left, right, out=result)
+        np.copyto(out, result)
+
+    return run
+
+
+def _matmul_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+    return size(out) + sum(map(size, inputs)) if len(out) == 4 else 0
 
 
 def _grad_a(b: Builder, node: Node, grad: int) -> int:
@@ -66,8 +93,12 @@ matmul = Op(
     ),
     kind="gemm",
     placement="low",
+    work=_matmul_work,
 )
-"""a @ b of [..., m, k] and [..., k, n]; `transpose_a`, `transpose_b` swap the last two axes."""
+"""a @ b of [..., m, k] and [..., k, n], both with the same axes in front.
+
+`transpose_a` and `transpose_b` swap the last two axes.
+"""
 
 
 def _along_features(bias: FloatArray, x: FloatArray) -> FloatArray:
@@ -84,11 +115,21 @@ def _bind_bias(
 def _bind_bias_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    """Sum over all axes but the features, as products with ones: BLAS beats a strided reduce."""
-    grad = inputs[0]
+    return channel_sums(inputs[0], out, work)
+
+
+def channel_sums(grad: FloatArray, out: FloatArray, work: FloatArray) -> Callable[[], object]:
+    """Return the function that sums [batch, channels, ...] over all but the channels into `out`.
+
+    As products with ones, where the layout allows: BLAS beats a strided reduce. `work` has the
+    elements that `channel_work` says.
+    """
     if grad.ndim == 2:
         ones = np.ones(grad.shape[0], np.float32)
         return lambda: np.matmul(ones, grad, out=out)
+    if grad.ndim != 4:
+        axes = (0, *range(2, grad.ndim))
+        return lambda: np.add.reduce(grad, axis=axes, out=out)
     rows = grad.transpose(2, 1, 3, 0).reshape(grad.shape[2], grad.shape[1], -1)
     ones = np.ones(rows.shape[2], np.float32)
     partial = work[: rows.shape[0] * rows.shape[1]].reshape(rows.shape[:2])
@@ -100,13 +141,18 @@ def _bind_bias_grad(
     return run
 
 
+def channel_work(shape: Shape) -> int:
+    """Return the elements of scratch that `channel_sums` needs."""
+    return shape[1] * shape[2] if len(shape) == 4 else 0
+
+
 bias_grad = Op(
     "bias_grad",
     shape=lambda inputs, attrs: (inputs[0][1],),
     bind=_bind_bias_grad,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
-    work=lambda inputs, out, attrs: inputs[0][1] * (inputs[0][2] if len(inputs[0]) == 4 else 1),
+    work=lambda inputs, out, attrs: channel_work(inputs[0]),
 )
 bias = Op(
     "bias",

@@ -6,7 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Bind, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import (
+    Attrs,
+    Bind,
+    Builder,
+    Example,
+    FloatArray,
+    GradientRule,
+    Node,
+    Op,
+    Shape,
+    size,
+)
+from policysearch.ops.reduce import summed_to
 
 
 def same_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -37,30 +49,38 @@ def ufunc(function: Callable[..., object]) -> Bind:
     return bind
 
 
-def _pass(b: Builder, node: Node, grad: int) -> int:
-    return grad
+def broadcast(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    """Return the shape that the inputs are broadcast to, by the rules of numpy and torch."""
+    return np.broadcast_shapes(*inputs)
+
+
+def gradient_of(place: int, made: Callable[[Builder, Node, int], int]) -> GradientRule:
+    """Return the rule of input `place`: what `made` emits, summed to the shape of that input."""
+    return lambda b, node, grad: summed_to(b, node.inputs[place], made(b, node, grad))
 
 
 add = Op(
     "add",
-    same_shape,
+    broadcast,
     ufunc(np.add),
-    gradients=(_pass, _pass),
+    gradients=tuple(gradient_of(place, lambda b, node, grad: grad) for place in (0, 1)),
     example=_pair,
     in_place=(0, 1),
 )
+"""Sum of two tensors, broadcast against each other."""
 
 multiply: Op = Op(
     "multiply",
-    same_shape,
+    broadcast,
     ufunc(np.multiply),
     gradients=(
-        lambda b, node, grad: b.emit(multiply, grad, node.inputs[1]),
-        lambda b, node, grad: b.emit(multiply, grad, node.inputs[0]),
+        gradient_of(0, lambda b, node, grad: b.emit(multiply, grad, node.inputs[1])),
+        gradient_of(1, lambda b, node, grad: b.emit(multiply, grad, node.inputs[0])),
     ),
     example=_pair,
     in_place=(0, 1),
 )
+"""Product of two tensors, broadcast against each other."""
 
 
 def _bind_relu(

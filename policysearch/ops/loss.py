@@ -9,7 +9,8 @@ import numpy as np
 from policysearch.graph import Attrs, Example, FloatArray, Op, size
 
 
-def _log_softmax(logits: FloatArray, out: FloatArray, row: FloatArray, scratch: FloatArray) -> None:
+def log_softmax(logits: FloatArray, out: FloatArray, row: FloatArray, scratch: FloatArray) -> None:
+    """Set `out` to log softmax(logits) over axis 1; `row` is [rows, 1], `scratch` like logits."""
     np.maximum.reduce(logits, axis=1, keepdims=True, out=row)
     np.subtract(logits, row, out=out)
     np.exp(out, out=scratch)
@@ -26,7 +27,7 @@ def _bind_cross_entropy(
     share = np.float32(-1.0 / len(logits))
 
     def run() -> None:
-        _log_softmax(logits, log_p, row, scratch)
+        log_softmax(logits, log_p, row, scratch)
         np.multiply(log_p, targets, out=log_p)
         # 0 * -inf is NaN, but a class of probability 0 that is not the target costs nothing
         np.copyto(log_p, 0.0, where=targets == 0)
@@ -43,7 +44,7 @@ def _bind_cross_entropy_grad(
     share = np.float32(1.0 / len(logits))
 
     def run() -> None:
-        _log_softmax(logits, scratch, row, out)
+        log_softmax(logits, scratch, row, out)
         np.exp(scratch, out=out)
         np.subtract(out, targets, out=out)
         np.multiply(out, grad * share, out=out)

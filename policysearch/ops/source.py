@@ -24,7 +24,9 @@ def _source(name: str) -> Op:
 data = _source("data")
 parameter = _source("parameter")
 state = _source("state")
-"""Optimizer state and running statistics: kept from step to step like parameters."""
+"""Optimizer state: kept from step to step like parameters."""
+buffer = _source("buffer")
+"""Running statistics of the forward pass; what torch calls a buffer of a module."""
 
 
 def copy_bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray):  # type: ignore[no-untyped-def]
@@ -47,3 +49,19 @@ cast = Op(
     in_place=(0,),
 )
 """Round to the node's format; the emulator does the rounding, as for every other node."""
+
+pinned_cast = Op(
+    "pinned_cast",
+    shape=lambda inputs, attrs: inputs[0],
+    bind=copy_bind,
+    gradients=(_cast_gradient,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example(
+        (rng.standard_normal((3, 4)).astype(np.float32),), {"format": "float32"}
+    ),
+    keeps_format=True,
+    converts=True,
+    in_place=(0,),
+    pinned=(0,),
+)
+"""A cast of the user's own to the attribute `format`: no policy moves it."""

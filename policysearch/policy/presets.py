@@ -20,16 +20,20 @@ from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_l
 from policysearch.policy.scaling import Scaling
 from policysearch.values import one_of
 
-LOSSES = ("softmax_cross_entropy", "mean_squared_error")
+LOSSES = ("softmax_cross_entropy", "token_cross_entropy", "mean_squared_error")
 NORMS = ("batch_norm", "layer_norm")
-PRODUCTS = ("matmul", "conv2d", "bias")
+PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
+WIDE = ("exp", "pow", "rsqrt", "sum")
+"""In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
+
 LISTED_OPS = (
     *PRODUCTS,
     *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),
-    *("add", "multiply", "scale", "concatenate", "embedding"),
-    *("max_pool", "average_pool", "reshape", "transpose"),
-    *NORMS,
-    *LOSSES,
+    *("silu", "hardtanh", "leaky_relu", "hardswish", "sqrt"),
+    *("add", "subtract", "multiply", "divide", "scale", "shift"),
+    *("mean", "where", "masked_fill", "slice", "concatenate", "embedding"),
+    *("max_pool", "average_pool", "reshape", "transpose", "broadcast_to"),
+    *(*NORMS, *LOSSES),
 )
 """What the frameworks' own lists place, in the order of a policy; `others` speaks of these."""
 
@@ -95,6 +99,7 @@ _MINDSPORE_O2 = Preset(
     "all but normalisation in float16, float32 parameters, dynamic scale from 2^24",
     _FLOAT16,
     others="low",
+    low=WIDE,
     fp32=NORMS,
     loss_scale=MINDSPORE_DYNAMIC,
 )
@@ -128,8 +133,8 @@ _E4M3_ONLY = dataclasses.replace(_FLOAT8.layer, grad="float8_e4m3fn")
 PRESETS: dict[str, Preset] = {
     row.name: row
     for row in (
-        Preset("float32", "everything in float32", _FLOAT32, others="low"),
-        Preset("mindspore.O0", "everything in float32", _FLOAT32, others="low"),
+        Preset("float32", "everything in float32", _FLOAT32, others="low", low=WIDE),
+        Preset("mindspore.O0", "everything in float32", _FLOAT32, others="low", low=WIDE),
         _MINDSPORE_O1,
         _MINDSPORE_O2,
         Preset(
@@ -137,17 +142,18 @@ PRESETS: dict[str, Preset] = {
             "all in float16, float32 parameters, no loss scale",
             _FLOAT16,
             others="low",
+            low=WIDE,
         ),
         Preset(
             "mindspore.auto",
             "lists per primitive: products in float16, bias added in float32, no loss scale",
             _FLOAT16,
             others="promote",
-            low=("matmul", "conv2d"),
+            low=PRODUCTS[:-1],
             fp32=("softmax", *NORMS),
             bias="fp32",
         ),
-        Preset("apex.O0", "everything in float32", _FLOAT32, others="low"),
+        Preset("apex.O0", "everything in float32", _FLOAT32, others="low", low=WIDE),
         Preset(
             "apex.O1",
             "patched functions: products in float16, dynamic scale from 2^16",
@@ -162,6 +168,7 @@ PRESETS: dict[str, Preset] = {
             "float16 model but batch norm, float32 masters, dynamic scale from 2^16",
             _FLOAT16_COPY,
             others="low",
+            low=WIDE,
             fp32=("batch_norm",),
             loss_scale=APEX_DYNAMIC,
         ),
@@ -170,6 +177,7 @@ PRESETS: dict[str, Preset] = {
             "float16 model and optimizer, no masters, scale 1",
             _FLOAT16_COPY,
             others="low",
+            low=WIDE,
             master_weights=False,
             optimizer_state="float16",
             optimizer_order="eager",
@@ -270,9 +278,8 @@ def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None
     `ops` places further ops, by name, that no file defines. InputError for an unknown preset.
     """
     row = PRESETS[one_of("preset", name, PRESETS)]
-    known = dict.fromkeys((*LISTED_OPS, *FORWARD_OPS))
-    placed: dict[str, Placement] = {op: row.placement(op) for op in known}
-    placed = {**(ops or {}), **placed}
+    named = {op: row.placement(op) for op in (*LISTED_OPS, *FORWARD_OPS)}
+    placed: dict[str, Placement] = {**(ops or {}), **named}
     return Policy(
         name=name,
         layers=tuple((layer, row.layer) for layer in layers),

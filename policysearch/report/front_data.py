@@ -38,7 +38,7 @@ def caption(results: Results) -> str:
     return (
         f"Modeled, not measured: speed and memory of {spec.cost.device} with {spec.cost.stack}, "
         f"batch {priced}.\n"
-        f"Trained: {spec.task.model} on {spec.task.data}, batch {spec.task.batch_size}, "
+        f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
         f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."
     )

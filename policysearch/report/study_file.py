@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -77,8 +78,13 @@ def _tables(name: str, kind: type) -> Iterator[tuple[str, type]]:
 
 
 def _table_in(hint: Any) -> type | None:
-    """Return the dataclass that is `hint`, or that a list of it holds."""
-    for kind in (hint, *typing.get_args(hint)):
+    """Return the dataclass that is `hint`, or that a list of it holds.
+
+    Of several types it is the first that a file can hold.
+    """
+    inside = typing.get_args(hint)
+    first = inside[:1] if isinstance(hint, types.UnionType) else inside
+    for kind in (hint, *first):
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             return kind
     return None

@@ -38,8 +38,9 @@ class _Pass:
         self.b = Builder()
         self.new: dict[int, int] = {}
         self.casts: dict[tuple[int, str], int] = {}
-        self.forward_formats: dict[tuple[str, str], str] = {}
-        self.gradient_formats: dict[tuple[str, str], str] = {}
+        self.forward_formats: dict[int, str] = {}
+        self.gradient_formats: dict[int, str] = {}
+        self.parameter_formats: dict[int, str] = {}
         self.readers = graph.readers()
         self.replaced_by = {new: old for old, new in graph.updates}
         self.stored: dict[int, int] = {}
@@ -70,7 +71,7 @@ class _Pass:
             stored = self.layer(node).param
         elif node.op.name == "state":
             stored = self.policy.optimizer_state
-        self.gradient_formats[node.layer, node.op.name] = stored
+        self.gradient_formats[node.id] = stored
         return self.b.copy(node, (), format=stored)
 
     def forward(self, node: Node) -> int:
@@ -83,17 +84,16 @@ class _Pass:
                 fused = self.policy.bias == "fused" and self.feeds_only_bias(node)
                 made = self.product(node, "float32" if fused else layer.output, fused=fused)
             else:
-                inputs = [self.operand(i, layer.output, node) for i in node.inputs]
-                made = self.emit(node, inputs, layer.output)
-        elif placement == "fp32":
-            made = self.emit(node, [self.operand(i, "float32", node) for i in node.inputs])
+                made = self.emit(node, self.operands(node, layer.output), layer.output)
         else:
-            widest = self.widest(node.inputs)
-            inputs = [self.operand(i, widest, node) for i in node.inputs]
-            made = self.emit(node, inputs, widest)
-        key = node.layer, node.op.name
-        self.forward_formats[key] = self.b.nodes[made].format
-        self.gradient_formats[key] = self.gradient_format(node, placement)
+            given = {"fp32": "float32", "pinned": node.attributes.get("format")}
+            wanted = given.get(placement) or self.widest(node)
+            made = self.emit(node, self.operands(node, wanted), wanted)
+        self.forward_formats[node.id] = self.b.nodes[made].format
+        self.gradient_formats[node.id] = self.gradient_format(node, placement)
+        # parameters that a promoted op pins have their gradients in their own format
+        owned = (i for i in node.inputs if self.graph.nodes[i].op.name == "parameter")
+        self.parameter_formats[node.id] = self.gradients_widest((*node.deciding, *owned))
         return made
 
     def gradient_format(self, node: Node, placement: str) -> str:
@@ -102,12 +102,16 @@ class _Pass:
         Autograd hands an op its gradient in the format of the op's own output; a layer's `dgrad`
         stands for that format, so that a policy can have other gradients than outputs.
         """
+        if placement == "pinned":
+            return str(node.attributes["format"])
         if placement == "low":
             return self.layer(node).dgrad
         if placement == "fp32":
             return "float32"
-        given = self.graph.inputs_of(node)
-        return _widest(self.gradient_formats[value.layer, value.op.name] for value in given)
+        return self.gradients_widest(node.deciding)
+
+    def gradients_widest(self, ids: Iterable[int]) -> str:
+        return _widest(self.gradient_formats[i] for i in ids)
 
     def bias(self, node: Node) -> int:
         """The bias takes the output format; the sum is rounded once where it is fused."""
@@ -121,33 +125,25 @@ class _Pass:
     def gradient(self, node: Node) -> int:
         if "gradient_of" in node.attributes:
             # the gradients of a value are summed in the value's own format
-            flowing = self.gradient_formats[node.attributes["gradient_of"]]
+            flowing = self.gradient_formats[node.of]
             return self.emit(node, [self.operand(i, flowing, node) for i in node.inputs], flowing)
         placement = self.placement(node)
         if placement == "low":
             return self.low_gradient(node)
         if placement == "fp32":
-            return self.emit(node, [self.operand(i, "float32", node) for i in node.inputs])
-        key = node.layer, node.source
-        produced, flowing = self.forward_formats[key], self.gradient_formats[key]
+            return self.emit(node, self.operands(node, "float32"))
+        produced, flowing = self.forward_formats[node.of], self.gradient_formats[node.of]
         # what the forward op read is read again, in the format it was read in
-        inputs = [
-            self.operand(i, flowing if self.is_gradient(i) else produced, node) for i in node.inputs
-        ]
-        return self.emit(node, inputs, flowing)
+        inputs = self.operands(node, produced, flowing)
+        stored = self.parameter_formats[node.of] if node.role == "wgrad" else flowing
+        return self.emit(node, inputs, stored)
 
     def low_gradient(self, node: Node) -> int:
         layer = self.layer(node)
         stored = layer.wgrad if node.role == "wgrad" else layer.dgrad
         if node.op.kind == "gemm":
             return self.product(node, stored)
-        inputs = [
-            self.cast(self.new[i], layer.dgrad, node)
-            if self.is_gradient(i)
-            else self.operand(i, layer.output, node)
-            for i in node.inputs
-        ]
-        return self.emit(node, inputs, stored)
+        return self.emit(node, self.operands(node, layer.output, layer.dgrad), stored)
 
     def product(self, node: Node, stored: str, *, fused: bool = False) -> int:
         operands = [self.product_operand(position, node) for position in range(len(node.inputs))]
@@ -202,6 +198,14 @@ class _Pass:
             made = self.cast(made, self.policy.all_reduce, node)
         return self.cast(made, "float32", node)
 
+    def operands(self, node: Node, wanted: str, flowing: str = "") -> list[int]:
+        """Return the inputs in format `wanted`, gradients in `flowing`, pinned ones as they are."""
+        formats = (flowing if flowing and self.is_gradient(i) else wanted for i in node.inputs)
+        return [
+            self.read(i, node) if place in node.op.pinned else self.operand(i, given, node)
+            for place, (i, given) in enumerate(zip(node.inputs, formats, strict=True))
+        ]
+
     def operand(self, i: int, wanted: str, node: Node) -> int:
         """Return old node `i` in format `wanted`."""
         return self.cast(self.read(i, node), wanted, node)
@@ -245,6 +249,8 @@ class _Pass:
     def placement(self, node: Node) -> str:
         if node.source == "scale_loss":
             return "fp32"
+        if node.source == "pinned_cast":
+            return "pinned"
         if node.source not in self.lists:
             raise InputError(
                 f"policy {self.policy.name!r}: op {node.source!r} of layer {node.layer!r} is in "
@@ -257,8 +263,8 @@ class _Pass:
             self.layers[node.layer] if node.layer in self.layers else self.policy.layer(node.layer)
         )
 
-    def widest(self, inputs: Sequence[int]) -> str:
-        return _widest(self.b.nodes[self.new[i]].format for i in inputs)
+    def widest(self, node: Node) -> str:
+        return _widest(self.b.nodes[self.new[i]].format for i in node.deciding)
 
     def is_gradient(self, i: int) -> bool:
         node = self.graph.nodes[i]

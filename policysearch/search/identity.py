@@ -16,7 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from policysearch.train.tasks import Task
-from policysearch.values import InputError, to_plain
+from policysearch.values import InputError
 
 # What chooses, prices, shows or exports policies: a trained run stays what it is.
 _AFTERWARDS = ("cost", "search", "report", "export", "verify", "importers")
@@ -110,22 +110,18 @@ def libraries() -> dict[str, str]:
     return {"numpy": np.__version__, "blas": ", ".join(sorted(named)), "simd": " ".join(simd)}
 
 
-def identity_of(task: Task, data_fingerprint: str, float32_digest: str) -> dict[str, Any]:
+def identity_of(
+    task: Task, model_fingerprint: str, data_fingerprint: str, float32_digest: str
+) -> dict[str, Any]:
     """Return what trained runs belong to, as plain data."""
     return {
-        "task": task_identity(task),
+        "task": task.to_plain(),
+        "model": model_fingerprint,
         "data": data_fingerprint,
         "float32": float32_digest,
         "code": code_fingerprints(),
         "libraries": libraries(),
     }
-
-
-def task_identity(task: Task) -> dict[str, Any]:
-    """Return the task as plain data, without the place of its files: the data have their own."""
-    plain: dict[str, Any] = json.loads(json.dumps(to_plain(task)))
-    del plain["data_folder"]
-    return plain
 
 
 def check_identity(
@@ -137,12 +133,13 @@ def check_identity(
     their losses are not comparable.
     """
     check_task(recorded, now["task"], where)
-    if recorded.get("data") != now["data"]:
-        raise InputError(
-            f"storage {where}: data differ: {now['data'][:12]}; expected "
-            f"{str(recorded.get('data'))[:12]}, which made its results "
-            "(name another file with --storage to start afresh)"
-        )
+    for key in ("model", "data"):
+        if recorded.get(key, "") != now[key]:
+            raise InputError(
+                f"storage {where}: {key} differs: {now[key][:12] or 'built in'}; expected "
+                f"{recorded.get(key, '')[:12] or 'built in'}, which made its results "
+                "(name another file with --storage to start afresh)"
+            )
     changed = differences(recorded, now)
     if changed and not accept:
         raise InputError(

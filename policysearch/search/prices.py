@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import Objective
 from policysearch.policy.policy import from_json
-from policysearch.search.identity import code_fingerprints, task_identity
+from policysearch.search.identity import code_fingerprints
 from policysearch.search.records import Asked, Records
 from policysearch.search.spec import StudySpec
 from policysearch.values import InputError, to_plain
@@ -32,7 +32,9 @@ class Prices:
             "device": repr(objective.device),
             "stack": to_plain(objective.stack),
             "batch_size": objective.cost_batch_size,
-            "task": task_identity(spec.task),
+            "task": spec.task.to_plain(),
+            # as recorded: results are shown without making the model
+            "model": [identity.get("model", "") for identity in records.identities[-1:]],
             "code": code_fingerprints(_ELSEWHERE),
         }
         self.key = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ from optuna.trial import BaseTrial
 
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,

@@ -11,8 +11,10 @@ from typing import Literal, TypeVar
 from policysearch.accumulators import accumulator_named
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
+from policysearch.data.datasets import Dataset
 from policysearch.files import read_text
 from policysearch.formats import format_named
+from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LossScaleKind
 from policysearch.policy.presets import LADDER, PRESETS
@@ -199,6 +201,11 @@ class StudySpec:
     def with_fast(self, fast: Fast) -> StudySpec:
         """Return a copy that is emulated so."""
         return replace(self, study=replace(self.study, fast=fast))
+
+    def with_values(self, model: Model | None = None, data: Dataset | None = None) -> StudySpec:
+        """Return a copy whose task trains this model, on this data set, instead of the named."""
+        task = replace(self.task, model=model or self.task.model, data=data or self.task.data)
+        return replace(self, task=task)
 
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""

@@ -15,7 +15,6 @@ from policysearch.search.identity import (
     check_task,
     differences,
     identity_of,
-    task_identity,
 )
 from policysearch.search.prices import Prices
 from policysearch.search.records import Records
@@ -119,7 +118,12 @@ def _session(
 ) -> Iterator[Session]:
     """Hold the journal at `storage` and yield a session on it."""
     sampler_named(spec.study.sampler, spec.study.seed)
-    identity = identity_of(spec.task, objective.dataset.fingerprint, objective.float32.digest)
+    identity = identity_of(
+        spec.task,
+        objective.model.fingerprint,
+        objective.dataset.fingerprint,
+        objective.float32.digest,
+    )
     make_space(spec.space, objective.model)
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
@@ -157,5 +161,5 @@ def load_results(spec: StudySpec, storage: Path) -> Results:
     records = Records(reading.lines)
     if not records.identities:
         raise InputError(f"storage {storage}: no results yet; expected those of a run")
-    check_task(records.identities[-1], task_identity(spec.task), str(storage))
+    check_task(records.identities[-1], spec.task.to_plain(), str(storage))
     return read_results(records, spec, Prices(_objective(spec), records, spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.values import InputError
 
 COPIES_PER_PARAMETER = 8

@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from policysearch.graph import Builder, Graph, Op, Shape, backward
-from policysearch.nn.models import Model, emit_parameters
+from policysearch.graph import Builder, Graph, Op, backward, size
+from policysearch.nn.model import OWN_LOSS, Model, Traced, emit_arrays, emit_data
 from policysearch.ops import loss as loss_ops
+from policysearch.ops import token_loss
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
-from policysearch.ops.source import data
+from policysearch.ops.shape import reshape
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
 from policysearch.train.optimizers import Optimizer, emit_states, emit_update
-from policysearch.values import one_of
+from policysearch.values import InputError, one_of
 
 LOSSES: Mapping[str, Op] = MappingProxyType(
-    {name: op for name, op in OPS.items() if name in FORWARD_OPS and op in vars(loss_ops).values()}
+    {
+        name: op
+        for name, op in OPS.items()
+        for module in (loss_ops, token_loss)
+        if name in FORWARD_OPS and op in vars(module).values()
+    }
 )
-"""The ops that end a forward pass, by name: those of `ops/loss.py`."""
+"""The ops that end a forward pass, by name: those of `ops/loss.py` and `ops/token_loss.py`."""
 SCALARS = ("loss_scale", "inverse_scale", "learning_rate", "step")
-
-
-def _data(b: Builder, name: str, shape: Shape) -> int:
-    return b.emit(data, attrs={"shape": shape}, name=name, role="input")
-
-
-def _batch(b: Builder, model: Model, batch_size: int) -> tuple[int, int]:
-    images = _data(b, "images", (batch_size, *model.input_shape))
-    return images, _data(b, "targets", (batch_size, model.classes))
+TARGETS = "targets"
+NEXT = "next "
+"""Before the name of a running statistic: the output that holds its new value."""
 
 
 def trace_forward(model: Model, batch_size: int) -> Graph:
-    """Return the forward pass alone: sources "images" and the parameters, output "logits"."""
+    """Return the forward pass of evaluation: sources as in `trace_step`, output "logits"."""
     b = Builder()
-    images = _data(b, "images", (batch_size, *model.input_shape))
-    params = emit_parameters(b, model.parameters())
-    return b.graph({"logits": model.trace(b, images, params)})
+    fed = model.emit_inputs(b, batch_size)
+    fed |= emit_arrays(b, model.parameters()) | model.emit_statistics(b)
+    return b.graph({"logits": model.trace(b, fed, training=False).output})
 
 
 def trace_step(
@@ -48,46 +48,71 @@ def trace_step(
 ) -> Graph:
     """Return the whole training step in float32: forward, loss, backward, unscale, check, update.
 
-    Sources: data "images" [batch, ...], "targets" [batch, classes] and the scalars "loss_scale",
-    "inverse_scale", "learning_rate", "step" (counted from 1); one parameter per array of the
-    model and its optimizer state. Outputs: "loss", "scaled_loss", "logits", "finite" (1.0 or
-    0.0) and the unscaled gradients "grad:<parameter>". `clip_norm` scales the gradients down to
-    that global norm, after the finite check. InputError for an unknown loss.
+    Sources: the inputs of the model [batch, ...], "targets" (see `train.feeding`) and the scalars
+    "loss_scale", "inverse_scale", "learning_rate", "step" (counted from 1); one parameter per
+    array of the model with its optimizer state, one buffer per running statistic. Outputs: "loss",
+    "scaled_loss", "logits", "finite" (1.0 or 0.0), the new statistics NEXT + their name, and the
+    unscaled gradients "grad:<parameter>" of all that the loss depends on. `clip_norm` scales the
+    gradients down to that global norm, after the finite check. InputError for an unknown loss.
     """
-    one_of("loss", loss, LOSSES)
     b = Builder()
-    images, targets = _batch(b, model, batch_size)
-    scalars = {name: _data(b, name, ()) for name in SCALARS}
-    params = emit_parameters(b, model.parameters())
-    states = {name: emit_states(b, optimizer, node) for name, node in params.items()}
-    logits = model.trace(b, images, params)
+    inputs = model.emit_inputs(b, batch_size)
+    scalars = {name: emit_data(b, name, ()) for name in SCALARS}
+    params = emit_arrays(b, model.parameters())
+    states = {name: emit_states(b, optimizer, params[name]) for name in _trained(model)}
+    traced = model.trace(b, {**inputs, **params, **model.emit_statistics(b)}, training=True)
     with b.scope(layer="loss", role="fprop"):
-        root = b.emit(LOSSES[loss], logits, targets)
+        root = _emit_loss(b, model, loss, traced)
         scaled = b.emit(scale_loss, root, scalars["loss_scale"])
-    # d(scaled loss)/d(loss) is the scale itself, so backward starts from that source.
-    found = backward(b, root, scalars["loss_scale"], list(params.values()), add)
-    grads = _unscaled(b, params, found, scalars["inverse_scale"])
+    grads = _gradients(b, root, {name: params[name] for name in states}, scalars)
     with b.scope(role="update"):
         finite = b.emit(all_finite, *grads.values())
-    outputs = {"loss": root, "scaled_loss": scaled, "logits": logits, "finite": finite}
+    outputs = {"loss": root, "scaled_loss": scaled, "logits": traced.output, "finite": finite}
+    outputs |= {NEXT + name: node for name, node in traced.statistics}
     outputs |= {f"grad:{name}": grad for name, grad in grads.items()}
     if clip_norm is not None:
         grads = _clipped(b, grads, clip_norm)
-    fed = scalars["learning_rate"], scalars["step"]
-    updates: list[tuple[int, int]] = []
-    for name, node in params.items():
-        with b.scope(role="update", layer=b.nodes[node].layer):
-            updates += emit_update(b, optimizer, node, states[name], grads[name], *fed)
+    updates = []
+    for name, grad in grads.items():
+        with b.scope(role="update", layer=b.nodes[params[name]].layer):
+            fed = grad, scalars["learning_rate"], scalars["step"]
+            updates += emit_update(b, optimizer, params[name], states[name], *fed)
     return b.graph(outputs, updates)
 
 
-def _unscaled(
-    b: Builder, params: Mapping[str, int], found: Mapping[int, int], inverse_scale: int
+def _emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:
+    """Emit the loss of the logits, all axes but the last joined, and the source TARGETS it reads.
+
+    Those are whole numbers [rows] where the loss pins them, else float32 of the logits' shape.
+    """
+    if model.loss == OWN_LOSS:
+        if traced.loss is None:
+            raise InputError(f"model {model.name}: no loss of its own; expected one as its output")
+        return traced.loss
+    op = LOSSES[one_of("loss", model.loss or loss, LOSSES)]
+    logits, shape = traced.output, b.shape(traced.output)
+    rows = size(shape[:-1])
+    if len(shape) != 2:
+        logits = b.emit(reshape, logits, attrs={"shape": (rows, shape[-1])})
+    targets = emit_data(b, TARGETS, (rows,) if 1 in op.pinned else b.shape(logits))
+    return b.emit(op, logits, targets)
+
+
+def _trained(model: Model) -> list[str]:
+    return [spec.name for spec in model.parameters() if spec.trained]
+
+
+def _gradients(
+    b: Builder, root: int, params: Mapping[str, int], scalars: Mapping[str, int]
 ) -> dict[str, int]:
+    """Emit backward and return the unscaled gradients of the parameters `root` depends on."""
+    # d(scaled loss)/d(loss) is the scale itself, so backward starts from that source.
+    found = backward(b, root, scalars["loss_scale"], list(params.values()), add)
     grads = {}
     for name, node in params.items():
-        with b.scope(role="update", layer=b.nodes[node].layer):
-            grads[name] = b.emit(unscale, found[node], inverse_scale)
+        if node in found:
+            with b.scope(role="update", layer=b.nodes[node].layer):
+                grads[name] = b.emit(unscale, found[node], scalars["inverse_scale"])
     return grads
 
 

@@ -8,14 +8,18 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+import numpy as np
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
-from policysearch.nn.models import MODELS, Model
+from policysearch.nn.model import Model
+from policysearch.nn.models import MODELS
 from policysearch.train.optimizers import Decays, Optimizer, OptimizerKind
 from policysearch.train.schedule import Schedule
 from policysearch.train.size import check_memory, needed_bytes
 from policysearch.train.step import LOSSES
+from policysearch.train.user_code import called, is_user_code
 from policysearch.values import InputError, number, one_of, to_plain
 
 DEEPEST = 10_000
@@ -29,19 +33,21 @@ SMALLEST_RATE = 0.01
 class Task:
     """What is trained, on what, and how long; the policy is not part of it.
 
-    `model` has `activation` between its layers and, if it is an mlp, the hidden `widths`. It
-    learns `data` by `loss`, over `steps` steps of `batch_size` examples. `data_folder` is where
-    the files of a data set lie, if it has files; it is no part of the fingerprint. `tail_steps`
-    is how many of the last steps the reported training loss is averaged over. `learning_rate`
-    is the rate of the `optimizer`, over the steps what `schedule` makes of it; the optimizer's
-    own fields are those of `Optimizer`. `weight_decay_for` "matrices" leaves out biases and the
-    weights of norms.
+    `model` has `activation` between its layers and, if it is an mlp, the hidden `widths`; or it is
+    "file.py:function", a function of your own that returns a `Model`, as `data` may be one that
+    returns a `Dataset`: **that runs the file**. Both may be such values in Python. The model
+    learns the data by `loss`, unless it has its own, over `steps` steps of `batch_size` examples.
+    `data_folder` is where the files of a data set lie, if it has files; it is no part of the
+    fingerprint. `tail_steps` is how many of the last steps the reported training loss is averaged
+    over. `learning_rate` is the rate of the `optimizer`, over the steps what `schedule` makes of
+    it; the optimizer's own fields are those of `Optimizer`. `weight_decay_for` "matrices" leaves
+    out biases and the weights of norms.
     """
 
-    model: str = "lenet5"
+    model: str | Model = "lenet5"
     activation: str = "relu"
     widths: tuple[int, ...] = ()
-    data: str = "digits32"
+    data: str | Dataset = "digits32"
     data_folder: str | None = None
     loss: str = "softmax_cross_entropy"
     optimizer: OptimizerKind = "momentum"
@@ -60,8 +66,10 @@ class Task:
     tail_steps: int = 50
 
     def __post_init__(self) -> None:
-        one_of("model", self.model, MODELS)
-        one_of("data", self.data, LOADERS)
+        if isinstance(self.model, str) and not is_user_code(self.model):
+            one_of("model", self.model, MODELS)
+        if isinstance(self.data, str) and not is_user_code(self.data):
+            one_of("data", self.data, LOADERS)
         one_of("loss", self.loss, LOSSES)
         one_of("optimizer", self.optimizer, get_args(OptimizerKind))
         number("learning_rate", self.learning_rate, 0.0, 1e6)
@@ -75,6 +83,16 @@ class Task:
         if len(self.widths) > DEEPEST:
             raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called in a study file, or calls itself."""
+        return self.model if isinstance(self.model, str) else self.model.name
+
+    @property
+    def data_name(self) -> str:
+        """What the data set is called in a study file, or calls itself."""
+        return self.data if isinstance(self.data, str) else self.data.name
 
     def with_steps(self, steps: int) -> Task:
         """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
@@ -113,7 +131,12 @@ class Task:
         return max(min(settled), SMALLEST_RATE * max(rates))
 
     def load_dataset(self) -> Dataset:
-        """Return the task's data set."""
+        """Return the task's data set; InputError where it cannot be had."""
+        if isinstance(self.data, Dataset):
+            return self.data
+        if is_user_code(self.data):
+            own: Dataset = called("data", self.data, Dataset)
+            return own
         folder = None if self.data_folder is None else Path(self.data_folder).expanduser()
         return load_dataset(self.data, folder)
 
@@ -122,14 +145,35 @@ class Task:
 
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
-        build = MODELS[self.model]
-        model = build(dataset.image_shape, dataset.classes, self.activation, self.widths)
+        model = self._model(dataset)
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
+
+    def _model(self, dataset: Dataset) -> Model:
+        if isinstance(self.model, Model):
+            return self.model
+        if is_user_code(self.model):
+            own: Model = called("model", self.model, Model)
+            return own
+        shape = dataset.image_shape
+        model = MODELS[self.model](shape, dataset.classes, self.activation, self.widths)
+        whole = dataset.images.dtype == np.int64
+        if model.whole != whole:
+            given, valid = ("tokens", "images") if whole else ("images", "tokens")
+            raise InputError(f"model {self.model}: data set of {given}; expected {valid}")
+        return model
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return every field that results depend on as plain data.
+
+        The place of the files is left out, and a model and data set have fingerprints of their own.
+        """
+        named = replace(self, model="lenet5", data="digits32")
+        fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
+        del fields["data_folder"]
+        return {**fields, "model": self.model_name, "data": self.data_name}
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 in hex of every field that results depend on (the data has its own)."""
-        fields = to_plain(self)
-        del fields["data_folder"]
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.to_plain(), sort_keys=True).encode()).hexdigest()

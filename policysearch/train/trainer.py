@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,13 @@ from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast, check_fast, quantise
 from policysearch.train.divergence import has_diverged, tail_mean
+from policysearch.train.evaluation import accuracy
+from policysearch.train.feeding import Array, feed_constants, feed_inputs, feed_masks
 from policysearch.train.loss_scale import (
     gave_up,
     initial_state,
@@ -28,12 +30,15 @@ from policysearch.train.loss_scale import (
 )
 from policysearch.train.lost import Lost
 from policysearch.train.probe import Probe
-from policysearch.train.step import trace_forward, trace_step
+from policysearch.train.step import NEXT, trace_step
 from policysearch.train.swamped import Swamped, Watch, watched
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 PROBE_INTERVAL = 20
+
+KEPT = ("parameter", "state", "buffer")
+"""Sources that one step leaves to the next."""
 
 Progress = Callable[[int, float], None]
 """Called after every step with the number of steps done and the loss."""
@@ -83,7 +88,6 @@ class Trainer:
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = self.step_index = 0
         self.probe, self.watch = Probe(), Watch()
-        self._targets = np.eye(model.classes, dtype=np.float32)
         self._compiled: dict[tuple[str, bool], Step] = {}
         self._shared: dict[str, FloatArray] = {}
         self._enter(policy.at_step(0))
@@ -93,7 +97,7 @@ class Trainer:
         self.phase, self._phase_key = phase, phase.digest
         executable = self._executable(observed=False)
         for node in executable.graph.nodes:
-            if node.op.name in ("parameter", "state"):
+            if node.op.name in KEPT:
                 array = self._shared.setdefault(node.name, executable.arrays[node.name])
                 array[...] = quantise(array, format_named(node.format))
 
@@ -101,7 +105,8 @@ class Trainer:
         key = self._phase_key, observed
         if key not in self._compiled:
             graph = step_graph(self.task, self.model, self.phase, self.task.batch_size)
-            graph = graph.wanting("loss", "finite")
+            statistics = (NEXT + spec.name for spec in self.model.statistics())
+            graph = graph.wanting("loss", "finite", *statistics)
             self._compiled[key] = compile_graph(
                 watched(graph) if observed else graph,
                 seed=self.seed,
@@ -109,11 +114,12 @@ class Trainer:
                 sources=self._shared,
                 observer=self.probe if observed else None,
             )
+            feed_constants(self._compiled[key], self.model)
         return self._compiled[key]
 
     def load(self, params: Mapping[str, FloatArray]) -> None:
-        """Write the initial parameters (logical arrays by name), rounded to where they are kept."""
-        for spec in self.model.parameters():
+        """Write the initial arrays (logical, by name), rounded to where they are kept."""
+        for spec in (*self.model.parameters(), *self.model.statistics()):
             if spec.name not in params or params[spec.name].shape != spec.shape:
                 given = params[spec.name].shape if spec.name in params else "nothing"
                 raise InputError(f"initial {spec.name}: {given}; expected shape {spec.shape}")
@@ -121,20 +127,26 @@ class Trainer:
         self._enter(self.phase)
 
     def params(self) -> dict[str, FloatArray]:
-        """Return copies of the parameters as they are kept now."""
-        names = [spec.name for spec in self.model.parameters()]
+        """Return copies of the parameters and running statistics as they are kept now."""
+        specs = (*self.model.parameters(), *self.model.statistics())
+        names = [spec.name for spec in specs]
         return {name: np.array(self._shared[name], order="C") for name in names}
 
-    def step(self, images: FloatArray, labels: NDArray[np.int64]) -> tuple[float, float, bool]:
-        """Take one step on a batch; return its loss, its loss scale and whether it was skipped."""
+    def step(self, inputs: Sequence[Array], labels: Array) -> tuple[float, float, bool]:
+        """Take one step on a batch; return its loss, its loss scale and whether it was skipped.
+
+        The running statistics of the forward pass move in a skipped step too, as in torch.
+        """
         if any(phase.first_step == self.step_index for phase in self.policy.phases):
             self._enter(self.policy.at_step(self.step_index))
         config, scale = self.policy.loss_scale, self.scale_state.scale
         probed = self.step_index % PROBE_INTERVAL == 0
-        executable = self._forward_backward(probed, images, labels, scale)
+        executable = self._forward_backward(probed, inputs, labels, scale)
         finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
         if not finite and not probed:
-            self._forward_backward(True, images, labels, scale)
+            self._forward_backward(True, inputs, labels, scale)
+        for spec in self.model.statistics():
+            self._shared[spec.name][...] = executable.value(NEXT + spec.name)
         skipped = skips_update(config, finite)
         if not skipped:
             self._apply_updates(executable, probed)
@@ -153,14 +165,14 @@ class Trainer:
             self.watch.after(executable, self.step_index, factor)
 
     def _forward_backward(
-        self, observed: bool, images: FloatArray, labels: NDArray[np.int64], scale: float
+        self, observed: bool, inputs: Sequence[Array], labels: Array, scale: float
     ) -> Step:
         executable = self._executable(observed)
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
         executable.step_index = self.probe.step = self.step_index
         arrays = executable.arrays
-        arrays["images"][...] = images
-        arrays["targets"][...] = self._targets[labels]
+        feed_inputs(executable, self.model, inputs, labels)
+        feed_masks(executable, self.seed, self.step_index)
         scalars = {
             "loss_scale": scale,
             "inverse_scale": inverse(scale),
@@ -173,24 +185,20 @@ class Trainer:
         executable.forward_backward()
         return executable
 
-    def accuracy(self, images: FloatArray, labels: NDArray[np.int64]) -> float:
-        """Return the share of images classified right by the policy in force.
+    def accuracy(self, inputs: Sequence[Array], labels: Array) -> float:
+        """Return the share of labels that the policy in force gets right, IGNORED ones left out.
 
-        A row of logits that is not finite counts as wrong.
+        The model runs as in evaluation. A row of logits that is not finite counts as wrong.
         """
-        size = self.task.batch_size
-        graph = apply_policy(trace_forward(self.model, size), self.phase)
-        executable = compile_graph(graph, seed=self.seed, fast=self.fast, sources=self._shared)
-        right = 0
-        for start in range(0, len(images), size):
-            part = slice(start, start + size)
-            count = len(labels[part])
-            executable.arrays["images"][:count] = images[part]
-            executable.forward_backward()
-            logits = executable.value("logits")[:count]
-            hit = logits.argmax(axis=1) == labels[part]
-            right += int((hit & np.isfinite(logits).all(axis=1)).sum())
-        return right / len(labels)
+        return accuracy(
+            self.model,
+            self.phase,
+            self._shared,
+            (inputs, labels),
+            self.task.batch_size,
+            seed=self.seed,
+            fast=self.fast,
+        )
 
 
 def step_graph(task: Task, model: Model, policy: Policy, batch_size: int) -> Graph:
@@ -256,12 +264,12 @@ def _take_steps(
     trainer: Trainer, dataset: Dataset, batch_indices: NDArray[np.int64], progress: Progress | None
 ) -> tuple[Taken, bool]:
     """Return the steps taken and whether the run diverged in the last of them."""
-    images, labels = dataset.train
+    inputs, labels = dataset.train
     taken: Taken = []
     losses: list[float] = []
     skipped: list[bool] = []
     for indices in batch_indices:
-        taken.append(trainer.step(images[indices], labels[indices]))
+        taken.append(trainer.step([array[indices] for array in inputs], labels[indices]))
         losses.append(taken[-1][0])
         skipped.append(taken[-1][2])
         if progress is not None:

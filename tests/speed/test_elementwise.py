@@ -17,7 +17,8 @@ from policysearch.emulator.plan import Plan, runs_in_spans
 from policysearch.formats import FORMATS, Format, Rounding
 from policysearch.graph import Attrs, FloatArray, Graph, Op, Shape, size
 from policysearch.layout import stored
-from policysearch.nn.models import Model, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, relu, relu_grad
 from policysearch.policy.presets import preset
@@ -37,7 +38,7 @@ TRAILING = ((1,), (7,), (33,), (1, 1, 1), (3, 5, 4), (6, 2, 7), (2, 9, 1))
 SPECIAL = (0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x7FC00123)
 SIGN = 0x80000000
 
-NETS: dict[str, Callable[[], Model]] = {
+NETS: dict[str, Callable[[], Chain]] = {
     "mlp": lambda: mlp((50, 512, 10)),
     "lenet5": lenet5,
     "transformer": lambda: transformer((1, 32, 32), 10, 64, (16,), 4),
@@ -148,7 +149,7 @@ def test_only_matrices_and_images_are_served() -> None:
     assert served == [False, False, True, False, True, False]
 
 
-def _step(net: str, policy: str, batch: int) -> tuple[Model, Graph]:
+def _step(net: str, policy: str, batch: int) -> tuple[Chain, Graph]:
     model = NETS[net]()
     made = replace(preset(policy, model.layer_names), scaling=Scaling())
     graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)

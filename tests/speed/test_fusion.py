@@ -12,7 +12,8 @@ from policysearch.emulator.fusion import fused_update
 from policysearch.emulator.plan import Plan
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.models import Model, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
@@ -43,7 +44,7 @@ def _step(
     return apply_policy(trace_step(NET, "softmax_cross_entropy", optimizer, 8), policy)
 
 
-def _fill(executable: Step, model: Model, scale: float) -> None:
+def _fill(executable: Step, model: Chain, scale: float) -> None:
     for name, value in model.init(np.random.default_rng(2)).items():
         executable.arrays[name][...] = value
     for name, number in (("learning_rate", 0.1), ("loss_scale", scale)):
@@ -152,7 +153,7 @@ def test_a_gradient_that_is_wanted_or_drawn_is_rounded_where_it_lies() -> None:
 @pytest.mark.parametrize(
     "model", [NET, lenet5(), transformer((1, 8, 8), 10, 8, (16,), 2)], ids=lambda m: m.name
 )
-def test_every_update_takes_the_place_of_the_old_value(model: Model, optimizer: str) -> None:
+def test_every_update_takes_the_place_of_the_old_value(model: Chain, optimizer: str) -> None:
     kind = Optimizer(optimizer)  # type: ignore[arg-type]
     for name in ("float32", "float16"):
         step = trace_step(model, "softmax_cross_entropy", kind, 4)

@@ -23,7 +23,8 @@ def in_one_pass(name: str, *, rounds: bool = False) -> Offer:
 
     def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
         function = getattr(_elementwise, name, None)
-        if not function or len(out) not in (2, 4):
+        broadcast = name != "bias" and any(shape != out for shape in inputs)
+        if not function or len(out) not in (2, 4) or broadcast:
             return None
         return Kernel(bind_stored(function), rounds=rounds)
 

@@ -1,0 +1,145 @@
+"""Import rules: products of matrices, softmax and attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from policysearch.graph import Op, size
+from policysearch.importers.elementwise import add, multiply
+from policysearch.importers.shapes import expand
+from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.ops import attention, dense, elementwise, masks
+
+
+def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
+    """Multiply as torch.matmul: matrices over leading axes, or one matrix for all of them."""
+    if len(a.shape) == 1:
+        made = matmul(t, t.view(a, (1, *a.shape)), b)
+        return t.view(made, (*made.shape[:-2], made.shape[-1]))
+    if len(b.shape) == 1:
+        made = matmul(t, a, t.view(b, (*b.shape, 1)))
+        return t.view(made, made.shape[:-1])
+    if len(b.shape) == 2 and len(a.shape) > 1:
+        shape = (*a.shape[:-1], b.shape[1])
+        right = b.id if t.b.shape(b.id) == (b.shape[::-1] if b.swapped else b.shape) else t.full(b)
+        made = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
+        return t.view(made, shape)
+    lead = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    a, b = (x if x.shape[:-2] == lead else _spread(t, x, lead) for x in (a, b))
+    made = t.emit_nodes(
+        dense.matmul, t.matrices(t.straight(a)), t.matrices(b), transpose_b=b.swapped
+    )
+    return t.view(made, (*lead, a.shape[-2], b.shape[-1]))
+
+
+def _spread(t: Tracer, x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    return expand(t, t.straight(x), (*lead, *x.shape[-2:]))
+
+
+def softmax(t: Tracer, x: Tensor, dim: int, dtype: Any = None, **_: Any) -> Tensor:
+    if dim % len(x.shape) != len(x.shape) - 1:
+        raise refuse(f"softmax over axis {dim}", "move that axis to the end")
+    return Tensor(_last(t, attention.softmax, x), x.shape)
+
+
+def _last(t: Tracer, op: Any, x: Tensor) -> int:
+    """Emit an op over the last axis, on matrices where x has more than three axes."""
+    x = t.straight(x)
+    whole = t.b.shape(x.id)[-1:] == x.shape[-1:] and len(t.b.shape(x.id)) < 4
+    return t.b.emit(op, x.id if whole else t.rows(x), source=op.name)
+
+
+def dropout(t: Tracer, x: Tensor, p: float, train: bool = True) -> Tensor:
+    """Drop values in training, by a mask that is fed; nothing in evaluation."""
+    if not (train and t.training) or not p:
+        return x
+    if p >= 1.0:
+        raise refuse("dropout of everything", "use a share below 1")
+    node = t.b.emit(
+        masks.dropout, x.id, t.mask(t.b.shape(x.id), p), attrs={"p": p}, source="dropout"
+    )
+    return Tensor(node, x.shape, x.swapped)
+
+
+def scaled_dot_product_attention(
+    t: Tracer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(q k^T * scale + mask) v, as torch documents the function."""
+    if enable_gqa:
+        key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
+    *lead, rows, columns = key.shape
+    swapped = Tensor(t.straight(key).id, (*lead, columns, rows), True)
+    factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
+    alike = multiply(t, matmul(t, query, swapped), factor)
+    if is_causal:
+        raise refuse("is_causal", "the importer gives the mask instead")
+    if attn_mask is not None:
+        alike = _masked(t, alike, attn_mask)
+    weights = dropout(t, softmax(t, alike, -1), dropout_p)
+    return matmul(t, weights, value)
+
+
+def _repeated(t: Tracer, x: Tensor, count: int) -> Tensor:
+    *lead, heads, rows, columns = x.shape
+    apart = t.view(x, (*lead, heads, 1, rows, columns))
+    wide = expand(t, apart, (*lead, heads, count, rows, columns))
+    return t.view(wide, (*lead, heads * count, rows, columns))
+
+
+def masked_fill(t: Tracer, x: Tensor, mask: Tensor, value: float, outside: bool = False) -> Tensor:
+    """Fill x where the mask is not 0, or, with `outside`, where it is 0."""
+    if isinstance(value, Tensor):
+        raise refuse("a fill value that is a tensor", "use a number")
+    attrs: dict[str, Any] = {"value": float(value), "outside": outside}
+    if size(mask.shape[:-2]) > 1 or len(x.shape) < 3:
+        return t.emit(masks.masked_fill, x, mask, **attrs)
+    return _over_matrices(t, masks.masked_fill, x, mask, attrs)
+
+
+def _over_matrices(t: Tracer, op: Op, x: Tensor, other: Tensor, attrs: dict[str, Any]) -> Tensor:
+    """Emit an op on x's matrices and one that is the same for all of them."""
+    matrix = t.shaped(other, ((1,) * (2 - len(other.shape)) + other.shape)[-2:])
+    node = t.b.emit(op, t.matrices(t.straight(x)), matrix, attrs=attrs, source=op.name)
+    return Tensor(node, x.shape)
+
+
+def _masked(t: Tracer, alike: Tensor, mask: Tensor) -> Tensor:
+    if t.is_mask(mask):
+        return masked_fill(t, alike, mask, -math.inf, outside=True)
+    if size(mask.shape[:-2]) == 1:
+        return _over_matrices(t, elementwise.add, alike, mask, {})
+    return add(t, alike, mask)
+
+
+def where(t: Tracer, mask: Tensor, a: Any, b: Any) -> Tensor:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return t.emit(masks.where, mask, a, b)
+    if isinstance(a, Tensor):
+        return masked_fill(t, a, mask, b, outside=True)
+    return masked_fill(t, b, mask, a)
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        **dict.fromkeys(("matmul", "bmm", "mm"), matmul),
+        **dict.fromkeys(("softmax", "_softmax"), softmax),
+        "masked_fill": masked_fill,
+        "where": where,
+        "dropout": dropout,
+        "dropout_": dropout,
+        "scaled_dot_product_attention": scaled_dot_product_attention,
+    }
+)

@@ -1,0 +1,96 @@
+"""Programs of torch.export, and what their nodes say."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from policysearch.importers.program import Extent, extent
+from policysearch.values import InputError
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
+    training = module.training
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module.train(), inputs, strict=False)
+    except Exception as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"module {type(module).__name__}: torch.export: {said}") from error
+    finally:
+        module.train(training)
+
+
+def second_export(module: Any, example: tuple[Any, ...], first: Any) -> tuple[Any, bool]:
+    """Return the export at batch size 3, of a bfloat16 copy where there are casts to tell apart."""
+    inputs = with_batch(example, 3)
+    if any(op_of(node) in ("aten.to", "aten._to_copy") for node in first.graph.nodes):
+        low = tuple(x.to(torch.bfloat16) if x.dtype in FLOATS else x for x in inputs)
+        try:
+            second = exported(copy.deepcopy(module).to(torch.bfloat16), low)
+        except InputError:
+            second = None
+        if second is not None and _calls(second) == _calls(first):
+            return second, True
+    second = exported(module, inputs)
+    if _calls(second) != _calls(first):
+        raise InputError(
+            f"module {type(module).__name__}: other calls for other batch sizes; "
+            "expected the same for all"
+        )
+    return second, False
+
+
+def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """Return the example inputs with `count` examples, the first one repeated."""
+    for index, x in enumerate(example):
+        if not isinstance(x, torch.Tensor) or not x.ndim:
+            raise InputError(f"example_inputs[{index}]: {type(x).__name__}; expected a tensor")
+    return tuple(x[:1].expand(count, *x.shape[1:]).clone() for x in example)
+
+
+def _calls(program: Any) -> list[str]:
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+def op_of(node: Any) -> str:
+    """Return "aten.linear" for a call of aten.linear.default."""
+    if node.op != "call_function":
+        return ""
+    return str(getattr(node.target, "overloadpacket", getattr(node.target, "__name__", "")))
+
+
+def in_place(node: Any) -> bool:
+    name = op_of(node)
+    return name.endswith("_") and not name.endswith("__")
+
+
+def path_of(node: Any) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return str(paths[-1]) if paths else ""
+
+
+def shape_of(two: Any, three: Any) -> tuple[int | Extent, ...] | None:
+    a, b = two.meta.get("val"), three.meta.get("val")
+    if not isinstance(a, torch.Tensor):
+        return None
+    return tuple(extent(int(x), int(y)) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def value_of(node: Any, values: Mapping[str, Any]) -> Any:
+    """Return what a call gives on real values."""
+
+    def real(x: Any) -> Any:
+        return values[x.name]
+
+    arguments = torch.fx.node.map_arg(node.args, real)
+    options = torch.fx.node.map_arg(node.kwargs, real)
+    return node.target(*arguments, **options)

@@ -1,0 +1,158 @@
+"""Import rules: the layers torch keeps whole, with their parameters and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from policysearch.graph import size
+from policysearch.importers.attention import matmul
+from policysearch.importers.elementwise import multiply
+from policysearch.importers.shapes import exchanged, reduced
+from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.ops import arithmetic, dense, functions
+from policysearch.ops.batch_norm import batch_norm as batch_norm_op
+from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
+from policysearch.ops.embedding import embedding as embedding_op
+from policysearch.ops.layer_norm import layer_norm as layer_norm_op
+from policysearch.ops.reduce import mean
+
+
+def linear(t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x w^T + b over the last axis of x."""
+    made = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
+    if bias is not None:
+        made = t.emit_nodes(dense.bias, made.id, t.full(bias))
+    return t.view(made, (*x.shape[:-1], weight.shape[0]))
+
+
+def addmm(
+    t: Tracer, bias: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    if (beta, alpha) != (1, 1) or len(bias.shape) != 1:
+        raise refuse(f"beta {beta}, alpha {alpha}", "use 1 and a bias vector")
+    made = matmul(t, a, b)
+    return t.view(t.emit_nodes(dense.bias, t.rows(made), t.full(bias)), made.shape)
+
+
+def embedding(t: Tracer, weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any) -> Tensor:
+    """Look rows up; the row of `padding_idx` gets no gradient, as in torch."""
+    if padding_idx >= 0:
+        raise refuse(f"padding_idx {padding_idx}", "leave it out and mask the loss instead")
+    made = t.emit_nodes(embedding_op, t.full(weight), t.shaped(indices, (size(indices.shape),)))
+    return t.view(made, (*indices.shape, weight.shape[1]))
+
+
+def layer_norm(
+    t: Tracer,
+    x: Tensor,
+    normalized: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    features = size(tuple(normalized))
+    parameters = (
+        t.shaped(p, (features,)) if p is not None else t.filled(value, (features,))
+        for p, value in ((weight, 1.0), (bias, 0.0))
+    )
+    made = t.emit_nodes(layer_norm_op, t.rows(x, features), *parameters, epsilon=eps)
+    return t.view(made, x.shape)
+
+
+def rms_norm(
+    t: Tracer, x: Tensor, normalized: Sequence[int], weight: Tensor | None = None, eps: Any = None
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, as torch writes it out; float32's epsilon by default."""
+    axes = tuple(range(-len(tuple(normalized)), 0))
+    square = reduced(mean)(t, multiply(t, x, x), axes, True)
+    epsilon = float(np.finfo(np.float32).eps) if eps is None else float(eps)
+    shifted = t.pointwise(arithmetic.shift, square, amount=epsilon)
+    made = multiply(t, x, t.pointwise(functions.rsqrt, shifted))
+    return made if weight is None else multiply(t, made, weight)
+
+
+def batch_norm(
+    t: Tracer,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Tensor:
+    """Normalise by the batch in training, by the running statistics in evaluation.
+
+    The running variance takes the unbiased one, as in torch.
+    """
+    channels = (x.shape[1],)
+    node = t.full(x)
+    scales = [
+        t.full(p) if p is not None else t.filled(value, channels)
+        for p, value in ((weight, 1.0), (bias, 0.0))
+    ]
+    attrs: dict[str, Any] = {"epsilon": eps}
+    if running_mean is None or running_var is None:
+        batch, kept = training, []
+    else:
+        batch, kept = training and t.training, [t.full(running_mean), t.full(running_var)]
+    if batch or not kept:
+        attrs["training"] = True
+        found = [t.emit_nodes(op, node).id for op in (batch_mean, batch_variance)]
+        for old, new, factor in zip(kept, found, (1.0, _unbiased(x)), strict=False):
+            moved = t.emit_nodes(moving_average, old, new, momentum=momentum, factor=factor)
+            t.statistics.append((t.b.nodes[old].name, moved.id))
+        kept = found
+    return t.emit_nodes(batch_norm_op, node, *kept, *scales, **attrs)
+
+
+def _unbiased(x: Tensor) -> float:
+    count = size(x.shape) // x.shape[1]
+    if count < 2:
+        raise refuse("one value per channel in training", "use a larger batch")
+    return count / (count - 1)
+
+
+def group_norm(
+    t: Tracer,
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *_: Any,
+) -> Tensor:
+    """Normalise each group of channels of each example, then scale each channel."""
+    features = size(x.shape[1:]) // groups
+    plain = layer_norm(t, t.view(x, (x.shape[0], groups, features)), (features,), None, None, eps)
+    made = t.view(plain, x.shape)
+    if weight is None or bias is None:
+        return made
+    tail = (1,) * (len(x.shape) - 2)
+    scaled = multiply(t, made, t.view(weight, (x.shape[1], *tail)))
+    return t.emit_nodes(dense.bias, t.full(scaled), t.full(bias))
+
+
+def bilinear_t(t: Tracer, x: Tensor) -> Tensor:
+    return exchanged(t, x, -1, -2)
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "linear": linear,
+        "addmm": addmm,
+        "embedding": embedding,
+        "layer_norm": layer_norm,
+        "rms_norm": rms_norm,
+        "batch_norm": batch_norm,
+        "group_norm": group_norm,
+        "numpy_T": bilinear_t,
+    }
+)

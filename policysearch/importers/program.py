@@ -1,0 +1,83 @@
+"""An exported forward pass as plain data: calls of torch's ops, whatever the batch size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from policysearch.graph import Shape
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A whole number that depends on the batch: base + per_example * batch size."""
+
+    base: int
+    per_example: int
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value called `name`: an input, an array, or the result of a call."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a torch op, `op` as in "aten.linear", from the module at `path`.
+
+    `arguments` and `options` hold numbers, names, None, Extent, Ref and tuples of those; `shape`
+    is that of its result, None where that is no single tensor. `changed` names the value that the
+    result takes the place of, for an op that works in place.
+    """
+
+    name: str
+    op: str
+    path: str
+    arguments: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+    shape: tuple[int | Extent, ...] | None
+    changed: str = ""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An array of the model that nothing moves, repeated along `batch_axis` if there is one.
+
+    `is_mask`: it holds truth values, as 1 and 0.
+    """
+
+    name: str
+    shape: Shape
+    batch_axis: int | None = None
+    is_mask: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A forward pass: arrays by the names that calls have for them, the calls, the results.
+
+    `arrays` maps such names to parameters and running statistics, `results` are the tensors the
+    module returns, in order.
+    """
+
+    arrays: tuple[tuple[str, str], ...]
+    constants: tuple[Constant, ...]
+    calls: tuple[Call, ...]
+    results: tuple[str, ...]
+
+
+def resolved(value: Any, batch: int) -> Any:
+    """Return an argument with every Extent as the number it is for this batch size."""
+    if isinstance(value, Extent):
+        return value.base + value.per_example * batch
+    if isinstance(value, tuple):
+        return tuple(resolved(item, batch) for item in value)
+    return value
+
+
+def extent(at_two: int, at_three: int) -> int | Extent:
+    """Return the number that is these at batch sizes 2 and 3."""
+    slope = at_three - at_two
+    return Extent(at_two - 2 * slope, slope) if slope else at_two

@@ -1,0 +1,82 @@
+"""From a torch module to a model, over torch.export before decomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from policysearch.graph import FloatArray
+from policysearch.importers.torch_model import TorchModel
+from policysearch.importers.torch_reader import Reader
+from policysearch.nn.model import OWN_LOSS
+from policysearch.values import InputError
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Any,
+    *,
+    loss: str = "token_cross_entropy",
+    labels: str = "",
+    name: str = "",
+) -> TorchModel:
+    """Return a torch module as a model that studies train, price and search policies for.
+
+    `module` is an nn.Module, whose values every seed starts from, or a function without arguments
+    that makes one: it is called anew for every seed. `example_inputs` is a tensor or a tuple of
+    them, as `forward` takes them, the batch along axis 0. `loss` is an op of `ops/` that reads the
+    module's first result, or "own" where the module returns its loss; `labels` is then the
+    argument that takes the labels of the data set. Layers are called as in `named_modules()`,
+    parameters as in `named_parameters()`. Raises InputError that names every call of the module
+    that has no rule, at once.
+    """
+    draw = None if isinstance(module, torch.nn.Module) else _Draw(module)
+    net = module if draw is None else draw.module(0)
+    given = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    reader = Reader(net, given)
+    model = TorchModel(
+        name=name or type(net).__name__,
+        inputs=reader.inputs,
+        program=reader.program(),
+        specs=reader.parameters(),
+        kept=reader.statistics(),
+        initial=arrays_of(net, reader.kept_names()),
+        fixed=reader.constants,
+        loss=loss,
+        labels=labels,
+        draw=draw and draw.of(reader.kept_names()),
+    )
+    if loss == OWN_LOSS and labels and labels not in [item.name for item in model.inputs]:
+        valid = ", ".join(item.name for item in model.inputs)
+        raise InputError(f"labels: {labels!r}; expected one of {valid}")
+    _ = model.layer_names  # traces, so that what cannot be imported is said now
+    return model
+
+
+class _Draw:
+    """Makes a module anew for a seed; kept apart from the model so that it can be pickled."""
+
+    def __init__(self, make: Callable[[], Any], kept: Sequence[str] = ()) -> None:
+        self._make, self._kept = make, tuple(kept)
+
+    def of(self, kept: Sequence[str]) -> _Draw:
+        return _Draw(self._make, kept)
+
+    def module(self, seed: int) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = self._make()
+        if not isinstance(made, torch.nn.Module):
+            raise InputError(f"module: {type(made).__name__}; expected an nn.Module or its maker")
+        return made
+
+    def __call__(self, seed: int) -> Mapping[str, FloatArray]:
+        return arrays_of(self.module(seed), self._kept)
+
+
+def arrays_of(module: Any, names: Sequence[str]) -> dict[str, FloatArray]:
+    """Return copies of the parameters and buffers called `names`."""
+    there = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {n: there[n].detach().to(torch.float32).cpu().numpy().copy() for n in names}

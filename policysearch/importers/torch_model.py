@@ -1,0 +1,151 @@
+"""A model made of an exported program: it traces, and needs torch no more."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from policysearch.graph import Builder, FloatArray, Shape
+from policysearch.importers.catalogue import RULES
+from policysearch.importers.program import Call, Program, resolved
+from policysearch.importers.tracer import FILLED, Tensor, Tracer
+from policysearch.nn.model import (
+    OWN_LOSS,
+    Input,
+    Model,
+    ParameterSpec,
+    Traced,
+    emit_arrays,
+    emit_data,
+)
+from policysearch.values import InputError
+
+Draw = Callable[[int], Mapping[str, FloatArray]]
+"""Makes the initial arrays of a seed anew."""
+
+FEW = 20
+"""So many unsupported calls are named; of more, how many there are."""
+
+
+@dataclass(frozen=True, eq=False)
+class TorchModel(Model):
+    """A net of torch: the `program` of its forward pass and the arrays it starts from.
+
+    `specs` and `kept` are its parameters and running statistics, `initial` their values by name.
+    `draw` gives other values for another seed; without it every seed starts from `initial`.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    program: Program
+    specs: tuple[ParameterSpec, ...]
+    kept: tuple[ParameterSpec, ...]
+    initial: Mapping[str, FloatArray]
+    fixed: Mapping[str, FloatArray] = field(default_factory=dict)
+    loss: str = ""
+    labels: str = ""
+    draw: Draw | None = None
+
+    @cached_property
+    def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
+        filled = {name: np.array(value, np.float32) for value, name in FILLED.items()}
+        return MappingProxyType({**self.fixed, **filled})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex of the program, the parameters' names and the initial values."""
+        said = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
+        digest = hashlib.sha256(repr(said).encode())
+        for values in (self.initial, self.fixed):
+            for name, array in sorted(values.items()):
+                digest.update(name.encode() + array.tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def layer_names(self) -> tuple[str, ...]:
+        """The modules that compute something, named as `named_modules()`, in the order they do."""
+        b = Builder()
+        self.trace(b, self._sources(b, 2), training=True)
+        return tuple(dict.fromkeys(node.layer for node in b.nodes if node.op.kind != "source"))
+
+    def _sources(self, b: Builder, batch_size: int) -> dict[str, int]:
+        fed = self.emit_inputs(b, batch_size) | emit_arrays(b, self.specs)
+        return fed | self.emit_statistics(b)
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        return self.specs
+
+    def statistics(self) -> tuple[ParameterSpec, ...]:
+        return self.kept
+
+    def init(self, rng: np.random.Generator) -> dict[str, FloatArray]:
+        """Return the arrays of the module as it was given, or drawn anew by its own maker."""
+        if self.draw is None:
+            return dict(self.initial)
+        return dict(self.draw(int(rng.integers(2**31))))
+
+    def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
+        """Emit the forward pass. InputError names every call that cannot be imported."""
+        batch = b.shape(fed[self.inputs[0].name])[0]
+        tracer = Tracer(b, self.program, fed, batch, training)
+        faults: dict[str, None] = {}
+        for call in self.program.calls:
+            with b.scope(layer=call.path, role="fprop"):
+                try:
+                    self._call(tracer, call)
+                except InputError as error:
+                    faults[f"{call.path or 'the module itself'}: {call.op}: {error}"] = None
+                    _stand_in(tracer, call)
+        if faults:
+            raise InputError(f"model {self.name}: {_said(list(faults))}")
+        with b.scope(role="fprop"):
+            return self._traced(tracer)
+
+    def _call(self, tracer: Tracer, call: Call) -> None:
+        tracer.path = call.path
+        name = call.op.removeprefix("aten.")
+        rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
+        if rule is None:
+            raise InputError("no rule for this op; write it with ops that have one")
+        arguments = [tracer.argument(value) for value in call.arguments]
+        options = {key: tracer.argument(value) for key, value in call.options}
+        result = rule(tracer, *arguments, **options)
+        if call.shape is not None and isinstance(result, Tensor):
+            expected = resolved(call.shape, tracer.batch)
+            if result.shape != expected:
+                given = f"shape {list(result.shape)}"
+                raise InputError(f"{given}; torch has {list(expected)} (a fault of the importer)")
+        tracer.keep(call.name, result)
+        if call.changed:
+            tracer.keep(call.changed, result)
+
+    def _traced(self, tracer: Tracer) -> Traced:
+        results = [tracer.value(name) for name in self.program.results]
+        statistics = tuple(tracer.statistics) if tracer.training else ()
+        if self.loss != OWN_LOSS:
+            return Traced(tracer.full(results[0]), None, statistics)
+        scalars = [x for x in results if x.shape == ()]
+        others = [x for x in results if x.shape != ()]
+        if not scalars:
+            raise InputError(f"model {self.name}: no scalar result; expected its own loss")
+        loss = tracer.full(scalars[0])
+        return Traced(tracer.full(others[0]) if others else loss, loss, statistics)
+
+
+def _stand_in(tracer: Tracer, call: Call) -> None:
+    """Go on behind a call that cannot be imported, to find the others."""
+    shape: Shape = () if call.shape is None else resolved(call.shape, tracer.batch)
+    node = emit_data(tracer.b, f"in place of {call.name}", shape)
+    stand_in: Any = Tensor(node, shape)
+    tracer.keep(call.name, stand_in if call.shape is not None else (stand_in,) * 64)
+
+
+def _said(faults: list[str]) -> str:
+    more = f"; and {len(faults) - FEW} more" if len(faults) > FEW else ""
+    return f"cannot be imported: {'; '.join(faults[:FEW])}{more}"

@@ -1,0 +1,168 @@
+"""What the rules of an import work with: tensors as nodes, seen under torch's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from policysearch.graph import Builder, Op, Shape, size
+from policysearch.importers.program import Constant, Program, Ref, resolved
+from policysearch.nn.model import DROPPED, emit_data
+from policysearch.ops.reduce import broadcast_to
+from policysearch.ops.shape import reshape
+from policysearch.ops.source import data
+from policysearch.ops.transpose import transpose
+from policysearch.values import InputError
+
+FILLED: Mapping[float, str] = MappingProxyType({1.0: "one", 0.0: "zero"})
+"""Scalar constants that every imported model has, by value."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value of torch's `shape`: that of node `id`, in the same order of elements.
+
+    The node may have another shape, so that a view costs nothing until its shape is needed.
+    `swapped` says that the node has the last two axes of `shape` in the other order.
+    """
+
+    id: int
+    shape: Shape
+    swapped: bool = False
+
+
+Rule = Callable[..., Any]
+"""rule(tracer, *arguments, **options): a Tensor, or a tuple of them, for a call of a torch op."""
+
+
+class Tracer:
+    """Emits the nodes of a program for one batch size."""
+
+    def __init__(
+        self, b: Builder, program: Program, fed: Mapping[str, int], batch: int, training: bool
+    ) -> None:
+        self.b, self.training, self.batch = b, training, batch
+        self.statistics: list[tuple[str, int]] = []
+        self.path = ""
+        self._fed, self._names = fed, dict(program.arrays)
+        self._constants = {constant.name: constant for constant in program.constants}
+        self._values: dict[str, Any] = {}
+        self._masks = 0
+        self._truths: set[int] = set()
+
+    def value(self, name: str) -> Any:
+        """Return what is called `name`; an array, an input or a constant on its first use."""
+        if name not in self._values:
+            self._values[name] = self._source(name)
+        return self._values[name]
+
+    def keep(self, name: str, value: Any) -> None:
+        """Call `value` so from now on."""
+        self._values[name] = value
+
+    def argument(self, value: Any) -> Any:
+        """Return an argument of a call with its references and extents filled in."""
+        if isinstance(value, Ref):
+            return self.value(value.name)
+        if isinstance(value, tuple):
+            return tuple(self.argument(item) for item in value)
+        return resolved(value, self.batch)
+
+    def array_name(self, name: str) -> str:
+        """Return the full name of the parameter or statistic that calls know as `name`."""
+        return self._names[name]
+
+    def _source(self, name: str) -> Tensor:
+        if name in self._constants:
+            return self._constant(self._constants[name])
+        node = self._fed[self._names.get(name, name)]
+        return Tensor(node, self.b.shape(node))
+
+    def _constant(self, constant: Constant) -> Tensor:
+        found = Tensor(emit_data(self.b, constant.name, constant.shape), constant.shape)
+        axis = constant.batch_axis
+        if axis is not None:
+            shape = (*constant.shape[:axis], self.batch, *constant.shape[axis + 1 :])
+            found = self.emit(broadcast_to, found, shape=shape)
+        if constant.is_mask:
+            self._truths.add(found.id)
+        return found
+
+    def filled(self, value: float, shape: Shape) -> int:
+        """Return a node of this shape full of `value`, a key of FILLED."""
+        name = FILLED[value]
+        if name not in self._values:
+            self._values[name] = Tensor(emit_data(self.b, name, ()), ())
+        return self.emit(broadcast_to, self._values[name], shape=shape).id
+
+    def is_mask(self, x: Tensor) -> bool:
+        """Return whether x holds truth values."""
+        return x.id in self._truths
+
+    def emit(self, op: Op, *inputs: Tensor, source: str = "", **attrs: Any) -> Tensor:
+        """Emit `op` on tensors in their own shapes; `source` names another op for the op lists."""
+        return self.emit_nodes(op, *(self.full(x) for x in inputs), source=source, **attrs)
+
+    def emit_nodes(self, op: Op, *nodes: int, source: str = "", **attrs: Any) -> Tensor:
+        """Emit `op` on nodes as they are."""
+        node = self.b.emit(op, *nodes, attrs=attrs, source=source or op.name)
+        return Tensor(node, self.b.shape(node))
+
+    def pointwise(self, op: Op, x: Tensor, **attrs: Any) -> Tensor:
+        """Emit `op` element by element, in whatever shape the node has."""
+        node = self.b.emit(op, x.id, attrs=attrs, source=op.name)
+        return replace(x, id=node)
+
+    def full(self, x: Tensor) -> int:
+        """Return a node of exactly x's shape."""
+        return self.shaped(x, x.shape)
+
+    def shaped(self, x: Tensor, shape: Shape) -> int:
+        """Return a node with x's elements in this shape."""
+        x = self.straight(x)
+        if self.b.shape(x.id) == tuple(shape):
+            return x.id
+        return self.b.emit(reshape, x.id, attrs={"shape": tuple(shape)}, source="reshape")
+
+    def rows(self, x: Tensor, features: int = 0) -> int:
+        """Return a node [rows, features] of x's elements, by default with its last axis whole."""
+        features = features or x.shape[-1]
+        return self.shaped(x, (size(x.shape) // features, features))
+
+    def matrices(self, x: Tensor) -> int:
+        """Return a node [count, rows, columns] of x's matrices, `swapped` as x is."""
+        *lead, rows, columns = x.shape
+        if x.swapped:
+            rows, columns = columns, rows
+        shape = (size(tuple(lead)), rows, columns)
+        return self.shaped(Tensor(x.id, (*lead, rows, columns)), shape)
+
+    def view(self, x: Tensor, shape: Shape) -> Tensor:
+        """Return x under another shape; nothing is emitted unless its axes are swapped."""
+        return Tensor(self.straight(x).id, tuple(shape))
+
+    def straight(self, x: Tensor) -> Tensor:
+        """Return x with its last two axes in the order of its shape."""
+        if not x.swapped:
+            return x
+        *lead, rows, columns = x.shape
+        attrs = {
+            "split": (size(tuple(lead)), columns, rows),
+            "axes": (0, 2, 1),
+            "shape": x.shape if len(x.shape) < 4 else (size(tuple(lead)), rows, columns),
+        }
+        node = self.b.emit(transpose, x.id, attrs=attrs, source="transpose")
+        return Tensor(node, x.shape)
+
+    def mask(self, shape: Shape, share: float) -> int:
+        """Return the source of a dropout mask: fed anew in every step, whatever the policy."""
+        self._masks += 1
+        name = f"dropout mask {self._masks}"
+        return self.b.emit(data, attrs={"shape": shape, DROPPED: share}, name=name, role="input")
+
+
+def refuse(what: str, hint: str) -> InputError:
+    """Return the error of a rule that cannot do what a call asks for."""
+    return InputError(f"{what}; {hint}")

@@ -1,0 +1,154 @@
+"""What a model is to the trainer: named inputs, parameters, statistics, and how it is traced."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from policysearch.graph import Builder, FloatArray, Op, Shape
+from policysearch.ops.source import buffer, data, parameter
+
+DROPPED = "dropped"
+"""The attribute of a data node that is the mask of a dropout: the share that is dropped."""
+
+OWN_LOSS = "own"
+"""The `loss` of a model that returns its own."""
+
+NO_CONSTANTS: Mapping[str, FloatArray] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One trained array, named as in torch: "<layer>.weight", "<layer>.bias" or any other.
+
+    `owners` are the layers that hold it, `layer` the first of them: weights can be tied. `fan_in`
+    is the number of inputs that one output of the layer sums over. `initial` is the value
+    training starts from; None draws it. Where it is not `trained` it stays as it is; a
+    `statistic` is moved by the forward pass instead.
+    """
+
+    name: str
+    shape: Shape
+    layer: str
+    fan_in: int = 1
+    initial: float | None = None
+    others: tuple[str, ...] = ()
+    trained: bool = True
+    statistic: bool = False
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        return (self.layer, *self.others)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One value of a batch: its name and the shape of one example.
+
+    `whole` numbers (indices, labels) are fed as float32 and never rounded.
+    """
+
+    name: str
+    shape: Shape
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What layers are traced on: the nodes of parameters and statistics by their full names.
+
+    In `training`, layers add to `moved` the (name, node of its new value) of each statistic.
+    """
+
+    nodes: Mapping[str, int]
+    training: bool = False
+    moved: list[tuple[str, int]] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> int:
+        return self.nodes[name]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A forward pass: the node of the `output`, that of the model's own `loss` if it has one.
+
+    `statistics` are (buffer name, node of its new value) pairs, none in evaluation.
+    """
+
+    output: int
+    loss: int | None = None
+    statistics: tuple[tuple[str, int], ...] = ()
+
+
+class Model(ABC):
+    """A graph of named layers; a frozen value.
+
+    `loss` names the op its output goes through: "" takes the task's, OWN_LOSS none. `labels` is
+    the input that takes the labels of the data set, if one does. `constants` are arrays by the
+    names of the data nodes they are fed to once.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    loss: str = ""
+    labels: str = ""
+    constants: Mapping[str, FloatArray] = NO_CONSTANTS
+
+    @property
+    @abstractmethod
+    def layer_names(self) -> tuple[str, ...]:
+        """The layers a policy has formats for."""
+
+    @abstractmethod
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """Return every array of the model that an optimizer may move."""
+
+    @abstractmethod
+    def init(self, rng: np.random.Generator) -> dict[str, FloatArray]:
+        """Return the float32 parameters and statistics that training starts from."""
+
+    @abstractmethod
+    def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
+        """Emit the forward pass; `fed` maps inputs, parameters and statistics to their nodes."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what a task does not say of the model; "" where it says all."""
+        return ""
+
+    def statistics(self) -> tuple[ParameterSpec, ...]:
+        """Return the arrays that the forward pass moves: running means and variances."""
+        return ()
+
+    def parameters_of(self, layer: str) -> tuple[ParameterSpec, ...]:
+        """Return the arrays that one layer holds, tied ones included."""
+        return tuple(spec for spec in self.parameters() if layer in spec.owners)
+
+    def emit_inputs(self, b: Builder, batch_size: int) -> dict[str, int]:
+        """Emit the sources of a batch; return {name: node}."""
+        return {
+            item.name: emit_data(b, item.name, (batch_size, *item.shape)) for item in self.inputs
+        }
+
+    def emit_statistics(self, b: Builder) -> dict[str, int]:
+        """Emit the sources of the running statistics; return {name: node}."""
+        return emit_arrays(b, self.statistics(), buffer)
+
+
+def emit_data(b: Builder, name: str, shape: Shape) -> int:
+    """Emit a source that is fed from outside; return its node."""
+    return b.emit(data, attrs={"shape": shape}, name=name, role="input")
+
+
+def emit_arrays(b: Builder, specs: Iterable[ParameterSpec], op: Op = parameter) -> dict[str, int]:
+    """Emit one source per spec; return {name: node}."""
+    return {
+        spec.name: b.emit(
+            op, attrs={"shape": spec.shape}, name=spec.name, layer=spec.layer, role="input"
+        )
+        for spec in specs
+    }

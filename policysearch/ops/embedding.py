@@ -1,0 +1,72 @@
+"""Rows of a table by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, size
+
+
+def _bind_embedding(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    table, indices = inputs
+    return lambda: np.copyto(out, table[indices.astype(np.intp)])
+
+
+def _bind_embedding_grad(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    """Sum the rows of equal number in their order: sorted by number, they lie side by side."""
+    grad, indices = inputs
+    padding = attrs.get("padding_index")
+
+    def run() -> None:
+        numbers = indices.astype(np.intp).ravel()
+        rows = np.ascontiguousarray(grad).reshape(len(numbers), -1)
+        order = np.argsort(numbers, kind="stable")
+        found, starts = np.unique(numbers[order], return_index=True)
+        out.fill(0.0)
+        out[found] = np.add.reduceat(rows[order], starts, axis=0)
+        if padding is not None:
+            out[padding] = 0.0
+
+    return run
+
+
+def _emit_embedding_grad(b: Builder, node: Node, grad: int) -> int:
+    table, indices = node.inputs
+    attrs = {**node.attributes, "shape": b.shape(table)}
+    return b.emit(embedding_grad, grad, indices, attrs=attrs)
+
+
+embedding_grad = Op(
+    "embedding_grad",
+    lambda inputs, attrs: tuple(attrs["shape"]),
+    _bind_embedding_grad,
+    flops=lambda inputs, out, attrs: size(inputs[0]),
+    kind="reduce",
+    pinned=(1,),
+)
+embedding = Op(
+    "embedding",
+    lambda inputs, attrs: (*inputs[1], inputs[0][1]),
+    _bind_embedding,
+    gradients=(_emit_embedding_grad, None),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example(
+        (
+            rng.standard_normal((6, 4)).astype(np.float32),
+            rng.integers(0, 6, (2, 5)).astype(np.float32),
+        )
+    ),
+    keeps_format=True,
+    pinned=(1,),
+    pointwise=False,
+)
+"""Rows of a table [count, width] by their numbers, whole and below 2^24: [..., width].
+
+The row `padding_index`, if there is one, has gradient 0, as in torch.
+"""

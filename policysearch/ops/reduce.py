@@ -1,0 +1,157 @@
+"""Sums and means over axes, and the broadcasting that is their gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.ops.attention import scale
+
+
+def _axes(shape: Shape, attrs: Attrs) -> tuple[int, ...]:
+    """Return the axes that are summed over, counted from the front; all where none are named."""
+    named = attrs.get("axes")
+    return tuple(range(len(shape))) if named is None else tuple(a % len(shape) for a in named)
+
+
+def _kept(shape: Shape, axes: Sequence[int]) -> Shape:
+    return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+
+
+def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    axes = _axes(inputs[0], attrs)
+    if attrs.get("keepdim"):
+        return _kept(inputs[0], axes)
+    return tuple(extent for axis, extent in enumerate(inputs[0]) if axis not in axes)
+
+
+def _count(shape: Shape, attrs: Attrs) -> int:
+    return size(tuple(shape[axis] for axis in _axes(shape, attrs)))
+
+
+def _bind_sum(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    x = inputs[0]
+    axes = _axes(x.shape, attrs)
+    result = out.reshape(_kept(x.shape, axes))
+    return lambda: np.add.reduce(x, axis=axes, keepdims=True, out=result)
+
+
+def _bind_mean(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    total = _bind_sum(inputs, out, attrs, work)
+    share = np.float32(1.0 / _count(inputs[0].shape, attrs))
+
+    def run() -> None:
+        total()
+        np.multiply(out, share, out=out)
+
+    return run
+
+
+def _spread(b: Builder, node: Node, grad: int) -> int:
+    shape = b.shape(node.inputs[0])
+    attrs = {"shape": shape, "axes": _axes(shape, node.attributes)}
+    return b.emit(broadcast_to, grad, attrs=attrs)
+
+
+def _spread_share(b: Builder, node: Node, grad: int) -> int:
+    count = _count(b.shape(node.inputs[0]), node.attributes)
+    return _spread(b, node, b.emit(scale, grad, attrs={"factor": 1.0 / count}))
+
+
+def _example(rng: np.random.Generator) -> Example:
+    return Example((rng.standard_normal((2, 3, 4, 5)).astype(np.float32),), {"axes": (1, -1)})
+
+
+sum_over: Op = Op(
+    "sum",
+    _shape,
+    _bind_sum,
+    gradients=(_spread,),
+    flops=lambda inputs, out, attrs: size(inputs[0]),
+    example=_example,
+    kind="reduce",
+    placement="fp32",
+)
+"""Sum over `axes` (all where none are named), kept with extent 1 where `keepdim` is true."""
+
+mean: Op = Op(
+    "mean",
+    _shape,
+    _bind_mean,
+    gradients=(_spread_share,),
+    flops=lambda inputs, out, attrs: size(inputs[0]) + size(out),
+    example=_example,
+    kind="reduce",
+)
+"""Mean over `axes`, as `sum`."""
+
+
+def _bind_broadcast(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    x = inputs[0]
+    if attrs.get("axes") is not None:
+        x = x.reshape(_kept(out.shape, attrs["axes"]))
+    return lambda: np.copyto(out, x)
+
+
+def _broadcast_gradient(b: Builder, node: Node, grad: int) -> int:
+    if node.attributes.get("axes") is None:
+        return b.emit(sum_to, grad, attrs={"shape": b.shape(node.inputs[0])})
+    kept = len(b.shape(node.inputs[0])) == len(node.shape)
+    return b.emit(sum_over, grad, attrs={"axes": node.attributes["axes"], "keepdim": kept})
+
+
+broadcast_to: Op = Op(
+    "broadcast_to",
+    lambda inputs, attrs: tuple(attrs["shape"]),
+    _bind_broadcast,
+    gradients=(_broadcast_gradient,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example(
+        (rng.standard_normal((3, 1, 5)).astype(np.float32),), {"shape": (2, 3, 4, 5)}
+    ),
+    kind="move",
+    keeps_format=True,
+)
+"""x repeated to `shape` by the broadcasting rules of numpy and torch.
+
+With `axes`, x lacks these axes of `shape`, or has them with extent 1, as a sum over them has.
+"""
+
+
+def _bind_sum_to(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    x = inputs[0]
+    kept = (1,) * (x.ndim - out.ndim) + out.shape
+    axes = tuple(axis for axis in range(x.ndim) if kept[axis] == 1 != x.shape[axis])
+    result = out.reshape(kept)
+    if not axes:
+        return lambda: np.copyto(result, x)
+    return lambda: np.add.reduce(x, axis=axes, keepdims=True, out=result)
+
+
+sum_to: Op = Op(
+    "sum_to",
+    lambda inputs, attrs: tuple(attrs["shape"]),
+    _bind_sum_to,
+    flops=lambda inputs, out, attrs: size(inputs[0]),
+    example=lambda rng: Example(
+        (rng.standard_normal((2, 3, 4, 5)).astype(np.float32),), {"shape": (3, 1, 5)}
+    ),
+    kind="reduce",
+)
+"""Sum of x over the axes along which `shape` would be broadcast to x: its gradient."""
+
+
+def summed_to(b: Builder, id: int, grad: int) -> int:
+    """Return the gradient of node `id` from `grad`, to whose shape it was broadcast."""
+    shape = b.shape(id)
+    return grad if b.shape(grad) == shape else b.emit(sum_to, grad, attrs={"shape": shape})

@@ -1,0 +1,53 @@
+"""How good a trained model is on data it has not learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from policysearch.emulator.compile import compile_graph
+from policysearch.graph import FloatArray
+from policysearch.nn.model import Model
+from policysearch.ops.token_loss import IGNORED
+from policysearch.policy.policy import Policy
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rounding.rounder import Fast
+from policysearch.train.feeding import Array, feed_constants
+from policysearch.train.step import trace_forward
+
+
+def accuracy(
+    model: Model,
+    policy: Policy,
+    arrays: Mapping[str, FloatArray],
+    examples: tuple[Sequence[Array], Array],
+    batch_size: int,
+    *,
+    seed: int,
+    fast: Fast,
+) -> float:
+    """Return the share of labels that the model gets right under `policy`, IGNORED ones left out.
+
+    `arrays` are the trained parameters and running statistics by name, `examples` inputs and
+    labels. The model runs as in evaluation, where an example does not depend on the others of its
+    batch. A row of logits that is not finite counts as wrong. NaN where labels are no classes.
+    """
+    inputs, labels = examples
+    if labels.dtype != np.int64:
+        return float("nan")
+    graph = apply_policy(trace_forward(model, batch_size), policy)
+    executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays)
+    feed_constants(executable, model)
+    right = 0
+    for start in range(0, len(labels), batch_size):
+        part = slice(start, start + batch_size)
+        wanted = labels[part]
+        for item, array in zip(model.inputs, inputs, strict=True):
+            executable.arrays[item.name][: len(wanted)] = array[part]
+        executable.forward_backward()
+        logits = executable.value("logits")
+        logits = logits.reshape(batch_size, *wanted.shape[1:], -1)[: len(wanted)]
+        hit = (logits.argmax(axis=-1) == wanted) & np.isfinite(logits).all(axis=-1)
+        right += int(hit.sum())
+    return right / int(np.count_nonzero(labels != IGNORED))

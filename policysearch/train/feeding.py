@@ -1,0 +1,83 @@
+"""What a step is fed: the inputs and labels of a batch, constants, and the masks of dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.emulator.compile import Step
+from policysearch.graph import FloatArray, size
+from policysearch.nn.model import DROPPED, Model
+from policysearch.rounding.stochastic import draw_table
+from policysearch.train.step import TARGETS
+from policysearch.values import InputError
+
+Array = NDArray[Any]
+
+
+def feed_constants(step: Step, model: Model) -> None:
+    """Write the model's constants to their sources, once per compiled step."""
+    for name, array in model.constants.items():
+        if name in step.arrays:
+            step.arrays[name][...] = array
+
+
+def feed_inputs(step: Step, model: Model, inputs: Sequence[Array], labels: Array) -> None:
+    """Write a batch to the sources of the model's inputs and to TARGETS.
+
+    A model that returns its own loss takes the labels as the input its `labels` names.
+    """
+    given = list(inputs)
+    for item in model.inputs:
+        if item.name == model.labels:
+            array = labels
+        elif given:
+            array = given.pop(0)
+        else:
+            raise InputError(f"model {model.name}, input {item.name}: nothing; expected an array")
+        _write(f"model {model.name}, input {item.name}", step.arrays[item.name], array)
+    if TARGETS in step.arrays:
+        _write_targets(f"model {model.name}, labels", step.arrays[TARGETS], labels)
+
+
+def _write(where: str, source: FloatArray, values: Array) -> None:
+    if values.shape != source.shape:
+        raise InputError(f"{where}: shape {list(values.shape)}; expected {list(source.shape)}")
+    source[...] = values
+
+
+def _write_targets(where: str, targets: FloatArray, labels: Array) -> None:
+    """Write labels as they are, or class numbers as one-hot rows where rows are wanted."""
+    flat = labels.reshape(-1)
+    if targets.ndim == 1 or labels.dtype == np.float32:
+        if labels.size != targets.size:
+            raise InputError(f"{where}: {labels.size} values; expected {targets.size}")
+        targets[...] = labels.reshape(targets.shape)
+        return
+    if len(flat) != len(targets) or flat.min() < 0:
+        raise InputError(
+            f"{where}: {len(flat)}, from {flat.min()}; expected {len(targets)}, from 0 on"
+        )
+    targets[...] = 0.0
+    targets[np.arange(len(flat)), flat] = 1.0
+
+
+def feed_masks(step: Step, seed: int, index: int) -> None:
+    """Write the dropout masks of step `index`: 0, or 1 / (1 - p) where a value is kept.
+
+    They are drawn from (seed, step, place of the mask in the model, element), so that policies
+    drop the same values.
+    """
+    places = 0
+    for node in step.graph.nodes:
+        share = node.attributes.get(DROPPED) if node.op.kind == "source" else None
+        if share is not None:
+            count = size(node.shape)
+            key = np.random.SeedSequence([seed, index, places]).generate_state(1)[0]
+            drawn = draw_table(count, int(key) & ~0xFF)
+            kept = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))
+            step.arrays[node.name][...] = (kept / np.float32(1.0 - share)).reshape(node.shape)
+            places += 1

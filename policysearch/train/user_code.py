@@ -1,0 +1,73 @@
+"""Functions of the user's own files, named in a study as "file.py:function"."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from policysearch.values import InputError, shown
+
+ENDING = ".py:"
+
+
+def is_user_code(name: str) -> bool:
+    """Return whether a name of a study says where the user's own function is."""
+    return ENDING in name
+
+
+def called(where: str, name: str, wanted: type) -> Any:
+    """Call the function "file.py:function", which runs the file, and return what it gives.
+
+    The file is looked for from the folder that the program runs in. Raises InputError, in one line
+    that begins with `where`, for a file or function that is not there, one that fails, and for a
+    result that is no `wanted`.
+    """
+    path, _, function = name.rpartition(":")
+    found = function_of(where, path, function)
+    result = _tried(f"{where}: {name}", found)
+    if not isinstance(result, wanted):
+        given = type(result).__name__
+        raise InputError(f"{where}: {name} returned {given}; expected a {wanted.__name__}")
+    return result
+
+
+def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
+    """Return the function of the file at `path`."""
+    if not Path(path).is_file():
+        raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
+    module = _tried(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
+    found = getattr(module, function, None)
+    if not callable(found):
+        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        raise InputError(
+            f"{where}: {path}: no function {function!r}; expected one of {', '.join(names)}"
+        )
+    made: Callable[[], Any] = found
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def _module(path: str) -> ModuleType:
+    """Return the module of a file, run once; it has a name, so that what it makes can be sent."""
+    name = f"policysearch_user_code_{abs(hash(path)):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _tried(where: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except Exception as error:  # Whatever the user's own code does is said in one line.
+        said = " ".join(str(error).split())
+        raise InputError(f"{where}: {type(error).__name__}: {said}; expected it to run") from error

@@ -1,0 +1,152 @@
+"""Elementwise ops, sums, parts and masks against torch, on random shapes and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policysearch.graph import Attrs
+from tests.torch_cases import Case, assert_as_torch, normal, one
+
+pytestmark = pytest.mark.torch
+
+DRAWS = 4
+
+
+def shape_of(rng: np.random.Generator) -> tuple[int, ...]:
+    return tuple(int(n) for n in rng.integers(2, 7, rng.integers(2, 5)))
+
+
+UNARY: dict[str, tuple[Attrs, Callable[..., Any]]] = {
+    "exp": ({}, lambda t, x: x.exp()),
+    "silu": ({}, lambda t, x: t.nn.functional.silu(x)),
+    "sigmoid": ({}, lambda t, x: t.sigmoid(x)),
+    "hardswish": ({}, lambda t, x: t.nn.functional.hardswish(x)),
+    "hardtanh": (
+        {"minimum": -0.5, "maximum": 1.5},
+        lambda t, x: t.nn.functional.hardtanh(x, -0.5, 1.5),
+    ),
+    "leaky_relu": ({"negative_slope": 0.01}, lambda t, x: t.nn.functional.leaky_relu(x, 0.01)),
+    "shift": ({"amount": -0.3}, lambda t, x: x - 0.3),
+    "scale": ({"factor": -1.7}, lambda t, x: x * -1.7),
+    "pow": ({"exponent": 3.0}, lambda t, x: x.pow(3)),
+}
+POSITIVE: dict[str, tuple[Attrs, Callable[..., Any]]] = {
+    "sqrt": ({}, lambda t, x: x.sqrt()),
+    "rsqrt": ({}, lambda t, x: x.rsqrt()),
+    **{
+        f"pow {e}": ({"exponent": e}, lambda t, x, e=e: x.pow(e))
+        for e in (2.0, 0.5, -0.5, -1.0, -2.0, 1.3, 4.0, 0.75)
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*UNARY, *POSITIVE])
+def test_functions_of_one_tensor(name: str) -> None:
+    attrs, expected = {**UNARY, **POSITIVE}[name]
+    for seed in range(DRAWS):
+        rng = np.random.default_rng(seed)
+        x = 3.0 * normal(rng, *shape_of(rng))
+        if name in POSITIVE:
+            x = np.abs(x) + np.float32(0.1)
+        assert_as_torch(Case((x.astype(np.float32),), one(name.split()[0], attrs), expected), seed)
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])
+@pytest.mark.parametrize("seed", range(8))
+def test_arithmetic_broadcasts(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole = shape_of(rng)
+    shapes = []
+    for _ in range(2):
+        kept = [n if rng.random() < 0.6 else 1 for n in whole]
+        shapes.append(tuple(kept[rng.integers(0, len(kept)) :]))
+    shapes[seed % 2] = whole
+    first, second = (normal(rng, *shape) for shape in shapes)
+    second = (second + np.copysign(np.float32(0.5), second)).astype(np.float32)
+
+    def expected(t: Any, a: Any, b: Any) -> Any:
+        return getattr(t, {"subtract": "sub", "multiply": "mul", "divide": "div"}.get(name, name))(
+            a, b
+        )
+
+    assert_as_torch(Case((first, second), one(name), expected), seed)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_reductions(name: str, keepdim: bool) -> None:
+    for seed in range(DRAWS):
+        rng = np.random.default_rng(seed)
+        shape = shape_of(rng)
+        count = int(rng.integers(1, len(shape) + 1))
+        axes = tuple(int(a) - len(shape) * (seed % 2) for a in rng.permutation(len(shape))[:count])
+        attrs = {"axes": axes, "keepdim": keepdim}
+
+        def expected(t: Any, x: Any, axes: tuple[int, ...] = axes) -> Any:
+            return getattr(t, name)(x, axes, keepdim)
+
+        assert_as_torch(Case((normal(rng, *shape),), one(name, attrs), expected), seed)
+
+
+def test_broadcasting_to_a_shape() -> None:
+    for shape, wanted in (((3, 1), (4, 3, 2)), ((1, 5), (6, 5)), ((4,), (2, 3, 5, 4))):
+        x = normal(np.random.default_rng(0), *shape)
+        case = Case(
+            (x,), one("broadcast_to", {"shape": wanted}), lambda t, x, w=wanted: x.expand(w)
+        )
+        assert_as_torch(case, 0)
+
+
+def test_slices_and_joins() -> None:
+    for seed in range(DRAWS):
+        rng = np.random.default_rng(seed)
+        shape = tuple(int(n) for n in rng.integers(5, 9, rng.integers(2, 5)))
+        axis, step = int(rng.integers(0, len(shape))), int(rng.integers(1, 3))
+        attrs = {"axis": axis, "start": 1, "stop": shape[axis] - 1, "step": step}
+
+        def cut(t: Any, x: Any, at: Attrs = attrs) -> Any:
+            places = [slice(None)] * x.ndim
+            places[at["axis"]] = slice(at["start"], at["stop"], at["step"])
+            return x[tuple(places)]
+
+        assert_as_torch(Case((normal(rng, *shape),), one("slice", attrs), cut), seed)
+        parts = [normal(rng, *shape[:axis], int(n), *shape[axis + 1 :]) for n in (2, 1, 3)]
+        join = one("concatenate", {"axis": axis - len(shape)})
+        assert_as_torch(Case(tuple(parts), join, lambda t, *x, a=axis: t.cat(x, a)), seed)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_embedding(padding: int | None) -> None:
+    """Numbers repeat, and some rows are not used."""
+    for seed in range(DRAWS):
+        rng = np.random.default_rng(seed)
+        table = normal(rng, 9, int(rng.integers(2, 6)))
+        numbers = rng.integers(0, 7, tuple(rng.integers(2, 7, rng.integers(1, 4)))).astype(
+            np.float32
+        )
+
+        def expected(t: Any, table: Any, numbers: Any) -> Any:
+            return t.nn.functional.embedding(numbers.long(), table, padding_idx=padding)
+
+        attrs = {} if padding is None else {"padding_index": padding}
+        assert_as_torch(Case((table, numbers), one("embedding", attrs), expected, fixed=(1,)), seed)
+
+
+def test_masks() -> None:
+    for seed in range(DRAWS):
+        rng = np.random.default_rng(seed)
+        x, y = normal(rng, 2, 3, 4, 5), normal(rng, 3, 1, 5)
+        mask = (rng.random((4, 5)) < 0.5).astype(np.float32)
+        drop = one("dropout", {"p": 0.5})
+        assert_as_torch(Case((x, mask * 2), drop, lambda t, x, m: x * m, fixed=(1,)), seed)
+        fill = one("masked_fill", {"value": -7.0})
+        case = Case((x, mask), fill, lambda t, x, m: x.masked_fill(m != 0, -7.0), fixed=(1,))
+        assert_as_torch(case, seed)
+        case = Case(
+            (mask, x, y), one("where"), lambda t, m, a, b: t.where(m != 0, a, b), fixed=(0,)
+        )
+        assert_as_torch(case, seed)
