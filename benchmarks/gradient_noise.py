@@ -31,12 +31,13 @@ from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray
-from policysearch.nn.models import Model
+from policysearch.nn.model import Model
 from policysearch.objective import curve_of
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe
 from policysearch.search.spec import StudySpec, load_spec
+from policysearch.train.feeding import Array, feed_inputs
 from policysearch.train.loss_scale import inverse
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters, step_graph
@@ -75,16 +76,12 @@ class Beside:
         self._names = [name for name, _ in graph.outputs if name.startswith("grad:")]
         self._step = compile_graph(graph.wanting("loss", *self._names), seed=trainer.seed)
 
-    def gradients(self, images: FloatArray, labels: NDArray[np.int64]) -> Gradients:
+    def gradients(self, inputs: Sequence[Array], labels: Array) -> Gradients:
         """Return the unscaled gradients by parameter."""
         trainer, arrays = self._trainer, self._step.arrays
+        feed_inputs(self._step, trainer.model, inputs, labels)
         scale = trainer.scale_state.scale
-        targets = np.eye(trainer.model.classes, dtype=np.float32)[labels]
-        fed: dict[str, FloatArray | float] = {
-            **trainer.params(),
-            "images": images,
-            "targets": targets,
-        }
+        fed: dict[str, FloatArray | float] = {**trainer.params()}
         fed |= {"loss_scale": scale, "inverse_scale": inverse(scale)}
         for name in fed.keys() & arrays.keys():
             arrays[name][...] = fed[name]
@@ -131,7 +128,7 @@ def train(task: Task, policy: Policy, data: Dataset, model: Model) -> Seen:
     losses, ratios = [], []
     drawn = batches(data, task.batch_size, task.steps, np.random.default_rng([0, 1]))
     for index, chosen in enumerate(drawn):
-        batch = data.train[0][chosen], data.train[1][chosen]
+        batch = [x[chosen] for x in data.train[0]], data.train[1][chosen]
         if index % PROBE_INTERVAL == 0 and policy.name != plain.name:
             low, exact, forward = (step.gradients(*batch) for step in steps)
             row = [ratio(exact, low, exact), ratio(forward, low, forward)]

@@ -26,7 +26,7 @@ def test_gradients_are_those_that_plain_sgd_subtracts() -> None:
     trainer = Trainer(model, TASK, policy, 0)
     trainer.load(initial_parameters(model, 0))
     beside, before = Beside(trainer, policy), trainer.params()
-    batch = data.train[0][:32], data.train[1][:32]
+    batch = [x[:32] for x in data.train[0]], data.train[1][:32]
     found = beside.gradients(*batch)
     trainer.step(*batch)
     for name, now in trainer.params().items():

@@ -73,7 +73,7 @@ def test_counts_by_layer_and_role_with_first_step_and_largest(
     rng = np.random.default_rng(1)
     for _ in range(TASK.steps):
         chosen = rng.integers(0, len(digits.train[1]), TASK.batch_size)
-        trainer.step(digits.train[0][chosen], digits.train[1][chosen])
+        trainer.step((digits.train[0][0][chosen],), digits.train[1][chosen])
     found = {(row.kind, row.layer, row.role): row for row in probe.lost()}
     roles = set()
     for kind, counted in (("overflow", probe.over), ("underflow", probe.under)):
