@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.emulator.plan import runs_in_spans, spans
 from policysearch.graph import Attrs, Builder, Graph, Shape, backward
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
@@ -58,7 +57,7 @@ VARIANTS: dict[str, tuple[str, tuple[Shape, ...], Attrs]] = {
 }
 
 
-def _graph(name: str, shapes: tuple[Shape, ...], attrs: Attrs, format: str) -> Graph:
+def variant_graph(name: str, shapes: tuple[Shape, ...], attrs: Attrs, format: str) -> Graph:
     """Return the op and its gradients, their results in `format`."""
     op, b = OPS[name], Builder()
     fed = [
@@ -79,7 +78,7 @@ def _graph(name: str, shapes: tuple[Shape, ...], attrs: Attrs, format: str) -> G
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_way_gives_the_bits_of_the_reference(variant: str, format: str) -> None:
     name, shapes, attrs = VARIANTS[variant]
-    graph = _graph(name, shapes, attrs, format)
+    graph = variant_graph(name, shapes, attrs, format)
     rng = np.random.default_rng(0)
     start = {
         n.name: rng.uniform(0.0, 4.0, n.shape).astype(np.float32)
@@ -90,23 +89,9 @@ def test_every_way_gives_the_bits_of_the_reference(variant: str, format: str) ->
         assert_gives_the_bits_of_the_reference(graph, start, fast, steps=1)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.endswith("in spans")])
-def test_the_large_ones_really_run_in_spans(variant: str) -> None:
-    graph = _graph(*VARIANTS[variant], "float16")
-    computed = [n for n in graph.nodes if n.op.kind != "source"]
-    assert all(runs_in_spans(graph, n) and len(list(spans(n.shape))) > 1 for n in computed)
-
-
-@pytest.mark.parametrize("variant", ["vectors", "a square table", "max of one size", "average"])
-def test_ops_that_move_values_never_run_in_spans(variant: str) -> None:
-    """Though their inputs may have the shape of the result."""
-    graph = _graph(*VARIANTS[variant], "float16")
-    assert not [n for n in graph.nodes if runs_in_spans(graph, n) and n.op is not add]
-
-
 def test_only_what_was_broadcast_has_its_gradient_summed() -> None:
     for shapes, sums in ((((4, 3), (4, 3)), 0), (((4, 3), (3,)), 1), (((4, 1), (3,)), 2)):
-        graph = _graph("multiply", shapes, {}, "float32")
+        graph = variant_graph("multiply", shapes, {}, "float32")
         assert [n.op.name for n in graph.nodes].count("sum_to") == sums
 
 
