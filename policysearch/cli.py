@@ -12,11 +12,12 @@ from typing import NoReturn
 
 from policysearch import api
 from policysearch.commands import (
-    add_show,
     add_study,
     add_try,
+    add_views,
     drop_output,
     make_streams_safe,
+    next_commands,
     places,
     results_of,
     say,
@@ -61,7 +62,7 @@ def parser() -> _Parser:
 
     _add_run(commands)
     _add_confirm(commands)
-    add_show(commands)
+    add_views(commands)
     add_try(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
     add_study(plot)
@@ -201,8 +202,7 @@ def _run(options: argparse.Namespace) -> None:
     print(front_table(results))
     print()
     _write_plots(results, options.out)
-    print(f"next: policysearch show {places(options)} --csv")
-    print(f"      policysearch export {places(options)} --pick knee")
+    print(next_commands(results, options))
 
 
 def _confirm(options: argparse.Namespace) -> None:

@@ -42,6 +42,8 @@ class Measurement:
     (steps taken, mean loss of the last of them in nats) at the shares CURVE_SHARES of the run,
     each mean over the same share of the task's tail; what was not reached is left out.
     `swamped`: updates that vanish. `fast`: what ran, as in `rounding.rounder.FASTS`.
+    `first_loss`: training loss of the first batch, before any update, in nats; None where it is
+    not finite.
     """
 
     tail_loss: float | None
@@ -53,6 +55,7 @@ class Measurement:
     fast: str = ""
     curve: tuple[tuple[int, float], ...] = ()
     swamped: Swamped = NOT_COUNTED
+    first_loss: float | None = None
 
     @property
     def diverged(self) -> bool:
@@ -83,7 +86,8 @@ class Score:
     """A policy's worth with one training seed.
 
     `loss_gap`: tail loss minus that of float32 with the same seed and batches, in nats;
-    DIVERGED_GAP where the run diverged, and at most that.
+    DIVERGED_GAP where the run diverged, and at most that. `gap_curve`: (steps taken, gap) along
+    the runs, as `Measurement.curve`.
     """
 
     loss_gap: float
@@ -95,6 +99,7 @@ class Score:
     cost: PolicyCost
     fast: str = ""
     swamped: Swamped = NOT_COUNTED
+    gap_curve: tuple[tuple[int, float], ...] = ()
 
 
 class Objective:
@@ -167,6 +172,7 @@ class Objective:
             curve=curve_of(run.losses, task.steps, task.tail_steps),
             fast=run.fast,
             swamped=run.swamped,
+            first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
         )
 
     def baseline(self, seed: int) -> Measurement:
@@ -220,4 +226,12 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         cost=cost,
         fast=measurement.fast,
         swamped=measurement.swamped,
+        gap_curve=_gap_curve(measurement, baseline),
     )
+
+
+def _gap_curve(
+    measurement: Measurement, baseline: Measurement | None
+) -> tuple[tuple[int, float], ...]:
+    beside = dict(baseline.curve) if baseline else {}
+    return tuple((step, at - beside[step]) for step, at in measurement.curve if step in beside)

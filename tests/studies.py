@@ -25,6 +25,7 @@ activation = "tanh"
 widths = [8]
 data = "digits"
 batch_size = 32
+learning_rate = 0.1
 steps = 6
 tail_steps = 3
 

@@ -39,7 +39,7 @@ STUDY_MISTAKES = (
     ('model = "mlp"', 'model = "resnet"', "task.model: 'resnet'; expected one of"),
     ('data = "digits"', 'data = "mnist"', "task.data: 'mnist'; expected one of"),
     ('steps = 6', 'steps = 6.5', "task.steps: 6.5; expected int"),
-    ('steps = 6', 'learning_rate = nan', "task.learning_rate: nan; expected a finite number"),
+    ('rate = 0.1', 'rate = nan', "task.learning_rate: nan; expected a finite number"),
     ('[study]', '[study', "expected TOML"),
     ('[study]', '[study]\nseed = 1\nseed = 2', "expected TOML"),
 )  # fmt: skip

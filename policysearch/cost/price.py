@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from policysearch.cost.devices import Device, device_named
@@ -11,6 +13,12 @@ from policysearch.cost.stacks import Stack, stack_named
 from policysearch.cost.time import StepTime, step_time
 from policysearch.formats import format_named
 from policysearch.graph import Graph
+
+MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.05, "memory_ratio": 0.15})
+"""By axis, the least relative difference that the model can tell between two policies of one graph.
+
+Errors that the policies share cancel; see docs/cost-model.md.
+"""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,10 @@ def csv_text(results: Results) -> str:
 
 
 def caption(results: Results) -> str:
-    """Return on what the results rest: device, stack, batches, seeds, accumulator, noise."""
+    """Return on what the results rest: device, stack, batches, seeds, accumulator, noise.
+
+    First, where it is so, that the recipe cannot rank policies.
+    """
     spec = results.spec
     priced = spec.cost.batch_size or spec.task.batch_size
     accumulators = [accumulator_named(name) for name in results.accumulators or ("float32",)]
@@ -35,9 +38,10 @@ def caption(results: Results) -> str:
     noise = "not measured"
     if results.noise_gap is not None:
         noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
+    ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
     return (
-        f"Modeled, not measured: speed and memory of {spec.cost.device} with {spec.cost.stack}, "
-        f"batch {priced}.\n"
+        f"{ranks}Modeled, not measured: speed and memory of {spec.cost.device} "
+        f"with {spec.cost.stack}, batch {priced}.\n"
         f"Trained: {spec.task.model} on {spec.task.data}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
         f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."

@@ -53,13 +53,16 @@ def standing(results: Results, trial: Trial) -> str:
     """Say whether the trial is on the front, and which members of it are better if not."""
     if trial.diverged:
         return f"not on the front: {trial.divergence}"
+    if results.cannot_rank:
+        return f"not ranked: {results.cannot_rank}"
     if trial in results.front:
         return "on the front" + ", its knee" * (trial is results.knee())
     better = results.beaten_by(trial)
     nearest = min(better, key=lambda t: (results.counted_gap(t), -t.cost.speedup, t.number))
     more = f", nor than {len(better) - 1} more of the front" if len(better) > 1 else ""
     return (
-        f"not on the front: better in nothing than trial {nearest.number} ({nearest.label}){more}"
+        f"not on the front: better in nothing that can be told than trial {nearest.number} "
+        f"({nearest.label}){more}"
     )
 
 

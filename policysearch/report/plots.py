@@ -95,6 +95,9 @@ def figure(results: Results, view: View) -> Figure:
     axes.set_title(textwrap.fill(_title(results), TITLE_LETTERS), fontsize=10, loc="left")
     if results.float32_fault:
         axes.text(0.5, 0.5, "float32 itself did not train", transform=axes.transAxes, ha="center")
+    if results.cannot_rank:
+        said = "this recipe cannot rank policies"
+        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", color="tab:red")
     if axes.get_legend_handles_labels()[0]:
         fig.legend(loc="outside right upper", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.objective import DIVERGED_GAP
-from policysearch.search.front import Point, knee, non_dominated
+from policysearch.search.front import Point, covers, knee, thinned
 from policysearch.search.noise import Interval, intervals
+from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank
 from policysearch.search.rows import Row
 from policysearch.search.spec import ObjectiveName, StudySpec
 from policysearch.search.trials import Confirmation, FailedTrial, Trial
@@ -19,9 +21,6 @@ from policysearch.values import InputError
 
 if TYPE_CHECKING:
     import pandas
-
-RESOLUTION = 10.0
-"""An effect is claimed from this many times the noise floor on."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,8 @@ class Results:
     when its initial parameters are jittered by 1e-6; None before it is measured.
     `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
     or failed; "" otherwise. `confirmed` holds (digest, confirmation) of the policies that were
-    trained longer; see `search.confirm`. `mixed` lists changes of code or libraries that a run
+    trained longer; see `search.confirm`. `learned`: what float32 itself learns, None where that is
+    not known. `mixed` lists changes of code or libraries that a run
     was told to accept: the results were made on both sides of them.
     """
 
@@ -43,6 +43,7 @@ class Results:
     float32_fault: str = ""
     mixed: tuple[str, ...] = ()
     confirmed: tuple[tuple[str, Confirmation], ...] = ()
+    learned: Learned | None = None
 
     @property
     def resolution_gap(self) -> float:
@@ -75,18 +76,30 @@ class Results:
         return tuple(axes[name] for name in self.spec.objectives.names)
 
     @cached_property
+    def cannot_rank(self) -> str:
+        """Why the recipe cannot rank policies and what to change; "" where it can, or unknown."""
+        seeds, found = self.spec.study.seeds, list(self._intervals.values())
+        return cannot_rank(self.learned, self.noise_gap, found, self.spec.task, len(seeds))
+
+    @property
+    def _told(self) -> tuple[float, ...]:
+        return tuple(MODEL_RESOLUTION.get(name, 0.0) for name in self.spec.objectives.names)
+
+    @cached_property
     def front(self) -> tuple[Trial, ...]:
-        """The trials no other trial dominates, fastest first; diverged ones left out."""
-        sound = [trial for trial in self.trials if not trial.diverged]
-        chosen = [sound[i] for i in non_dominated([self.point(trial) for trial in sound])]
+        """The trials no other trial is as good as, fastest first; diverged ones left out.
+
+        Modeled speed and memory count as different from what the model can tell on. Empty where
+        the recipe cannot rank policies.
+        """
+        sound = [trial for trial in self.trials if not trial.diverged and not self.cannot_rank]
+        chosen = [sound[i] for i in thinned([self.point(trial) for trial in sound], self._told)]
         return tuple(sorted(chosen, key=lambda t: (-t.cost.speedup, t.loss_gap, t.number)))
 
     def beaten_by(self, trial: Trial) -> tuple[Trial, ...]:
-        """Return the other members of the front that are nowhere worse than the trial."""
+        """Return the other members of the front that are nowhere worse by what can be told."""
         here, others = self.point(trial), [t for t in self.front if t is not trial]
-        return tuple(
-            t for t in others if all(x <= y for x, y in zip(self.point(t), here, strict=True))
-        )
+        return tuple(t for t in others if covers(self.point(t), here, self._told))
 
     def knee(self) -> Trial:
         """Return the member of the front nearest to the ideal; see `front.knee`.
@@ -157,6 +170,8 @@ class Results:
 
     def verdict(self, trial: Trial) -> str:
         """Return in words what is known of the policy beyond the steps of the search."""
+        if self.cannot_rank:
+            return self.cannot_rank
         confirmed = self.confirmation(trial)
         if confirmed is None:
             steps = self.spec.task.steps
@@ -190,6 +205,8 @@ class Results:
         raise InputError(f"trial: {number}; expected one of {numbers or 'none yet'}")
 
     def _front(self) -> tuple[Trial, ...]:
+        if self.cannot_rank:
+            raise InputError(f"study {self.spec.study.name}: {self.cannot_rank}")
         if not self.front:
             lost = sum(trial.diverged for trial in self.trials) + len(self.failed)
             raise InputError(
@@ -254,4 +271,5 @@ def _row(results: Results, trial: Trial) -> Row:
         swamped_step=trial.swamped_step,
         swamped_layer=trial.swamped_layer,
         early_sign=trial.early_sign,
+        cannot_rank=results.cannot_rank,
     )

@@ -18,6 +18,7 @@ class Row:
     faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
     `swamped_share` of the updates are too small to move their parameter, projected from step
     `swamped_step` to the smallest learning rate; `early_sign` says so where they are many.
+    `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
     """
 
     trial: int
@@ -51,6 +52,7 @@ class Row:
     swamped_step: int | None
     swamped_layer: str
     early_sign: str
+    cannot_rank: str
 
     @property
     def label(self) -> str:
