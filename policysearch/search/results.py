@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective import DIVERGED_GAP
+from policysearch.policy.presets import TF32
 from policysearch.search.front import Point, knee, non_dominated
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.rows import Row
@@ -33,7 +35,9 @@ class Results:
     `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
     or failed; "" otherwise. `confirmed` holds (digest, confirmation) of the policies that were
     trained longer; see `search.confirm`. `mixed` lists changes of code or libraries that a run
-    was told to accept: the results were made on both sides of them.
+    was told to accept: the results were made on both sides of them. `references` are the modeled
+    costs of what speedups are given against, by preset: float32, TF32 where the device has it, and
+    the baseline of the study.
     """
 
     spec: StudySpec
@@ -43,6 +47,25 @@ class Results:
     float32_fault: str = ""
     mixed: tuple[str, ...] = ()
     confirmed: tuple[tuple[str, Confirmation], ...] = ()
+    references: tuple[tuple[str, PolicyCost], ...] = ()
+
+    def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
+        """Return the modeled speedup over each of `references`, in their order."""
+        return tuple(speedup_over(trial.cost, cost, name) for name, cost in self.references)
+
+    @property
+    def reference_speedups(self) -> dict[str, float]:
+        """The modeled speedup of each of `references` over strict float32, which is the first."""
+        strict = self.references[:1]
+        return {
+            name: speedup_over(cost, base, against).value
+            for against, base in strict
+            for name, cost in self.references
+        }
+
+    def speedup_over(self, trial: Trial, name: str | None) -> Speedup | None:
+        """Return the modeled speedup over the reference `name`; None where it is none of them."""
+        return next((found for found in self.speedups(trial) if found.over == name), None)
 
     @property
     def resolution_gap(self) -> float:
@@ -222,6 +245,8 @@ def _row(results: Results, trial: Trial) -> Row:
     cost = trial.cost
     low, high = trial.gap_range
     confirmed, interval = results.confirmation(trial), results.interval(trial)
+    tf32 = results.speedup_over(trial, TF32)
+    baseline = results.speedup_over(trial, results.spec.study.baseline)
     return Row(
         trial=trial.number,
         policy=trial.name,
@@ -254,4 +279,9 @@ def _row(results: Results, trial: Trial) -> Row:
         swamped_step=trial.swamped_step,
         swamped_layer=trial.swamped_layer,
         early_sign=trial.early_sign,
+        speedup_over_tf32=tf32.value if tf32 else None,
+        baseline=results.spec.study.baseline or "",
+        speedup_over_baseline=baseline.value if baseline else None,
+        batch_size=results.spec.task.batch_size,
+        priced_batch_size=results.spec.priced_batch_size,
     )
