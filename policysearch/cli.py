@@ -25,6 +25,7 @@ from policysearch.commands import (
 from policysearch.files import make_folder
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
+from policysearch.report.one_trial import exported_notes
 from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import confirmed_table, front_table
@@ -259,8 +260,7 @@ def _export(options: argparse.Namespace) -> None:
     spec: StudySpec = api.load_study(options.study)
     results = api.load_results(spec, options.storage)
     trial = _picked(results, options)
-    gap = f"loss gap {trial.loss_gap:+.2e}, modeled speedup {trial.cost.speedup:.2f}"
-    notes = (f"trial {trial.number} of study {spec.study.name}: {gap}", results.verdict(trial))
+    notes = exported_notes(results, trial)
     paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
     print("\n".join(notes))
     for path in paths:

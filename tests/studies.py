@@ -33,6 +33,7 @@ tail_steps = 3
 device = "H100-SXM5"
 stack = "torch.compile"
 batch_size = 4096
+batch_size_reason = "small kernels"
 
 [space]
 formats = ["float32", "bfloat16", "float8_e4m3fn"]

@@ -77,6 +77,31 @@ class PolicyCost:
         )
 
 
+@dataclass(frozen=True)
+class Speedup:
+    """How many times as fast a step is as that of `over`, modeled, between `low` and `high`."""
+
+    over: str
+    value: float
+    low: float
+    high: float
+
+
+def speedup_over(cost: PolicyCost, reference: PolicyCost, name: str) -> Speedup:
+    """Return the speedup over the step `reference`, called `name`, with the stack's half-width.
+
+    Both of one model, batch, device and stack. Equal steps have speedup 1 exactly.
+    """
+    value = reference.step_seconds / cost.step_seconds
+    same = _spread(cost) == _spread(reference)
+    half_width = 0.0 if same else stack_named(cost.stack).half_width
+    return Speedup(name, value, value * (1 - half_width), value * (1 + half_width))
+
+
+def _spread(cost: PolicyCost) -> tuple[object, ...]:
+    return cost.step_seconds, cost.layer_shares, cost.format_shares
+
+
 def step_price(graph: Graph, device: Device | str, stack: Stack | str) -> StepPrice:
     """Return the modeled time and memory of one step; InputError for an unknown name."""
     row = device if isinstance(device, Device) else device_named(device)

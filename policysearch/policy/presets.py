@@ -83,6 +83,9 @@ _FLOAT16 = uniform_layer("float16")
 _FLOAT16_COPY = uniform_layer("float16", param="float16")
 _BFLOAT16 = uniform_layer("bfloat16")
 
+TF32 = "torch.tf32"
+"""The preset that is float32 as most users of a device with tfloat32 products have it."""
+
 _MINDSPORE_O1 = Preset(
     "mindspore.O1",
     "convolution, dense and relu in float16, the rest in float32",
@@ -130,6 +133,13 @@ PRESETS: dict[str, Preset] = {
     for row in (
         Preset("float32", "everything in float32", _FLOAT32, others="low"),
         Preset("mindspore.O0", "everything in float32", _FLOAT32, others="low"),
+        Preset(
+            TF32,
+            'products take tfloat32 operands (float32_matmul_precision "high"), all else float32',
+            LayerPolicy(compute="tfloat32", grad="tfloat32"),
+            others="fp32",
+            low=PRODUCTS,
+        ),
         _MINDSPORE_O1,
         _MINDSPORE_O2,
         Preset(

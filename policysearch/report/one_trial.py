@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from policysearch.cost.devices import device_named
 from policysearch.cost.price import PolicyCost
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.report.front_data import batches, speedups
 from policysearch.report.table import HEADER, aligned, cells
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
@@ -28,7 +29,7 @@ def trial_page(results: Results, number: int) -> str:
         [_settings(trial.policy), _mean(results, trial)],
         _seeds(results, trial),
         _layers(trial),
-        _time(trial.cost),
+        [f"{speedups(results, trial)}; {batches(results.spec)}", *_time(trial.cost)],
         _memory(trial.cost),
     ]
     return "\n\n".join("\n".join(block) for block in blocks)
@@ -47,6 +48,17 @@ def tried_page(results: Results, number: int, new: bool) -> str:
         [standing(results, trial)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
+    """Return what an exported file says of the policy: gap, speedups, batches, horizon."""
+    gap = "diverged" if trial.diverged else f"loss gap {trial.loss_gap:+.2e} nats"
+    return (
+        f"trial {trial.number} of study {results.spec.study.name}: {gap}",
+        speedups(results, trial),
+        batches(results.spec),
+        results.verdict(trial),
+    )
 
 
 def standing(results: Results, trial: Trial) -> str:

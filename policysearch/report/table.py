@@ -15,6 +15,8 @@ HEADER = (
     "tie",
     "val acc",
     "modeled speedup",
+    "over TF32",
+    "over baseline",
     "modeled memory",
     "early sign",
     "gap confirmed, later",
@@ -62,6 +64,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.validation_accuracy:.3f}",
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
+        *(_or_dash(speed) for speed in (row.speedup_over_tf32, row.speedup_over_baseline)),
         f"{row.modeled_memory_ratio:.3f}",
         row.early_sign,
         _confirmed(row),
@@ -71,6 +74,10 @@ def cells(row: Row) -> tuple[str, ...]:
 def _name(row: Row) -> str:
     known = f" = {row.presets}" if row.presets not in ("", row.policy) else ""
     return f"{row.policy}{known}{' (by hand)' if row.by_hand else ''}"
+
+
+def _or_dash(speedup: float | None) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}"
 
 
 def _gap(row: Row) -> str:

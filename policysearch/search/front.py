@@ -68,14 +68,18 @@ def _steps(value: float, told: float) -> float:
     return math.copysign(1.0, value) * math.log(abs(value)) / math.log1p(told)
 
 
-def knee(points: Sequence[Point]) -> int:
+def knee(points: Sequence[Point], decades: int | None = None) -> int:
     """Return the index of the point nearest to the ideal, each axis scaled to the front's range.
+
+    The axis `decades` enters by its logarithm; there zero counts as the least above it.
 
     The ideal is the best of the front on every axis at once; distance is Euclidean. Ties go to
     the first point. Raises ValueError for no points.
     """
     if not points:
         raise ValueError("knee of no points")
+    if decades is not None:
+        points = _logarithmic(points, decades)
     axes = list(zip(*points, strict=True))
     lows = [min(axis) for axis in axes]
     spans = [max(axis) - low or 1.0 for axis, low in zip(axes, lows, strict=True)]
@@ -85,3 +89,10 @@ def knee(points: Sequence[Point]) -> int:
         return math.hypot(*scaled)
 
     return min(range(len(points)), key=lambda i: (distance(points[i]), i))
+
+
+def _logarithmic(points: Sequence[Point], axis: int) -> list[Point]:
+    least = min((point[axis] for point in points if point[axis] > 0.0), default=1.0)
+    return [
+        (*point[:axis], math.log10(max(point[axis], least)), *point[axis + 1 :]) for point in points
+    ]

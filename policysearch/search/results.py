@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from policysearch.cost.price import MODEL_RESOLUTION
+from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective import DIVERGED_GAP
+from policysearch.policy.presets import TF32
 from policysearch.search.front import Point, covers, knee, thinned
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank
@@ -31,9 +31,10 @@ class Results:
     when its initial parameters are jittered by 1e-6; None before it is measured.
     `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
     or failed; "" otherwise. `confirmed` holds (digest, confirmation) of the policies that were
-    trained longer; see `search.confirm`. `learned`: what float32 itself learns, None where that is
-    not known. `mixed` lists changes of code or libraries that a run
-    was told to accept: the results were made on both sides of them.
+    trained longer; see `search.confirm`. `mixed` lists changes of code or libraries that a run
+    was told to accept: the results were made on both sides of them. `references` are the modeled
+    costs of what speedups are given against, by preset: float32, TF32 where the device has it, and
+    the baseline of the study. `learned`: what float32 itself learns, None where that is not known.
     """
 
     spec: StudySpec
@@ -43,7 +44,26 @@ class Results:
     float32_fault: str = ""
     mixed: tuple[str, ...] = ()
     confirmed: tuple[tuple[str, Confirmation], ...] = ()
+    references: tuple[tuple[str, PolicyCost], ...] = ()
     learned: Learned | None = None
+
+    def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
+        """Return the modeled speedup over each of `references`, in their order."""
+        return tuple(speedup_over(trial.cost, cost, name) for name, cost in self.references)
+
+    @property
+    def reference_speedups(self) -> dict[str, float]:
+        """The modeled speedup of each of `references` over strict float32, which is the first."""
+        strict = self.references[:1]
+        return {
+            name: speedup_over(cost, base, against).value
+            for against, base in strict
+            for name, cost in self.references
+        }
+
+    def speedup_over(self, trial: Trial, name: str | None) -> Speedup | None:
+        """Return the modeled speedup over the reference `name`; None where it is none of them."""
+        return next((found for found in self.speedups(trial) if found.over == name), None)
 
     @property
     def resolution_gap(self) -> float:
@@ -78,12 +98,8 @@ class Results:
     @cached_property
     def cannot_rank(self) -> str:
         """Why the recipe cannot rank policies and what to change; "" where it can, or unknown."""
-        seeds, found = self.spec.study.seeds, list(self._intervals.values())
-        return cannot_rank(self.learned, self.noise_gap, found, self.spec.task, len(seeds))
-
-    @property
-    def _told(self) -> tuple[float, ...]:
-        return tuple(MODEL_RESOLUTION.get(name, 0.0) for name in self.spec.objectives.names)
+        found, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
+        return cannot_rank(self.learned, self.noise_gap, found, self.spec.task, seeds)
 
     @cached_property
     def front(self) -> tuple[Trial, ...]:
@@ -93,13 +109,15 @@ class Results:
         the recipe cannot rank policies.
         """
         sound = [trial for trial in self.trials if not trial.diverged and not self.cannot_rank]
-        chosen = [sound[i] for i in thinned([self.point(trial) for trial in sound], self._told)]
+        points, told = [self.point(trial) for trial in sound], self.spec.objectives.resolutions
+        chosen = [sound[i] for i in thinned(points, told)]
         return tuple(sorted(chosen, key=lambda t: (-t.cost.speedup, t.loss_gap, t.number)))
 
     def beaten_by(self, trial: Trial) -> tuple[Trial, ...]:
         """Return the other members of the front that are nowhere worse by what can be told."""
-        here, others = self.point(trial), [t for t in self.front if t is not trial]
-        return tuple(t for t in others if covers(self.point(t), here, self._told))
+        here, told = self.point(trial), self.spec.objectives.resolutions
+        others = (t for t in self.front if t is not trial)
+        return tuple(t for t in others if covers(self.point(t), here, told))
 
     def knee(self) -> Trial:
         """Return the member of the front nearest to the ideal; see `front.knee`.
@@ -109,11 +127,7 @@ class Results:
         """
         front = self._sound_front()
         place = self.spec.objectives.names.index("loss_gap")
-        points = [list(self.point(trial)) for trial in front]
-        least = min((point[place] for point in points if point[place] > 0.0), default=1.0)
-        for point in points:
-            point[place] = math.log10(max(point[place], least))
-        return front[knee([tuple(point) for point in points])]
+        return front[knee([self.point(trial) for trial in front], place)]
 
     def fastest(self, max_gap: float | None = None) -> Trial:
         """Return the front's member of highest modeled speedup with a loss gap up to `max_gap`.
@@ -239,6 +253,8 @@ def _row(results: Results, trial: Trial) -> Row:
     cost = trial.cost
     low, high = trial.gap_range
     confirmed, interval = results.confirmation(trial), results.interval(trial)
+    tf32 = results.speedup_over(trial, TF32)
+    baseline = results.speedup_over(trial, results.spec.study.baseline)
     return Row(
         trial=trial.number,
         policy=trial.name,
@@ -271,5 +287,10 @@ def _row(results: Results, trial: Trial) -> Row:
         swamped_step=trial.swamped_step,
         swamped_layer=trial.swamped_layer,
         early_sign=trial.early_sign,
+        speedup_over_tf32=tf32.value if tf32 else None,
+        baseline=results.spec.study.baseline or "",
+        speedup_over_baseline=baseline.value if baseline else None,
+        batch_size=results.spec.task.batch_size,
+        priced_batch_size=results.spec.priced_batch_size,
         cannot_rank=results.cannot_rank,
     )

@@ -18,6 +18,9 @@ class Row:
     faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
     `swamped_share` of the updates are too small to move their parameter, projected from step
     `swamped_step` to the smallest learning rate; `early_sign` says so where they are many.
+    `speedup_over_tf32` and `speedup_over_baseline` are modeled as well: None on a device without
+    tfloat32 products, and in a study that names no `baseline`. Gaps are of `batch_size` examples a
+    step, speed and memory of `priced_batch_size`.
     `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
     """
 
@@ -52,6 +55,11 @@ class Row:
     swamped_step: int | None
     swamped_layer: str
     early_sign: str
+    speedup_over_tf32: float | None
+    baseline: str
+    speedup_over_baseline: float | None
+    batch_size: int
+    priced_batch_size: int
     cannot_rank: str
 
     @property

@@ -22,8 +22,16 @@ Prices = Callable[[Asked], PolicyCost | None]
 """The modeled cost of a policy on the study's device; None where it cannot be priced."""
 
 
-def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
-    """Return what the study has found so far; policies with a run outstanding are left out."""
+def read_results(
+    records: Records,
+    spec: StudySpec,
+    prices: Prices,
+    references: Sequence[tuple[str, PolicyCost]] = (),
+) -> Results:
+    """Return what the study has found so far; policies with a run outstanding are left out.
+
+    `references` is what speedups are given against, by name.
+    """
     if not records.identities:
         return Results(spec, (), None)
     seeds, base = spec.study.seeds, records.identities[-1]["float32"]
@@ -46,6 +54,7 @@ def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
             change for old, new in pairwise(records.identities) for change in differences(old, new)
         ),
         tuple(confirmations(records.runs, base, [trial.digest for trial in trials]).items()),
+        tuple(references),
         learned(records.runs, base, seeds),
     )
 
