@@ -55,12 +55,12 @@ class Row:
     swamped_step: int | None
     swamped_layer: str
     early_sign: str
-    speedup_over_tf32: float | None
-    baseline: str
-    speedup_over_baseline: float | None
-    batch_size: int
-    priced_batch_size: int
-    cannot_rank: str
+    speedup_over_tf32: float | None = None
+    baseline: str = ""
+    speedup_over_baseline: float | None = None
+    batch_size: int = 0
+    priced_batch_size: int = 0
+    cannot_rank: str = ""
 
     @property
     def label(self) -> str:
