@@ -93,7 +93,7 @@ def figure(results: Results, view: View) -> Figure:
         left, right = least / 2.0, results.resolution_gap
         axes.axvspan(left, right, color="tab:orange", alpha=0.18, label="10 x noise floor", lw=0)
     _draw_points(axes, rows, view, least)
-    _draw_line(axes, rows, view, least)
+    _draw_line(axes, [] if results.cannot_rank else rows, view, least)
     _draw_presets(axes, rows, view, least)
     _draw_references(axes, results, rows, view, least)
     _draw_by_hand(axes, rows, view, least)
@@ -104,11 +104,8 @@ def figure(results: Results, view: View) -> Figure:
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
     axes.set_title("\n".join(_title(results, view)), fontsize=9.5, loc="left")
-    if results.float32_fault:
-        axes.text(0.5, 0.5, "float32 itself did not train", transform=axes.transAxes, ha="center")
-    if results.cannot_rank:
-        said = "this recipe cannot rank policies"
-        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", color="tab:red")
+    said = "float32 itself did not train" if results.float32_fault else results.cannot_rank
+    axes.text(0.5, 0.5, said.partition(":")[0], transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
         fig.legend(loc="outside right upper", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
