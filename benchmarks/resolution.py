@@ -5,7 +5,7 @@
 Speed: the constants that the model assumes are redrawn, all at once and each within what was seen
 of it (RANGES), and the policies priced anew. Errors that two policies share cancel in this; what is
 left can reverse their order. Memory: the buffers of the step are given to a model of PyTorch's
-caching allocator, at the study's batch and others, and what it reserves compared with the modeled
+caching allocator, at batches that need memory, and what it reserves compared with the modeled
 peak. A difference is told where the order of at most 5 % of such pairs is reversed, at that
 difference and at every larger one. Exits with 1 where the resolutions of `policysearch.cost.price`
 are smaller than what is found.
@@ -42,8 +42,8 @@ DIFFERENCES = tuple(0.0025 * 1.25**step for step in range(22))
 """Relative differences that are tried, 0.25 % to 27 %; a bin reaches from each to its double."""
 
 FEWEST_PAIRS = 20
-BATCHES = (1, 4, 16)
-"""Multiples of the priced batch that memory is looked at with: small steps fill no segment."""
+PEAKS_GIB = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Memory is looked at with the batches that take float32 to these peaks: small steps fit anyway."""
 
 RANGES = {
     "bandwidth_efficiency": (0.75, 0.94),
@@ -101,8 +101,9 @@ def speed_pairs(objective: Objective, graphs: Sequence[Graph]) -> list[Pair]:
 def memory_pairs(objective: Objective, policies: Sequence[Policy]) -> list[Pair]:
     """Return every two policies' difference in modeled peak, once per batch."""
     found = []
-    for factor in BATCHES:
-        batch = objective.cost_batch_size * factor
+    plain = step_memory(objective.step_graph(objective.float32)).peak_bytes
+    for peak in PEAKS_GIB:
+        batch = max(1, round(objective.cost_batch_size * peak * 2**30 / plain))
         graphs = [step_graph(objective.task, objective.model, p, batch) for p in policies]
         peaks = [float(step_memory(graph).peak_bytes) for graph in graphs]
         found += _pairs(peaks, [float(reserved_bytes(graph)) for graph in graphs])

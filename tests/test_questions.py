@@ -24,6 +24,12 @@ ANSWERS = {
     "Why is it not faster?": ("step's time is set by", "casts", "modeled time", "->"),
     "Does it fit into memory?": ("modeled memory: peak", "reserved", "fits on H100-SXM5"),
     "What is the front worth?": ("Noise under jitter", "seeds 0, 1", "wrote", ".png"),
+    "Can this recipe rank policies, and would more seeds tell more?": (
+        "noise floor",
+        "a drop of",
+        "between halves of the seeds",
+        "recipe",
+    ),
     "Which policy do I take, and how do I use it?": ("loss gap", "12 steps", "-torch.py"),
     "What can I write into a study file?": ("`learning_rate`", "apex.O3", "hifloat8", "H100-SXM5"),
 }

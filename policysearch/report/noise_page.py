@@ -92,8 +92,8 @@ def _verdict(results: Results) -> str:
     if results.learned is None:
         return "whether the recipe can rank policies is not known"
     return results.cannot_rank or (
-        f"this recipe ranks policies: gaps from {WANTED_SHARE:.0%} of float32's drop on, "
-        f"{WANTED_SHARE * results.learned.drop:.1e} nats, are told"
+        f"this recipe ranks policies: a gap of {WANTED_SHARE:.0%} of float32's drop, "
+        f"{WANTED_SHARE * results.learned.drop:.1e} nats, stands clear of noise and seeds"
     )
 
 
