@@ -63,10 +63,6 @@ class Results:
             for name, cost in self.references
         }
 
-    def speedup_over(self, trial: Trial, name: str | None) -> Speedup | None:
-        """Return the modeled speedup over the reference `name`; None where it is none of them."""
-        return next((found for found in self.speedups(trial) if found.over == name), None)
-
     @property
     def resolution_gap(self) -> float:
         """The least loss gap that counts as an effect, in nats: ten times the noise."""
@@ -229,7 +225,8 @@ class Results:
         def place(trial: Trial) -> tuple[int, float, int]:
             return order.get(trial.number, len(front)), -trial.cost.speedup, trial.number
 
-        return tuple(_row(self, trial) for trial in sorted(self.trials, key=place))
+        ordered = sorted(self.trials, key=place)
+        return tuple(_compared(self, trial, _row(self, trial)) for trial in ordered)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return `rows` as a DataFrame, a column per field of `Row`."""
@@ -245,8 +242,6 @@ def _row(results: Results, trial: Trial) -> Row:
     cost = trial.cost
     low, high = trial.gap_range
     confirmed, interval = results.confirmation(trial), results.interval(trial)
-    tf32 = results.speedup_over(trial, TF32)
-    baseline = results.speedup_over(trial, results.spec.study.baseline)
     return Row(
         trial=trial.number,
         policy=trial.name,
@@ -279,9 +274,17 @@ def _row(results: Results, trial: Trial) -> Row:
         swamped_step=trial.swamped_step,
         swamped_layer=trial.swamped_layer,
         early_sign=trial.early_sign,
-        speedup_over_tf32=tf32.value if tf32 else None,
-        baseline=results.spec.study.baseline or "",
-        speedup_over_baseline=baseline.value if baseline else None,
-        batch_size=results.spec.task.batch_size,
-        priced_batch_size=results.spec.priced_batch_size,
+    )
+
+
+def _compared(results: Results, trial: Trial, row: Row) -> Row:
+    """Return the row with what its speed is compared with, and the batches it rests on."""
+    spec, over = results.spec, {found.over: found.value for found in results.speedups(trial)}
+    return dataclasses.replace(
+        row,
+        speedup_over_tf32=over.get(TF32),
+        baseline=spec.study.baseline or "",
+        speedup_over_baseline=over.get(spec.study.baseline or ""),
+        batch_size=spec.task.batch_size,
+        priced_batch_size=spec.priced_batch_size,
     )

@@ -54,11 +54,11 @@ class Row:
     swamped_step: int | None
     swamped_layer: str
     early_sign: str
-    speedup_over_tf32: float | None
-    baseline: str
-    speedup_over_baseline: float | None
-    batch_size: int
-    priced_batch_size: int
+    speedup_over_tf32: float | None = None
+    baseline: str = ""
+    speedup_over_baseline: float | None = None
+    batch_size: int = 0
+    priced_batch_size: int = 0
 
     @property
     def label(self) -> str:
