@@ -20,6 +20,7 @@ from pathlib import Path
 from policysearch.nn.models import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.trials import SHARE_OF_LOSS, SWAMPED
 from policysearch.train.trainer import train
@@ -30,8 +31,8 @@ MANTISSA_BITS = (7, 9, 10, 11, 12, 13, 14)
 
 def policies(spec: StudySpec, model: Model) -> Iterator[Policy]:
     """Yield the ladder of the study, then float32 with narrower stored parameters."""
-    for name in spec.space.ladder:
-        yield preset(name, model.layer_names)
+    for policy, _ in make_space(spec.space, model).ladder(spec.study.baseline).values():
+        yield policy
     plain = preset("float32", model.layer_names)
     for bits in MANTISSA_BITS:
         layers = tuple((name, replace(row, param=f"e8m{bits}")) for name, row in plain.layers)
@@ -42,7 +43,7 @@ def report(spec: StudySpec, steps: int) -> bool:
     """Print a line per policy; return whether the marks are right."""
     data = spec.task.load_dataset()
     model = spec.task.build_model(data)
-    long = replace(spec.task, steps=steps)
+    long = spec.task.with_steps(steps)
     plain = preset("float32", model.layer_names)
     base = train(long, plain, 0, dataset=data, model=model).tail_loss
     print(f"{spec.study.name}: float32's loss at {steps} steps {base:.4g} nats")

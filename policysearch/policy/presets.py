@@ -1,4 +1,4 @@
-"""Precision levels of the frameworks, uniform formats and the built-in ladder, as rows.
+"""Precision levels of the frameworks and uniform formats, as rows.
 
 Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/train/amp.py` and
 `train/loss_scale_manager.py`; Apex e13873de `apex/amp/frontend.py`, `apex/amp/lists` and
@@ -10,7 +10,7 @@ Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/trai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -262,17 +262,6 @@ PRESETS: dict[str, Preset] = {
     )
 }
 
-LADDER = (
-    "mindspore.O2.fixed128",
-    "mindspore.O1.fixed128",
-    "mindspore.O1.dynamic",
-    "float32",
-)
-"""The recommended fallback order: take the first that trains."""
-
-UNIFORM = ("float8", "float16", "bfloat16", "float32")
-"""One format for every layer, from the narrowest."""
-
 
 def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None = None) -> Policy:
     """Return preset `name` as a policy of these layers, complete for every op there is.
@@ -296,8 +285,3 @@ def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None
         loss_scale=row.loss_scale,
         scaling=row.scaling,
     )
-
-
-def ladder(layers: Sequence[str], names: Iterable[str] = LADDER) -> tuple[Policy, ...]:
-    """Return the presets `names` as policies of these layers, in that order."""
-    return tuple(preset(name, layers) for name in names)

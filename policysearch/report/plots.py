@@ -23,7 +23,7 @@ LINES = (":", "--")
 CAPTION_LETTERS = 150
 """So many letters of the caption fit on a line; one narrow letter takes less, a wide one more."""
 
-TITLE_LETTERS = 48
+TITLE_LETTERS = 56
 FRONT = "front, numbered by trial"
 PLACES = ((4, 4), (4, -10), (-4, 4), (-4, -10), (4, 12), (4, -18), (-4, 12), (-4, -18))
 """Where a number may stand beside its point, in points of type; the first that is free is taken."""
@@ -103,7 +103,7 @@ def figure(results: Results, view: View) -> Figure:
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
-    axes.set_title("\n".join(_title(results, view)), fontsize=9.5, loc="left")
+    axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
     said = "float32 itself did not train" if results.float32_fault else results.cannot_rank
     axes.text(0.5, 0.5, said.partition(":")[0], transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
@@ -120,8 +120,8 @@ def _title(results: Results, view: View) -> list[str]:
     lost += f"; {len(results.failed)} failed" * bool(results.failed)
     tried = len(results.trials) + len(results.failed)
     task = results.spec.task
-    head = f"{results.spec.study.name}: {tried} precision policies for {task.model} on {task.data}"
-    way = f"left is closer to float32, {view.better}; take the knee unless you know better"
+    head = f"{results.spec.study.name}: {tried} policies for {task.model} on {task.data}"
+    way = f"left is closer to float32, {view.better}; the star is the knee, the one to take"
     return [*textwrap.wrap(head + lost, TITLE_LETTERS), way]
 
 
