@@ -98,7 +98,7 @@ def test_eight_bits_are_scaled_unless_the_study_says_otherwise() -> None:
     assert base.uniform()[0].scaling == base.base.scaling != preset(BASELINE, ["a"]).scaling
 
 
-def test_scaled_operands_do_not_underflow() -> None:
+def test_scaled_operands_underflow_far_less() -> None:
     lenet = {"model": "lenet5", "data": "digits32", "widths": [], "steps": 41}
     task = changed(task=lenet).task
     data = task.load_dataset()
@@ -108,7 +108,7 @@ def test_scaled_operands_do_not_underflow() -> None:
         section = SpaceSection(("float8_e4m3fn",), base=BASELINE, scalings=given)
         run = train(task, make_space(section, model).uniform()[0], 0, dataset=data)
         counts.append(sum(count for _, count in run.underflows))
-    # Steps 0, 20 and 40 are looked at, and delayed scaling has no amax in the first.
+    # Of steps 0, 20 and 40, delayed scaling has no amax in the first and a large one later.
     assert 0 < 2 * counts[0] < counts[1]
 
 
