@@ -46,7 +46,8 @@ class Measurement:
     `swamped`: updates that vanish. `lost`: by layer and role what overflowed, underflowed or was
     swamped, () in records older than it. `scales`: (step, loss scale from there on) pairs, () where
     the policy has none. `skips`: the steps skipped. `fast`: what ran, as in
-    `rounding.rounder.FASTS`.
+    `rounding.rounder.FASTS`. `first_loss`: training loss of the first batch, before any update, in
+    nats; None where it is not finite.
     """
 
     tail_loss: float | None
@@ -61,6 +62,7 @@ class Measurement:
     lost: tuple[Lost, ...] = ()
     scales: tuple[tuple[int, float], ...] = ()
     skips: tuple[int, ...] = ()
+    first_loss: float | None = None
 
     @property
     def diverged(self) -> bool:
@@ -190,6 +192,7 @@ class Objective:
             lost=run.lost,
             scales=scale_changes(policy.loss_scale, run.scales),
             skips=tuple(int(step) for step in np.flatnonzero(run.skipped)),
+            first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
         )
 
     def baseline(self, seed: int) -> Measurement:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks
 from policysearch.report.table import HEADER, aligned, cells
@@ -49,17 +50,31 @@ def tried_page(results: Results, number: int, new: bool) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
+def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
+    """Return what an exported file says of the policy: gap, speedups, batches, horizon."""
+    gap = "diverged" if trial.diverged else f"loss gap {trial.loss_gap:+.2e} nats"
+    return (
+        f"trial {trial.number} of study {results.spec.study.name}: {gap}",
+        speedups(results, trial),
+        batches(results.spec),
+        results.verdict(trial),
+    )
+
+
 def standing(results: Results, trial: Trial) -> str:
     """Say whether the trial is on the front, and which members of it are better if not."""
     if trial.diverged:
         return f"not on the front: {trial.divergence}"
+    if results.cannot_rank:
+        return f"not ranked: {results.cannot_rank}"
     if trial in results.front:
         return "on the front" + ", its knee" * (trial is results.knee())
     better = results.beaten_by(trial)
     nearest = min(better, key=lambda t: (results.counted_gap(t), -t.cost.speedup, t.number))
     more = f", nor than {len(better) - 1} more of the front" if len(better) > 1 else ""
     return (
-        f"not on the front: better in nothing than trial {nearest.number} ({nearest.label}){more}"
+        f"not on the front: better in nothing that can be told than trial {nearest.number} "
+        f"({nearest.label}){more}"
     )
 
 

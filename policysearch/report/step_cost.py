@@ -13,6 +13,7 @@ from policysearch.cost.memory import StepMemory
 from policysearch.cost.price import PolicyCost
 from policysearch.cost.time import KernelTime, StepTime
 from policysearch.objective import Objective
+from policysearch.report.front_data import batches, speedups
 from policysearch.report.table import aligned
 from policysearch.search.results import Results
 from policysearch.search.trials import Trial
@@ -40,13 +41,15 @@ def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
     Without the task's data nothing can be priced anew, and only the sums are told.
     """
     spec, cost = results.spec, trial.cost
+    told = [f"{speedups(results, trial)}; {batches(spec)}"]
     objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
     try:
         step = objective.step_price(trial.policy)
     except InputError as error:
-        return [[cost.summary], memory_lines(cost), [f"kernel by kernel: not shown: {error}"]]
+        missing = [f"kernel by kernel: not shown: {error}"]
+        return [[*told, cost.summary], memory_lines(cost), missing]
     return [
-        time_lines(cost, step.time),
+        [*told, *time_lines(cost, step.time)],
         kernel_lines(step.time),
         [*memory_lines(cost), live_line(step.memory)],
     ]
