@@ -116,7 +116,7 @@ class Block(nn.Module):
     def forward(self, x: Any) -> Any:
         at = self.at
         x = at.result(x + self.o(self.attention(at.result(self.norm1(x)))))
-        inner = functional.gelu(self.fc1(at.result(self.norm2(x))), approximate="tanh")
+        inner = functional.gelu(self.fc1(at.result(self.norm2(x))), approximate="none")
         return at.result(x + self.fc2(at.result(inner)))
 
     def attention(self, x: Any) -> Any:
