@@ -7,51 +7,15 @@
 #ifndef POLICYSEARCH_TILES_H
 #define POLICYSEARCH_TILES_H
 
-#include "../../rounding/_compiled.h"
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define FOUR_BY_FOUR
-#endif
+#include "_turn.h"
 
 #define TILE 4096 /* floats of a tile of short rows */
 #define LEAST 16  /* rows of a tile of long ones */
-
-typedef Py_ssize_t Size;
 
 /* A contiguous array [outer, length, inner]: outer * inner rows of `length`. */
 typedef struct {
     Size outer, length, inner;
 } Extents;
-
-/* to[j * to_step + i] = from[i * from_step + j] for i < rows, j < columns. */
-static inline void turn(const float *from, Size from_step, Size rows, Size columns, float *to,
-                        Size to_step) {
-    Size i = 0;
-#ifdef FOUR_BY_FOUR
-    for (; i + 4 <= rows; i += 4) {
-        const float *row = from + i * from_step;
-        Size j = 0;
-        for (; j + 4 <= columns; j += 4) {
-            __m128 a = _mm_loadu_ps(row + j), b = _mm_loadu_ps(row + from_step + j);
-            __m128 c = _mm_loadu_ps(row + 2 * from_step + j);
-            __m128 d = _mm_loadu_ps(row + 3 * from_step + j);
-            _MM_TRANSPOSE4_PS(a, b, c, d);
-            float *out = to + j * to_step + i;
-            _mm_storeu_ps(out, a);
-            _mm_storeu_ps(out + to_step, b);
-            _mm_storeu_ps(out + 2 * to_step, c);
-            _mm_storeu_ps(out + 3 * to_step, d);
-        }
-        for (; j < columns; j++)
-            for (Size k = 0; k < 4; k++)
-                to[j * to_step + i + k] = row[k * from_step + j];
-    }
-#endif
-    for (; i < rows; i++)
-        for (Size j = 0; j < columns; j++)
-            to[j * to_step + i] = from[i * from_step + j];
-}
 
 /* The rows of a tile, whole vectors of them, and its floats. */
 static inline Size most_rows(Extents e) {

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from policysearch.emulator.kernels import conv, elementwise, gelu, layer_norm, pool, softmax
+from policysearch.emulator.kernels import (
+    conv,
+    elementwise,
+    gelu,
+    layer_norm,
+    permute,
+    pool,
+    softmax,
+)
 from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, Op, Shape
 
@@ -15,6 +23,7 @@ KERNELS: Mapping[str, Offer] = MappingProxyType(
         **elementwise.KERNELS,
         **gelu.KERNELS,
         **layer_norm.KERNELS,
+        **permute.KERNELS,
         **pool.KERNELS,
         **softmax.KERNELS,
     }
