@@ -63,6 +63,12 @@ def last_axis_first(array: FloatArray) -> FloatArray:
     return np.moveaxis(stored_view(array), stored_last_axis(array.ndim), 0)
 
 
+def around_last_axis(shape: Shape) -> tuple[int, int, int]:
+    """Return how a stored array lies around its last axis: [outer, length, inner]."""
+    axis, lengths = stored_last_axis(len(shape)), stored_shape(shape)
+    return math.prod(lengths[:axis]), lengths[axis], math.prod(lengths[axis + 1 :])
+
+
 def stored_last_axis(ndim: int) -> int:
     """Return which axis of the stored array is the last of the logical one."""
     return {2: 0, 4: 2}.get(ndim, ndim - 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
 from policysearch.layout import last_axis_first
-from policysearch.ops.folding import fold
+from policysearch.ops.lanes import LANES, sum_in_lanes
 
 
 def _bind_scale(
@@ -36,20 +36,26 @@ scale = Op(
 
 
 def _work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    return 2 * size(out)
+    return size(out) + LANES * size(out[:-1])
+
+
+def _scratch(x: FloatArray, work: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return room for x [length, ...] and for the lanes of its sum over the first axis."""
+    rows = x.shape[1:]
+    return work[: x.size].reshape(x.shape), work[x.size :][: LANES * size(rows)].reshape(-1, *rows)
 
 
 def _bind_softmax(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     x, result = last_axis_first(inputs[0]), last_axis_first(out)
-    y, half = work[: x.size].reshape(x.shape), work[x.size : 2 * x.size].reshape(x.shape)
+    y, lanes = _scratch(x, work)
 
     def run() -> None:
         np.copyto(y, x)
-        np.subtract(y, np.maximum.reduce(y, axis=0, out=half[0, ...]), out=y)
+        np.subtract(y, np.maximum.reduce(y, axis=0, out=lanes[0, ...]), out=y)
         np.exp(y, out=y)
-        np.divide(y, fold(y, half), out=result)
+        np.divide(y, sum_in_lanes(y, lanes), out=result)
 
     return run
 
@@ -59,11 +65,11 @@ def _bind_softmax_grad(
 ) -> Callable[[], object]:
     """y * (grad - sum(grad * y)), the sum over the last axis."""
     grad, y, result = (last_axis_first(array) for array in (*inputs, out))
-    product = work[: y.size].reshape(y.shape)
+    product, lanes = _scratch(y, work)
 
     def run() -> None:
         np.multiply(grad, y, out=product)
-        np.subtract(grad, fold(product, product), out=result)
+        np.subtract(grad, sum_in_lanes(product, lanes), out=result)
         np.multiply(result, y, out=result)
 
     return run

@@ -8,9 +8,9 @@ import numpy as np
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
 from policysearch.layout import last_axis_first
+from policysearch.ops import shape as shape_ops
 from policysearch.ops.dense import bias_grad
-from policysearch.ops.folding import fold, sum_rows
-from policysearch.ops.shape import reshape
+from policysearch.ops.lanes import LANES, sum_in_lanes
 
 EPSILON = 1e-5
 """What torch adds to the variance unless told otherwise."""
@@ -26,27 +26,29 @@ class _Normalise:
         self._x, self._normal = last_axis_first(x), normal
         self._share = np.float32(1.0 / x.shape[-1])
         self._epsilon = np.float32(attrs.get("epsilon", EPSILON))
-        self.scratch = work[: x.size].reshape(self._x.shape)
-        self.inverse = work[x.size : x.size + x.size // x.shape[-1]].reshape(self._x.shape[1:])
+        shape, rows = self._x.shape, self._x.shape[1:]
+        self.scratch, beside = work[: x.size].reshape(shape), work[x.size :]
+        columns = beside[: (LANES + 1) * size(rows)].reshape(LANES + 1, *rows)
+        self._lanes, self.inverse = columns[:LANES], columns[LANES, ...]
 
     def __call__(self) -> None:
-        mean = self.mean(self._x)
-        np.subtract(self._x, mean, out=self._normal)
+        np.copyto(self.scratch, self._x)
+        np.subtract(self._x, self.mean(), out=self._normal)
         np.multiply(self._normal, self._normal, out=self.scratch)
-        np.add(self.mean(self.scratch), self._epsilon, out=self.inverse)
+        np.add(self.mean(), self._epsilon, out=self.inverse)
         np.sqrt(self.inverse, out=self.inverse)
         np.divide(np.float32(1.0), self.inverse, out=self.inverse)
         np.multiply(self._normal, self.inverse, out=self._normal)
 
-    def mean(self, values: FloatArray) -> FloatArray:
-        """Return the mean over the features, in the scratch, which is spent."""
-        total = fold(values, self.scratch)
+    def mean(self) -> FloatArray:
+        """Return the mean of what is in the scratch over the features."""
+        total = sum_in_lanes(self.scratch, self._lanes)
         return np.multiply(total, self._share, out=total)
 
 
 def _work(matrices: int) -> Callable[[Sequence[Shape], Shape, Attrs], int]:
     def work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-        return matrices * size(inputs[0]) + size(inputs[0][:-1])
+        return matrices * size(inputs[0]) + (LANES + 1) * size(inputs[0][:-1])
 
     return work
 
@@ -89,8 +91,9 @@ def _bind_layer_norm_grad(
         normalise()
         np.multiply(grad, weight, out=result)
         np.multiply(result, normal, out=scratch)
-        np.multiply(normal, mean(scratch), out=normal)
-        np.subtract(result, mean(result), out=result)
+        np.multiply(normal, mean(), out=normal)
+        np.copyto(scratch, result)
+        np.subtract(result, mean(), out=result)
         np.subtract(result, normal, out=result)
         np.multiply(result, normalise.inverse, out=result)
 
@@ -103,11 +106,12 @@ def _bind_layer_norm_weight_grad(
     grad, x = last_axis_first(inputs[0]), inputs[1]
     normal = work[: x.size].reshape(grad.shape)
     normalise = _Normalise(x, normal, attrs, work[x.size :])
+    lanes = np.empty((len(normal), LANES), np.float32).T
 
     def run() -> None:
         normalise()
         np.multiply(normal, grad, out=normal)
-        sum_rows(normal.reshape(len(normal), -1), out)
+        np.copyto(out, sum_in_lanes(normal.reshape(len(normal), -1).T, lanes))
 
     return run
 
@@ -122,7 +126,7 @@ def _emit_weight_grad(b: Builder, node: Node, grad: int) -> int:
 
 def _emit_bias_grad(b: Builder, node: Node, grad: int) -> int:
     if len(node.shape) != 2:
-        grad = b.emit(reshape, grad, attrs={"shape": (-1, node.shape[-1])})
+        grad = b.emit(shape_ops.reshape, grad, attrs={"shape": (-1, node.shape[-1])})
     return b.emit(bias_grad, grad)
 
 

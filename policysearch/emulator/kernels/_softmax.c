@@ -1,45 +1,87 @@
 /* Compiled twin of softmax and its gradient in ops/attention.py, but for the exponential, which is
  * numpy's: `shift` leaves the numbers it is taken of, `share` goes on with what it made of them.
+ * Rows whose numbers are apart in memory are turned, some at a time, so that they are not.
  */
-#include "_tiles.h"
+#include "_lanes.h"
 
-VECTORISED static void shift_tile(float *tile, float *peak, Size length, Size n) {
-    memcpy(peak, tile, (size_t)n * sizeof *peak);
-    for (Size f = 1; f < length; f++) {
-        const float *row = tile + f * n;
-        INDEPENDENT
-        for (Size i = 0; i < n; i++)
-            peak[i] = row[i] > peak[i] ? row[i] : peak[i];
+#define TURNED 16 /* rows that are turned at a time */
+
+INLINE Lanes larger(Lanes a, Lanes b) {
+    Lanes c;
+    for (int i = 0; i < LANES; i++)
+        c[i] = a[i] > b[i] ? a[i] : b[i];
+    return c;
+}
+
+INLINE float total(Lanes sums) {
+    float s[LANES];
+    store(s, sums);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            s[i] = s[i] + s[half + i];
+    return s[0];
+}
+
+INLINE float peak_of(const float *x, Size length) {
+    Size whole = length / LANES * LANES;
+    float peak = x[0];
+    if (whole) {
+        float p[LANES];
+        Lanes most = load(x);
+        for (Size f = LANES; f < whole; f += LANES)
+            most = larger(most, load(x + f));
+        store(p, most);
+        for (int half = LANES / 2; half; half /= 2)
+            for (int i = 0; i < half; i++)
+                p[i] = p[i] > p[half + i] ? p[i] : p[half + i];
+        peak = p[0];
     }
-    for (Size f = 0; f < length; f++) {
-        float *row = tile + f * n;
+    for (Size f = whole; f < length; f++)
+        peak = x[f] > peak ? x[f] : peak;
+    return peak;
+}
+
+/* y = x - max(x) row by row. */
+VECTORISED static void shift_rows(const float *x, float *y, Size length, Size rows) {
+    for (Size row = 0; row < rows; row++, x += length, y += length) {
+        float peak = peak_of(x, length);
         INDEPENDENT
-        for (Size i = 0; i < n; i++)
-            row[i] = row[i] - peak[i];
+        for (Size f = 0; f < length; f++)
+            y[f] = x[f] - peak;
     }
 }
 
-VECTORISED static void share_tile(float *tile, float *half, Size length, Size n) {
-    fold(tile, half, length, n);
-    for (Size f = 0; f < length; f++) {
-        float *row = tile + f * n;
+/* out = y / sum(y) row by row. */
+VECTORISED static void share_rows(const float *y, float *out, Size length, Size rows) {
+    Size whole = length / LANES * LANES;
+    for (Size row = 0; row < rows; row++, y += length, out += length) {
+        Lanes sums = {0.0f};
+        for (Size f = 0; f < whole; f += LANES)
+            sums = sums + load(y + f);
+        if (whole < length)
+            sums = sums + load_some(y + whole, length - whole);
+        float sum = total(sums);
         INDEPENDENT
-        for (Size i = 0; i < n; i++)
-            row[i] = row[i] / half[i];
+        for (Size f = 0; f < length; f++)
+            out[f] = y[f] / sum;
     }
 }
 
-VECTORISED static void grad_tile(float *grad, const float *y, float *half, Size length, Size n) {
-    INDEPENDENT
-    for (Size i = 0; i < length * n; i++)
-        half[i] = grad[i] * y[i];
-    fold(half, half, length, n);
-    for (Size f = 0; f < length; f++) {
-        float *g = grad + f * n;
-        const float *row = y + f * n;
+/* out = (grad - sum(grad * y)) * y row by row; out may be grad. */
+VECTORISED static void grad_rows(const float *grad, const float *y, float *out, Size length,
+                                 Size rows) {
+    Size whole = length / LANES * LANES;
+    for (Size row = 0; row < rows; row++, grad += length, y += length, out += length) {
+        Lanes sums = {0.0f};
+        for (Size f = 0; f < whole; f += LANES)
+            sums = sums + load(grad + f) * load(y + f);
+        if (whole < length)
+            sums = sums + load_some(grad + whole, length - whole) *
+                              load_some(y + whole, length - whole);
+        float sum = total(sums);
         INDEPENDENT
-        for (Size i = 0; i < n; i++)
-            g[i] = (g[i] - half[i]) * row[i];
+        for (Size f = 0; f < length; f++)
+            out[f] = (grad[f] - sum) * y[f];
     }
 }
 
@@ -51,50 +93,69 @@ typedef struct {
 
 typedef void All(const Problem *, float *const *);
 
-static Size tile_until(const Problem *p, Size first) {
-    Size n = tile_rows(p->e, first);
-    return n < p->last - first ? n : p->last - first;
+/* How many rows from `first` on are turned together: all of one outer index. */
+static Size next_rows(const Problem *p, Size first) {
+    return least(least(TURNED, p->e.inner - first % p->e.inner), p->last - first);
+}
+
+static void take_rows(const float *x, Extents e, Size first, Size n, float *rows) {
+    turn(x + place_of(e, first), e.inner, e.length, n, rows, e.length);
+}
+
+static void give_rows(const float *rows, Extents e, Size first, Size n, float *out) {
+    turn(rows, e.length, n, e.length, out + place_of(e, first), e.inner);
 }
 
 static void shift_all(const Problem *p, float *const *arrays) {
     const float *x = arrays[0];
-    float *tile = arrays[1], *peak = arrays[2];
-    for (Size first = p->first, n; first < p->last; first += n, tile += n * p->e.length) {
-        n = tile_until(p, first);
-        take_tile(x, p->e, first, n, tile);
-        shift_tile(tile, peak, p->e.length, n);
-    }
+    float *y = arrays[1];
+    Size length = p->e.length;
+    if (p->e.inner == 1)
+        shift_rows(x + p->first * length, y, length, p->last - p->first);
+    else
+        for (Size first = p->first, n; first < p->last; first += n, y += n * length) {
+            n = next_rows(p, first);
+            take_rows(x, p->e, first, n, y);
+            shift_rows(y, y, length, n);
+        }
 }
 
 static void share_all(const Problem *p, float *const *arrays) {
-    float *tile = arrays[0], *out = arrays[1], *half = arrays[2];
-    for (Size first = p->first, n; first < p->last; first += n, tile += n * p->e.length) {
-        n = tile_until(p, first);
-        share_tile(tile, half, p->e.length, n);
-        give_tile(tile, p->e, first, n, out);
-    }
+    float *y = arrays[0], *out = arrays[1];
+    Size length = p->e.length;
+    if (p->e.inner == 1)
+        share_rows(y, out + p->first * length, length, p->last - p->first);
+    else
+        for (Size first = p->first, n; first < p->last; first += n, y += n * length) {
+            n = next_rows(p, first);
+            share_rows(y, y, length, n);
+            give_rows(y, p->e, first, n, out);
+        }
 }
 
 static void grad_all(const Problem *p, float *const *arrays) {
     const float *grad = arrays[0], *y = arrays[1];
-    float *out = arrays[2], *tile = arrays[3], *other = tile + tile_size(p->e);
-    for (Size first = p->first, n; first < p->last; first += n) {
-        n = tile_until(p, first);
-        take_tile(grad, p->e, first, n, tile);
-        take_tile(y, p->e, first, n, other);
-        grad_tile(tile, other, other + tile_size(p->e), p->e.length, n);
-        give_tile(tile, p->e, first, n, out);
-    }
+    float *out = arrays[2], *rows = arrays[3], *others = rows + TURNED * p->e.length;
+    if (p->e.inner == 1)
+        grad_rows(grad, y, out, p->e.length, p->e.outer);
+    else
+        for (Size first = p->first, n; first < p->last; first += n) {
+            n = next_rows(p, first);
+            take_rows(grad, p->e, first, n, rows);
+            take_rows(y, p->e, first, n, others);
+            grad_rows(rows, others, rows, p->e.length, n);
+            give_rows(rows, p->e, first, n, out);
+        }
 }
 
-/* Run on `arrays` arrays, those in `out` written to, and outer, length, inner, first, last; `need`
- * holds how many floats an array has: of all rows (0), of the rows from first to last (1), of
- * scratch for one row of a tile (2), for a tile (3), for three (4). */
-static PyObject *run(All *all, int arrays, int out, const int *need, PyObject *const *args,
+/* What an array holds: all rows, those from first to last, or scratch for turned ones. */
+enum { EVERY, SOME, SCRATCH };
+
+/* Run on `arrays` arrays, those in `out` written to, and outer, length, inner, first, last. */
+static PyObject *run(All *all, int arrays, int out, const int *holds, PyObject *const *args,
                      Py_ssize_t count) {
     Py_buffer views[4];
     float *data[4];
-    int fit = 1;
     Size n[5];
     if (count != arrays + 5) {
         PyErr_Format(PyExc_TypeError, "expected %d arguments", arrays + 5);
@@ -105,13 +166,12 @@ static PyObject *run(All *all, int arrays, int out, const int *need, PyObject *c
     if (PyErr_Occurred() || !take_buffers(args, views, arrays, out, PyBUF_C_CONTIGUOUS))
         return NULL;
     const Problem p = {{n[0], n[1], n[2]}, n[3], n[4]};
-    fit = n[0] > 0 && n[1] > 0 && n[2] > 0 && n[3] >= 0 && n[3] <= n[4] && n[4] <= n[0] * n[2];
+    int fit = n[0] > 0 && n[1] > 0 && n[2] > 0 && n[3] >= 0 && n[3] <= n[4] && n[4] <= n[0] * n[2];
     for (int i = 0; fit && i < arrays; i++) {
-        const Size tile = tile_size(p.e), all_rows = n[0] * n[1] * n[2];
-        const Size sizes[] = {all_rows, (n[4] - n[3]) * n[1], tile / n[1], tile, 3 * tile};
-        Size have = views[i].len / (Size)sizeof(float);
+        Size need[] = {n[0] * n[1] * n[2], (n[4] - n[3]) * n[1], 2 * TURNED * n[1]};
+        Size have = views[i].len / (Size)sizeof(float), least_of = need[holds[i]];
         data[i] = views[i].buf;
-        fit = holds_float32(&views[i]) && have >= sizes[need[i]] && (need[i] || have == all_rows);
+        fit = holds_float32(&views[i]) && (holds[i] == SCRATCH ? have >= least_of : have == least_of);
     }
     if (fit) {
         Py_BEGIN_ALLOW_THREADS
@@ -124,25 +184,25 @@ static PyObject *run(All *all, int arrays, int out, const int *need, PyObject *c
     return fit ? Py_NewRef(Py_None) : NULL;
 }
 
-/* shift(x, y, peak, ...): y [rows from first to last] is x less the maximum of its row. */
+/* shift(x, y, ...): y [rows from first to last] is x less the maximum of its row. */
 static PyObject *shift(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    static const int need[] = {0, 1, 2};
+    static const int holds[] = {EVERY, SOME};
     (void)self;
-    return run(shift_all, 3, 1 << 1 | 1 << 2, need, args, count);
+    return run(shift_all, 2, 1 << 1, holds, args, count);
 }
 
-/* share(y, out, half, ...): those rows of out are y over the sums of its rows; y is spent. */
+/* share(y, out, ...): those rows of out are y over the sums of its rows; y is spent. */
 static PyObject *share(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    static const int need[] = {1, 0, 3};
+    static const int holds[] = {SOME, EVERY};
     (void)self;
-    return run(share_all, 3, 1 << 0 | 1 << 1 | 1 << 2, need, args, count);
+    return run(share_all, 2, 1 << 0 | 1 << 1, holds, args, count);
 }
 
-/* softmax_grad(grad, y, out, work, ...) */
+/* softmax_grad(grad, y, out, work, ...) of all rows */
 static PyObject *softmax_grad(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    static const int need[] = {0, 0, 0, 4};
+    static const int holds[] = {EVERY, EVERY, EVERY, SCRATCH};
     (void)self;
-    return run(grad_all, 4, 1 << 2 | 1 << 3, need, args, count);
+    return run(grad_all, 4, 1 << 2 | 1 << 3, holds, args, count);
 }
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}

@@ -7,16 +7,18 @@ from functools import partial
 from types import MappingProxyType
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer
-from policysearch.emulator.kernels.tiles import extents, tile_rows
 from policysearch.graph import Attrs, FloatArray, Shape
-from policysearch.layout import stored_view
-from policysearch.ops.folding import LANES
+from policysearch.layout import around_last_axis, stored_view
+from policysearch.ops.lanes import LANES
 from policysearch.ops.layer_norm import EPSILON
 
 try:
     import policysearch.emulator.kernels._layer_norm as _layer_norm
 except ImportError:
     _layer_norm = None
+
+MOST_WIDE = 64
+"""Rows of a tile of the extension at most."""
 
 PLACES = ("grad", "x", "weight", "bias")
 """The inputs that the extension knows, in its order."""
@@ -34,13 +36,12 @@ def _bind(
     arrays = *(given.get(place) for place in PLACES), stored_view(out), work
     shape = inputs[places.index("x")].shape
     epsilon = float(attrs.get("epsilon", EPSILON))
-    return partial(getattr(_layer_norm, name), *arrays, *extents(shape), epsilon)
+    return partial(getattr(_layer_norm, name), *arrays, *around_last_axis(shape), epsilon)
 
 
 def _work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    """Three tiles, two rows of one, and the lanes that the gradient of the weight sums in."""
-    length = inputs[0][-1]
-    return tile_rows(length) * (3 * length + 2) + LANES * length
+    """Two tiles, and the lanes that the gradient of the weight sums in."""
+    return inputs[0][-1] * (2 * MOST_WIDE + LANES)
 
 
 def _offer(name: str, *places: str) -> Offer:

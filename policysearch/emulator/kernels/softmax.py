@@ -9,9 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer
-from policysearch.emulator.kernels.tiles import LEAST, extents, tile_rows
 from policysearch.graph import Attrs, FloatArray, Shape
-from policysearch.layout import stored_view
+from policysearch.layout import around_last_axis, stored_view
 
 try:
     import policysearch.emulator.kernels._softmax as _softmax
@@ -22,25 +21,25 @@ BLOCK = 16384
 """Floats that go through numpy's exp at a time: they stay in a second-level cache."""
 
 
+TURNED = 16
+"""Rows that the extension turns at a time, where their numbers are apart in memory."""
+
+
 def _block_rows(length: int) -> int:
-    return max(LEAST, BLOCK // length)
+    return max(1, BLOCK // length)
 
 
 def _bind(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     x, result = stored_view(inputs[0]), stored_view(out)
-    around = extents(out.shape)
-    outer, length, inner = around
-    step, half = _block_rows(length), tile_rows(length) * length
+    outer, length, inner = around = around_last_axis(out.shape)
     calls: list[tuple[Callable[[], object], FloatArray, Callable[[], object]]] = []
-    for first in range(0, outer * inner, step):
-        last = min(first + step, outer * inner)
-        y = work[half : half + (last - first) * length]
-        shift = partial(_softmax.shift, x, y, work[:half], *around, first, last)
-        calls.append(
-            (shift, y, partial(_softmax.share, y, result, work[:half], *around, first, last))
-        )
+    for first in range(0, outer * inner, _block_rows(length)):
+        some = first, min(first + _block_rows(length), outer * inner)
+        y = work[: (some[1] - first) * length]
+        shift = partial(_softmax.shift, x, y, *around, *some)
+        calls.append((shift, y, partial(_softmax.share, y, result, *around, *some)))
 
     def run() -> None:
         for shift, y, share in calls:
@@ -55,18 +54,17 @@ def _bind_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     arrays = [stored_view(array) for array in (*inputs, out)]
-    outer, length, inner = extents(out.shape)
+    outer, length, inner = around_last_axis(out.shape)
     return partial(_softmax.softmax_grad, *arrays, work, outer, length, inner, 0, outer * inner)
 
 
 def _softmax_offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-    length = out[-1]
-    needed = (tile_rows(length) + _block_rows(length)) * length
+    needed = _block_rows(out[-1]) * out[-1]
     return Kernel(_bind, lambda inputs, out, attrs: needed) if _softmax else None
 
 
 def _grad_offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-    needed = 3 * tile_rows(out[-1]) * out[-1]
+    needed = 2 * TURNED * out[-1]
     return Kernel(_bind_grad, lambda inputs, out, attrs: needed) if _softmax else None
 
 
