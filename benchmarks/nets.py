@@ -22,8 +22,12 @@ NETS: dict[str, Callable[[], Model]] = {
     "mlp": lambda: mlp((784, 512, 512, 10)),
     "lenet5": lenet5,
     "transformer": lambda: transformer((1, 32, 32), 10, 64, (256,), 4),
+}
+ALL_NETS: dict[str, Callable[[], Model]] = {
+    **NETS,
     "deep": lambda: transformer((1, 32, 32), 10, 256, (1024,) * 6, 8),
 }
+"""With one that takes seconds a step, for who asks for it."""
 TITLES = {
     "mlp": "MLP 784-512-512-10",
     "lenet5": "LeNet-5 (32 x 32)",
