@@ -24,10 +24,16 @@ NETS: dict[str, Callable[[], Chain]] = {
     "lenet5": lenet5,
     "transformer": lambda: transformer((1, 32, 32), 10, 64, (256,), 4),
 }
+ALL_NETS: dict[str, Callable[[], Chain]] = {
+    **NETS,
+    "deep": lambda: transformer((1, 32, 32), 10, 256, (1024,) * 6, 8),
+}
+"""With one that takes seconds a step, for who asks for it."""
 TITLES = {
     "mlp": "MLP 784-512-512-10",
     "lenet5": "LeNet-5 (32 x 32)",
     "transformer": "transformer block (32 tokens of width 64, 4 heads)",
+    "deep": "transformer of 6 blocks (32 tokens of width 256, 8 heads)",
 }
 BATCHES = (16, 64, 256)
 
