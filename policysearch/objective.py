@@ -20,7 +20,8 @@ from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import step_graph, train
+from policysearch.train.tracing import Tracing
+from policysearch.train.trainer import train
 
 DIVERGED_GAP = 100.0
 """Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
@@ -135,12 +136,16 @@ class Objective:
         return preset("float32", self.model.layer_names)
 
     @cached_property
+    def _tracing(self) -> Tracing:
+        return Tracing(self.task, self.model, self.cost_batch_size)
+
+    @cached_property
     def _float32_price(self) -> StepPrice:
         return step_price(self.step_graph(self.float32), self.device, self.stack)
 
     def step_graph(self, policy: Policy) -> Graph:
         """Return the priced step under `policy`, every cast a node."""
-        return step_graph(self.task, self.model, policy, self.cost_batch_size)
+        return self._tracing.step_graph(policy)
 
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step; nothing is trained."""
