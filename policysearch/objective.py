@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +14,7 @@ from policysearch.cost.devices import device_named
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
+from policysearch.data.shared import shared
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -124,6 +126,16 @@ class Objective:
     def dataset(self) -> Dataset:
         """The task's data, loaded once."""
         return self.task.load_dataset()
+
+    def shared_task(self) -> Task:
+        """Return the task for processes that are started with it, which share its data.
+
+        Where the system cannot share, each of them loads what it can load for itself.
+        """
+        with suppress(OSError):
+            self.dataset = shared(self.dataset)
+            return replace(self.task, data=self.dataset)
+        return self.task
 
     @cached_property
     def model(self) -> Model:
