@@ -46,6 +46,8 @@ peers: .venv/peers.stamp
 bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.rounding --peers
 	$(BIN)/python -m benchmarks.step --peers
+	$(BIN)/python -m benchmarks.step --nets deep --batches 16 --out benchmarks/results/deep
+	$(BIN)/python -m benchmarks.ops
 	$(BIN)/python -m benchmarks.accumulators
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.depth

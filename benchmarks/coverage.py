@@ -22,7 +22,6 @@ import numpy as np
 
 from policysearch.objective import DIVERGED_GAP, Measurement, Objective, gap
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import preset
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.space import make_space
@@ -39,9 +38,7 @@ def drawn(spec: StudySpec, objective: Objective) -> list[Policy]:
     """Return the ladder and random policies of the space, POLICIES of them, no two alike."""
     rng = np.random.default_rng(spec.study.seed)
     space = make_space(spec.space, objective.model)
-    found = {
-        p.digest: p for p in (preset(n, objective.model.layer_names) for n in spec.space.ladder)
-    }
+    found = {key: policy for key, (policy, _) in space.ladder(spec.study.baseline).items()}
     while len(found) < POLICIES:
         params = {name: rng.choice(len(v)) for name, v in space.choices().items()}
         policy = space.policy({k: space.choices()[k][i] for k, i in params.items()})

@@ -23,7 +23,7 @@ from policysearch.cost.price import compare, step_price
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Builder, FloatArray
 from policysearch.nn.layers import Activation, Linear
-from policysearch.nn.model import Input, Model, ParameterSpec, Traced
+from policysearch.nn.model import Fed, Input, Model, ParameterSpec, Traced
 from policysearch.nn.models import mlp, transformer
 from policysearch.ops.elementwise import add
 from policysearch.policy.presets import preset
@@ -70,13 +70,13 @@ class Residual(Model):
 
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
         """Emit the forward pass; its output are the logits [batch, CLASSES]."""
-        x, (*inner, head) = fed["images"], self._fully_connected()
+        nodes, x, (*inner, head) = Fed(fed, training), fed["images"], self._fully_connected()
         for i, (first, second) in enumerate(zip(inner[::2], inner[1::2], strict=True)):
-            y = Activation(f"{i}.relu", "relu").trace(b, first.trace(b, x, fed), fed)
-            y = second.trace(b, y, fed)
+            y = Activation(f"{i}.relu", "relu").trace(b, first.trace(b, x, nodes), nodes)
+            y = second.trace(b, y, nodes)
             with b.scope(layer=f"{i}.add", role="fprop"):
                 x = b.emit(add, y, x)
-        return Traced(head.trace(b, x, fed))
+        return Traced(head.trace(b, x, nodes))
 
 
 NETS: Mapping[str, Callable[[int], Model]] = {

@@ -27,7 +27,7 @@ from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
 from policysearch.emulator.executable import Executable
 from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
-from policysearch.nn.models import Chain
+from policysearch.nn.chain import Chain
 from policysearch.train.swamped import watched
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer, initial_parameters

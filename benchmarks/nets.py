@@ -9,7 +9,8 @@ import numpy as np
 
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.models import Chain, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
@@ -23,10 +24,16 @@ NETS: dict[str, Callable[[], Chain]] = {
     "lenet5": lenet5,
     "transformer": lambda: transformer((1, 32, 32), 10, 64, (256,), 4),
 }
+ALL_NETS: dict[str, Callable[[], Chain]] = {
+    **NETS,
+    "deep": lambda: transformer((1, 32, 32), 10, 256, (1024,) * 6, 8),
+}
+"""With one that takes seconds a step, for who asks for it."""
 TITLES = {
     "mlp": "MLP 784-512-512-10",
     "lenet5": "LeNet-5 (32 x 32)",
     "transformer": "transformer block (32 tokens of width 64, 4 heads)",
+    "deep": "transformer of 6 blocks (32 tokens of width 256, 8 heads)",
 }
 BATCHES = (16, 64, 256)
 

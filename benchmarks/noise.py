@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 
 from policysearch.objective import JITTER, Measurement, Objective, gap
-from policysearch.policy.presets import preset
 from policysearch.search.executors import Job, make_executor
+from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.values import InputError
 
@@ -31,8 +31,9 @@ def measure(spec: StudySpec, processes: int | None) -> tuple[float, dict[str, li
     """Return the spread, and the loss gap of every ladder policy for every seed, in nats."""
     cost = spec.cost
     objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
-    names = ["float32", *(name for name in spec.space.ladder if name != "float32")]
-    ladder = [preset(name, objective.model.layer_names) for name in names]
+    space = make_space(spec.space, objective.model)
+    ladder = [policy for policy, _ in space.ladder(spec.study.baseline).values()]  # float32 first
+    names = [policy.name for policy in ladder]
     jobs = [Job(policy, seed) for policy in ladder for seed in SEEDS]
     jobs += [Job(ladder[0], seed, JITTER) for seed in SEEDS]
     with make_executor(objective, processes, len(jobs)) as executor:

@@ -48,6 +48,7 @@ tail_steps = 50
 device = "H100-SXM5"
 stack = "torch.compile"
 batch_size = 65536
+batch_size_reason = "that of mlp-digits"
 
 [space]
 formats = ["float32", "bfloat16", "float16", "float8_e4m3fn"]

@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from policysearch.graph import FloatArray
-from policysearch.nn.models import Chain
+from policysearch.nn.chain import Chain
 
 LEARNING_RATE, MOMENTUM = np.float32(0.01), np.float32(0.9)
 Back = Callable[[FloatArray], FloatArray]

@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.nets import BATCHES, EVERYWHERE, NETS, TITLES, batch_of, our_step, policy_of
+from benchmarks.nets import (
+    ALL_NETS,
+    BATCHES,
+    EVERYWHERE,
+    NETS,
+    TITLES,
+    batch_of,
+    our_step,
+    policy_of,
+)
 from benchmarks.peers import NUMPY_PEERS, Round, missing, rounding
 from benchmarks.plain import plain_step
 from benchmarks.timing import (
@@ -28,7 +37,7 @@ from benchmarks.timing import (
     write_csv,
 )
 from policysearch.formats import format_named
-from policysearch.nn.models import Chain
+from policysearch.nn.chain import Chain
 from policysearch.products.product import compiled_available as exact_available
 from policysearch.rounding.rounder import Fast, fast_ways
 
@@ -83,6 +92,9 @@ def others(model: Chain, batch: int, peers: Sequence[str]) -> list[Candidate]:
     made.append(Candidate("torch", "float32", torch_step(model, images, targets)))
     fused = torch_step(model, images, targets, fused=True)
     made.append(Candidate("torch, fused SGD", "float32", fused))
+    if model.name == "transformer":
+        attention = torch_step(model, images, targets, fused=True, sdpa=True)
+        made.append(Candidate("torch, fused SGD, sdpa", "float32", attention))
     for name in ("bfloat16", "float16"):
         step = torch_step(model, images, targets, autocast=name)
         made.append(Candidate("torch autocast", name, step))
@@ -164,7 +176,7 @@ def run(
     net: str, batch: int, build: Callable[[Chain], list[Candidate]], rounds: int, budget: float
 ) -> tuple[list[Candidate], dict[str, Timing]]:
     """Time all candidates of one net and batch; print their table."""
-    candidates = build(NETS[net]())
+    candidates = build(ALL_NETS[net]())
     calls = {candidate.name: candidate.call for candidate in candidates}
     found = interleaved(calls, rounds=rounds, budget_seconds=budget)
     columns = (
@@ -182,7 +194,7 @@ def main() -> None:
     """Run the command."""
     options = parser(__doc__)
     options.add_argument("--peers", action="store_true", help="also qtorch, pychop and gfloat")
-    options.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    options.add_argument("--nets", nargs="+", choices=ALL_NETS, default=list(NETS))
     options.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     options.add_argument("--budget", type=float, default=4.0, help="seconds per candidate")
     given = options.parse_args()

@@ -5,7 +5,8 @@
 The policies are the study's ladder, then float32 arithmetic with parameters stored without masters
 in formats of float32's range and fewer mantissa bits. Share: of the updates of the study's own
 run that are swamped, projected to the smallest learning rate. Gap: of the run over `--steps` at
-the same recipe, beside float32's own loss there. Seed 0. Exits with 1 where a policy with masters
+the same recipe, beside float32's own loss there. Seed 0. `--constant` trains at the recipe's rate
+without its schedule. Exits with 1 where a policy with masters
 is marked, or one whose gap is above twice what a confirmed policy may have is not.
 """
 
@@ -20,8 +21,10 @@ from pathlib import Path
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.trials import SHARE_OF_LOSS, SWAMPED
+from policysearch.train.schedule import Schedule
 from policysearch.train.trainer import train
 from policysearch.values import InputError
 
@@ -30,8 +33,8 @@ MANTISSA_BITS = (7, 9, 10, 11, 12, 13, 14)
 
 def policies(spec: StudySpec, model: Model) -> Iterator[Policy]:
     """Yield the ladder of the study, then float32 with narrower stored parameters."""
-    for name in spec.space.ladder:
-        yield preset(name, model.layer_names)
+    for policy, _ in make_space(spec.space, model).ladder(spec.study.baseline).values():
+        yield policy
     plain = preset("float32", model.layer_names)
     for bits in MANTISSA_BITS:
         layers = tuple((name, replace(row, param=f"e8m{bits}")) for name, row in plain.layers)
@@ -42,7 +45,7 @@ def report(spec: StudySpec, steps: int) -> bool:
     """Print a line per policy; return whether the marks are right."""
     data = spec.task.load_dataset()
     model = spec.task.build_model(data)
-    long = replace(spec.task, steps=steps)
+    long = spec.task.with_steps(steps)
     plain = preset("float32", model.layer_names)
     base = train(long, plain, 0, dataset=data, model=model).tail_loss
     print(f"{spec.study.name}: float32's loss at {steps} steps {base:.4g} nats")
@@ -66,9 +69,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY.toml")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--constant", action="store_true", help="train without the schedule")
     options = parser.parse_args()
     try:
-        good = [report(load_spec(path), options.steps) for path in options.studies]
+        specs = [load_spec(path) for path in options.studies]
+        if options.constant:
+            specs = [replace(spec, task=replace(spec.task, schedule=Schedule())) for spec in specs]
+        good = [report(spec, options.steps) for spec in specs]
     except InputError as error:
         print(f"swamped: {error}", file=sys.stderr)
         return 2

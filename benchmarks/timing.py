@@ -100,8 +100,10 @@ def _processor() -> str:
     for line in info.read_text().split("\n\n")[0].splitlines():
         name, _, value = line.partition(":")
         fields[name.strip()] = value.strip()
-    flags = [flag for flag in ("avx2", "avx512f", "avx512_bf16") if flag in fields.get("flags", "")]
-    return f"{fields.get('model name', platform.machine())} ({', '.join(flags) or 'no AVX2'})"
+    has = fields.get("flags", "").split()
+    flags = ", ".join(flag for flag in ("avx2", "avx512f", "avx512_bf16") if flag in has)
+    matrix = "AMX" if "amx_bf16" in has else "no AMX"
+    return f"{fields.get('model name', platform.machine())} ({flags or 'no AVX2'}, {matrix})"
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:

@@ -22,9 +22,9 @@ from policysearch.nn.attention import (
     SelfAttention,
     Tokens,
 )
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool
 from policysearch.nn.model import Model
-from policysearch.nn.models import Chain
 from policysearch.policy.policy import Policy
 
 ACTIVATIONS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {

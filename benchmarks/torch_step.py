@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from benchmarks.peers import Round
 from policysearch.graph import FloatArray
-from policysearch.nn.models import Chain
+from policysearch.nn.attention import Residual, SelfAttention
+from policysearch.nn.chain import Chain
 from policysearch.policy.policy import LayerPolicy
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
@@ -104,11 +105,11 @@ class Conv(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block with tanh GELU."""
+    """One pre-norm transformer block; `sdpa`: attention is one call of torch."""
 
-    def __init__(self, width: int, hidden: int, heads: int, at: Places) -> None:
+    def __init__(self, width: int, hidden: int, heads: int, at: Places, sdpa: bool) -> None:
         super().__init__()
-        self.heads, self.at = heads, at
+        self.heads, self.at, self.sdpa = heads, at, sdpa
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v, self.o = (Dense(width, width, at) for _ in range(4))
         self.fc1, self.fc2 = Dense(width, hidden, at), Dense(hidden, width, at)
@@ -116,7 +117,7 @@ class Block(nn.Module):
     def forward(self, x: Any) -> Any:
         at = self.at
         x = at.result(x + self.o(self.attention(at.result(self.norm1(x)))))
-        inner = functional.gelu(self.fc1(at.result(self.norm2(x))), approximate="tanh")
+        inner = functional.gelu(self.fc1(at.result(self.norm2(x))))
         return at.result(x + self.fc2(at.result(inner)))
 
     def attention(self, x: Any) -> Any:
@@ -126,30 +127,45 @@ class Block(nn.Module):
             at.operand(layer(x).view(batch, time, self.heads, part).transpose(1, 2))
             for layer in (self.q, self.k, self.v)
         )
+        if self.sdpa:
+            mixed = functional.scaled_dot_product_attention(q, k, v)
+            return mixed.transpose(1, 2).reshape(batch, time, width)
         alike = at.result(at.product(q @ k.transpose(2, 3)) / math.sqrt(part))
         mixed = at.product(at.operand(at.result(alike.softmax(-1))) @ v)
         return mixed.transpose(1, 2).reshape(batch, time, width)
 
 
 class Transformer(nn.Module):
-    def __init__(self, time: int, width: int, hidden: int, heads: int, at: Places) -> None:
+    """The model of `policysearch.nn.models.transformer`, in torch's own layout."""
+
+    def __init__(self, model: Chain, at: Places, sdpa: bool) -> None:
         super().__init__()
-        self.embed, self.at = Dense(time, width, at), at
+        shapes = {spec.name: spec.shape for spec in model.parameters()}
+        width, n_in = shapes["embed.weight"]
+        time = shapes["position.bias"][0] // width
+        heads = next(find.heads for find in _attentions(model))
+        hidden = [shapes[f"block{i}.fc1.weight"][0] for i in range(1, 1 + len(_attentions(model)))]
+        self.embed, self.at = Dense(n_in, width, at), at
         self.position = nn.Parameter(torch.zeros(time, width))
-        self.block, self.norm = Block(width, hidden, heads, at), nn.LayerNorm(width)
-        self.head = Dense(time * width, 10, at)
+        self.blocks = nn.Sequential(*(Block(width, inner, heads, at, sdpa) for inner in hidden))
+        self.norm, self.head = nn.LayerNorm(width), Dense(time * width, model.classes, at)
 
     def forward(self, x: Any) -> Any:
-        x = self.block(self.at.result(self.embed(x[:, 0]) + self.position))
+        x = self.blocks(self.at.result(self.embed(x[:, 0]) + self.position))
         return self.head(self.at.result(self.norm(x)).flatten(1))
 
 
-def _net(model: Chain, at: Places) -> nn.Module:
+def _attentions(model: Chain) -> list[SelfAttention]:
+    inner = [layer for each in model.layers if isinstance(each, Residual) for layer in each.layers]
+    return [layer for layer in inner if isinstance(layer, SelfAttention)]
+
+
+def _net(model: Chain, at: Places, sdpa: bool) -> nn.Module:
     if model.name == "mlp":
         first, second, last = Dense(784, 512, at), Dense(512, 512, at), Dense(512, 10, at)
         return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
     if model.name == "transformer":
-        return Transformer(32, 64, 256, 4, at)
+        return Transformer(model, at, sdpa)
     layers: list[nn.Module] = [Conv(1, 6, at), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [Conv(6, 16, at), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     layers += [Dense(400, 120, at), nn.ReLU(), Dense(120, 84, at), nn.ReLU(), Dense(84, 10, at)]
@@ -164,12 +180,14 @@ def torch_step(
     *,
     autocast: str = "",
     fused: bool = False,
+    sdpa: bool = False,
 ) -> Callable[[], float]:
     """Return the call that takes one step on this batch and returns its loss.
 
-    `autocast` names the format of torch.autocast ("" for none), `fused` takes torch's fused SGD.
+    `autocast` names the format of torch.autocast ("" for none), `fused` takes torch's fused SGD,
+    `sdpa` its one call for attention.
     """
-    net = _net(model, at)
+    net = _net(model, at, sdpa)
     optimizer = torch.optim.SGD(
         net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused or None
     )

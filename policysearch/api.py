@@ -261,4 +261,6 @@ def task_for(model: str) -> Task:
     one_of("model", model, MODELS)
     if model == "mlp":
         return Task(model=model, data="digits", widths=(64, 64))
+    if model == "gpt":
+        return Task(model=model, activation="gelu", data="sums")
     return Task(model=model)

@@ -12,11 +12,12 @@ from typing import NoReturn
 
 from policysearch import api
 from policysearch.commands import (
-    add_show,
     add_study,
     add_try,
+    add_views,
     drop_output,
     make_streams_safe,
+    next_commands,
     places,
     results_of,
     say,
@@ -24,6 +25,7 @@ from policysearch.commands import (
 from policysearch.files import make_folder
 from policysearch.nn.models import MODELS
 from policysearch.report import listings
+from policysearch.report.one_trial import exported_notes
 from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import confirmed_table, front_table
@@ -61,7 +63,7 @@ def parser() -> _Parser:
 
     _add_run(commands)
     _add_confirm(commands)
-    add_show(commands)
+    add_views(commands)
     add_try(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
     add_study(plot)
@@ -201,8 +203,7 @@ def _run(options: argparse.Namespace) -> None:
     print(front_table(results))
     print()
     _write_plots(results, options.out)
-    print(f"next: policysearch show {places(options)} --csv")
-    print(f"      policysearch export {places(options)} --pick knee")
+    print(next_commands(results, options))
 
 
 def _confirm(options: argparse.Namespace) -> None:
@@ -259,8 +260,7 @@ def _export(options: argparse.Namespace) -> None:
     spec: StudySpec = api.load_study(options.study)
     results = api.load_results(spec, options.storage)
     trial = _picked(results, options)
-    gap = f"loss gap {trial.loss_gap:+.2e}, modeled speedup {trial.cost.speedup:.2f}"
-    notes = (f"trial {trial.number} of study {spec.study.name}: {gap}", results.verdict(trial))
+    notes = exported_notes(results, trial)
     paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
     print("\n".join(notes))
     for path in paths:

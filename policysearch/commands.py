@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from policysearch import api
 from policysearch.report.front_data import csv_text
+from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import number_of, trial_page, tried_page
 from policysearch.report.table import front_table
 from policysearch.search.results import Results
@@ -45,8 +46,29 @@ def results_of(options: argparse.Namespace) -> Results:
     return api.load_results(api.load_study(options.study), options.storage)
 
 
-def add_show(commands: Commands) -> None:
-    """Add `show`."""
+def next_commands(results: Results, options: argparse.Namespace) -> str:
+    """Return what to look at after a run, as two lines."""
+    then = (
+        f"noise {places(options)}"
+        if results.cannot_rank
+        else f"export {places(options)} --pick knee"
+    )
+    return f"next: policysearch show {places(options)} --csv\n      policysearch {then}"
+
+
+def add_views(commands: Commands) -> None:
+    """Add `show` and `noise`."""
+    _add_show(commands)
+    noise = commands.add_parser("noise", help="how sure the gaps are, and what would tell more")
+    add_study(noise)
+    noise.set_defaults(run=_noise)
+
+
+def _noise(options: argparse.Namespace) -> None:
+    print(noise_page(results_of(options)))
+
+
+def _add_show(commands: Commands) -> None:
     show = commands.add_parser("show", help="print the front, or all that is known of one policy")
     add_study(show)
     what = show.add_mutually_exclusive_group()

@@ -46,6 +46,11 @@ class Format:
         return self.storage_bits or 1 + self.exponent_bits + self.mantissa_bits
 
     @property
+    def operands_only(self) -> bool:
+        """Whether products take it but their results are not kept in it: tfloat32, and 8 bits."""
+        return bool(self.storage_bits) or self.bits < 16
+
+    @property
     def bias(self) -> int:
         return int(2 ** (self.exponent_bits - 1)) - 1
 

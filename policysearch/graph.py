@@ -80,8 +80,9 @@ class Node:
     """One value of the step: the op that makes it, from which nodes, in which format.
 
     `source` is the name of the forward op a node belongs to (a gradient node carries the op it
-    differentiates), which is what the op lists of a policy speak about. `fused` marks a value
-    that stays in the accumulator of the next node and is never stored.
+    differentiates), which is what the op lists of a policy speak about; `of` is the id of the
+    forward node behind a gradient node of a traced step, -1 for others. `fused` marks a value that
+    stays in the accumulator of the next node and is never stored.
     """
 
     id: int
@@ -92,6 +93,7 @@ class Node:
     layer: str = ""
     name: str = ""
     source: str = ""
+    of: int = -1
     format: str = "float32"
     accumulator: str = "float32"
     rounding: Rounding = Rounding()
@@ -140,7 +142,12 @@ class Graph:
         """
         place = {node.id: position for position, node in enumerate(nodes)}
         moved = tuple(
-            replace(node, id=place[node.id], inputs=tuple(place[i] for i in node.inputs))
+            replace(
+                node,
+                id=place[node.id],
+                inputs=tuple(place[i] for i in node.inputs),
+                of=place.get(node.of, -1),
+            )
             for node in nodes
         )
         outputs = tuple((name, place[i]) for name, i in self.outputs)
@@ -202,7 +209,8 @@ class Builder:
 
     def copy(self, node: Node, inputs: Sequence[int], **changes: Any) -> int:
         """Append a copy of `node` with new inputs and changed fields; return its id."""
-        self.nodes.append(replace(node, id=len(self.nodes), inputs=tuple(inputs), **changes))
+        changes = {"inputs": tuple(inputs), "of": -1, **changes}
+        self.nodes.append(replace(node, id=len(self.nodes), **changes))
         return len(self.nodes) - 1
 
     def shape(self, id: int) -> Shape:
@@ -234,9 +242,9 @@ def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -
             if i not in reaches or rule is None:
                 continue
             role = "wgrad" if b.nodes[i].op.kind == "source" else "dgrad"
-            with b.scope(layer=node.layer, role=role, source=node.source):
+            with b.scope(layer=node.layer, role=role, source=node.source, of=node.id):
                 grad = rule(b, node, grads[node.id])
                 of = {"gradient_of": (b.nodes[i].layer, b.nodes[i].op.name)}
-                fields: dict[str, Any] = {"attrs": of, "source": add.name}
+                fields: dict[str, Any] = {"attrs": of, "source": add.name, "of": i}
                 grads[i] = b.emit(add, grads[i], grad, **fields) if i in grads else grad
     return {i: grads[i] for i in wanted if i in grads}

@@ -27,6 +27,14 @@ def stored(flat: FloatArray, shape: Shape) -> FloatArray:
     return flat.reshape(shape[::-1]).T if len(shape) == 2 else flat.reshape(shape)
 
 
+def stored_shape(shape: Shape) -> Shape:
+    """Return the shape of the stored array of a tensor of logical `shape`."""
+    if len(shape) == 4:
+        n, c, h, w = shape
+        return (h, c, w, n)
+    return shape[::-1] if len(shape) == 2 else shape
+
+
 def leading_axis(shape: Shape) -> int:
     """Return the logical axis that is stored first."""
     return {2: 1, 4: 2}.get(len(shape), 0)
@@ -43,9 +51,27 @@ def stored_view(array: FloatArray) -> FloatArray:
     """Return the contiguous array that `array`, or some rows of it, is the logical view of.
 
     An image [n, c, h, w] is stored (h, c, w, n), a weight [o, c, kh, kw] likewise
-    (kh, c, kw, o), a matrix with its axes exchanged, a vector as it is.
+    (kh, c, kw, o), a matrix with its axes exchanged, every other array as it is.
     """
-    return array.transpose(2, 1, 3, 0) if array.ndim == 4 else array.T
+    if array.ndim == 4:
+        return array.transpose(2, 1, 3, 0)
+    return array.T if array.ndim == 2 else array
+
+
+def last_axis_first(array: FloatArray) -> FloatArray:
+    """Return the view [length, ...] with the last axis first, the others as they are stored."""
+    return np.moveaxis(stored_view(array), stored_last_axis(array.ndim), 0)
+
+
+def around_last_axis(shape: Shape) -> tuple[int, int, int]:
+    """Return how a stored array lies around its last axis: [outer, length, inner]."""
+    axis, lengths = stored_last_axis(len(shape)), stored_shape(shape)
+    return math.prod(lengths[:axis]), lengths[axis], math.prod(lengths[axis + 1 :])
+
+
+def stored_last_axis(ndim: int) -> int:
+    """Return which axis of the stored array is the last of the logical one."""
+    return {2: 0, 4: 2}.get(ndim, ndim - 1)
 
 
 def empty(shape: Shape) -> FloatArray:

@@ -20,6 +20,8 @@ from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, check_fast
+from policysearch.train.loss_scale import scale_changes
+from policysearch.train.lost import Lost
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
@@ -44,7 +46,11 @@ class Measurement:
     step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `curve` holds
     (steps taken, mean loss of the last of them in nats) at the shares CURVE_SHARES of the run,
     each mean over the same share of the task's tail; what was not reached is left out.
-    `swamped`: updates that vanish. `fast`: what ran, as in `rounding.rounder.FASTS`.
+    `swamped`: updates that vanish. `lost`: by layer and role what overflowed, underflowed or was
+    swamped, () in records older than it. `scales`: (step, loss scale from there on) pairs, () where
+    the policy has none. `skips`: the steps skipped. `fast`: what ran, as in
+    `rounding.rounder.FASTS`. `first_loss`: training loss of the first batch, before any update, in
+    nats; None where it is not finite.
     """
 
     tail_loss: float | None
@@ -56,6 +62,10 @@ class Measurement:
     fast: str = ""
     curve: tuple[tuple[int, float], ...] = ()
     swamped: Swamped = NOT_COUNTED
+    lost: tuple[Lost, ...] = ()
+    scales: tuple[tuple[int, float], ...] = ()
+    skips: tuple[int, ...] = ()
+    first_loss: float | None = None
 
     @property
     def diverged(self) -> bool:
@@ -80,13 +90,17 @@ class Failure:
 
 Outcome = Measurement | Failure
 
+GapCurve = tuple[tuple[int, float, float], ...]
+"""(steps taken, loss gap, float32's own loss there), in nats."""
+
 
 @dataclass(frozen=True)
 class Score:
     """A policy's worth with one training seed.
 
     `loss_gap`: tail loss minus that of float32 with the same seed and batches, in nats;
-    DIVERGED_GAP where the run diverged, and at most that.
+    DIVERGED_GAP where the run diverged, and at most that. `gap_curve`: (steps taken, gap,
+    float32's own loss there) at CURVE_SHARES of the run, as far as both runs got.
     """
 
     loss_gap: float
@@ -98,6 +112,10 @@ class Score:
     cost: PolicyCost
     fast: str = ""
     swamped: Swamped = NOT_COUNTED
+    lost: tuple[Lost, ...] = ()
+    scales: tuple[tuple[int, float], ...] = ()
+    skips: tuple[int, ...] = ()
+    gap_curve: GapCurve = ()
 
 
 class Objective:
@@ -164,6 +182,10 @@ class Objective:
         graph = self.step_graph(policy)
         return compare(graph, step_price(graph, self.device, self.stack), self._float32_price)
 
+    def step_price(self, policy: Policy) -> StepPrice:
+        """Return the modeled step kernel by kernel, and its memory part by part."""
+        return step_price(self.step_graph(policy), self.device, self.stack)
+
     def measure(
         self, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
     ) -> Measurement:
@@ -184,6 +206,10 @@ class Objective:
             curve=curve_of(run.losses, task.steps, task.tail_steps),
             fast=run.fast,
             swamped=run.swamped,
+            lost=run.lost,
+            scales=scale_changes(policy.loss_scale, run.scales),
+            skips=tuple(int(step) for step in np.flatnonzero(run.skipped)),
+            first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
         )
 
     def baseline(self, seed: int) -> Measurement:
@@ -218,6 +244,19 @@ def curve_of(
     return tuple(points)
 
 
+def gap_curve(measurement: Measurement, baseline: Measurement | None) -> GapCurve:
+    """Return (steps taken, gap, float32's own loss there), in nats, where both runs got.
+
+    A point where float32's loss is zero is left out: nothing can be told beside it.
+    """
+    beside = dict(baseline.curve) if baseline else {}
+    return tuple(
+        (taken, loss - beside[taken], beside[taken])
+        for taken, loss in measurement.curve
+        if beside.get(taken)
+    )
+
+
 def gap(measurement: Measurement, baseline: Measurement | None) -> float:
     """Return the loss gap in nats, DIVERGED_GAP at most and where either run has no tail loss."""
     if measurement.tail_loss is None or baseline is None or baseline.tail_loss is None:
@@ -237,4 +276,8 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         cost=cost,
         fast=measurement.fast,
         swamped=measurement.swamped,
+        lost=measurement.lost,
+        scales=measurement.scales,
+        skips=measurement.skips,
+        gap_curve=gap_curve(measurement, baseline),
     )

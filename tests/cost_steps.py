@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from policysearch.graph import Builder, Graph
-from policysearch.nn.models import Chain, mlp
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import mlp
 from policysearch.ops.dense import matmul
 from policysearch.ops.source import data, parameter
 from policysearch.policy.presets import preset

@@ -13,6 +13,7 @@ from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LossScale, Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
+from policysearch.train.feeding import feed_constants
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
@@ -43,9 +44,14 @@ def fill(executable: Step, model: Model, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     for name, values in model.init(rng).items():
         executable.arrays[name][...] = values
-    images = executable.arrays["images"]
-    images[...] = rng.standard_normal(images.shape)
-    executable.arrays["targets"][...] = np.eye(10)[rng.integers(0, 10, len(images))]
+    feed_constants(executable, model)
+    (given,), targets = model.inputs, executable.arrays["targets"]
+    source = executable.arrays[given.name]
+    source[...] = (
+        rng.integers(0, 10, source.shape) if given.whole else rng.standard_normal(source.shape)
+    )
+    classes = rng.integers(0, 10, len(targets))
+    targets[...] = np.eye(10)[classes] if targets.ndim == 2 else classes
     for name, value in (("loss_scale", 64), ("inverse_scale", 1 / 64), ("learning_rate", 0.05)):
         executable.arrays[name][...] = value
     executable.arrays["step"][...] = 1

@@ -8,9 +8,10 @@ from typing import Any
 
 from policysearch.emulator.compile import Step
 from policysearch.graph import Graph
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.model import Model
-from policysearch.nn.models import Chain, lenet5, mlp, transformer
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import RECIPES, Recipe, Scaling

@@ -25,6 +25,7 @@ activation = "tanh"
 widths = [8]
 data = "digits"
 batch_size = 32
+learning_rate = 0.1
 steps = 6
 tail_steps = 3
 
@@ -32,6 +33,7 @@ tail_steps = 3
 device = "H100-SXM5"
 stack = "torch.compile"
 batch_size = 4096
+batch_size_reason = "small kernels"
 
 [space]
 formats = ["float32", "bfloat16", "float8_e4m3fn"]

@@ -171,7 +171,7 @@ def test_a_missing_folder_or_file_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mnist", {}, r"'mnist'; expected one of digits, digits32, fashion_mnist$"),
+        ("mnist", {}, r"'mnist'; expected one of digits, digits32, fashion_mnist, sums$"),
         ("digits", {"folder": Path("/tmp")}, "folder: /tmp; expected none"),
         ("digits", {"pad": -1}, "pad: -1; expected a number of pixels"),
         ("digits", {"pad": True}, "pad: True; expected a number of pixels"),

@@ -146,7 +146,8 @@ def test_the_short_runs_of_the_digits_studies(study: str, name: str, marked: boo
     policy = preset(name, objective.model.layer_names)
     found = objective.measure(policy, 0).swamped
     assert (found.projected >= SWAMPED) == marked
-    assert found.projected >= 2 * SWAMPED if marked else found.projected < SWAMPED / 100
+    # At a hundredth of the rate, where the decay ends, float32 masters lose a few in a thousand.
+    assert found.projected >= 5 * SWAMPED if marked else found.projected < SWAMPED / 20
 
 
 def test_the_end_of_a_decay_marks_no_masters() -> None:

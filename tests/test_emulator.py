@@ -10,7 +10,8 @@ import pytest
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Builder, FloatArray
-from policysearch.nn.models import Chain, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from policysearch.ops.update import all_finite, unscale

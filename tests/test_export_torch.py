@@ -12,7 +12,8 @@ import pytest
 
 from policysearch.data.datasets import batches, load_dataset
 from policysearch.export.torch import export
-from policysearch.nn.models import Chain, lenet5, mlp
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.policy import (
     LossScale,
     Policy,

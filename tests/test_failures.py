@@ -88,7 +88,7 @@ def test_studies_with_diverged_policies_run_resume_show_plot_and_export(
     assert f"{count} diverged" in out
     assert "diverged in step 12, most overflows in fc2 (seed 0)" in out
     assert ("float32 itself" in out) == (share == "all")
-    assert ("task.learning_rate (now 0.01)" in out) == (share == "all")
+    assert ("task.learning_rate (now 0.1)" in out) == (share == "all")
 
 
 def test_a_real_divergence_is_kept_with_its_step(spec: StudySpec, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_real_divergence_is_kept_with_its_step(spec: StudySpec, tmp_path: Path
 def test_float32_that_really_diverges_is_said_plainly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = write_study(tmp_path, ("steps = 6", "steps = 12\nlearning_rate = 1e6"))
+    study = write_study(tmp_path, ("rate = 0.1\nsteps = 6", "rate = 1e6\nsteps = 12"))
     places = [str(study), "--storage", str(tmp_path / "x.journal")]
     assert main(["run", *places, "--out", str(tmp_path)]) == 0
     assert main(["run", *places, "--out", str(tmp_path)]) == 0

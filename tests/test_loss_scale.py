@@ -17,6 +17,7 @@ from policysearch.train.loss_scale import (
     initial_state,
     inverse,
     next_state,
+    scale_changes,
     skips_update,
 )
 from policysearch.values import InputError
@@ -169,3 +170,26 @@ def test_against_grad_scaler(factors: tuple[float, float]) -> None:
         state = next_state(config, state, bool(finite), step)
         assert scaler.get_scale() == state.scale
         assert torch.equal(before, weight) is skips_update(config, bool(finite))
+
+
+def test_the_changes_of_a_scale_are_all_of_it() -> None:
+    """Every step's scale is read back from them, for each rule's own trace."""
+    for rule in DYNAMIC:
+        config = dynamic(rule)
+        scales = np.array(trace(config, "FFFFOFFFOFOOFFFFFFF"))
+        changes = scale_changes(config, scales)
+        assert 3 < len(changes) < len(scales) and changes[0] == (0, scales[0])
+        again = [dict(changes).get(step) for step in range(len(scales))]
+        for step in range(1, len(again)):
+            if again[step] is None:
+                again[step] = again[step - 1]
+        assert again == scales.tolist()
+    assert scale_changes(LossScale("fixed", 128.0), np.full(9, 128.0)) == ((0, 128.0),)
+    assert scale_changes(LossScale(), np.ones(9)) == ()
+
+
+def test_an_infinite_scale_is_kept_as_a_number() -> None:
+    scales = np.array([2.0**127, math.inf, math.inf, 1.0])
+    changes = scale_changes(LossScale("dynamic", 2.0**126), scales)
+    assert [step for step, _ in changes] == [0, 1, 3]
+    assert 2.0**127 < changes[1][1] < math.inf

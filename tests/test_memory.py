@@ -11,7 +11,8 @@ from policysearch.cost.price import price
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import FORMATS
 from policysearch.graph import Builder, Graph
-from policysearch.nn.models import Chain, lenet5, mlp
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.optimizers import sgd_step, sgd_velocity

@@ -9,9 +9,12 @@ import pytest
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Builder
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import ACTIVATIONS, POOLS, Activation, Conv2d, Flatten, Linear, Pool
-from policysearch.nn.models import MODELS, Chain, lenet5, mlp
+from policysearch.nn.model import Fed
+from policysearch.nn.models import MODELS, lenet5, mlp
 from policysearch.ops.source import data
+from policysearch.train.feeding import feed_constants
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import LOSSES, trace_forward, trace_step
 from policysearch.values import InputError
@@ -44,13 +47,17 @@ def test_mlp_has_no_activation_behind_the_classes() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_gives_logits(name: str) -> None:
     widths = (12, 7) if name == "mlp" else ()
-    model = MODELS[name]((3, 20, 20), 5, "tanh", widths)
+    shape = (6,) if name == "gpt" else (3, 24, 24)
+    model = MODELS[name](shape, 5, "tanh", widths)
     executable = compile_graph(trace_forward(model, 4))
+    feed_constants(executable, model)
     for key, value in model.init(np.random.default_rng(0)).items():
         executable.arrays[key][...] = value
-    executable.arrays["images"][...] = np.random.default_rng(1).standard_normal((4, 3, 20, 20))
+    rng = np.random.default_rng(1)
+    fed = rng.integers(0, 5, (4, *shape)) if model.whole else rng.standard_normal((4, *shape))
+    executable.arrays[model.inputs[0].name][...] = fed
     executable.forward_backward()
-    assert executable.value("logits").shape == (4, 5)
+    assert executable.value("logits").shape == (4 * model.rows_per_example, 5)
     assert np.isfinite(executable.value("logits")).all()
 
 
@@ -148,6 +155,8 @@ def test_step_agrees_with_torch(activation: str, pool: str, loss: str) -> None:
     executable = compile_graph(trace_step(model, loss, Optimizer(), 3))
     images = rng.standard_normal((3, 2, 12, 12)).astype(np.float32)
     targets = np.eye(5, dtype=np.float32)[[1, 4, 0]]
+    if 1 in LOSSES[loss].pinned:
+        targets = np.array([1, 4, 0], np.float32)
     fed = {**model.init(rng), "images": images, "targets": targets}
     fed |= {"loss_scale": np.array(8, np.float32), "inverse_scale": np.array(0.125, np.float32)}
     for name, value in fed.items():
@@ -161,6 +170,7 @@ def test_step_agrees_with_torch(activation: str, pool: str, loss: str) -> None:
     functions = {
         "softmax_cross_entropy": torch.nn.functional.cross_entropy,
         "mean_squared_error": torch.nn.functional.mse_loss,
+        "token_cross_entropy": lambda x, y: torch.nn.functional.cross_entropy(x, y.long()),
     }
     expected = functions[loss](logits, torch.from_numpy(targets))
     expected.backward()
@@ -177,4 +187,4 @@ def test_layers_without_bias_own_only_a_weight() -> None:
     b = Builder()
     x = b.emit(data, attrs={"shape": (2, 4)}, role="input")
     weight = b.emit(data, attrs={"shape": (3, 4)}, role="input")
-    assert b.shape(Linear("a", 4, 3, bias=False).trace(b, x, {"a.weight": weight})) == (2, 3)
+    assert b.shape(Linear("a", 4, 3, bias=False).trace(b, x, Fed({"a.weight": weight}))) == (2, 3)

@@ -40,6 +40,23 @@ def test_intervals_hold_as_often_as_they_say(seeds: int) -> None:
     assert 0.93 <= np.mean(shares) <= 0.985
 
 
+def test_policies_that_err_together_are_worth_less_than_others() -> None:
+    """Where every policy follows one thing the seed does, thirty of them are no more than one."""
+    rng = np.random.default_rng(2)
+    shares, degrees = [], []
+    for _ in range(300):
+        truth = 10.0 ** rng.uniform(-6, -1, 30)
+        seen = truth[:, None] * (1.0 + 0.3 * rng.standard_normal(3))
+        seen *= 1.0 + 1e-3 * rng.standard_normal((30, 3))
+        found = intervals(seen.tolist())
+        shares.append(held(found, truth))
+        degrees += [i.degrees for i in found if i is not None]
+    assert np.median(degrees) < 2.5
+    assert 0.90 <= np.mean(shares) <= 0.985
+    _, alone = drawn(30, 3, rng)
+    assert np.median([i.degrees for i in intervals(alone.tolist()) if i is not None]) > 5.0
+
+
 def test_sharing_variances_makes_three_seeds_say_more() -> None:
     _, seen = drawn(30, 3, np.random.default_rng(1))
     found = intervals(seen.tolist())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from policysearch.data.datasets import load_dataset
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.nn.models import Chain
 from policysearch.policy.presets import preset
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.schedule import Schedule

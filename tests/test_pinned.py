@@ -154,3 +154,21 @@ def test_a_cast_of_the_users_own_stays(name: str, wanted: str) -> None:
 
 def test_no_list_holds_a_cast() -> None:
     assert not {"cast", "pinned_cast", "scaled_cast", scale_loss.name} & set(FORWARD_OPS)
+
+
+def test_two_ops_of_one_name_in_a_layer_keep_their_own_formats() -> None:
+    """As a module's function may square a float16 value, and then one in float32."""
+    b = Builder()
+    x, weight = _source(b, "x", 4, 2, op="data"), _source(b, "conv.weight", 2, 3, layer="conv")
+    with b.scope(layer="conv"):
+        made = b.emit(OPS["matmul"], x, weight)
+    with b.scope(layer="norm"):
+        square = b.emit(OPS["multiply"], made, b.emit(OPS["relu"], made))
+        wide = b.emit(OPS["pinned_cast"], square, attrs={"format": "float32"})
+        y = b.emit(OPS["multiply"], wide, b.emit(OPS["relu"], wide))
+    graph = _finished(b, y, {"conv.weight": weight}, HALF)
+    products = [n for n in graph.nodes if n.op.name == "multiply"]
+    formats = [n.format for n in products]
+    assert formats == ["float16", "float32", "float32", "float32", "float16", "float16"]
+    for node in products:
+        assert {i.format for i in graph.inputs_of(node)} == {node.format}

@@ -13,7 +13,7 @@ from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import relu
 from policysearch.policy import presets
 from policysearch.policy.policy import LayerPolicy, Policy, from_json
-from policysearch.policy.presets import LADDER, LISTED_OPS, PRESETS, UNIFORM, ladder, preset
+from policysearch.policy.presets import LISTED_OPS, PRESETS, preset
 from policysearch.train.loss_scale import initial_state, next_state
 from policysearch.values import InputError
 
@@ -115,12 +115,14 @@ def test_manual_precision_works_on_any_level() -> None:
     assert inner.layer("fc1").compute == "float32" and inner.layer("conv1").compute == "float16"
 
 
-def test_the_ladder_is_the_recommended_fallback_order() -> None:
-    rungs = ladder(LAYERS)
-    assert [rung.name for rung in rungs] == list(LADDER)
-    assert [rung.loss_scale.kind for rung in rungs] == ["fixed", "fixed", "dynamic", "none"]
+FALLBACKS = ("O2.fixed128", "O1.fixed128", "O1.dynamic")
+
+
+def test_the_fallbacks_are_their_level_with_another_loss_scale() -> None:
+    rungs = [preset(f"mindspore.{name}", LAYERS) for name in FALLBACKS]
+    assert [rung.loss_scale.kind for rung in rungs] == ["fixed", "fixed", "dynamic"]
     assert [rung.loss_scale.init_scale for rung in rungs[:2]] == [128.0, 128.0]
-    for rung, level in zip(rungs[:3], ("O2", "O1", "O1"), strict=True):
+    for rung, level in zip(rungs, ("O2", "O1", "O1"), strict=True):
         base = preset(f"mindspore.{level}", LAYERS)
         plain = dataclasses.replace(rung, name=base.name, loss_scale=base.loss_scale)
         assert plain == base
@@ -128,10 +130,11 @@ def test_the_ladder_is_the_recommended_fallback_order() -> None:
 
 def test_uniform_formats_widen() -> None:
     widths = []
-    for policy in ladder(LAYERS, UNIFORM):
+    rungs = [preset(name, LAYERS) for name in ("float8", "float16", "bfloat16", "float32")]
+    for policy in rungs:
         (compute,) = {format_named(layer.compute) for _, layer in policy.layers}
         widths.append(compute.bits)
-    assert widths == sorted(widths) and len({p.digest for p in ladder(LAYERS, UNIFORM)}) == 4
+    assert widths == sorted(widths) and len({p.digest for p in rungs}) == 4
 
 
 def test_float8_keeps_only_products_in_eight_bits() -> None:
@@ -139,7 +142,7 @@ def test_float8_keeps_only_products_in_eight_bits() -> None:
     layer = policy.layer("fc1")
     assert (layer.compute, layer.grad) == ("float8_e4m3fn", "float8_e5m2")
     assert (layer.output, layer.wgrad, layer.dgrad) == ("bfloat16",) * 3
-    assert set(policy.low_precision_ops) == {"matmul", "conv2d", "bias"}
+    assert set(policy.low_precision_ops) == {"matmul", "conv2d", "conv_transpose2d", "bias"}
     assert policy.scaling.recipe == "current"
 
 

@@ -37,11 +37,18 @@ def seen(format: str, values: FloatArray, overflow: Overflow = "inf") -> Probe:
 
 @pytest.mark.parametrize("overflow", ["inf", "saturate"])
 def test_values_that_became_infinite_or_were_saturated_are_counted(overflow: Overflow) -> None:
-    # 65519.996 rounds down to the largest of float16, 65504; 65520 does not.
-    values = np.array([1.0, 65504.0, 65519.996, 65520.0, -7e4, 1e30, 0.0], np.float32)
-    beyond = {"inf": 3, "saturate": 4}[overflow]
-    assert seen("float16", values, overflow).overflow_counts() == (("a", beyond),)
+    # 65519.996 rounds down to the largest of float16, 65504; 65520.004 does not.
+    values = np.array([1.0, 65504.0, 65519.996, 65520.004, -7e4, 1e30, 0.0], np.float32)
+    assert seen("float16", values, overflow).overflow_counts() == (("a", 3),)
     assert seen("float16", values[:2], overflow).overflow_counts() == ()
+
+
+@pytest.mark.parametrize("format", ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"])
+def test_what_is_saturated_is_what_ml_dtypes_would_make_infinite(format: str) -> None:
+    highest = 1.2 if format != "bfloat16" else 1.0039  # there float32 ends
+    values = (format_named(format).max * np.linspace(0.9, highest, 1001)).astype(np.float32)
+    counts = seen(format, values, "inf").overflow_counts()
+    assert counts and seen(format, values, "saturate").overflow_counts() == counts
 
 
 def test_what_was_infinite_before_is_no_overflow_of_this_rounding() -> None:

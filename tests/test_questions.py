@@ -17,6 +17,7 @@ PAGE = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
 
 ANSWERS = {
     "What is there to choose from?": ("loss gap", "modeled speedup", "tie", "on the front"),
+    "Is it faster than what I run today?": ("over TF32", "over baseline", "priced at batch 4096"),
     "Does FP8 train this network?": ("te.current (by hand)", "loss gap", "overflows", "the front"),
     "Does that still hold in a longer training?": ("short gap", "long gap", "verdict", "12 steps"),
     "Which layer overflows?": ("layer", "overflows", "underflows", "fc1", "skipped steps"),
@@ -24,6 +25,12 @@ ANSWERS = {
     "Why is it not faster?": ("step's time is set by", "casts", "modeled time", "->"),
     "Does it fit into memory?": ("modeled memory: peak", "reserved", "fits on H100-SXM5"),
     "What is the front worth?": ("Noise under jitter", "seeds 0, 1", "wrote", ".png"),
+    "Can this recipe rank policies, and would more seeds tell more?": (
+        "noise floor",
+        "a drop of",
+        "between halves of the seeds",
+        "recipe",
+    ),
     "Which policy do I take, and how do I use it?": ("loss gap", "12 steps", "-torch.py"),
     "What can I write into a study file?": ("`learning_rate`", "apex.O3", "hifloat8", "H100-SXM5"),
 }
@@ -40,7 +47,7 @@ def commands_of(text: str) -> list[list[str]]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where studies/mlp-digits.toml is a tiny study."""
     (tmp_path / "studies").mkdir()
-    name = ('name = "tiny"', 'name = "mlp-digits"')
+    name = ('name = "tiny"', 'name = "mlp-digits"\nbaseline = "torch.autocast.bfloat16"')
     write_study(tmp_path / "studies", name, name="mlp-digits.toml")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -67,6 +74,29 @@ def test_the_commands_of_the_readme_run(folder: Path) -> None:
     assert len(commands) >= 8
     for command in commands:
         assert main(command) == 0, command
+
+
+def test_the_commands_in_the_sentences_of_the_readme_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those between backticks, STUDY and the like filled in."""
+    text = " ".join(re.sub(r"```.*?```", "", README, flags=re.S).split())
+    found = dict.fromkeys(re.findall(r"`policysearch ([^`]*)`", text))
+    given = {"STUDY": "studies/mlp-digits.toml", "N": "1", "preset:NAME": "preset:apex.O2"}
+    verbs = ("run", "try", "show", "noise", "confirm", "plot", "explain", "repair", "keys")
+    commands = [[given.get(word, word) for word in command.split()] for command in found]
+    assert {words[0] for words in commands} == set(verbs)
+    for words in sorted(commands, key=lambda words: verbs.index(words[0])):
+        assert main(words) == 0, (words, capsys.readouterr().err)
+        assert capsys.readouterr().out
+
+
+def test_every_part_of_what_is_real_and_what_is_modeled_names_what_shows_it() -> None:
+    part = README.partition("## What is real and what is modeled")[2].partition("\n## ")[0]
+    parts = re.split(r"^- ", part, flags=re.M)[1:]
+    assert len(parts) >= 5
+    for text in parts:
+        assert re.search(r"`(policysearch|python -m|tests/)[^`]*`", " ".join(text.split())), text
 
 
 def test_what_the_readme_promises_names_a_command_of_the_page() -> None:

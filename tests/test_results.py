@@ -11,8 +11,9 @@ import pytest
 
 from policysearch.objective import DIVERGED_GAP, Objective, Score
 from policysearch.policy.presets import preset
+from policysearch.search.ranking import RESOLUTION
 from policysearch.search.records import compact
-from policysearch.search.results import RESOLUTION, Results
+from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.trials import FailedTrial, Trial
 from policysearch.values import InputError

@@ -161,7 +161,7 @@ def test_runs_of_another_task_or_other_data_are_refused(
     before = journal.read_bytes()
     if part == "task":
         spec = replace(spec, task=replace(spec.task, learning_rate=0.25))
-        message = r"study file differs: task\.learning_rate: 0\.25; expected 0\.01"
+        message = r"study file differs: task\.learning_rate: 0\.25; expected 0\.1"
         with pytest.raises(InputError, match=message):
             load_results(spec, journal)
     else:

@@ -123,7 +123,7 @@ def test_the_share_is_that_of_updates_below_half_a_unit(
 ) -> None:
     task = replace(TASK, schedule=Schedule("step", period_steps=15), **changes)
     policy = stored_in(task.build_model(digits), stored)
-    shares, projected = [], 0.0
+    shares, projected, counts, largest = [], 0.0, [], 0.0
     for index, updates, units, moved, trainer in by_hand(
         policy, task, digits, move, DTYPES[stored]
     ):
@@ -133,11 +133,18 @@ def test_the_share_is_that_of_updates_below_half_a_unit(
             shares.append((index, float(swamped.mean())))
             small = updates * (task.rate_at(29) / task.rate_at(index))
             projected = float(((updates > 0) & (small < units / 2)).mean())
-        found = trainer.watch.swamped()
+            counts.append(int(swamped.sum()))
+            largest = max(largest, float(updates[swamped].max(initial=0.0)))
+        found, (lost,) = trainer.watch.swamped(), trainer.watch.lost() or (None,)
     assert [step for step, _ in shares] == [0, 20] and shares[-1][1] > 0.01
     assert found.shares == tuple(shares)
     assert found.projected == projected > 0.0
     assert found.layer == "fc1" and found.layer_share == found.projected
+    assert lost is not None
+    assert (lost.kind, lost.layer, lost.role) == ("swamped", "fc1", "update")
+    assert (lost.count, lost.seen) == (sum(counts), 2 * 650)
+    assert lost.first_step == (0 if counts[0] else 20)
+    assert lost.largest == pytest.approx(largest, rel=1e-4)
 
 
 def test_the_smallest_rate_is_projected_to(digits: Dataset) -> None:

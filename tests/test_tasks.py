@@ -18,7 +18,7 @@ TASK = Task(model="mlp", widths=(16,), data="digits", steps=30, tail_steps=10)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": "resnet"},
+        {"model": "vgg"},
         {"data": "mnist"},
         {"loss": "hinge"},
         {"optimizer": "lion"},

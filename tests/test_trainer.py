@@ -12,8 +12,8 @@ import pytest
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.nn.models import Chain
 from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise

@@ -10,9 +10,9 @@ import pytest
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.model import Model
-from policysearch.nn.models import Chain
 from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state

@@ -14,8 +14,9 @@ from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Builder, FloatArray, Graph
 from policysearch.nn.attention import LayerNorm, Residual, SelfAttention, Tokens
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Linear
-from policysearch.nn.models import MODELS, Chain, transformer
+from policysearch.nn.models import MODELS, transformer
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from policysearch.policy.presets import preset

@@ -13,8 +13,9 @@ import pytest
 
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.graph import Graph
+from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Activation, Flatten, Linear
-from policysearch.nn.models import Chain, lenet5
+from policysearch.nn.models import lenet5
 from policysearch.policy.policy import LossScale, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy

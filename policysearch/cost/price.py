@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from policysearch.cost.devices import Device, device_named
@@ -11,6 +13,12 @@ from policysearch.cost.stacks import Stack, stack_named
 from policysearch.cost.time import StepTime, step_time
 from policysearch.formats import format_named
 from policysearch.graph import Graph
+
+MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.05, "memory_ratio": 0.15})
+"""By axis, the least relative difference that the model can tell between two policies of one graph.
+
+Errors that the policies share cancel; see docs/cost-model.md.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,31 @@ class PolicyCost:
             f"({self.speedup_low:.2f} to {self.speedup_high:.2f}), "
             f"{self.memory_ratio:.2f}x its memory"
         )
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times as fast a step is as that of `over`, modeled, between `low` and `high`."""
+
+    over: str
+    value: float
+    low: float
+    high: float
+
+
+def speedup_over(cost: PolicyCost, reference: PolicyCost, name: str) -> Speedup:
+    """Return the speedup over the step `reference`, called `name`, with the stack's half-width.
+
+    Both of one model, batch, device and stack. Equal steps have speedup 1 exactly.
+    """
+    value = reference.step_seconds / cost.step_seconds
+    same = _spread(cost) == _spread(reference)
+    half_width = 0.0 if same else stack_named(cost.stack).half_width
+    return Speedup(name, value, value * (1 - half_width), value * (1 + half_width))
+
+
+def _spread(cost: PolicyCost) -> tuple[object, ...]:
+    return cost.step_seconds, cost.layer_shares, cost.format_shares
 
 
 def step_price(graph: Graph, device: Device | str, stack: Stack | str) -> StepPrice:

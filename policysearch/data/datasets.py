@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
+from policysearch.data.sums import VALIDATION_WINDOWS, WINDOWS, sums
 from policysearch.ops.token_loss import IGNORED
 from policysearch.values import InputError, one_of
 
@@ -149,7 +150,8 @@ def load_dataset(name: str, folder: Path | None = None, pad: int | None = None) 
     """Return the data set called `name`; the same arrays on every machine.
 
     Names: `digits` (1 x 8 x 8), `digits32` (the same, each pixel repeated 4 x 4 to 1 x 32 x 32)
-    and `fashion_mnist` (1 x 32 x 32, the 28 x 28 originals with a black border). `folder` says
+    `fashion_mnist` (1 x 32 x 32, the 28 x 28 originals with a black border) and `sums` (32
+    characters of English sums, and the 32 that follow one later). `folder` says
     where the IDX files of `fashion_mnist` are. `pad` is the width in pixels of the black border
     (by default 2 for `fashion_mnist`, so that LeNet-5 fits, and 0 otherwise). Raises InputError
     for an unknown name and for missing or damaged files.
@@ -206,6 +208,15 @@ def _fashion_mnist(name: str, folder: Path | None, pad: int | None) -> Dataset:
     return _dataset(name, pixels, labels, counts, 255, 2 if pad is None else pad)
 
 
+def _sums(name: str, folder: Path | None, pad: int | None) -> Dataset:
+    if folder is not None or pad is not None:
+        raise InputError(f"data set {name}: a folder or pad; expected none, it is made here")
+    windows, characters = sums(SPLIT_SEED)
+    counts = (WINDOWS - VALIDATION_WINDOWS, VALIDATION_WINDOWS)
+    inputs = (np.ascontiguousarray(windows[:, :-1]),)
+    return Dataset(name, inputs, np.ascontiguousarray(windows[:, 1:]), *counts, len(characters))
+
+
 def _split_order(count: int) -> NDArray[np.int64]:
     return np.random.default_rng(SPLIT_SEED).permutation(count)
 
@@ -242,5 +253,5 @@ def _mean_and_std(pixels: NDArray[np.uint8], white: int) -> tuple[float, float]:
 
 
 LOADERS: Mapping[str, Callable[[str, Path | None, int | None], Dataset]] = MappingProxyType(
-    {"digits": _digits, "digits32": _digits, "fashion_mnist": _fashion_mnist}
+    {"digits": _digits, "digits32": _digits, "fashion_mnist": _fashion_mnist, "sums": _sums}
 )

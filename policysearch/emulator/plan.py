@@ -23,8 +23,8 @@ def needs_rounding(graph: Graph, node: Node) -> bool:
     if not kept or node.rounding.overflow != "inf" or node.rounding.subnormals != "keep":
         return True
     target = format_named(node.format)
-    read = (graph.nodes[i] for i in node.deciding)
-    values = [i for i in read if i.shape != () or node.shape == ()]
+    read = [graph.nodes[i] for i in node.deciding]
+    values = [i for i in read if i.shape != () or node.shape == ()] or read
     return not all(contains(target, format_named(i.format)) for i in values)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from policysearch.graph import Builder, Shape, size
+import numpy as np
+
+from policysearch.graph import Builder, FloatArray, Shape, size
 from policysearch.nn.layers import Layer, Linear
-from policysearch.nn.model import ParameterSpec
+from policysearch.nn.model import Fed, ParameterSpec, emit_data
 from policysearch.ops.attention import scale, softmax
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add
 from policysearch.ops.layer_norm import layer_norm
+from policysearch.ops.masks import masked_fill
 from policysearch.ops.shape import reshape
 from policysearch.ops.transpose import transpose
 from policysearch.values import InputError
@@ -32,7 +36,7 @@ class Tokens:
             )
         return ()
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         shape = b.shape(x)
         with b.scope(layer=self.name, role="fprop"):
             if len(shape) == 3:
@@ -52,7 +56,7 @@ class JoinTokens:
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
         return ()
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         rows, width = b.shape(x)
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(reshape, x, attrs={"shape": (rows // self.time, self.time * width)})
@@ -70,12 +74,12 @@ class Position:
         shape = (self.time * width,)
         return (ParameterSpec(f"{self.name}.bias", shape, self.name, width),)
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         shape = b.shape(x)
         examples = (shape[0] // self.time, size(shape) * self.time // shape[0])
         with b.scope(layer=self.name, role="fprop"):
             joined = b.emit(reshape, x, attrs={"shape": examples})
-            moved = b.emit(bias, joined, params[f"{self.name}.bias"])
+            moved = b.emit(bias, joined, fed[f"{self.name}.bias"])
             return b.emit(reshape, moved, attrs={"shape": shape})
 
 
@@ -97,8 +101,8 @@ class LayerNorm:
             ParameterSpec(f"{self.name}.bias", shape, self.name, self.width, 0.0),
         )
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
-        owned = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        owned = fed[f"{self.name}.weight"], fed[f"{self.name}.bias"]
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(layer_norm, x, *owned)
 
@@ -108,13 +112,15 @@ class SelfAttention:
     """Every token looks at all tokens of its example, in `heads` parts of its width.
 
     softmax(q k^T / sqrt(width / heads)) v (arXiv 1706.03762), without the projection that
-    follows. q, k and v are the layers "<name>.q", "<name>.k" and "<name>.v".
+    follows. q, k and v are the layers "<name>.q", "<name>.k" and "<name>.v". A `causal` one looks
+    at no token behind its own.
     """
 
     name: str
     width: int
     heads: int
     time: int
+    causal: bool = False
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.width % self.heads:
@@ -129,15 +135,24 @@ class SelfAttention:
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
         return tuple(spec for layer in self.layers for spec in layer.parameters(input_shape))
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
-        q, k, v = (self._in_heads(b, layer, layer.trace(b, x, params)) for layer in self.layers)
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        q, k, v = (self._in_heads(b, layer, layer.trace(b, x, fed)) for layer in self.layers)
         with b.scope(layer=self.name, role="fprop"):
             alike = b.emit(matmul, q, k, attrs={"transpose_b": True})
             alike = b.emit(scale, alike, attrs={"factor": (self.width // self.heads) ** -0.5})
+            if self.causal:
+                mask = emit_data(b, f"{self.name}.mask", (self.time, self.time))
+                alike = b.emit(masked_fill, alike, mask, attrs={"value": -math.inf})
             mixed = b.emit(matmul, b.emit(softmax, alike), v)
             split = (b.shape(x)[0] // self.time, self.heads, self.time, self.width // self.heads)
             back = {"split": split, "axes": (0, 2, 1, 3), "shape": b.shape(x)}
             return b.emit(transpose, mixed, attrs=back)
+
+    def constants(self) -> Mapping[str, FloatArray]:
+        """Return the mask: 1 where a token (row) must not look at another (column)."""
+        if not self.causal:
+            return {}
+        return {f"{self.name}.mask": np.triu(np.ones((self.time, self.time), np.float32), 1)}
 
     def _in_heads(self, b: Builder, layer: Layer, tokens: int) -> int:
         """[batch * time, width] to [batch * heads, time, width / heads]."""
@@ -169,16 +184,22 @@ class Residual:
             raise InputError(f"layer {self.name}: {given} from the inner layers; expected {valid}")
         return tuple(specs)
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         inner = x
         for layer in self.layers:
-            inner = layer.trace(b, inner, params)
+            inner = layer.trace(b, inner, fed)
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(add, x, inner)
 
 
 def transformer_block(
-    name: str, width: int, hidden: int, heads: int, time: int, activation: Layer
+    name: str,
+    width: int,
+    hidden: int,
+    heads: int,
+    time: int,
+    activation: Layer,
+    causal: bool = False,
 ) -> tuple[Layer, ...]:
     """Return attention and a two-layer net, each normalised first and added to its input.
 
@@ -190,7 +211,7 @@ def transformer_block(
             f"{name}.add1",
             (
                 LayerNorm(f"{name}.norm1", width),
-                SelfAttention(attention, width, heads, time),
+                SelfAttention(attention, width, heads, time, causal),
                 Linear(f"{attention}.o", width, width),
             ),
         ),
@@ -212,6 +233,7 @@ EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
     (Position("position", 4), (6,)),
     (LayerNorm("norm", 6), (6,)),
     (SelfAttention("attention", 6, 2, 4), (6,)),
+    (SelfAttention("causal", 6, 2, 4, causal=True), (6,)),
     (Residual("add", (Linear("inner", 6, 6),)), (6,)),
 )
 """Layers of this file, with the shape of an input (of a token where they work on tokens)."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from policysearch.graph import Attrs, Builder, Op, Shape, size
-from policysearch.nn.model import ParameterSpec
+from policysearch.graph import Attrs, Builder, FloatArray, Op, Shape, size
+from policysearch.nn.model import Fed, ParameterSpec, emit_arrays
 from policysearch.ops.activations import sigmoid, tanh
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
@@ -16,6 +16,7 @@ from policysearch.ops.elementwise import relu
 from policysearch.ops.gelu import gelu
 from policysearch.ops.pool import average_pool, max_pool
 from policysearch.ops.shape import reshape
+from policysearch.ops.source import data
 from policysearch.values import InputError, one_of
 
 ACTIVATIONS: Mapping[str, tuple[Op, Attrs]] = MappingProxyType(
@@ -40,8 +41,8 @@ class Layer(Protocol):
         """Return the arrays the layer owns for inputs of this shape."""
         ...
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
-        """Emit the layer's nodes for input node `x`; `params` maps full names to nodes."""
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        """Emit the layer's nodes for input node `x`; `fed` has the arrays it owns."""
         ...
 
 
@@ -53,10 +54,43 @@ class Composite(Protocol):
     def layers(self) -> tuple[Layer, ...]: ...
 
 
+@runtime_checkable
+class WithConstants(Protocol):
+    """A layer that reads arrays nothing moves, each from a data node of that name."""
+
+    def constants(self) -> Mapping[str, FloatArray]: ...
+
+
+def parts_of(layer: Layer) -> tuple[Layer, ...]:
+    """Return the layers inside the layer, and itself behind them."""
+    inner = layer.layers if isinstance(layer, Composite) else ()
+    return (*(part for each in inner for part in parts_of(each)), layer)
+
+
 def names_of(layer: Layer) -> tuple[str, ...]:
     """Return the layer's name, behind those of the layers inside it."""
-    inner = layer.layers if isinstance(layer, Composite) else ()
-    return (*(name for part in inner for name in names_of(part)), layer.name)
+    return tuple(part.name for part in parts_of(layer))
+
+
+def traced_through(
+    layers: Sequence[Layer], input_shape: Shape, rows_per_example: int = 1
+) -> tuple[tuple[ParameterSpec, ...], Shape]:
+    """Return what a chain of layers owns for inputs of this shape, and the shape of its outputs.
+
+    Both without the batch, which is that of one example at first and may become that of its
+    rows. InputError where the layers do not fit.
+    """
+    b = Builder()
+    x = b.emit(data, attrs={"shape": (1, *input_shape)}, role="input")
+    specs: list[ParameterSpec] = []
+    for layer in layers:
+        owned = layer.parameters(b.shape(x)[1:])
+        x = layer.trace(b, x, Fed(emit_arrays(b, owned)))
+        specs += owned
+    if b.shape(x)[:1] != (rows_per_example,):
+        given = f"{b.shape(x)[0]} rows per example"
+        raise InputError(f"layer {layers[-1].name}: {given}; expected {rows_per_example}")
+    return tuple(specs), b.shape(x)[1:]
 
 
 def _owned(layer: str, weight: Shape, outputs: int, with_bias: bool) -> tuple[ParameterSpec, ...]:
@@ -85,10 +119,10 @@ class Linear:
         _expect(self.name, input_shape, input_shape == (self.n_in,), f"[{self.n_in}]")
         return _owned(self.name, (self.n_out, self.n_in), self.n_out, self.bias)
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         with b.scope(layer=self.name, role="fprop"):
-            y = b.emit(matmul, x, params[f"{self.name}.weight"], attrs={"transpose_b": True})
-            return b.emit(bias, y, params[f"{self.name}.bias"]) if self.bias else y
+            y = b.emit(matmul, x, fed[f"{self.name}.weight"], attrs={"transpose_b": True})
+            return b.emit(bias, y, fed[f"{self.name}.bias"]) if self.bias else y
 
 
 @dataclass(frozen=True)
@@ -111,11 +145,11 @@ class Conv2d:
         weight = (self.c_out, self.c_in, self.window, self.window)
         return _owned(self.name, weight, self.c_out, self.bias)
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         attrs = {"stride": self.stride, "padding": self.padding}
         with b.scope(layer=self.name, role="fprop"):
-            y = b.emit(conv2d, x, params[f"{self.name}.weight"], attrs=attrs)
-            return b.emit(bias, y, params[f"{self.name}.bias"]) if self.bias else y
+            y = b.emit(conv2d, x, fed[f"{self.name}.weight"], attrs=attrs)
+            return b.emit(bias, y, fed[f"{self.name}.bias"]) if self.bias else y
 
 
 @dataclass(frozen=True)
@@ -131,7 +165,7 @@ class Activation:
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
         return ()
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         with b.scope(layer=self.name, role="fprop"):
             op, attrs = ACTIVATIONS[self.function]
             return b.emit(op, x, attrs=attrs)
@@ -154,7 +188,7 @@ class Pool:
         _expect(self.name, input_shape, fits, valid)
         return ()
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         attrs = {"window": self.window, "stride": self.window}
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(POOLS[self.function], x, attrs=attrs)
@@ -169,7 +203,7 @@ class Flatten:
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
         return ()
 
-    def trace(self, b: Builder, x: int, params: Mapping[str, int]) -> int:
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
         shape = b.shape(x)
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(reshape, x, attrs={"shape": (shape[0], size(shape[1:]))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -27,7 +27,8 @@ class ParameterSpec:
 
     `owners` are the layers that hold it, `layer` the first of them: weights can be tied. `fan_in`
     is the number of inputs that one output of the layer sums over. `initial` is the value
-    training starts from; None draws it. Where it is not `trained` it stays as it is.
+    training starts from; None draws it. Where it is not `trained` it stays as it is; a
+    `statistic` is moved by the forward pass instead.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ParameterSpec:
     initial: float | None = None
     others: tuple[str, ...] = ()
     trained: bool = True
+    statistic: bool = False
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -53,6 +55,21 @@ class Input:
     name: str
     shape: Shape
     whole: bool = False
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What layers are traced on: the nodes of parameters and statistics by their full names.
+
+    In `training`, layers add to `moved` the (name, node of its new value) of each statistic.
+    """
+
+    nodes: Mapping[str, int]
+    training: bool = False
+    moved: list[tuple[str, int]] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> int:
+        return self.nodes[name]
 
 
 @dataclass(frozen=True)

@@ -1,85 +1,18 @@
-"""Models as chains of layers, and the networks that tasks can name."""
+"""The networks that tasks can name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 
-import numpy as np
-
-from policysearch.graph import Builder, FloatArray, Shape, size
+from policysearch.graph import Shape, size
 from policysearch.nn.attention import JoinTokens, LayerNorm, Position, Tokens, transformer_block
-from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, names_of
-from policysearch.nn.model import Input, Model, ParameterSpec, Traced, emit_arrays
-from policysearch.ops.source import data
+from policysearch.nn.chain import Chain
+from policysearch.nn.images import BatchNorm, Skip
+from policysearch.nn.language import Embedding
+from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool
 from policysearch.values import InputError
-
-
-@dataclass(frozen=True)
-class Chain(Model):
-    """A chain of layers for images of `input_shape` (one example); [batch, classes] comes out."""
-
-    name: str
-    layers: tuple[Layer, ...]
-    input_shape: Shape
-    classes: int
-
-    def __post_init__(self) -> None:
-        names = self.layer_names
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"model {self.name}: layer {name!r} twice; expected names once")
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:  # type: ignore[override]
-        return (Input("images", self.input_shape),)
-
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        return tuple(name for layer in self.layers for name in names_of(layer))
-
-    @cached_property
-    def _specs(self) -> tuple[ParameterSpec, ...]:
-        b = Builder()
-        x = b.emit(data, attrs={"shape": (1, *self.input_shape)}, role="input")
-        specs: list[ParameterSpec] = []
-        for layer in self.layers:
-            owned = layer.parameters(b.shape(x)[1:])
-            x = layer.trace(b, x, emit_arrays(b, owned))
-            specs += owned
-        if b.shape(x) != (1, self.classes):
-            given = list(b.shape(x)[1:])
-            raise InputError(f"model {self.name}: output {given}; expected [{self.classes}]")
-        return tuple(specs)
-
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """Return every trained array in layer order; InputError where the layers do not fit."""
-        return self._specs
-
-    def init(self, rng: np.random.Generator) -> dict[str, FloatArray]:
-        """Return fresh float32 parameters, uniform within +-1/sqrt(fan_in) or as specified.
-
-        That is what torch's `reset_parameters` of Linear and Conv2d amounts to, for weights
-        (`kaiming_uniform_` with a = sqrt(5)) and biases alike.
-        """
-        return {spec.name: _initial(spec, rng) for spec in self._specs}
-
-    def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
-        """Emit the forward pass; its output are the logits [batch, classes]."""
-        x = fed["images"]
-        for layer in self.layers:
-            x = layer.trace(b, x, fed)
-        return Traced(x)
-
-
-def _initial(spec: ParameterSpec, rng: np.random.Generator) -> FloatArray:
-    if spec.initial is not None:
-        return np.full(spec.shape, spec.initial, np.float32)
-    unit = rng.uniform(-1.0, 1.0, spec.shape).astype(np.float32)
-    return unit * np.float32(spec.fan_in**-0.5)
 
 
 def lenet5(
@@ -165,6 +98,91 @@ def transformer(
     return Chain("transformer", tuple(layers), input_shape, classes)
 
 
+def gpt(
+    input_shape: Shape,
+    classes: int,
+    width: int = 64,
+    hidden: tuple[int, ...] = (256, 256),
+    heads: int = 4,
+    activation: str = "gelu",
+) -> Chain:
+    """Return a decoder that predicts the next of `classes` tokens at each of [time] places.
+
+    One pre-norm block per entry of `hidden`, its inner width; attention looks back alone. Layers
+    are called as those of `transformer`.
+    """
+    if len(input_shape) != 1:
+        raise InputError(f"model gpt: inputs {list(input_shape)}; expected [time] tokens")
+    if min(width, heads, *hidden) < 1 or width % heads:
+        given = f"width {width}, hidden {list(hidden)}, heads {heads}"
+        raise InputError(
+            f"model gpt: {given}; expected positive ones, the width divisible by heads"
+        )
+    (time,) = input_shape
+    layers: list[Layer] = [Embedding("embed", classes, width), Position("position", time)]
+    for number, inner in enumerate(hidden, 1):
+        middle = Activation(f"block{number}.{activation}", activation)
+        block = transformer_block(f"block{number}", width, inner, heads, time, middle, causal=True)
+        layers += block
+    layers += [LayerNorm("norm", width), Linear("head", width, classes, bias=False)]
+    return Chain("gpt", tuple(layers), input_shape, classes, True, time, loss="token_cross_entropy")
+
+
+def resnet(
+    input_shape: Shape,
+    classes: int,
+    widths: tuple[int, ...] = (8, 16, 32, 64),
+    activation: str = "relu",
+) -> Chain:
+    """Return a ResNet for small images: a 3 x 3 stem, two basic blocks per entry of `widths`.
+
+    Every stage but the first halves the image. With four widths that is ResNet-18 without the
+    pooled stem (arXiv 1512.03385). Layers: conv1, bn1, relu1, per block "layer1.0.conv1" and so
+    on, "layer1.0.add" with "layer1.0.downsample.0" and ".1" where the shape changes, pool, fc.
+    """
+    channels, side, wide = input_shape if len(input_shape) == 3 else (0, 0, 1)
+    halvings = 2 ** (len(widths) - 1)
+    if side != wide or side % halvings or not widths or min(widths) < 1:
+        given = f"images {list(input_shape)}, widths {list(widths)}"
+        raise InputError(f"model resnet: {given}; expected square ones, divisible by {halvings}")
+    first = widths[0]
+    layers: list[Layer] = [
+        Conv2d("conv1", channels, first, 3, padding=1, bias=False),
+        BatchNorm("bn1", first),
+        Activation(f"{activation}1", activation),
+    ]
+    before = first
+    for stage, width in enumerate(widths, 1):
+        for block in range(2):
+            stride = 2 if stage > 1 and block == 0 else 1
+            name = f"layer{stage}.{block}"
+            layers += _basic_block(name, before, width, stride, activation)
+            before = width
+    layers += [Pool("pool", side // halvings, "average"), Flatten("flatten")]
+    layers.append(Linear("fc", before, classes))
+    return Chain("resnet", tuple(layers), input_shape, classes)
+
+
+def _basic_block(
+    name: str, c_in: int, c_out: int, stride: int, activation: str
+) -> tuple[Layer, ...]:
+    inner = (
+        Conv2d(f"{name}.conv1", c_in, c_out, 3, stride, 1, bias=False),
+        BatchNorm(f"{name}.bn1", c_out),
+        Activation(f"{name}.{activation}1", activation),
+        Conv2d(f"{name}.conv2", c_out, c_out, 3, padding=1, bias=False),
+        BatchNorm(f"{name}.bn2", c_out),
+    )
+    shortcut: tuple[Layer, ...] = ()
+    if stride != 1 or c_in != c_out:
+        shortcut = (
+            Conv2d(f"{name}.downsample.0", c_in, c_out, 1, stride, bias=False),
+            BatchNorm(f"{name}.downsample.1", c_out),
+        )
+    last = Activation(f"{name}.{activation}2", activation)
+    return Skip(f"{name}.add", inner, shortcut), last
+
+
 ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Chain]
 
 
@@ -187,7 +205,22 @@ def _transformer(
     return transformer(input_shape, classes, width, tuple(hidden), activation=activation)
 
 
+def _gpt(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
+    width, *hidden = widths or (64, 256, 256)
+    return gpt(input_shape, classes, width, tuple(hidden), activation=activation)
+
+
+def _resnet(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
+    return resnet(input_shape, classes, widths or (8, 16, 32, 64), activation)
+
+
 MODELS: Mapping[str, ModelBuilder] = MappingProxyType(
-    {"lenet5": _lenet5, "mlp": _mlp, "transformer": _transformer}
+    {
+        "lenet5": _lenet5,
+        "mlp": _mlp,
+        "transformer": _transformer,
+        "resnet": _resnet,
+        "gpt": _gpt,
+    }
 )
-"""Builders by name: (shape of one image, classes, activation, hidden widths) to the model."""
+"""Builders by name: (shape of one example, classes, activation, hidden widths) to the model."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.layout import last_axis_first
+from policysearch.ops.lanes import LANES, sum_in_lanes
 
 
 def _bind_scale(
@@ -33,44 +35,27 @@ scale = Op(
 """x times the constant `factor`, which is rounded to float32."""
 
 
-SHORT = 16
-"""Rows up to this length are reduced faster side by side: numpy has no SIMD for short ones."""
-
-
 def _work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    return size(out[:-1]) + size(out)
+    return size(out) + LANES * size(out[:-1])
 
 
-def _scratch(
-    x: FloatArray, out: FloatArray, work: FloatArray
-) -> tuple[FloatArray, FloatArray, bool]:
-    """Return a column [..., 1], an array like x to compute in, and whether that is not `out`.
-
-    Where rows are short and contiguous, the second has its last axis outermost in memory.
-    """
-    lead, length = x.shape[:-1], x.shape[-1]
-    count = size(lead)
-    column, rest = work[:count].reshape(*lead, 1), work[count : count + x.size]
-    if length > SHORT or x.strides[-1] != x.itemsize:
-        return column, out, False
-    return column, rest.reshape(length, count).T.reshape(x.shape), True
+def _scratch(x: FloatArray, work: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return room for x [length, ...] and for the lanes of its sum over the first axis."""
+    rows = x.shape[1:]
+    return work[: x.size].reshape(x.shape), work[x.size :][: LANES * size(rows)].reshape(-1, *rows)
 
 
 def _bind_softmax(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    x = inputs[0]
-    column, y, apart = _scratch(x, out, work)
+    x, result = last_axis_first(inputs[0]), last_axis_first(out)
+    y, lanes = _scratch(x, work)
 
     def run() -> None:
-        if apart:
-            np.copyto(y, x)
-        values = y if apart else x
-        np.maximum.reduce(values, axis=-1, keepdims=True, out=column)
-        np.subtract(values, column, out=y)
+        np.copyto(y, x)
+        np.subtract(y, np.maximum.reduce(y, axis=0, out=lanes[0, ...]), out=y)
         np.exp(y, out=y)
-        np.add.reduce(y, axis=-1, keepdims=True, out=column)
-        np.divide(y, column, out=out)
+        np.divide(y, sum_in_lanes(y, lanes), out=result)
 
     return run
 
@@ -79,14 +64,13 @@ def _bind_softmax_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     """y * (grad - sum(grad * y)), the sum over the last axis."""
-    grad, y = inputs
-    column, product, _ = _scratch(y, out, work)
+    grad, y, result = (last_axis_first(array) for array in (*inputs, out))
+    product, lanes = _scratch(y, work)
 
     def run() -> None:
         np.multiply(grad, y, out=product)
-        np.add.reduce(product, axis=-1, keepdims=True, out=column)
-        np.subtract(grad, column, out=out)
-        np.multiply(out, y, out=out)
+        np.subtract(grad, sum_in_lanes(product, lanes), out=result)
+        np.multiply(result, y, out=result)
 
     return run
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Bind, Builder, Example, FloatArray, Node, Op, Shape, size
 from policysearch.layout import stored_view
-from policysearch.ops.conv_geometry import Geometry, geometry
+from policysearch.ops.conv_geometry import Geometry, geometry, is_plain, windows
+from policysearch.ops.conv_windows import bind_conv, bind_dgrad, bind_wgrad, work_of
 
 
 def _fill_columns(
@@ -159,14 +160,29 @@ def _dgrad_work(g: Geometry) -> list[int]:
     ]
 
 
-def _conv_flops(image: Shape, weight: Shape, attrs: Attrs) -> int:
-    g = geometry(image, weight, attrs)
-    return 2 * g.batch * g.out_h * g.out_w * g.c_out * g.k
+def _either(plain: Bind, general: Bind) -> Bind:
+    def bind(
+        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+    ) -> Callable[[], object]:
+        return (plain if is_plain(attrs) else general)(inputs, out, attrs, work)
+
+    return bind
+
+
+def _work(image: Shape, weight: Shape, attrs: Attrs, plain: Callable[[Geometry], int]) -> int:
+    if is_plain(attrs):
+        return plain(geometry(image, weight, attrs))
+    return work_of(windows(image, weight, attrs))
+
+
+def flops_of(result: Shape, weight: Shape) -> int:
+    """Return two FLOPs per product: each value of the result has one per weight of its channel."""
+    return 2 * size(result) * size(weight[1:])
 
 
 def _conv_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    g = geometry(inputs[0], inputs[1], attrs)
-    return (g.batch, g.c_out, g.out_h, g.out_w)
+    w = windows(inputs[0], inputs[1], attrs)
+    return (w.batch, w.c_out, *w.out)
 
 
 def _emit_grad_image(b: Builder, node: Node, grad: int) -> int:
@@ -184,11 +200,11 @@ def _emit_grad_weight(b: Builder, node: Node, grad: int) -> int:
 conv2d_dgrad: Op = Op(
     "conv2d_dgrad",
     shape=lambda inputs, attrs: tuple(attrs["shape"]),
-    bind=_bind_dgrad,
-    flops=lambda inputs, out, attrs: _conv_flops(out, inputs[1], attrs),
+    bind=_either(_bind_dgrad, bind_dgrad),
+    flops=lambda inputs, out, attrs: flops_of(*inputs),
     kind="gemm",
     placement="low",
-    work=lambda inputs, out, attrs: sum(_dgrad_work(geometry(out, inputs[1], attrs))),
+    work=lambda inputs, out, attrs: _work(out, inputs[1], attrs, lambda g: sum(_dgrad_work(g))),
 )
 
 
@@ -201,24 +217,20 @@ def _wgrad_parts(g: Geometry) -> list[int]:
 conv2d_wgrad: Op = Op(
     "conv2d_wgrad",
     shape=lambda inputs, attrs: tuple(attrs["shape"]),
-    bind=_bind_wgrad,
-    flops=lambda inputs, out, attrs: _conv_flops(inputs[1], out, attrs),
+    bind=_either(_bind_wgrad, bind_wgrad),
+    flops=lambda inputs, out, attrs: flops_of(inputs[0], out),
     kind="gemm",
     placement="low",
-    work=lambda inputs, out, attrs: sum(_wgrad_parts(geometry(inputs[1], out, attrs))),
+    work=lambda inputs, out, attrs: _work(inputs[1], out, attrs, lambda g: sum(_wgrad_parts(g))),
 )
-
-
-def _conv_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    return geometry(inputs[0], inputs[1], attrs).columns_size + size(inputs[1])
 
 
 conv2d: Op = Op(
     "conv2d",
     _conv_shape,
-    _bind_conv,
+    _either(_bind_conv, bind_conv),
     gradients=(_emit_grad_image, _emit_grad_weight),
-    flops=lambda inputs, out, attrs: _conv_flops(inputs[0], inputs[1], attrs),
+    flops=lambda inputs, out, attrs: flops_of(out, inputs[1]),
     example=lambda rng: Example(
         (
             rng.standard_normal((2, 3, 7, 6)).astype(np.float32),
@@ -228,6 +240,11 @@ conv2d: Op = Op(
     ),
     kind="gemm",
     placement="low",
-    work=_conv_work,
+    work=lambda inputs, out, attrs: _work(
+        inputs[0], inputs[1], attrs, lambda g: g.columns_size + g.c_out * g.k
+    ),
 )
-"""Cross-correlation of [batch, c_in, h, w] with [c_out, c_in, kh, kw]; `stride`, `padding`."""
+"""Cross-correlation of [batch, c_in, h, w] with [c_out, c_in / groups, kh, kw].
+
+`stride`, `padding` and `dilation` are one number or (of the height, of the width).
+"""

@@ -10,12 +10,13 @@ from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, si
 from policysearch.ops.elementwise import same_shape
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
-_TANH_SCALE = np.float32(np.sqrt(2.0 / np.pi))
-_TANH_CUBIC = np.float32(0.044715)
-_DENSITY = np.float32(1.0 / np.sqrt(2.0 * np.pi))
+TANH_SCALE = np.float32(np.sqrt(2.0 / np.pi))
+TANH_CUBIC = np.float32(0.044715)
+SLOPE_CUBIC, SLOPE_SCALE = 3 * TANH_CUBIC, _HALF * TANH_SCALE
+DENSITY = np.float32(1.0 / np.sqrt(2.0 * np.pi))
 
-_FARTHEST = np.float32(36.0)
-_ERF = tuple(
+FARTHEST = np.float32(36.0)
+ERF = tuple(
     np.float32(c)
     for c in (
         *(0.7978846430778503, 0.03633515536785126, -3.608623592299409e-05),
@@ -24,7 +25,7 @@ _ERF = tuple(
         2.125497992671796e-13,
     )
 )
-"""atanh(erf(x / sqrt(2))) / x as a polynomial of x^2 up to _FARTHEST, where float32's erf is 1.
+"""atanh(erf(x / sqrt(2))) / x as a polynomial of x^2 up to FARTHEST, where float32's erf is 1.
 
 Fitted to mpmath's erf on 2,000 points so that the largest error of erf is least: 1.0e-7 in
 float32, where a unit in the last place of numbers just below 1 is 6e-8.
@@ -35,14 +36,14 @@ def _inner(form: str, x: FloatArray, out: FloatArray, square: FloatArray) -> Non
     """Set `out` to erf(x / sqrt(2)), or to the tanh that stands for it; spend `square`."""
     np.multiply(x, x, out=square)
     if form == "tanh":
-        np.multiply(square, _TANH_CUBIC, out=out)
+        np.multiply(square, TANH_CUBIC, out=out)
         np.add(out, _ONE, out=out)
         np.multiply(out, x, out=out)
-        np.multiply(out, _TANH_SCALE, out=out)
+        np.multiply(out, TANH_SCALE, out=out)
     else:
-        np.minimum(square, _FARTHEST, out=square)
-        out.fill(_ERF[-1])
-        for coefficient in _ERF[-2::-1]:
+        np.minimum(square, FARTHEST, out=square)
+        out.fill(ERF[-1])
+        for coefficient in ERF[-2::-1]:
             np.multiply(out, square, out=out)
             np.add(out, coefficient, out=out)
         np.multiply(out, x, out=out)
@@ -67,10 +68,10 @@ def _bind_gelu(
 def _tanh_slope(x: FloatArray, t: FloatArray, u: FloatArray) -> None:
     """Set `u` to x (1 - t^2) sqrt(2/pi) (1 + 3 * 0.044715 x^2) / 2."""
     np.multiply(x, x, out=u)
-    np.multiply(u, 3 * _TANH_CUBIC, out=u)
+    np.multiply(u, SLOPE_CUBIC, out=u)
     np.add(u, _ONE, out=u)
     np.multiply(u, x, out=u)
-    np.multiply(u, _HALF * _TANH_SCALE, out=u)
+    np.multiply(u, SLOPE_SCALE, out=u)
 
 
 def _bind_gelu_grad(
@@ -91,7 +92,7 @@ def _bind_gelu_grad(
             np.multiply(x, x, out=u)
             np.multiply(u, -_HALF, out=u)
             np.exp(u, out=u)
-            np.multiply(u, _DENSITY, out=u)
+            np.multiply(u, DENSITY, out=u)
             np.multiply(u, x, out=u)
         np.add(t, _ONE, out=t)
         np.multiply(t, _HALF, out=t)

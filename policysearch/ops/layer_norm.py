@@ -1,4 +1,4 @@
-"""Layer normalisation of matrices [rows, features] over the features (arXiv 1607.06450)."""
+"""Layer normalisation over the last axis (arXiv 1607.06450)."""
 
 from __future__ import annotations
 
@@ -7,58 +7,71 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.layout import last_axis_first
+from policysearch.ops import shape as shape_ops
 from policysearch.ops.dense import bias_grad
+from policysearch.ops.lanes import LANES, sum_in_lanes
 
 EPSILON = 1e-5
 """What torch adds to the variance unless told otherwise."""
 
 
 class _Normalise:
-    """(x - mean) / sqrt(variance + epsilon) per row into `out`; `deviation` [rows, 1] is kept.
+    """(x - mean) / sqrt(variance + epsilon) into `normal`, each [features, ...] with rows after.
 
-    It needs the scratch of one matrix, whose values are free again afterwards, and two columns.
+    `inverse` holds 1 / sqrt(variance + epsilon); `scratch`, as large as x, is free afterwards.
     """
 
-    def __init__(self, x: FloatArray, out: FloatArray, attrs: Attrs, work: FloatArray) -> None:
-        rows, features = x.shape
-        self._x, self._out = x, out
-        self._mean = work[:rows].reshape(rows, 1)
-        self.deviation = work[rows : 2 * rows].reshape(rows, 1)
-        self.scratch = np.ndarray(x.shape, np.float32, work[2 * rows :], strides=x.strides)
-        self._share = np.float32(1.0 / features)
+    def __init__(self, x: FloatArray, normal: FloatArray, attrs: Attrs, work: FloatArray) -> None:
+        self._x, self._normal = last_axis_first(x), normal
+        self._share = np.float32(1.0 / x.shape[-1])
         self._epsilon = np.float32(attrs.get("epsilon", EPSILON))
+        shape, rows = self._x.shape, self._x.shape[1:]
+        self.scratch, beside = work[: x.size].reshape(shape), work[x.size :]
+        columns = beside[: (LANES + 1) * size(rows)].reshape(LANES + 1, *rows)
+        self._lanes, self.inverse = columns[:LANES], columns[LANES, ...]
 
     def __call__(self) -> None:
-        out, mean, deviation = self._out, self._mean, self.deviation
-        np.add.reduce(self._x, axis=1, keepdims=True, out=mean)
-        np.multiply(mean, self._share, out=mean)
-        np.subtract(self._x, mean, out=out)
-        np.multiply(out, out, out=self.scratch)
-        np.add.reduce(self.scratch, axis=1, keepdims=True, out=deviation)
-        np.multiply(deviation, self._share, out=deviation)
-        np.add(deviation, self._epsilon, out=deviation)
-        np.sqrt(deviation, out=deviation)
-        np.divide(out, deviation, out=out)
+        np.copyto(self.scratch, self._x)
+        np.subtract(self._x, self.mean(), out=self._normal)
+        np.multiply(self._normal, self._normal, out=self.scratch)
+        np.add(self.mean(), self._epsilon, out=self.inverse)
+        np.sqrt(self.inverse, out=self.inverse)
+        np.divide(np.float32(1.0), self.inverse, out=self.inverse)
+        np.multiply(self._normal, self.inverse, out=self._normal)
+
+    def mean(self) -> FloatArray:
+        """Return the mean of what is in the scratch over the features."""
+        total = sum_in_lanes(self.scratch, self._lanes)
+        return np.multiply(total, self._share, out=total)
 
 
 def _work(matrices: int) -> Callable[[Sequence[Shape], Shape, Attrs], int]:
     def work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-        rows, features = inputs[0]
-        return matrices * rows * features + 2 * rows
+        return matrices * size(inputs[0]) + (LANES + 1) * size(inputs[0][:-1])
 
     return work
+
+
+def _beside(weight: FloatArray, x: FloatArray) -> FloatArray:
+    """Return the weight [features] as it broadcasts over [features, ...]."""
+    return weight.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def _bind_layer_norm(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    x, weight, bias = inputs
-    normalise = _Normalise(x, out, attrs, work)
+    x, *owned = inputs
+    normal = last_axis_first(out)
+    normalise = _Normalise(x, normal, attrs, work)
+    if not owned:
+        return normalise
+    weight, bias = (_beside(each, x) for each in owned)
 
     def run() -> None:
         normalise()
-        np.multiply(out, weight, out=out)
-        np.add(out, bias, out=out)
+        np.multiply(normal, weight, out=normal)
+        np.add(normal, bias, out=normal)
 
     return run
 
@@ -67,25 +80,22 @@ def _bind_layer_norm_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     """With g = grad * weight and y normalised: (g - mean(g) - y * mean(g * y)) / deviation."""
-    grad, x, weight = inputs
-    normal = np.ndarray(x.shape, np.float32, work, strides=x.strides)
-    rest = work[x.size :]
-    normalise = _Normalise(x, normal, attrs, rest)
-    scratch, row = normalise.scratch, rest[: len(x)].reshape(-1, 1)
-    share = np.float32(1.0 / x.shape[1])
+    grad, x, *owned = inputs
+    grad, result = last_axis_first(grad), last_axis_first(out)
+    normal = work[: x.size].reshape(grad.shape)
+    normalise = _Normalise(x, normal, attrs, work[x.size :])
+    scratch, mean = normalise.scratch, normalise.mean
+    weight = _beside(owned[0] if owned else np.ones(1, np.float32), x)
 
     def run() -> None:
         normalise()
-        np.multiply(grad, weight, out=out)
-        np.multiply(out, normal, out=scratch)
-        np.add.reduce(scratch, axis=1, keepdims=True, out=row)
-        np.multiply(row, share, out=row)
-        np.multiply(normal, row, out=normal)
-        np.add.reduce(out, axis=1, keepdims=True, out=row)
-        np.multiply(row, share, out=row)
-        np.subtract(out, row, out=out)
-        np.subtract(out, normal, out=out)
-        np.divide(out, normalise.deviation, out=out)
+        np.multiply(grad, weight, out=result)
+        np.multiply(result, normal, out=scratch)
+        np.multiply(normal, mean(), out=normal)
+        np.copyto(scratch, result)
+        np.subtract(result, mean(), out=result)
+        np.subtract(result, normal, out=result)
+        np.multiply(result, normalise.inverse, out=result)
 
     return run
 
@@ -93,26 +103,31 @@ def _bind_layer_norm_grad(
 def _bind_layer_norm_weight_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    grad, x = inputs
-    normal = np.ndarray(x.shape, np.float32, work, strides=x.strides)
+    grad, x = last_axis_first(inputs[0]), inputs[1]
+    normal = work[: x.size].reshape(grad.shape)
     normalise = _Normalise(x, normal, attrs, work[x.size :])
-    ones = np.ones(len(x), np.float32)
+    lanes = np.empty((len(normal), LANES), np.float32).T
 
     def run() -> None:
         normalise()
         np.multiply(normal, grad, out=normal)
-        np.matmul(ones, normal, out=out)
+        np.copyto(out, sum_in_lanes(normal.reshape(len(normal), -1).T, lanes))
 
     return run
 
 
 def _emit_grad(b: Builder, node: Node, grad: int) -> int:
-    x, weight, _ = node.inputs
-    return b.emit(layer_norm_grad, grad, x, weight, attrs=node.attributes)
+    return b.emit(layer_norm_grad, grad, *node.inputs[:2], attrs=node.attributes)
 
 
 def _emit_weight_grad(b: Builder, node: Node, grad: int) -> int:
     return b.emit(layer_norm_weight_grad, grad, node.inputs[0], attrs=node.attributes)
+
+
+def _emit_bias_grad(b: Builder, node: Node, grad: int) -> int:
+    if len(node.shape) != 2:
+        grad = b.emit(shape_ops.reshape, grad, attrs={"shape": (-1, node.shape[-1])})
+    return b.emit(bias_grad, grad)
 
 
 def _example(rng: np.random.Generator) -> Example:
@@ -133,7 +148,7 @@ layer_norm_grad = Op(
 )
 layer_norm_weight_grad = Op(
     "layer_norm_weight_grad",
-    shape=lambda inputs, attrs: (inputs[1][1],),
+    shape=lambda inputs, attrs: (inputs[1][-1],),
     bind=_bind_layer_norm_weight_grad,
     flops=lambda inputs, out, attrs: 8 * size(inputs[1]),
     kind="reduce",
@@ -144,7 +159,7 @@ layer_norm = Op(
     "layer_norm",
     shape=lambda inputs, attrs: inputs[0],
     bind=_bind_layer_norm,
-    gradients=(_emit_grad, _emit_weight_grad, lambda b, node, grad: b.emit(bias_grad, grad)),
+    gradients=(_emit_grad, _emit_weight_grad, _emit_bias_grad),
     flops=lambda inputs, out, attrs: 8 * size(out),
     example=_example,
     kind="reduce",
@@ -152,4 +167,7 @@ layer_norm = Op(
     in_place=(0,),
     work=_work(1),
 )
-"""weight * (x - mean) / sqrt(variance + `epsilon`) + bias, mean and variance over each row."""
+"""weight * (x - mean) / sqrt(variance + `epsilon`) + bias, mean and variance over the last axis.
+
+Weight and bias may be left out together.
+"""

@@ -27,16 +27,28 @@ def _common_split(a: Shape, b: Shape) -> Shape | None:
     return tuple(high // low for low, high in pairwise(edges))
 
 
-def _bind_reshape(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    """Seen under their common split, both sides are views, whatever their order in storage."""
-    x = inputs[0]
+def seen_alike(
+    x: FloatArray, out: FloatArray, attrs: Attrs
+) -> tuple[FloatArray, FloatArray] | None:
+    """Return views of x and out of which reshape is a plain copy; None where there are none.
+
+    Seen under their common split, both sides are views, whatever their order in storage.
+    """
     split = _common_split(x.shape, out.shape)
     if split is not None:
         source, target = x.reshape(split), out.reshape(split)
         if np.may_share_memory(source, x) and np.may_share_memory(target, out):
-            return lambda: np.copyto(target, source)
+            return source, target
+    return None
+
+
+def _bind_reshape(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    x, views = inputs[0], seen_alike(inputs[0], out, attrs)
+    if views is not None:
+        source, target = views
+        return lambda: np.copyto(target, source)
     return lambda: np.copyto(out, x.reshape(out.shape))
 
 

@@ -18,13 +18,25 @@ def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(attrs.get("shape", _permuted(inputs[0], attrs)))
 
 
+def permuted(x: FloatArray, out: FloatArray, attrs: Attrs) -> tuple[FloatArray, FloatArray] | None:
+    """Return views of x and out of which the op is a plain copy; None where there are none.
+
+    Joining axes that are not stored side by side copies, and such a copy is no view.
+    """
+    source = x.reshape(attrs.get("split", x.shape)).transpose(attrs["axes"])
+    target = out.reshape(_permuted(x.shape, attrs))
+    if np.may_share_memory(source, x) and np.may_share_memory(target, out):
+        return source, target
+    return None
+
+
 def _bind_transpose(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     x, split, axes = inputs[0], attrs.get("split", inputs[0].shape), attrs["axes"]
-    source, target = x.reshape(split).transpose(axes), out.reshape(_permuted(x.shape, attrs))
-    # joining axes that are not stored side by side copies, and a copy must be made anew each run
-    if np.may_share_memory(source, x) and np.may_share_memory(target, out):
+    views = permuted(x, out, attrs)
+    if views is not None:
+        source, target = views
         return lambda: np.copyto(target, source)
     return lambda: np.copyto(out, x.reshape(split).transpose(axes).reshape(out.shape))
 

@@ -74,8 +74,8 @@ class LayerPolicy:
     `compute`: the operands of fprop. `output`: the result of fprop. `grad`: the incoming
     gradient as an operand of dgrad and wgrad. `wgrad`: the result of wgrad, before it is cast to
     float32 for the update. `param`: storage of the parameters the forward pass reads; with
-    master weights the optimizer keeps float32. The result of dgrad has the `grad` format where
-    that has at least 16 bits, else the `output` format.
+    master weights the optimizer keeps float32. The result of dgrad has the `grad` format, or
+    `output`'s where `grad` is for operands only: below 16 bits, or tfloat32.
     """
 
     compute: str = "float32"
@@ -99,7 +99,7 @@ class LayerPolicy:
     @property
     def dgrad(self) -> str:
         """Format of the result of dgrad."""
-        return self.grad if format_named(self.grad).bits >= 16 else self.output
+        return self.output if format_named(self.grad).operands_only else self.grad
 
 
 def uniform_layer(

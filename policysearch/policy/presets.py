@@ -1,4 +1,4 @@
-"""Precision levels of the frameworks, uniform formats and the built-in ladder, as rows.
+"""Precision levels of the frameworks and uniform formats, as rows.
 
 Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/train/amp.py` and
 `train/loss_scale_manager.py`; Apex e13873de `apex/amp/frontend.py`, `apex/amp/lists` and
@@ -10,7 +10,7 @@ Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/trai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ from policysearch.values import one_of
 
 LOSSES = ("softmax_cross_entropy", "token_cross_entropy", "mean_squared_error")
 NORMS = ("batch_norm", "layer_norm")
-PRODUCTS = ("matmul", "conv2d", "bias")
+PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
 WIDE = ("exp", "pow", "rsqrt", "sum")
 """In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
 
@@ -87,6 +87,9 @@ _FLOAT16 = uniform_layer("float16")
 _FLOAT16_COPY = uniform_layer("float16", param="float16")
 _BFLOAT16 = uniform_layer("bfloat16")
 
+TF32 = "torch.tf32"
+"""The preset that is float32 as most users of a device with tfloat32 products have it."""
+
 _MINDSPORE_O1 = Preset(
     "mindspore.O1",
     "convolution, dense and relu in float16, the rest in float32",
@@ -135,6 +138,13 @@ PRESETS: dict[str, Preset] = {
     for row in (
         Preset("float32", "everything in float32", _FLOAT32, others="low", low=WIDE),
         Preset("mindspore.O0", "everything in float32", _FLOAT32, others="low", low=WIDE),
+        Preset(
+            TF32,
+            'products take tfloat32 operands (float32_matmul_precision "high"), all else float32',
+            LayerPolicy(compute="tfloat32", grad="tfloat32"),
+            others="fp32",
+            low=PRODUCTS,
+        ),
         _MINDSPORE_O1,
         _MINDSPORE_O2,
         Preset(
@@ -149,7 +159,7 @@ PRESETS: dict[str, Preset] = {
             "lists per primitive: products in float16, bias added in float32, no loss scale",
             _FLOAT16,
             others="promote",
-            low=("matmul", "conv2d"),
+            low=PRODUCTS[:-1],
             fp32=("softmax", *NORMS),
             bias="fp32",
         ),
@@ -260,17 +270,6 @@ PRESETS: dict[str, Preset] = {
     )
 }
 
-LADDER = (
-    "mindspore.O2.fixed128",
-    "mindspore.O1.fixed128",
-    "mindspore.O1.dynamic",
-    "float32",
-)
-"""The recommended fallback order: take the first that trains."""
-
-UNIFORM = ("float8", "float16", "bfloat16", "float32")
-"""One format for every layer, from the narrowest."""
-
 
 def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None = None) -> Policy:
     """Return preset `name` as a policy of these layers, complete for every op there is.
@@ -293,8 +292,3 @@ def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None
         loss_scale=row.loss_scale,
         scaling=row.scaling,
     )
-
-
-def ladder(layers: Sequence[str], names: Iterable[str] = LADDER) -> tuple[Policy, ...]:
-    """Return the presets `names` as policies of these layers, in that order."""
-    return tuple(preset(name, layers) for name in names)

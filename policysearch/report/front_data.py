@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from policysearch.accumulators import accumulator_named
+from policysearch.policy.presets import TF32
 from policysearch.search.results import Results
+from policysearch.search.spec import StudySpec
+from policysearch.search.trials import Trial
 
 EMULATORS: Mapping[str, str] = MappingProxyType(
     {"c": "C and numpy", "numpy": "numpy", "off": "the reference"}
@@ -23,10 +26,49 @@ def csv_text(results: Results) -> str:
     return text
 
 
+def batches(spec: StudySpec) -> str:
+    """Say at which batch a step was trained and priced, and why at two."""
+    trained, priced = spec.task.batch_size, spec.priced_batch_size
+    if trained == priced:
+        return f"trained and priced at batch {trained}"
+    return f"trained at batch {trained}, priced at batch {priced} ({spec.cost.batch_size_reason})"
+
+
+def speedups(results: Results, trial: Trial) -> str:
+    """Return the modeled speedups of a policy over each reference, with their intervals."""
+    said = (
+        f"{x.value:.2f} ({x.low:.2f} to {x.high:.2f}) over {_called(results, x.over)}"
+        for x in results.speedups(trial)
+    )
+    return "modeled speedup " + ", ".join(said)
+
+
+def _called(results: Results, name: str) -> str:
+    """Return what a reference is called beside others."""
+    if name == results.spec.study.baseline:
+        return f"the baseline {name}"
+    return {TF32: "TF32"}.get(name, name)
+
+
+def reference_names(results: Results) -> dict[str, float]:
+    """Return what else than strict float32 speed is compared with, and its speedup over that."""
+    named = list(results.reference_speedups.items())[1:]
+    return {_called(results, name): speedup for name, speedup in named}
+
+
+def _references(results: Results) -> str:
+    """Say over what a speedup is, and how fast the other references are."""
+    others = (f"{name} is {value:.2f}x" for name, value in reference_names(results).items())
+    said = ", ".join(others)
+    return f" Speedup is over strict float32; {said} that." if said else ""
+
+
 def caption(results: Results) -> str:
-    """Return on what the results rest: device, stack, batches, seeds, accumulator, noise."""
+    """Return on what the results rest: device, stack, batches, seeds, accumulator, noise.
+
+    First, where it is so, that the recipe cannot rank policies.
+    """
     spec = results.spec
-    priced = spec.cost.batch_size or spec.task.batch_size
     accumulators = [accumulator_named(name) for name in results.accumulators or ("float32",)]
     sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
@@ -35,9 +77,10 @@ def caption(results: Results) -> str:
     noise = "not measured"
     if results.noise_gap is not None:
         noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
+    ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
     return (
-        f"Modeled, not measured: speed and memory of {spec.cost.device} with {spec.cost.stack}, "
-        f"batch {priced}.\n"
+        f"{ranks}Modeled, not measured: speed and memory of {spec.cost.device} "
+        f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}\n"
         f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
         f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."

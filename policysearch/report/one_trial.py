@@ -1,21 +1,20 @@
 """One policy of a study as text: how it trained, layer by layer, its modeled time and memory.
 
-Counts are sums over the seeds. Times and bytes are modeled; shares are of the kernels' time.
+Counts are sums over the seeds. Times and bytes are modeled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policysearch.cost.devices import device_named
-from policysearch.cost.price import PolicyCost
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.report.front_data import batches, speedups
+from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
+from policysearch.report.step_cost import cost_blocks
 from policysearch.report.table import HEADER, aligned, cells
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
 from policysearch.values import InputError
-
-MIB = 2.0**20
 
 
 def trial_page(results: Results, number: int) -> str:
@@ -27,11 +26,13 @@ def trial_page(results: Results, number: int) -> str:
         [_title(trial), standing(results, trial), results.verdict(trial)],
         [_settings(trial.policy), _mean(results, trial)],
         _seeds(results, trial),
+        trend_lines(results, trial),
+        scale_lines(results, trial),
         _layers(trial),
-        _time(trial.cost),
-        _memory(trial.cost),
+        lost_lines(trial),
+        *cost_blocks(results, trial),
     ]
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def tried_page(results: Results, number: int, new: bool) -> str:
@@ -49,17 +50,31 @@ def tried_page(results: Results, number: int, new: bool) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
+def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
+    """Return what an exported file says of the policy: gap, speedups, batches, horizon."""
+    gap = "diverged" if trial.diverged else f"loss gap {trial.loss_gap:+.2e} nats"
+    return (
+        f"trial {trial.number} of study {results.spec.study.name}: {gap}",
+        speedups(results, trial),
+        batches(results.spec),
+        results.verdict(trial),
+    )
+
+
 def standing(results: Results, trial: Trial) -> str:
     """Say whether the trial is on the front, and which members of it are better if not."""
     if trial.diverged:
         return f"not on the front: {trial.divergence}"
+    if results.cannot_rank:
+        return f"not ranked: {results.cannot_rank}"
     if trial in results.front:
         return "on the front" + ", its knee" * (trial is results.knee())
     better = results.beaten_by(trial)
     nearest = min(better, key=lambda t: (results.counted_gap(t), -t.cost.speedup, t.number))
     more = f", nor than {len(better) - 1} more of the front" if len(better) > 1 else ""
     return (
-        f"not on the front: better in nothing than trial {nearest.number} ({nearest.label}){more}"
+        f"not on the front: better in nothing that can be told than trial {nearest.number} "
+        f"({nearest.label}){more}"
     )
 
 
@@ -169,29 +184,3 @@ def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     for layer, count in pairs:
         sums[layer] = sums.get(layer, 0) + count
     return sums
-
-
-def _time(cost: PolicyCost) -> list[str]:
-    by_format = sorted(cost.format_shares, key=lambda pair: -pair[1])
-    bound = "launches by the host" if cost.host_bound else "the kernels"
-    lines = [
-        cost.summary,
-        f"the step's time is set by {bound}",
-        "kernels by format: " + ", ".join(f"{name} {share:.1%}" for name, share in by_format),
-        f"casts {cost.cast_share:.1%} of the kernels' time, optimizer {cost.optimizer_share:.1%}",
-        f"products with every operand below 32 bits: {cost.low_precision_share:.1%} of the FLOPs",
-    ]
-    missing = f"the device does not multiply {', '.join(cost.emulated)}: widened first"
-    return lines + [missing] * bool(cost.emulated)
-
-
-def _memory(cost: PolicyCost) -> list[str]:
-    low, high = cost.reserved_low_bytes / MIB, cost.reserved_high_bytes / MIB
-    sizes = "/".join(f"{size:g}" for size in device_named(cost.device).memory_gib)
-    fits = "fits" if cost.fits else "does not fit"
-    return [
-        f"modeled memory: peak {cost.peak_bytes / MIB:.4g} MiB "
-        f"(float32 {cost.float32_peak_bytes / MIB:.4g} MiB), "
-        f"reserved {low:.4g} to {high:.4g} MiB",
-        f"{fits} on {cost.device} ({sizes} GiB)",
-    ]

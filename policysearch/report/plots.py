@@ -13,16 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from policysearch.report.front_data import caption
+from policysearch.report.front_data import caption, reference_names
 from policysearch.search.front import non_dominated
 from policysearch.search.results import Results
 from policysearch.search.rows import Row
 
 MARKERS = "sD^v<>pPXhHd8"
+LINES = (":", "--")
 CAPTION_LETTERS = 150
 """So many letters of the caption fit on a line; one narrow letter takes less, a wide one more."""
 
-TITLE_LETTERS = 48
+TITLE_LETTERS = 56
 FRONT = "front, numbered by trial"
 PLACES = ((4, 4), (4, -10), (-4, 4), (-4, -10), (4, 12), (4, -18), (-4, 12), (-4, -18))
 """Where a number may stand beside its point, in points of type; the first that is free is taken."""
@@ -36,6 +37,7 @@ class View:
     label: str
     value: Callable[[Row], float]
     sign: float
+    better: str
     low: Callable[[Row], float] | None = None
     high: Callable[[Row], float] | None = None
 
@@ -46,10 +48,17 @@ VIEWS = (
         "modeled speedup over float32",
         lambda row: row.modeled_speedup,
         -1.0,
+        "up is faster",
         lambda row: row.modeled_speedup_low,
         lambda row: row.modeled_speedup_high,
     ),
-    View("memory", "modeled peak memory, share of float32", lambda r: r.modeled_memory_ratio, 1.0),
+    View(
+        "memory",
+        "modeled peak memory, share of float32",
+        lambda row: row.modeled_memory_ratio,
+        1.0,
+        "down needs less memory",
+    ),
 )
 
 
@@ -70,7 +79,8 @@ def figure(results: Results, view: View) -> Figure:
 
     Policies on the front in all objectives are blue with the numbers of their trials, dominated
     ones grey; the line joins those that nothing beats in this plot. Upright bars are intervals of
-    the model, level ones of the seeds. Diverged policies are counted, not drawn.
+    the model, level ones of the seeds; level lines across the plot of speed are what else speed is
+    compared with. Diverged policies are counted, not drawn.
     """
     rows = [row for row in results.rows() if not row.diverged]
     fig = Figure(figsize=(8.0, 5.4), layout="constrained")
@@ -83,8 +93,9 @@ def figure(results: Results, view: View) -> Figure:
         left, right = least / 2.0, results.resolution_gap
         axes.axvspan(left, right, color="tab:orange", alpha=0.18, label="10 x noise floor", lw=0)
     _draw_points(axes, rows, view, least)
-    _draw_line(axes, rows, view, least)
+    _draw_line(axes, [] if results.cannot_rank else rows, view, least)
     _draw_presets(axes, rows, view, least)
+    _draw_references(axes, results, rows, view, least)
     _draw_by_hand(axes, rows, view, least)
     _draw_signs(axes, rows, view, least)
     _draw_knee(axes, results, view, least)
@@ -92,9 +103,9 @@ def figure(results: Results, view: View) -> Figure:
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
-    axes.set_title(textwrap.fill(_title(results), TITLE_LETTERS), fontsize=10, loc="left")
-    if results.float32_fault:
-        axes.text(0.5, 0.5, "float32 itself did not train", transform=axes.transAxes, ha="center")
+    axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
+    said = "float32 itself did not train" if results.float32_fault else results.cannot_rank
+    axes.text(0.5, 0.5, said.partition(":")[0], transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
         fig.legend(loc="outside right upper", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
@@ -103,12 +114,15 @@ def figure(results: Results, view: View) -> Figure:
     return fig
 
 
-def _title(results: Results) -> str:
+def _title(results: Results, view: View) -> list[str]:
     diverged = sum(trial.diverged for trial in results.trials)
     lost = f"; {diverged} diverged, not shown" * bool(diverged)
     lost += f"; {len(results.failed)} failed" * bool(results.failed)
     tried = len(results.trials) + len(results.failed)
-    return f"{results.spec.study.name}: {tried} policies{lost}"
+    task = results.spec.task
+    head = f"{results.spec.study.name}: {tried} policies for {task.model} on {task.data}"
+    way = f"left is closer to float32, {view.better}; the star is the knee, the one to take"
+    return [*textwrap.wrap(head + lost, TITLE_LETTERS), way]
 
 
 def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) -> None:
@@ -187,6 +201,22 @@ def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None
             label=row.presets.replace(" ", "\n"),
             zorder=4,
         )
+
+
+def _draw_references(
+    axes: Axes, results: Results, rows: list[Row], view: View, least: float
+) -> None:
+    """Ring the baseline and, where speed is drawn, lay a line at each reference's."""
+    if view.low is not None:
+        for (name, speedup), style in zip(reference_names(results).items(), LINES, strict=False):
+            label = f"{name}:\n{speedup:.2f}x float32"
+            axes.axhline(speedup, color="tab:red", alpha=0.6, lw=0.9, ls=style, label=label)
+    for row in rows:
+        if row.baseline in row.presets.split():
+            place = max(row.counted_gap, least), view.value(row)
+            axes.scatter(
+                *place, s=150, color="none", edgecolors="tab:red", label="baseline", zorder=3.5
+            )
 
 
 def _draw_knee(axes: Axes, results: Results, view: View, least: float) -> None:

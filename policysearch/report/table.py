@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from policysearch.report.front_data import caption
 from policysearch.search.results import Results
 from policysearch.search.rows import Row
+from policysearch.search.trend import Trend
 
 HEADER = (
     "trial",
@@ -15,6 +16,8 @@ HEADER = (
     "tie",
     "val acc",
     "modeled speedup",
+    "over TF32",
+    "over baseline",
     "modeled memory",
     "early sign",
     "gap confirmed, later",
@@ -24,15 +27,17 @@ HEADER = (
 def front_table(results: Results) -> str:
     """Return the front, fastest first, below a line on the study and above the caption.
 
+    Where the recipe cannot rank policies there is no front, and every policy stands in its place.
     Below the front stand what was tried by hand and is not on it, and what did not train, and why.
     """
     every = results.rows()
-    rows = [row for row in every if row.on_front]
-    others = [row for row in every if row.by_hand and not row.on_front and not row.diverged]
+    rows = [row for row in every if row.on_front or (results.cannot_rank and not row.diverged)]
+    others = [row for row in every if row.by_hand and row not in rows and not row.diverged]
     lost = [trial for trial in results.trials if trial.diverged]
     head = (
         f"study {results.spec.study.name}: {len(results.trials) + len(results.failed)} policies "
-        f"tried, {len(lost)} diverged, {len(results.failed)} failed, {len(rows)} on the front"
+        f"tried, {len(lost)} diverged, {len(results.failed)} failed, "
+        f"{len(results.front)} on the front"
     )
     said = [f"trial {t.number}: {t.name}: {t.divergence}" for t in lost]
     said += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
@@ -45,7 +50,8 @@ def front_table(results: Results) -> str:
 
 def warnings(results: Results) -> list[str]:
     """Return what makes the results worth less than they look, one line each."""
-    fault = [f"warning: {results.float32_fault}"] * bool(results.float32_fault)
+    told = (results.float32_fault, results.cannot_rank)
+    fault = [f"warning: {reason}" for reason in told if reason]
     return fault + [f"warning: results of both sides of a change: {c}" for c in results.mixed]
 
 
@@ -59,6 +65,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.validation_accuracy:.3f}",
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
+        *(_or_dash(speed) for speed in (row.speedup_over_tf32, row.speedup_over_baseline)),
         f"{row.modeled_memory_ratio:.3f}",
         row.early_sign,
         _confirmed(row),
@@ -68,6 +75,10 @@ def cells(row: Row) -> tuple[str, ...]:
 def _name(row: Row) -> str:
     known = f" = {row.presets}" if row.presets not in ("", row.policy) else ""
     return f"{row.policy}{known}{' (by hand)' if row.by_hand else ''}"
+
+
+def _or_dash(speedup: float | None) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}"
 
 
 def _gap(row: Row) -> str:
@@ -87,7 +98,7 @@ def confirmed_table(results: Results) -> str:
     """Return every confirmed policy, short gap against long, and what the long one was beside."""
     rows = [row for row in results.rows() if row.confirmed_gap is not None]
     if not rows:
-        return "nothing confirmed yet"
+        return results.cannot_rank or "nothing confirmed yet"
     first = rows[0]
     head = (
         f"confirmed over {first.confirmed_steps} steps, on seeds the search did not use; float32's "
@@ -101,11 +112,19 @@ def confirmed_table(results: Results) -> str:
             f"{row.loss_gap:+.2e}",
             f"{row.confirmed_gap:+.2e}",
             row.fault or "holds",
+            *_course(results.confirmed_trend(results.trial(row.trial))),
         )
         for row in rows
     ]
     titles = ("trial", "policy", "modeled speedup", "short gap", "long gap", "verdict")
-    return "\n".join([head, "", *aligned([titles, *cells])])
+    course = ("trend", "of float32's loss on the way")
+    return "\n".join([head, "", *aligned([(*titles, *course), *cells])])
+
+
+def _course(trend: Trend) -> tuple[str, str]:
+    """Return where the gap goes, in nats and beside float32's loss, and its shares of that loss."""
+    words = trend.gap if trend.gap == trend.relative else f"{trend.gap}, {trend.relative}"
+    return words, " ".join(f"{p.relative:+.1%}" for p in trend.points if p.relative is not None)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -38,9 +38,9 @@ class _Pass:
         self.b = Builder()
         self.new: dict[int, int] = {}
         self.casts: dict[tuple[int, str], int] = {}
-        self.forward_formats: dict[tuple[str, str], str] = {}
-        self.gradient_formats: dict[tuple[str, str], str] = {}
-        self.parameter_formats: dict[tuple[str, str], str] = {}
+        self.forward_formats: dict[int, str] = {}
+        self.gradient_formats: dict[int, str] = {}
+        self.parameter_formats: dict[int, str] = {}
         self.readers = graph.readers()
         self.replaced_by = {new: old for old, new in graph.updates}
         self.stored: dict[int, int] = {}
@@ -71,7 +71,7 @@ class _Pass:
             stored = self.layer(node).param
         elif node.op.name == "state":
             stored = self.policy.optimizer_state
-        self.gradient_formats[node.layer, node.op.name] = stored
+        self.gradient_formats[node.id] = stored
         return self.b.copy(node, (), format=stored)
 
     def forward(self, node: Node) -> int:
@@ -89,12 +89,11 @@ class _Pass:
             given = {"fp32": "float32", "pinned": node.attributes.get("format")}
             wanted = given.get(placement) or self.widest(node)
             made = self.emit(node, self.operands(node, wanted), wanted)
-        key = node.layer, node.op.name
-        self.forward_formats[key] = self.b.nodes[made].format
-        self.gradient_formats[key] = self.gradient_format(node, placement)
+        self.forward_formats[node.id] = self.b.nodes[made].format
+        self.gradient_formats[node.id] = self.gradient_format(node, placement)
         # parameters that a promoted op pins have their gradients in their own format
         owned = (i for i in node.inputs if self.graph.nodes[i].op.name == "parameter")
-        self.parameter_formats[key] = self.gradients_widest((*node.deciding, *owned))
+        self.parameter_formats[node.id] = self.gradients_widest((*node.deciding, *owned))
         return made
 
     def gradient_format(self, node: Node, placement: str) -> str:
@@ -112,8 +111,7 @@ class _Pass:
         return self.gradients_widest(node.deciding)
 
     def gradients_widest(self, ids: Iterable[int]) -> str:
-        given = [self.graph.nodes[i] for i in ids]
-        return _widest(self.gradient_formats[value.layer, value.op.name] for value in given)
+        return _widest(self.gradient_formats[i] for i in ids)
 
     def bias(self, node: Node) -> int:
         """The bias takes the output format; the sum is rounded once where it is fused."""
@@ -127,18 +125,17 @@ class _Pass:
     def gradient(self, node: Node) -> int:
         if "gradient_of" in node.attributes:
             # the gradients of a value are summed in the value's own format
-            flowing = self.gradient_formats[node.attributes["gradient_of"]]
+            flowing = self.gradient_formats[node.of]
             return self.emit(node, [self.operand(i, flowing, node) for i in node.inputs], flowing)
         placement = self.placement(node)
         if placement == "low":
             return self.low_gradient(node)
         if placement == "fp32":
             return self.emit(node, self.operands(node, "float32"))
-        key = node.layer, node.source
-        produced, flowing = self.forward_formats[key], self.gradient_formats[key]
+        produced, flowing = self.forward_formats[node.of], self.gradient_formats[node.of]
         # what the forward op read is read again, in the format it was read in
         inputs = self.operands(node, produced, flowing)
-        stored = self.parameter_formats[key] if node.role == "wgrad" else flowing
+        stored = self.parameter_formats[node.of] if node.role == "wgrad" else flowing
         return self.emit(node, inputs, stored)
 
     def low_gradient(self, node: Node) -> int:

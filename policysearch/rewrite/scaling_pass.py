@@ -203,7 +203,7 @@ class ScalingPass:
         """Return the axes of the operand that are summed over; none where they do not matter."""
         if self.scaling.recipe in ("current", "delayed"):
             return ()
-        if node.op.name in _CONV_AXES:
+        if node.op.name in _CONV_AXES and node.attributes.get("groups", 1) == 1:
             return _CONV_AXES[node.op.name][position]
         if node.op.name == "matmul":
             attrs = node.attributes

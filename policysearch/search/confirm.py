@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policysearch.objective import DIVERGED_GAP, Measurement, Outcome, gap
+from policysearch.objective import DIVERGED_GAP, Measurement, Outcome, gap, gap_curve
 from policysearch.search.front import non_dominated
 from policysearch.search.records import RunKey
 from policysearch.search.results import Results
@@ -93,4 +93,5 @@ def _confirmation(
         gap_spread=statistics.stdev(gaps) if len(gaps) > 1 else None,
         float32_loss=math.fsum(losses) / len(losses) if losses else math.nan,
         diverged=diverged,
+        gap_curves=tuple(gap_curve(run, beside) for _, run, beside in measured),
     )

@@ -31,14 +31,55 @@ def non_dominated(points: Sequence[Point]) -> list[int]:
     return sorted(front)
 
 
-def knee(points: Sequence[Point]) -> int:
+def covers(a: Point, b: Point, told: Sequence[float]) -> bool:
+    """Whether `a` is no worse than `b` by what can be told.
+
+    Axis i is resolved from a relative difference of `told[i]` on, 0 for an exact one; those with a
+    resolution must hold values of one sign.
+    """
+    return all(
+        _steps(x, least) - _steps(y, least) < 1.0 if least else x <= y
+        for x, y, least in zip(a, b, told, strict=True)
+    )
+
+
+def thinned(points: Sequence[Point], told: Sequence[float]) -> list[int]:
+    """Return the indices of the points that no other kept one `covers`, in the given order.
+
+    Points are looked at from the best on the exact axes on, and among equals from the best on all
+    others together, so that what is lost with a point is less than one resolution. With exact
+    axes alone these are the `non_dominated` ones.
+    """
+    kept: list[int] = []
+    for index in sorted(range(len(points)), key=lambda i: (_key(points[i], told), points[i], i)):
+        if not any(covers(points[k], points[index], told) for k in kept):
+            kept.append(index)
+    return sorted(kept)
+
+
+def _key(point: Point, told: Sequence[float]) -> tuple[Point, float]:
+    pairs = list(zip(point, told, strict=True))
+    coarse = math.fsum(_steps(value, least) for value, least in pairs if least)
+    return tuple(value for value, least in pairs if not least), coarse
+
+
+def _steps(value: float, told: float) -> float:
+    """Return the logarithm of a value in steps of its resolution, larger being worse."""
+    return math.copysign(1.0, value) * math.log(abs(value)) / math.log1p(told)
+
+
+def knee(points: Sequence[Point], decades: int | None = None) -> int:
     """Return the index of the point nearest to the ideal, each axis scaled to the front's range.
+
+    The axis `decades` enters by its logarithm; there zero counts as the least above it.
 
     The ideal is the best of the front on every axis at once; distance is Euclidean. Ties go to
     the first point. Raises ValueError for no points.
     """
     if not points:
         raise ValueError("knee of no points")
+    if decades is not None:
+        points = _logarithmic(points, decades)
     axes = list(zip(*points, strict=True))
     lows = [min(axis) for axis in axes]
     spans = [max(axis) - low or 1.0 for axis, low in zip(axes, lows, strict=True)]
@@ -48,3 +89,10 @@ def knee(points: Sequence[Point]) -> int:
         return math.hypot(*scaled)
 
     return min(range(len(points)), key=lambda i: (distance(points[i]), i))
+
+
+def _logarithmic(points: Sequence[Point], axis: int) -> list[Point]:
+    least = min((point[axis] for point in points if point[axis] > 0.0), default=1.0)
+    return [
+        (*point[:axis], math.log10(max(point[axis], least)), *point[axis + 1 :]) for point in points
+    ]

@@ -3,7 +3,9 @@
 Three seeds say little about one policy's spread, but a study has dozens of policies whose spreads
 follow their gaps. So the spread of each is drawn towards that trend, as far as the policies agree
 on it (the moderated variance of Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004, with a trend as
-in Law et al., Genome Biology 15:R29, 2014).
+in Law et al., Genome Biology 15:R29, 2014). Policies are trained on the same seeds and err
+together, so thirty of them say less than thirty would that were independent: what the trend is
+worth to each is worked out from how their gaps vary together.
 """
 
 from __future__ import annotations
@@ -21,9 +23,6 @@ CONFIDENCE = 0.95
 FEWEST = 4
 """With fewer policies that have a spread there is no trend: each stands for itself."""
 
-MOST_PRIOR = 4.0
-"""Most degrees of freedom that the trend is worth: policies share seeds, so they err together."""
-
 
 @dataclass(frozen=True)
 class Interval:
@@ -37,70 +36,99 @@ class Interval:
 
     def apart(self, other: Interval) -> bool:
         """Whether the two means differ at 95 %."""
+        return abs(self.mean - other.mean) > self.reach(other)
+
+    def reach(self, other: Interval) -> float:
+        """Return the least difference of the two means that is one at 95 %, in nats."""
         degrees = min(self.degrees, other.degrees)
-        reach = float(student.ppf(0.5 + CONFIDENCE / 2, degrees))
-        return abs(self.mean - other.mean) > reach * math.hypot(self.error, other.error)
+        wide = float(student.ppf(0.5 + CONFIDENCE / 2, degrees))
+        return wide * math.hypot(self.error, other.error)
 
 
 def intervals(gaps: Sequence[Sequence[float]]) -> list[Interval | None]:
-    """Return the interval of each policy's mean gap, from its gap per seed.
+    """Return the interval of each policy's mean gap, from its gap per seed, in one order of seeds.
 
     None for a policy with one seed: nothing is known of its spread, and none is made up. A policy
     whose gaps are all equal (float32 itself) has an interval without width.
     """
-    means = np.array([math.fsum(row) / len(row) for row in gaps])
-    counts = np.array([len(row) for row in gaps])
-    squares = np.array([_square(row) for row in gaps])
-    fitted = (counts > 1) & (squares > 0.0)
-    prior, prior_degrees = _prior(means, squares, counts - 1.0, fitted)
-    found: list[Interval | None] = []
-    for mean, square, count, expected, spread in zip(
-        means, squares, counts, prior, fitted, strict=True
-    ):
-        if count < 2:
-            found.append(None)
-            continue
-        degrees = count - 1.0 + prior_degrees
-        variance = (prior_degrees * expected + (count - 1.0) * square) / degrees if spread else 0.0
-        error = math.sqrt(variance / count)
-        reach = float(student.ppf(0.5 + CONFIDENCE / 2, degrees)) * error
-        found.append(Interval(float(mean), mean - reach, mean + reach, error, degrees))
+    most = max((len(row) for row in gaps), default=0)
+    fitted = [i for i, row in enumerate(gaps) if len(row) == most > 1 and np.var(row) > 0.0]
+    shared: dict[int, tuple[float, float]] = {}
+    if len(fitted) >= FEWEST:
+        moderated = _moderated(np.array([gaps[i] for i in fitted]))
+        shared = dict(zip(fitted, moderated, strict=True))
+    return [_interval(row, *shared.get(i, _alone(row))) for i, row in enumerate(gaps)]
+
+
+def _interval(row: Sequence[float], variance: float, degrees: float) -> Interval | None:
+    if len(row) < 2:
+        return None
+    mean, error = math.fsum(row) / len(row), math.sqrt(variance / len(row))
+    reach = float(student.ppf(0.5 + CONFIDENCE / 2, degrees)) * error
+    return Interval(mean, mean - reach, mean + reach, error, degrees)
+
+
+def _alone(row: Sequence[float]) -> tuple[float, float]:
+    """Return the variance of one policy over its seeds, and its degrees of freedom."""
+    return (float(np.var(row, ddof=1)), len(row) - 1.0) if len(row) > 1 else (0.0, 0.0)
+
+
+def _moderated(gaps: NDArray[np.float64]) -> list[tuple[float, float]]:
+    """Return each policy's variance drawn towards the trend, and its degrees of freedom.
+
+    `gaps`: [policies, seeds]. log s^2 is linear in log |gap|; with d = seeds - 1 its expectation is
+    log sigma^2 + digamma(d/2) - log(d/2) and its variance trigamma(d/2). Two policies' log s^2 vary
+    together as the square of their gaps' correlation. What the policies vary more about the line
+    than that is how little they agree, and the line itself is no surer than its weights make it.
+    """
+    d = gaps.shape[1] - 1.0
+    squares, sampling = np.var(gaps, axis=1, ddof=1), float(polygamma(1, d / 2))
+    weights, line, left = _trend(gaps.mean(axis=1), squares, d)
+    together = _together(gaps, float(left @ left) / (len(gaps) - 2) / sampling)
+    free = np.eye(len(gaps)) - weights
+    excess = max(0.0, (left @ left - sampling * np.trace(free @ together)) / (len(gaps) - 2))
+    unsure = sampling * together + excess * np.eye(len(gaps))
+    found = []
+    for place, weight in enumerate(weights):
+        prior = _degrees(excess + float(weight @ unsure @ weight))
+        share, common = prior / (prior + d), float(weight @ together[place])
+        spread = share**2 / prior + (1 - share) ** 2 / d + 2 * share * (1 - share) * common / d
+        variance = share * math.exp(line[place]) + (1 - share) * squares[place]
+        found.append((float(variance), max(1.0, min(1.0 / spread, prior + d))))
     return found
 
 
-def _square(row: Sequence[float]) -> float:
-    return float(np.var(row, ddof=1)) if len(row) > 1 else 0.0
+def _trend(
+    means: NDArray[np.float64], squares: NDArray[np.float64], d: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the weights [policies, policies] of a least-squares line, the line, what is left."""
+    floor = float(np.median(np.sqrt(squares))) * 1e-2
+    x = np.log(np.maximum(np.abs(means), floor))
+    y = np.log(squares) - digamma(d / 2) + np.log(d / 2)
+    design = np.stack([np.ones_like(x), x], axis=1)
+    weights = design @ np.linalg.pinv(design)
+    return weights, weights @ y, y - weights @ y
 
 
-def _prior(
-    means: NDArray[np.float64],
-    squares: NDArray[np.float64],
-    degrees: NDArray[np.float64],
-    fitted: NDArray[np.bool_],
-) -> tuple[NDArray[np.float64], float]:
-    """Return each policy's variance by the trend, and the degrees of freedom that is worth.
+def _together(gaps: NDArray[np.float64], scatter: float) -> NDArray[np.float64]:
+    """Return an estimate [policies, policies] of the squared correlations between policies.
 
-    log s^2 is linear in log |gap|; E log s^2 = log sigma^2 + digamma(d/2) - log(d/2), and what
-    varies more about the line than trigamma(d/2) is how little policies agree.
+    The square of a correlation over d degrees of freedom is 1/d on average where there is none.
+    Two seeds correlate any two policies; then what their variances scatter less about the line
+    than independent ones would is taken for shared. `scatter` is that, 1 where nothing is.
     """
-    if fitted.sum() < FEWEST:
-        return np.ones_like(means), 0.0
-    d, size = degrees[fitted], np.abs(means)
-    floor = float(np.median(np.sqrt(squares[fitted]))) * 1e-2
-    x = np.log(np.maximum(size, floor))
-    y = np.log(squares[fitted]) - digamma(d / 2) + np.log(d / 2)
-    slope, height = np.polyfit(x[fitted], y, 1)
-    line = height + slope * x
-    left = float(np.var(y - line[fitted], ddof=2)) - float(np.mean(polygamma(1, d / 2)))
-    return np.exp(line), _degrees(left)
+    d = gaps.shape[1] - 1.0
+    if d < 2.0:
+        shared = min(1.0, max(0.0, 1.0 - scatter))
+        return shared + (1.0 - shared) * np.eye(len(gaps))
+    found: NDArray[np.float64] = (np.corrcoef(gaps) ** 2 - 1 / d) / (1 - 1 / d)
+    return found
 
 
-def _degrees(excess: float) -> float:
-    """Return d with trigamma(d/2) = `excess`, at most MOST_PRIOR; that where nothing is left."""
-    if excess <= float(polygamma(1, MOST_PRIOR / 2)):
-        return MOST_PRIOR
-    low, high = 1e-3, MOST_PRIOR
+def _degrees(variance: float) -> float:
+    """Return d with trigamma(d/2) = `variance`."""
+    low, high = 1e-3, 1e6
     for _ in range(60):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if polygamma(1, middle / 2) > excess else (low, middle)
+        low, high = (middle, high) if polygamma(1, middle / 2) > variance else (low, middle)
     return math.sqrt(low * high)

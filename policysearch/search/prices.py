@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective import Objective
-from policysearch.policy.policy import from_json
+from policysearch.policy.policy import from_json, with_accumulator
+from policysearch.policy.presets import TF32, preset
 from policysearch.search.identity import code_fingerprints
-from policysearch.search.records import Asked, Records
+from policysearch.search.records import Asked, Records, compact
 from policysearch.search.spec import StudySpec
 from policysearch.values import InputError, to_plain
 
@@ -26,7 +27,7 @@ class Prices:
     """
 
     def __init__(self, objective: Objective, records: Records, spec: StudySpec) -> None:
-        self._objective, self._records = objective, records
+        self._objective, self._records, self._spec = objective, records, spec
         self._new: dict[str, PolicyCost | None] = {}
         plain = {
             "device": repr(objective.device),
@@ -51,9 +52,30 @@ class Prices:
                 self._new[asked.digest] = None
         return self._new[asked.digest]
 
+    @property
+    def references(self) -> tuple[tuple[str, PolicyCost], ...]:
+        """What speedups are given against, by preset: strict float32, TF32, and the baseline.
+
+        TF32 where the device has it, the baseline where the study names one; none of them before
+        there is a trial.
+        """
+        priced = ((asked.presets[0], self(asked)) for asked in self._reference_policies())
+        return tuple((name, cost) for name, cost in priced if cost is not None)
+
+    def _reference_policies(self) -> list[Asked]:
+        """The references as policies: their layers are those of the trials."""
+        trials = self._records.trials
+        layers = [name for name, _ in from_json(trials[0].text).layers] if trials else []
+        tf32 = [TF32] if "tfloat32" in self._objective.device.formats else []
+        names = dict.fromkeys(("float32", *tf32, self._spec.study.baseline or "float32"))
+        accumulator = self._spec.space.accumulators[0]
+        policies = [with_accumulator(preset(name, layers), accumulator) for name in names]
+        found = zip(names, policies, strict=True) if layers else ()
+        return [Asked(-1, -1, p.digest, compact(p), (name,), {}) for name, p in found]
+
     def record(self, trials: Iterable[Asked]) -> None:
-        """Record the prices of `trials` that were made for another key."""
-        for asked in trials:
+        """Record the prices of `trials` and of the references that were made for another key."""
+        for asked in (*trials, *self._reference_policies()):
             if (self.key, asked.digest) not in self._records.prices:
                 cost = self(asked)
                 if cost is not None:

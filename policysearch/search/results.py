@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective import DIVERGED_GAP
-from policysearch.search.front import Point, knee, non_dominated
+from policysearch.policy.presets import TF32
+from policysearch.search.front import Point, covers, knee, thinned
 from policysearch.search.noise import Interval, intervals
-from policysearch.search.rows import Row
+from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank
+from policysearch.search.rows import Row, own_columns
 from policysearch.search.spec import ObjectiveName, StudySpec
+from policysearch.search.trend import Trend, columns, trends
 from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.values import InputError
 
 if TYPE_CHECKING:
     import pandas
-
-RESOLUTION = 10.0
-"""An effect is claimed from this many times the noise floor on."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Results:
     `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
     or failed; "" otherwise. `confirmed` holds (digest, confirmation) of the policies that were
     trained longer; see `search.confirm`. `mixed` lists changes of code or libraries that a run
-    was told to accept: the results were made on both sides of them.
+    was told to accept: the results were made on both sides of them. `references` are the modeled
+    costs of what speedups are given against, by preset: float32, TF32 where the device has it, and
+    the baseline of the study. `learned`: what float32 itself learns, None where that is not known.
     """
 
     spec: StudySpec
@@ -43,6 +45,18 @@ class Results:
     float32_fault: str = ""
     mixed: tuple[str, ...] = ()
     confirmed: tuple[tuple[str, Confirmation], ...] = ()
+    references: tuple[tuple[str, PolicyCost], ...] = ()
+    learned: Learned | None = None
+
+    def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
+        """Return the modeled speedup over each of `references`, in their order."""
+        return tuple(speedup_over(trial.cost, cost, name) for name, cost in self.references)
+
+    @property
+    def reference_speedups(self) -> dict[str, float]:
+        """The modeled speedup of each of `references` over strict float32, which is the first."""
+        pairs = [(*strict, *pair) for strict in self.references[:1] for pair in self.references]
+        return {name: speedup_over(cost, base, over).value for over, base, name, cost in pairs}
 
     @property
     def resolution_gap(self) -> float:
@@ -75,18 +89,28 @@ class Results:
         return tuple(axes[name] for name in self.spec.objectives.names)
 
     @cached_property
+    def cannot_rank(self) -> str:
+        """Why the recipe cannot rank policies and what to change; "" where it can, or unknown."""
+        found, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
+        return cannot_rank(self.learned, self.noise_gap, found, self.spec.task, seeds)
+
+    @cached_property
     def front(self) -> tuple[Trial, ...]:
-        """The trials no other trial dominates, fastest first; diverged ones left out."""
-        sound = [trial for trial in self.trials if not trial.diverged]
-        chosen = [sound[i] for i in non_dominated([self.point(trial) for trial in sound])]
+        """The trials no other trial is as good as, fastest first; diverged ones left out.
+
+        Modeled speed and memory count as different from what the model can tell on. Empty where
+        the recipe cannot rank policies.
+        """
+        sound = [trial for trial in self.trials if not trial.diverged and not self.cannot_rank]
+        points, told = [self.point(trial) for trial in sound], self.spec.objectives.resolutions
+        chosen = [sound[i] for i in thinned(points, told)]
         return tuple(sorted(chosen, key=lambda t: (-t.cost.speedup, t.loss_gap, t.number)))
 
     def beaten_by(self, trial: Trial) -> tuple[Trial, ...]:
-        """Return the other members of the front that are nowhere worse than the trial."""
-        here, others = self.point(trial), [t for t in self.front if t is not trial]
-        return tuple(
-            t for t in others if all(x <= y for x, y in zip(self.point(t), here, strict=True))
-        )
+        """Return the other members of the front that are nowhere worse by what can be told."""
+        here, told = self.point(trial), self.spec.objectives.resolutions
+        others = (t for t in self.front if t is not trial)
+        return tuple(t for t in others if covers(self.point(t), here, told))
 
     def knee(self) -> Trial:
         """Return the member of the front nearest to the ideal; see `front.knee`.
@@ -96,11 +120,7 @@ class Results:
         """
         front = self._sound_front()
         place = self.spec.objectives.names.index("loss_gap")
-        points = [list(self.point(trial)) for trial in front]
-        least = min((point[place] for point in points if point[place] > 0.0), default=1.0)
-        for point in points:
-            point[place] = math.log10(max(point[place], least))
-        return front[knee([tuple(point) for point in points])]
+        return front[knee([self.point(trial) for trial in front], place)]
 
     def fastest(self, max_gap: float | None = None) -> Trial:
         """Return the front's member of highest modeled speedup with a loss gap up to `max_gap`.
@@ -125,6 +145,27 @@ class Results:
     def interval(self, trial: Trial) -> Interval | None:
         """Return the 95 % interval of the mean gap over seeds; None for one seed, or diverged."""
         return self._intervals.get(trial.number)
+
+    @cached_property
+    def _trends(self) -> dict[int, Trend]:
+        curves = [[score.gap_curve for score in trial.scores] for trial in self.trials]
+        found = trends(curves, self.spec.task.steps, self.resolution_gap)
+        return {trial.number: trend for trial, trend in zip(self.trials, found, strict=True)}
+
+    def trend(self, trial: Trial) -> Trend:
+        """Return where the trial's gap goes over the study's own run."""
+        return self._trends[trial.number]
+
+    @cached_property
+    def _confirmed_trends(self) -> dict[str, Trend]:
+        curves = [confirmation.gap_curves for _, confirmation in self.confirmed]
+        steps = max((confirmation.steps for _, confirmation in self.confirmed), default=0)
+        found = trends(curves, steps, self.resolution_gap)
+        return {digest: trend for (digest, _), trend in zip(self.confirmed, found, strict=True)}
+
+    def confirmed_trend(self, trial: Trial) -> Trend:
+        """Return where the trial's gap goes over the longer run; empty where there is none."""
+        return self._confirmed_trends.get(trial.digest, Trend())
 
     @cached_property
     def ties(self) -> dict[int, int]:
@@ -157,6 +198,8 @@ class Results:
 
     def verdict(self, trial: Trial) -> str:
         """Return in words what is known of the policy beyond the steps of the search."""
+        if self.cannot_rank:
+            return self.cannot_rank
         confirmed = self.confirmation(trial)
         if confirmed is None:
             steps = self.spec.task.steps
@@ -190,6 +233,8 @@ class Results:
         raise InputError(f"trial: {number}; expected one of {numbers or 'none yet'}")
 
     def _front(self) -> tuple[Trial, ...]:
+        if self.cannot_rank:
+            raise InputError(f"study {self.spec.study.name}: {self.cannot_rank}")
         if not self.front:
             lost = sum(trial.diverged for trial in self.trials) + len(self.failed)
             raise InputError(
@@ -206,7 +251,8 @@ class Results:
         def place(trial: Trial) -> tuple[int, float, int]:
             return order.get(trial.number, len(front)), -trial.cost.speedup, trial.number
 
-        return tuple(_row(self, trial) for trial in sorted(self.trials, key=place))
+        ordered = sorted(self.trials, key=place)
+        return tuple(_compared(self, trial, _row(self, trial)) for trial in ordered)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return `rows` as a DataFrame, a column per field of `Row`."""
@@ -219,29 +265,13 @@ class Results:
 
 
 def _row(results: Results, trial: Trial) -> Row:
-    cost = trial.cost
-    low, high = trial.gap_range
     confirmed, interval = results.confirmation(trial), results.interval(trial)
     return Row(
-        trial=trial.number,
-        policy=trial.name,
-        presets=" ".join(trial.presets),
         on_front=trial in results.front,
-        diverged=trial.diverged,
-        loss_gap=trial.loss_gap,
-        loss_gap_low=low,
-        loss_gap_high=high,
         counted_gap=results.counted_gap(trial),
         noise_gap=results.noise_gap,
-        validation_accuracy=trial.validation_accuracy,
-        modeled_speedup=cost.speedup,
-        modeled_speedup_low=cost.speedup_low,
-        modeled_speedup_high=cost.speedup_high,
-        modeled_memory_ratio=cost.memory_ratio,
-        skipped_steps=trial.skipped_steps,
         device=results.spec.cost.device,
         stack=results.spec.cost.stack,
-        digest=trial.digest,
         confirmed_steps=confirmed.steps if confirmed else None,
         confirmed_gap=confirmed.loss_gap if confirmed else None,
         float32_loss=confirmed.float32_loss if confirmed else None,
@@ -249,9 +279,20 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
-        by_hand=trial.by_hand,
-        swamped_share=trial.swamped_share,
-        swamped_step=trial.swamped_step,
-        swamped_layer=trial.swamped_layer,
-        early_sign=trial.early_sign,
+        **own_columns(trial),
+        **columns(results.trend(trial), results.confirmed_trend(trial), results.spec.task.steps),
+    )
+
+
+def _compared(results: Results, trial: Trial, row: Row) -> Row:
+    """Return the row with what its speed is compared with, and the batches it rests on."""
+    spec, over = results.spec, {found.over: found.value for found in results.speedups(trial)}
+    return dataclasses.replace(
+        row,
+        speedup_over_tf32=over.get(TF32),
+        baseline=spec.study.baseline or "",
+        speedup_over_baseline=over.get(spec.study.baseline or ""),
+        batch_size=spec.task.batch_size,
+        priced_batch_size=spec.priced_batch_size,
+        cannot_rank=results.cannot_rank,
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from policysearch.search.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,13 @@ class Row:
     faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
     `swamped_share` of the updates are too small to move their parameter, projected from step
     `swamped_step` to the smallest learning rate; `early_sign` says so where they are many.
+    `gap_eighth` and so on: the mean gap after that share of the steps; the relative ones are shares
+    of float32's own loss there, `relative_gap` at the end. The trends are those of
+    `search.trend.Trend`, of the study's run and of the longer one.
+    `speedup_over_tf32` and `speedup_over_baseline` are modeled as well: None on a device without
+    tfloat32 products, and in a study that names no `baseline`. Gaps are of `batch_size` examples a
+    step, speed and memory of `priced_batch_size`.
+    `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
     """
 
     trial: int
@@ -51,8 +61,52 @@ class Row:
     swamped_step: int | None
     swamped_layer: str
     early_sign: str
+    gap_eighth: float | None
+    gap_quarter: float | None
+    gap_half: float | None
+    relative_gap_eighth: float | None
+    relative_gap_quarter: float | None
+    relative_gap_half: float | None
+    relative_gap: float | None
+    gap_trend: str
+    relative_gap_trend: str
+    confirmed_gap_trend: str
+    confirmed_relative_gap_trend: str
+    speedup_over_tf32: float | None = None
+    baseline: str = ""
+    speedup_over_baseline: float | None = None
+    batch_size: int = 0
+    priced_batch_size: int = 0
+    cannot_rank: str = ""
 
     @property
     def label(self) -> str:
         """The name to show: the presets where there are any."""
         return self.presets or self.policy
+
+
+def own_columns(trial: Trial) -> dict[str, Any]:
+    """Return what a row has from its trial alone."""
+    cost = trial.cost
+    low, high = trial.gap_range
+    return {
+        "trial": trial.number,
+        "policy": trial.name,
+        "presets": " ".join(trial.presets),
+        "diverged": trial.diverged,
+        "loss_gap": trial.loss_gap,
+        "loss_gap_low": low,
+        "loss_gap_high": high,
+        "validation_accuracy": trial.validation_accuracy,
+        "modeled_speedup": cost.speedup,
+        "modeled_speedup_low": cost.speedup_low,
+        "modeled_speedup_high": cost.speedup_high,
+        "modeled_memory_ratio": cost.memory_ratio,
+        "skipped_steps": trial.skipped_steps,
+        "digest": trial.digest,
+        "by_hand": trial.by_hand,
+        "swamped_share": trial.swamped_share,
+        "swamped_step": trial.swamped_step,
+        "swamped_layer": trial.swamped_layer,
+        "early_sign": trial.early_sign,
+    }

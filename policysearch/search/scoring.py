@@ -11,6 +11,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.objective import JITTER, Failure, Measurement, Outcome, gap, score
 from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
+from policysearch.search.ranking import Learned
 from policysearch.search.records import Asked, Records, RunKey
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
@@ -21,8 +22,16 @@ Prices = Callable[[Asked], PolicyCost | None]
 """The modeled cost of a policy on the study's device; None where it cannot be priced."""
 
 
-def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
-    """Return what the study has found so far; policies with a run outstanding are left out."""
+def read_results(
+    records: Records,
+    spec: StudySpec,
+    prices: Prices,
+    references: Sequence[tuple[str, PolicyCost]] = (),
+) -> Results:
+    """Return what the study has found so far; policies with a run outstanding are left out.
+
+    `references` is what speedups are given against, by name.
+    """
     if not records.identities:
         return Results(spec, (), None)
     seeds, base = spec.study.seeds, records.identities[-1]["float32"]
@@ -45,6 +54,8 @@ def read_results(records: Records, spec: StudySpec, prices: Prices) -> Results:
             change for old, new in pairwise(records.identities) for change in differences(old, new)
         ),
         tuple(confirmations(records.runs, base, [trial.digest for trial in trials]).items()),
+        tuple(references),
+        learned(records.runs, base, seeds),
     )
 
 
@@ -110,6 +121,20 @@ def noise_gap(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -
         if jittered and plain and not plain.diverged
     ]
     return math.sqrt(math.fsum(s * s for s in shifts) / len(shifts)) if shifts else None
+
+
+def learned(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -> Learned | None:
+    """Return float32's mean loss before and after; None where a run is missing, lost or older."""
+    measured = [_measured(runs.get(RunKey(base, seed))) for seed in seeds]
+    pairs = [
+        (run.first_loss, run.tail_loss)
+        for run in measured
+        if run and run.first_loss is not None and run.tail_loss is not None
+    ]
+    if len(pairs) < len(seeds):
+        return None
+    first, tail = zip(*pairs, strict=True)
+    return Learned(math.fsum(first) / len(seeds), math.fsum(tail) / len(seeds))
 
 
 def float32_fault(

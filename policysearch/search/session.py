@@ -9,8 +9,7 @@ import numpy as np
 from optuna.trial import TrialState
 
 from policysearch.objective import DIVERGED_GAP, JITTER, Failure, Objective, Outcome
-from policysearch.policy.policy import Policy, from_json, with_accumulator
-from policysearch.policy.presets import ladder
+from policysearch.policy.policy import Policy, from_json
 from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor, Job
 from policysearch.search.prices import Prices
@@ -18,7 +17,7 @@ from policysearch.search.records import Asked, Records, RunKey, compact
 from policysearch.search.results import Results
 from policysearch.search.samplers import sampler_named
 from policysearch.search.scoring import read_results, scored
-from policysearch.search.space import check_accumulators, make_space
+from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import FailedTrial, Trial, policy_name
 from policysearch.search.view import History, Seen, fits, sampler_view
@@ -45,7 +44,7 @@ class Session:
         self.spec, self.objective, self.records = spec, objective, records
         self.space = make_space(spec.space, objective.model)
         self.float32 = objective.float32
-        self.ladder = _ladder(spec, objective)
+        self.ladder = self.space.ladder(spec.study.baseline)
         self.prices = Prices(objective, records, spec)
         self.history = History(spec.objectives.names)
 
@@ -61,6 +60,7 @@ class Session:
             self._train(executor, self._missing(batch), progress)
             for asked in batch:
                 self._record(asked)
+        self.prices.record(())  # Of the references, once there are trials.
         if progress is not None:
             progress(len(self.records.searched), self.results)
 
@@ -81,7 +81,7 @@ class Session:
 
     def results(self) -> Results:
         """Return what the study has found so far."""
-        return read_results(self.records, self.spec, self.prices)
+        return read_results(self.records, self.spec, self.prices, self.prices.references)
 
     def _outstanding(self, retry_failed: bool) -> dict[RunKey, Policy]:
         """Return the runs that recorded trials lack: a seed was added, or a run is tried again."""
@@ -235,15 +235,3 @@ class Session:
         cost = self.prices(asked)
         speedup, memory_ratio = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
         return Seen(params, gap, speedup, memory_ratio)
-
-
-def _ladder(spec: StudySpec, objective: Objective) -> dict[str, tuple[Policy, tuple[str, ...]]]:
-    """Return float32 and the presets of the ladder by digest, each with the names it goes by."""
-    names = dict.fromkeys(("float32", *spec.space.ladder))
-    found: dict[str, tuple[Policy, tuple[str, ...]]] = {}
-    for plain in ladder(objective.model.layer_names, names):
-        policy = with_accumulator(plain, spec.space.accumulators[0])
-        check_accumulators(policy)
-        first, others = found.get(policy.digest, (policy, ()))
-        found[policy.digest] = first, (*others, policy.name)
-    return found

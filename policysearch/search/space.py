@@ -21,12 +21,18 @@ from policysearch.policy.policy import (
     with_accumulator,
 )
 from policysearch.policy.presets import preset
-from policysearch.policy.scaling import Scaling
+from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.products.product import product
-from policysearch.search.spec import Group, SpaceSection
+from policysearch.search.spec import UNIFORM, Group, SpaceSection
 from policysearch.values import InputError, one_of
 
 Params = dict[str, Any]
+
+USUAL_SCALING: Recipe = "delayed"
+"""How operands below 16 bits are scaled where neither the study nor its base says so.
+
+Of the recipes with one scale per tensor it takes the fewest passes over the operands.
+"""
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,45 @@ class Space:
         policy = with_accumulator(policy, params.get("accumulator", section.accumulators[0]))
         return dataclasses.replace(policy, name=self.describe(policy))
 
+    def ladder(self, baseline: str | None = None) -> dict[str, tuple[Policy, tuple[str, ...]]]:
+        """Return what is tried first, by digest, each with the presets that it is.
+
+        That is float32, the preset `baseline` and the ladder. Raises InputError where the first
+        accumulator of the section cannot take the operands of one.
+        """
+        found: dict[str, tuple[Policy, tuple[str, ...]]] = {}
+        first = ("float32", *([baseline] if baseline else []))
+        for name in dict.fromkeys((*first, *self.section.ladder)):
+            known_as = () if name == UNIFORM else (name,)
+            for policy in self.uniform() if name == UNIFORM else [self.preset(name)]:
+                check_accumulators(policy)
+                met, others = found.get(policy.digest, (policy, ()))
+                found[policy.digest] = met, (*others, *known_as)
+        return found
+
+    def preset(self, name: str) -> Policy:
+        """Return the preset as it is tried here: summed in the first accumulator offered."""
+        return with_accumulator(preset(name, self.layers), self.section.accumulators[0])
+
+    def uniform(self) -> list[Policy]:
+        """Return each format on every layer with each choice of master weights, widest first.
+
+        Everything else is the first that the section offers. float32 is left out: the ladder has
+        it as the preset.
+        """
+        formats = sorted(self.section.formats, key=lambda name: -format_named(name).bits)
+        return [
+            self.policy({f"format.{g.name}": name for g in self.groups} | {"master_weights": kept})
+            for name in formats
+            if name != "float32"
+            for kept in self.section.master_weights
+        ]
+
     def _scaling(self, params: Params) -> Scaling:
-        offered = self.section.scalings or (self.base.scaling.recipe,)
-        recipe = params.get("scaling", offered[0])
-        scaling = self.base.scaling if recipe == self.base.scaling.recipe else Scaling(recipe)
+        given = self.base.scaling
+        usual = given.recipe if given.recipe != "none" else USUAL_SCALING
+        recipe = params.get("scaling", (*self.section.scalings, usual)[0])
+        scaling = given if recipe == given.recipe else Scaling(recipe)
         chosen = {params.get(f"format.{g.name}", self.section.formats[0]) for g in self.groups}
         return scaling if min(format_named(f).bits for f in chosen) < 16 else Scaling()
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from policysearch.accumulators import accumulator_named
 from policysearch.cost.devices import DEVICES
+from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.cost.stacks import STACKS
 from policysearch.data.datasets import Dataset
 from policysearch.files import read_text
@@ -17,7 +18,7 @@ from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LossScaleKind
-from policysearch.policy.presets import LADDER, PRESETS
+from policysearch.policy.presets import PRESETS
 from policysearch.policy.scaling import RECIPES, Recipe
 from policysearch.rounding.rounder import Fast
 from policysearch.search.samplers import SAMPLERS
@@ -27,6 +28,9 @@ from policysearch.values import InputError, from_plain, number, one_of, shown
 T = TypeVar("T")
 ObjectiveName = Literal["loss_gap", "speedup", "memory_ratio"]
 LONGEST_NAME_BYTES = 200
+UNIFORM = "uniform"
+"""What `ladder` calls the uniform formats of the study's own options."""
+
 DIRECTIONS: dict[ObjectiveName, Literal["minimize", "maximize"]] = {
     "loss_gap": "minimize",
     "speedup": "maximize",
@@ -41,16 +45,18 @@ class StudySection:
     `name` is part of the names of result files. `trials` policies are trained, each with every
     training seed of `seeds`. `workers` of them are asked for together before any of them is
     told; results depend on that number, never on how many processes the machine can run. `seed`
-    drives the `sampler`. `fast` is what emulates: "c", "numpy" or, with the reference alone,
-    "off"; by default the fastest there is, for the bits are the same. At its end the front is
-    confirmed over `confirm_factor` times the steps, for at most `confirm_share` of the training
-    steps that the search took; 0 leaves that out.
+    drives the `sampler`. `baseline` is the preset that is in use today: always among the policies
+    that are trained, and speedups are given against it as well. `fast` is what emulates: "c",
+    "numpy" or, with the reference alone, "off"; by default the fastest there is, for the bits are
+    the same. At its end the front is confirmed over `confirm_factor` times the steps, for at most
+    `confirm_share` of the training steps that the search took; 0 leaves that out.
     """
 
     name: str
     seed: int = 0
     trials: int = 40
     sampler: str = "tpe"
+    baseline: str | None = None
     workers: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)
     fast: Fast | None = None
@@ -66,6 +72,8 @@ class StudySection:
                 f"{LONGEST_NAME_BYTES}, for it is part of file names"
             )
         one_of("sampler", self.sampler, SAMPLERS)
+        if self.baseline is not None:
+            one_of("baseline", self.baseline, PRESETS)
         number("seed", self.seed, 0, 2**31)
         number("trials", self.trials, 1, 10**6)
         number("workers", self.workers, 1, 1024)
@@ -81,13 +89,15 @@ class StudySection:
 class CostSection:
     """The `device` and software `stack` the step is priced on.
 
-    `batch_size` is the batch of the priced step where it is not that of the training: small nets
-    train here on small batches, and a device is bought for large ones.
+    `batch_size` is the batch of the priced step. One that is not that of the training must come
+    with a `batch_size_reason`, which every view shows: the gap is then measured at one batch and
+    the speed modeled at another.
     """
 
     device: str
     stack: str
     batch_size: int | None = None
+    batch_size_reason: str = ""
 
     def __post_init__(self) -> None:
         one_of("device", self.device, DEVICES)
@@ -115,9 +125,11 @@ class SpaceSection:
     power within `log2_scale`, and a dynamic one grows after `growth_intervals` clean steps.
     Where `master_weights` is false, parameters are stored in their layer's format, or in
     bfloat16 where that has fewer bits; `optimizer_states` are formats of the optimizer's state.
-    `accumulators` sum the products of every layer below float32; the presets of `ladder`, tried
-    first, take the first of them.
-    `scalings` are recipes for operands below 16 bits; none given, that of `base` holds.
+    `ladder` is tried first: presets by name, and "uniform" for each of the `formats` on every
+    layer, with and without masters as `master_weights` has it. `accumulators` sum the products of
+    every layer below float32; the ladder takes the first of them.
+    `scalings` are recipes for operands below 16 bits; none given, that of `base` holds, or
+    "delayed" where `base` has none. Unscaled operands, "none", must be asked for.
     """
 
     formats: tuple[str, ...]
@@ -131,12 +143,12 @@ class SpaceSection:
     growth_intervals: tuple[int, ...] = (2000,)
     accumulators: tuple[str, ...] = ("float32",)
     scalings: tuple[Recipe, ...] = ()
-    ladder: tuple[str, ...] = LADDER
+    ladder: tuple[str, ...] = (UNIFORM,)
 
     def __post_init__(self) -> None:
         one_of("base", self.base, PRESETS)
         for name in self.ladder:
-            one_of("ladder", name, PRESETS)
+            one_of("ladder", name, (UNIFORM, *PRESETS))
         for op in self.ops:
             one_of("ops", op, FORWARD_OPS)
         for kind in self.loss_scales:
@@ -187,6 +199,11 @@ class ObjectivesSection:
                 f"names: {list(self.names)}; expected loss_gap with speedup, memory_ratio or both"
             )
 
+    @property
+    def resolutions(self) -> tuple[float, ...]:
+        """Per objective, the least relative difference that counts; 0 for one not modeled."""
+        return tuple(MODEL_RESOLUTION.get(name, 0.0) for name in self.names)
+
 
 @dataclass(frozen=True)
 class StudySpec:
@@ -197,6 +214,24 @@ class StudySpec:
     cost: CostSection
     space: SpaceSection
     objectives: ObjectivesSection = ObjectivesSection()
+
+    def __post_init__(self) -> None:
+        trained, priced = self.task.batch_size, self.priced_batch_size
+        if trained != priced and not self.cost.batch_size_reason:
+            raise InputError(
+                f"cost.batch_size: {priced}, trained at task.batch_size {trained}; expected equal "
+                "ones, or cost.batch_size_reason that says why not"
+            )
+        if trained == priced and self.cost.batch_size_reason:
+            raise InputError(
+                f"cost.batch_size_reason: {shown(self.cost.batch_size_reason)} with equal batches "
+                f"of {trained}; expected none"
+            )
+
+    @property
+    def priced_batch_size(self) -> int:
+        """The batch of the priced step."""
+        return self.cost.batch_size or self.task.batch_size
 
     def with_fast(self, fast: Fast) -> StudySpec:
         """Return a copy that is emulated so."""
@@ -236,13 +271,17 @@ def spec_from_data(data: Mapping[str, object], where: str) -> StudySpec:
     """Return the study of these tables; errors begin with `where`."""
     for name in data:
         one_of(f"{where}: table", name, [section.name for section in fields(StudySpec)])
-    return StudySpec(
-        study=_section(StudySection, data, "study", where),
-        task=_section(Task, data, "task", where),
-        cost=_section(CostSection, data, "cost", where),
-        space=_section(SpaceSection, data, "space", where),
-        objectives=_section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
+    sections = (
+        _section(StudySection, data, "study", where),
+        _section(Task, data, "task", where),
+        _section(CostSection, data, "cost", where),
+        _section(SpaceSection, data, "space", where),
+        _section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
     )
+    try:
+        return StudySpec(*sections)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _section(kind: type[T], data: Mapping[str, object], name: str, where: str) -> T:

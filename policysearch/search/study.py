@@ -162,4 +162,5 @@ def load_results(spec: StudySpec, storage: Path) -> Results:
     if not records.identities:
         raise InputError(f"storage {storage}: no results yet; expected those of a run")
     check_task(records.identities[-1], spec.task.to_plain(), str(storage))
-    return read_results(records, spec, Prices(_objective(spec), records, spec))
+    prices = Prices(_objective(spec), records, spec)
+    return read_results(records, spec, prices, prices.references)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective import DIVERGED_GAP, Score
+from policysearch.objective import DIVERGED_GAP, GapCurve, Score
 from policysearch.policy.policy import Policy, from_json
 
 GROWTH = 3.0
@@ -130,6 +130,7 @@ class Confirmation:
 
     `loss_gap`: mean over `seeds` of the tail loss minus float32's, in nats; `gap_spread` its
     standard deviation, None for one seed. `float32_loss`: float32's own tail loss there.
+    `gap_curves`: of each seed, as `Score.gap_curve`.
     """
 
     steps: int
@@ -138,6 +139,7 @@ class Confirmation:
     gap_spread: float | None
     float32_loss: float
     diverged: bool
+    gap_curves: tuple[GapCurve, ...] = ()
 
     def fault(self, short_gap: float) -> str:
         """Return why the policy fails at this horizon, in words; "" where it does not.

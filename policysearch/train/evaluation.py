@@ -49,7 +49,8 @@ def accuracy(
         for item, array in zip(model.inputs, inputs, strict=True):
             executable.arrays[item.name][: len(wanted)] = array[part]
         executable.forward_backward()
-        logits = executable.value("logits")[: len(wanted)]
+        logits = executable.value("logits")
+        logits = logits.reshape(batch_size, *wanted.shape[1:], -1)[: len(wanted)]
         hit = (logits.argmax(axis=-1) == wanted) & np.isfinite(logits).all(axis=-1)
         right += int(hit.sum())
     return right / int(np.count_nonzero(labels != IGNORED))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policysearch.policy.policy import LossScale
 from policysearch.values import InputError
@@ -193,6 +194,18 @@ def gave_up(config: LossScale, state: ScaleState) -> bool:
     """Whether the framework would end the run with an error: too many overflows in a row."""
     most = MOST_OVERFLOWS.get(config.rule)
     return config.kind == "dynamic" and most is not None and state.overflows_in_a_row > most
+
+
+def scale_changes(config: LossScale, scales: NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
+    """Return (step, scale from there on) pairs of `scales`, one per step; () without a loss scale.
+
+    A scale that grew to infinity is given as the largest float32 number, which no rule reaches.
+    """
+    if config.kind == "none":
+        return ()
+    known = np.minimum(scales, float(np.finfo(np.float32).max))
+    changed = np.flatnonzero(np.diff(known, prepend=np.nan) != 0.0)
+    return tuple((int(step), float(known[step])) for step in changed)
 
 
 def inverse(scale: float) -> float:

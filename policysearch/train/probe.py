@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
-from policysearch.formats import format_named
+from policysearch.formats import Format, format_named
 from policysearch.graph import FloatArray, Node
+from policysearch.train.lost import Lost, Tally
+
+
+def nearest_to_largest(fmt: Format) -> float:
+    """Return up to where a value is nearer to the largest number than to what would be the next.
+
+    Scaled tensors are full of such values: their scale puts the largest on the format's largest,
+    give or take its own rounding.
+    """
+    return fmt.max + 2.0 ** (fmt.quantum_exponent(fmt.max_exponent) - 1)
 
 
 class Probe:
-    """An observer of the emulator that counts overflows and underflows per layer."""
+    """An observer of the emulator that counts overflows and underflows per layer and role.
+
+    `step` is the step that is running.
+    """
 
     def __init__(self) -> None:
-        self._overflows: Counter[str] = Counter()
-        self._underflows: Counter[str] = Counter()
+        self.step = 0
+        self._tally = Tally()
 
     def __call__(self, node: Node, before: FloatArray, after: FloatArray) -> None:
-        """Count finite values beyond the format's largest, and non-zero ones that became zero."""
+        """Count finite values too large for the format, and non-zero ones that became zero."""
         size = np.abs(before)
         rounded = np.abs(after)
-        beyond = np.isfinite(size) & (size > format_named(node.format).max)
-        # A value just above the largest may still round down to it.
-        lost = beyond & ~((node.rounding.overflow == "inf") & np.isfinite(rounded))
-        self._overflows[node.layer] += int(np.count_nonzero(lost))
-        self._underflows[node.layer] += int(np.count_nonzero((size > 0) & (rounded == 0)))
+        if node.rounding.overflow == "inf":
+            over = np.isfinite(size) & ~np.isfinite(rounded)
+        else:
+            over = np.isfinite(size) & (size > nearest_to_largest(format_named(node.format)))
+        under = (size > 0) & (rounded == 0)
+        place = node.layer, node.role, self.step
+        self._tally.add("overflow", *place, size[over], len(size))
+        self._tally.add("underflow", *place, size[under], len(size))
+
+    def lost(self) -> tuple[Lost, ...]:
+        """Return what over- and underflowed, by layer and role."""
+        return self._tally.lost()
 
     def overflow_counts(self) -> tuple[tuple[str, int], ...]:
         """Return (layer, count) pairs, layers without a count left out."""
-        return tuple((name, count) for name, count in self._overflows.items() if count)
+        return self._tally.by_layer("overflow")
 
     def underflow_counts(self) -> tuple[tuple[str, int], ...]:
         """Return (layer, count) pairs, layers without a count left out."""
-        return tuple((name, count) for name, count in self._underflows.items() if count)
+        return self._tally.by_layer("underflow")

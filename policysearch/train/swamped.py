@@ -12,6 +12,7 @@ from policysearch.emulator.compile import Step
 from policysearch.formats import Format, Rounding, format_named
 from policysearch.graph import FloatArray, Graph, Node, size
 from policysearch.ops.source import state
+from policysearch.train.lost import Lost, Tally
 
 UPDATE = "update of "
 """Before a parameter's name: the source that holds its last update."""
@@ -73,6 +74,7 @@ class Watch:
         self._shares: list[tuple[int, float]] = []
         self._projected: dict[str, float] = {}
         self._sizes: Counter[str] = Counter()
+        self._tally = Tally()
         self._before: dict[str, FloatArray] = {}
 
     def before(self, step: Step) -> None:
@@ -95,13 +97,19 @@ class Watch:
             update = np.abs(step.arrays[UPDATE + node.name])
             half = half_unit(self._before[node.name], format_named(node.format))
             moving = update > 0.0
-            swamped += (found := int(np.count_nonzero(moving & (update < half))))
+            small = update[moving & (update < half)]
+            found = self._tally.add("swamped", node.layer, "update", index, small, update.size)
+            swamped += found
             if factor != 1.0:
                 update *= np.float32(factor)
                 found = int(np.count_nonzero(moving & (update < half)))
             projected[node.layer] += found
         self._shares.append((index, swamped / self._sizes.total()))
         self._projected = dict(projected)
+
+    def lost(self) -> tuple[Lost, ...]:
+        """Return the swamped updates by layer, as they were, not projected."""
+        return self._tally.lost()
 
     def swamped(self) -> Swamped:
         """Return what was counted so far."""

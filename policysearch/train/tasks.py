@@ -155,13 +155,13 @@ class Task:
         if is_user_code(self.model):
             own: Model = called("model", self.model, Model)
             return own
-        images = dataset.images
-        if images.dtype != np.float32 or images.ndim != 4:
-            given = f"{images.dtype} {list(images.shape)}"
-            valid = "float32 [count, channels, height, width]"
-            raise InputError(f"model {self.model}: inputs {given}; expected {valid}")
         shape = dataset.image_shape
-        return MODELS[self.model](shape, dataset.classes, self.activation, self.widths)
+        model = MODELS[self.model](shape, dataset.classes, self.activation, self.widths)
+        whole = dataset.images.dtype == np.int64
+        if model.whole != whole:
+            given, valid = ("tokens", "images") if whole else ("images", "tokens")
+            raise InputError(f"model {self.model}: data set of {given}; expected {valid}")
+        return model
 
     def to_plain(self) -> dict[str, Any]:
         """Return every field that results depend on as plain data.

@@ -28,6 +28,7 @@ from policysearch.train.loss_scale import (
     next_state,
     skips_update,
 )
+from policysearch.train.lost import Lost
 from policysearch.train.probe import Probe
 from policysearch.train.step import NEXT
 from policysearch.train.swamped import Swamped, Watch, watched
@@ -55,8 +56,8 @@ class Run:
     finite ones of those losses, infinite where the run diverged.
     `overflows` and `underflows` count, per layer, values that rounding made infinite (or
     saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
-    step whose gradients were found not finite. `swamped` counts updates that vanish, in the steps
-    0, PROBE_INTERVAL and so on. `fast` is what ran; it changes no bit.
+    step whose gradients were found not finite. `swamped` counts updates that vanish, in the first
+    of these; `lost` has all three by role. `fast` is what ran; it changes no bit.
     """
 
     losses: NDArray[np.float64]
@@ -69,6 +70,7 @@ class Run:
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
     swamped: Swamped
+    lost: tuple[Lost, ...]
     params: dict[str, FloatArray]
     fast: Fast
 
@@ -86,10 +88,9 @@ class Trainer:
         self.model, self.task, self.policy, self.seed = model, task, policy, seed
         self.fast = check_fast(fast)
         self.scale_state = initial_state(policy.loss_scale)
-        self.updates_done, self.step_index = 0, 0
+        self.updates_done = self.step_index = 0
         self.probe, self.watch = Probe(), Watch()
-        self.arena = Arena()
-        self._tracing = Tracing(task, model, task.batch_size)
+        self.arena, self._tracing = Arena(), Tracing(task, model, task.batch_size)
         self._compiled: dict[bool, Step] = {}
         self._shared: dict[str, FloatArray] = {}
         self.phase = policy.at_step(0)
@@ -175,7 +176,7 @@ class Trainer:
     ) -> Step:
         executable = self._compiled[observed]
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
-        executable.step_index = self.step_index
+        executable.step_index = self.probe.step = self.step_index
         arrays = executable.arrays
         feed_inputs(executable, self.model, inputs, labels)
         feed_masks(executable, self.seed, self.step_index)
@@ -273,9 +274,8 @@ def _take_steps(
         skipped.append(taken[-1][2])
         if progress is not None:
             progress(len(taken), losses[-1])
-        if has_diverged(losses, skipped):
-            return taken, True
-        if gave_up(trainer.policy.loss_scale, trainer.scale_state):
+        ended = gave_up(trainer.policy.loss_scale, trainer.scale_state)
+        if ended or has_diverged(losses, skipped):
             return taken, True
     return taken, False
 
@@ -283,18 +283,18 @@ def _take_steps(
 def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Run:
     losses, scales, skipped = zip(*taken, strict=True)
     tail = math.inf if diverged else tail_mean(losses[-trainer.task.tail_steps :])
-    diverged = tail == math.inf
     return Run(
         losses=np.array(losses, np.float64),
         scales=np.array(scales, np.float64),
         skipped=np.array(skipped, np.bool_),
         tail_loss=tail,
         validation_accuracy=trainer.accuracy(*dataset.validation),
-        diverged=diverged,
-        diverged_at=len(taken) - 1 if diverged else None,
+        diverged=tail == math.inf,
+        diverged_at=len(taken) - 1 if tail == math.inf else None,
         overflows=trainer.probe.overflow_counts(),
         underflows=trainer.probe.underflow_counts(),
         swamped=trainer.watch.swamped(),
+        lost=trainer.probe.lost() + trainer.watch.lost(),
         params=trainer.params(),
         fast=trainer.fast,
     )

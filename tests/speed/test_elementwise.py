@@ -17,7 +17,8 @@ from policysearch.emulator.plan import Plan, runs_in_spans
 from policysearch.formats import FORMATS, Format, Rounding
 from policysearch.graph import Attrs, FloatArray, Graph, Op, Shape, size
 from policysearch.layout import stored
-from policysearch.nn.models import Chain, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, relu, relu_grad
 from policysearch.policy.presets import preset

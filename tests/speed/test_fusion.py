@@ -12,7 +12,8 @@ from policysearch.emulator.fusion import fused_update
 from policysearch.emulator.plan import Plan
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.models import Chain, lenet5, mlp, transformer
+from policysearch.nn.chain import Chain
+from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling

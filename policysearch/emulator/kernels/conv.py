@@ -21,7 +21,7 @@ from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape, size
 from policysearch.layout import stored_view
 from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
-from policysearch.ops.conv_geometry import Geometry, geometry
+from policysearch.ops.conv_geometry import Geometry, geometry, is_plain
 
 try:
     import policysearch.emulator.kernels._convolution as _convolution
@@ -144,8 +144,11 @@ def compiled_kernel(
 ) -> Kernel | None:
     """Return the compiled kernel for these shapes; None where it would change the bits of `op`.
 
-    A single weight is left to numpy, which sums one value over the rows in another order.
+    A single weight is left to numpy, which sums one value over the rows in another order, and so
+    is all but a plain convolution.
     """
+    if not is_plain(attrs):
+        return None
     g = geometry_of(direction, inputs, out, attrs)
     if not compiled_available() or (direction == "wgrad" and size(out) == 1):
         return None

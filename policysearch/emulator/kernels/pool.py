@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer, bind_stored
 from policysearch.graph import Attrs, Shape
+from policysearch.ops.pool_geometry import Pool, pool_of
 
 try:
     import policysearch.emulator.kernels._pooling as _pooling
@@ -14,20 +15,26 @@ except ImportError:
     _pooling = None
 
 
+def _is_served(pool: Pool) -> bool:
+    """Whether the windows are square, of extent 2 or 3, and need no border."""
+    alike = len(set(pool.window)) == len(set(pool.stride)) == 1
+    return alike and pool.window[0] in (2, 3) and pool.padding == (0, 0) and not pool.ceil
+
+
 def _max_pool(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     """The extension has loops for windows of 2 and 3, and a maximum where numpy's is known."""
-    function, k = getattr(_pooling, "max_pool", None), attrs["window"]
-    if function is None or k not in (2, 3):
+    function, pool = getattr(_pooling, "max_pool", None), pool_of(inputs[0], attrs)
+    if function is None or not _is_served(pool):
         return None
-    return Kernel(bind_stored(function, k, attrs.get("stride", k)))
+    return Kernel(bind_stored(function, pool.window[0], pool.stride[0]))
 
 
 def _max_pool_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     """As `_max_pool`; only numpy sums where windows overlap."""
-    k, s = attrs["window"], attrs.get("stride", attrs["window"])
-    if _pooling is None or k not in (2, 3) or s < k:
+    pool = pool_of(out, attrs)
+    if _pooling is None or not _is_served(pool) or not pool.apart:
         return None
-    return Kernel(bind_stored(_pooling.max_pool_grad, k, s))
+    return Kernel(bind_stored(_pooling.max_pool_grad, pool.window[0], pool.stride[0]))
 
 
 KERNELS: Mapping[str, Offer] = MappingProxyType(

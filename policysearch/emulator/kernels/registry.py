@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from policysearch.emulator.kernels import conv, elementwise, pool
+from policysearch.emulator.kernels import (
+    conv,
+    elementwise,
+    gelu,
+    layer_norm,
+    permute,
+    pool,
+    softmax,
+)
 from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, Op, Shape
 
 KERNELS: Mapping[str, Offer] = MappingProxyType(
-    {**conv.KERNELS, **elementwise.KERNELS, **pool.KERNELS}
+    {
+        **conv.KERNELS,
+        **elementwise.KERNELS,
+        **gelu.KERNELS,
+        **layer_norm.KERNELS,
+        **permute.KERNELS,
+        **pool.KERNELS,
+        **softmax.KERNELS,
+    }
 )
 """By the name of the op."""
 

@@ -1,0 +1,84 @@
+"""Whether a confirmed gap is that of a long run: rank correlation with the gaps at 2,000 steps.
+
+    policysearch run studies/mlp-digits.toml
+    python -m benchmarks.horizon studies/mlp-digits.toml
+
+Trains every policy that the study's run has confirmed over 2,000 steps, on seeds that neither the
+search nor the confirmation has used. Prints the rank correlation of the gaps there with the
+confirmed ones, and with those of the search. Exits with 1 where a study's is below 0.95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+from policysearch import api
+from policysearch.objective import Measurement, Objective, gap
+from policysearch.report.table import aligned
+from policysearch.search.executors import Job, make_executor
+from policysearch.search.ranking import rank_correlation
+from policysearch.search.results import Results
+
+STEPS = 2000
+WANTED = 0.95
+FIRST_SEED = 2000
+
+
+def long_gaps(results: Results, seeds: int, processes: int | None) -> dict[str, float]:
+    """Return the mean gap over STEPS steps of every confirmed policy, by digest, in nats."""
+    spec = results.spec
+    cost = spec.cost
+    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    confirmed = [trial for trial in results.trials if results.confirmation(trial)]
+    policies = [objective.float32, *(trial.policy for trial in confirmed)]
+    chosen = range(FIRST_SEED, FIRST_SEED + seeds)
+    jobs = [Job(policy, seed, 0.0, STEPS) for policy in policies for seed in chosen]
+    runs: dict[int, Measurement] = {}
+    with make_executor(objective, processes, len(jobs)) as executor:
+        for index, outcome in executor.run(jobs):
+            assert isinstance(outcome, Measurement), outcome
+            runs[index] = outcome
+    return {
+        trial.digest: math.fsum(gap(runs[place * seeds + i], runs[i]) for i in range(seeds)) / seeds
+        for place, trial in enumerate(confirmed, 1)
+    }
+
+
+def report(results: Results, seeds: int, processes: int | None) -> bool:
+    """Print one study's gaps and correlations; return whether the confirmed ones rank alike."""
+    found = long_gaps(results, seeds, processes)
+    rows, confirmed, short = [], [], []
+    for trial in results.trials:
+        known = results.confirmation(trial)
+        if known is not None:
+            confirmed.append(known.loss_gap)
+            short.append(trial.loss_gap)
+            late = f"{found[trial.digest]:+.2e}"
+            rows.append((trial.label, f"{short[-1]:+.2e}", f"{confirmed[-1]:+.2e}", late))
+    alike = rank_correlation(confirmed, list(found.values()))
+    before = rank_correlation(short, list(found.values()))
+    print(f"{results.spec.study.name}: {len(rows)} confirmed policies, {seeds} seeds of their own")
+    titles = ("policy", "short gap", "confirmed", f"at {STEPS} steps")
+    print("\n".join(aligned([titles, *rows])))
+    print(f"rank correlation at {STEPS} steps: confirmed {alike:.3f}, short {before:.3f}")
+    return alike >= WANTED
+
+
+def main() -> int:
+    """Print every study's table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("studies", nargs="+", type=Path)
+    parser.add_argument("--storage", type=Path, default=None, help="journal of the one study")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=None)
+    options = parser.parse_args()
+    results = [api.load_results(api.load_study(path), options.storage) for path in options.studies]
+    good = [report(result, options.seeds, options.processes) for result in results]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Times the ops of a transformer one by one, ours in C and in numpy, beside torch's.
+
+    python -m benchmarks.ops
+
+Float32, one thread, interleaved turns, arrays in place. A row of ours is all the nodes that give
+what the one call of torch gives: the gradients of a layer norm are three. torch works on its own
+layout, ours on the one of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.timing import (
+    Call,
+    interleaved,
+    machine,
+    parser,
+    pin_one_thread,
+    show,
+    write_csv,
+)
+from policysearch.emulator.kernels.kernel import Kernel
+from policysearch.emulator.kernels.registry import kernel_of
+from policysearch.graph import Attrs, FloatArray, Shape
+from policysearch.layout import empty
+from policysearch.ops.catalogue import OPS
+
+TOKENS = ((2048, 64), (1024, 256))
+"""Rows and width of the matrices of tokens; attention takes 32 tokens and 16 numbers a head."""
+TIME, PART = 32, 16
+COLUMNS = ("op", "shape", "ours_c_us", "ours_numpy_us", "torch_us", "c_over_torch")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One node of ours: its op, the shapes of its inputs, its attributes."""
+
+    op: str
+    inputs: tuple[Shape, ...]
+    attrs: Attrs = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: nodes of ours, and the call of torch for the same."""
+
+    name: str
+    shape: Shape
+    parts: tuple[Part, ...]
+    torch: Call
+
+
+def _normal(shape: Shape) -> Any:
+    return torch.from_numpy(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+
+
+def _norms(shape: Shape) -> Iterator[Row]:
+    x, grad, weight, bias = (_normal(s) for s in (shape, shape, shape[1:], shape[1:]))
+    aten, width = torch.ops.aten, [shape[1]]
+    _, mean, inverse = aten.native_layer_norm(x, width, weight, bias, 1e-5)
+    gradients = (
+        Part("layer_norm_grad", (shape, shape, shape[1:])),
+        Part("layer_norm_weight_grad", (shape, shape)),
+        Part("bias_grad", (shape,)),
+    )
+    forward = Part("layer_norm", (shape, shape[1:], shape[1:]))
+    yield Row(
+        "layer norm",
+        shape,
+        (forward,),
+        lambda: aten.native_layer_norm(x, width, weight, bias, 1e-5),
+    )
+    every, given = [True] * 3, (mean, inverse, weight, bias)
+    yield Row(
+        "its gradients",
+        shape,
+        gradients,
+        lambda: aten.native_layer_norm_backward(grad, x, width, *given, every),
+    )
+
+
+def _activations(shape: Shape) -> Iterator[Row]:
+    x, grad, aten = _normal(shape), _normal(shape), torch.ops.aten
+    for form, named in (("erf", "none"), ("tanh", "tanh")):
+        attrs = {"form": form}
+
+        def forward(named: str = named) -> object:
+            return aten.gelu(x, approximate=named)
+
+        def backward(named: str = named) -> object:
+            return aten.gelu_backward(grad, x, approximate=named)
+
+        yield Row(f"gelu, {form}", shape, (Part("gelu", (shape,), attrs),), forward)
+        yield Row(
+            f"its gradient, {form}", shape, (Part("gelu_grad", (shape,) * 2, attrs),), backward
+        )
+
+
+def _attention(tokens: Shape) -> Iterator[Row]:
+    """Of q, k and v as [batch * heads, time, part], and the way there."""
+    count = prod(tokens) // TIME // PART
+    heads, batch, aten = tokens[1] // PART, tokens[0] // TIME, torch.ops.aten
+    part, square = (count, TIME, PART), (count, TIME, TIME)
+    q, alike, grad = _normal(part), _normal(square), _normal(square)
+    y, apart = torch.softmax(alike, -1), _normal((batch, TIME, heads, PART))
+    yield Row(
+        "softmax", square, (Part("softmax", (square,)),), lambda: aten._softmax(alike, -1, False)
+    )
+    yield Row(
+        "its gradient",
+        square,
+        (Part("softmax_grad", (square, square)),),
+        lambda: aten._softmax_backward_data(grad, y, -1, torch.float32),
+    )
+    there = {"split": (batch, TIME, heads, PART), "axes": (0, 2, 1, 3), "shape": part}
+    back = {"split": (batch, heads, TIME, PART), "axes": (0, 2, 1, 3), "shape": tokens}
+    yield Row(
+        "to heads",
+        part,
+        (Part("transpose", (tokens,), there),),
+        lambda: apart.transpose(1, 2).contiguous(),
+    )
+    seen = q.view(batch, heads, TIME, PART)
+    yield Row(
+        "from heads",
+        tokens,
+        (Part("transpose", (part,), back),),
+        lambda: seen.transpose(1, 2).contiguous(),
+    )
+    products: Sequence[tuple[str, tuple[Shape, Shape], Attrs, Call]] = (
+        ("q k^T", (part, part), {"transpose_b": True}, lambda: torch.bmm(q, q.transpose(1, 2))),
+        ("a v", (square, part), {}, lambda: torch.bmm(alike, q)),
+        ("a^T g", (square, part), {"transpose_a": True}, lambda: torch.bmm(alike.mT, q)),
+    )
+    for name, inputs, attrs, call in products:
+        yield Row(name, OPS["matmul"].shape(inputs, attrs), (Part("matmul", inputs, attrs),), call)
+
+
+def ours(parts: Sequence[Part], *, compiled: bool) -> Call:
+    """Return the call that runs the nodes, each with its kernel in C if `compiled`."""
+    rng, runs = np.random.default_rng(0), []
+    for part in parts:
+        op = OPS[part.op]
+        inputs = [_filled(rng, shape) for shape in part.inputs]
+        out = empty(op.shape(part.inputs, part.attrs))
+        kernel = kernel_of(op, part.inputs, out.shape, part.attrs) if compiled else None
+        kernel = kernel or Kernel(op.bind, op.work)
+        work = np.empty(kernel.work(part.inputs, out.shape, part.attrs), np.float32)
+        runs.append(kernel.bind(inputs, out, part.attrs, work))
+
+    def run() -> None:
+        for each in runs:
+            each()
+
+    return run
+
+
+def _filled(rng: np.random.Generator, shape: Shape) -> FloatArray:
+    array = empty(shape)
+    array[...] = rng.standard_normal(shape)
+    return array
+
+
+def _timed(row: Row, rounds: int) -> list[object]:
+    calls: Mapping[str, Callable[[], object]] = {
+        "c": ours(row.parts, compiled=True),
+        "numpy": ours(row.parts, compiled=False),
+        "torch": row.torch,
+    }
+    found = interleaved(calls, rounds=rounds, turn_seconds=0.01)
+    times = [found[name].minimum_seconds * 1e6 for name in calls]
+    shape = " x ".join(map(str, row.shape))
+    return [row.name, shape, *times, times[0] / times[2]]
+
+
+def main() -> None:
+    """Run the command."""
+    options = parser(__doc__)
+    given = options.parse_args()
+    pin_one_thread()
+    lines = []
+    for tokens in TOKENS:
+        wide = (tokens[0], 4 * tokens[1])
+        for rows in (_norms(tokens), _activations(wide), _attention(tokens)):
+            lines += [_timed(row, given.rounds) for row in rows]
+    columns = ("op", "shape", "C us", "numpy us", "torch us", "C / torch")
+    show("Ops of a transformer", columns, lines)
+    print(f"\n{machine()}")
+    write_csv(given.out / "ops.csv", COLUMNS, lines)
+
+
+if __name__ == "__main__":
+    main()

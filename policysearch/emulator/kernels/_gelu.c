@@ -1,0 +1,145 @@
+/* Compiled twin of ops/gelu.py, but for tanh and exp, which are numpy's: each pass does what lies
+ * between two of those calls. The constants come from there.
+ *
+ * Every float operation is rounded on its own: compile with -ffp-contract=off and without
+ * -ffast-math.
+ */
+#include "../../rounding/_compiled.h"
+
+#define DEGREE 9
+
+/* CONSTANTS of kernels/gelu.py, field by field. */
+typedef struct {
+    float cubic, scale, slope_cubic, slope_scale, density, farthest, erf[DEGREE + 1];
+} Constants;
+
+/* Each pass takes its arrays, of `count` floats, in the order of its method below. */
+typedef void Pass(float *const *arrays, Py_ssize_t count, const Constants *given);
+
+VECTORISED static void inner_tanh_all(float *const *arrays, Py_ssize_t count,
+                                      const Constants *given) {
+    const float *x = arrays[0];
+    float *t = arrays[1];
+    const Constants c = *given;
+    INDEPENDENT
+    for (Py_ssize_t i = 0; i < count; i++)
+        t[i] = (x[i] * x[i] * c.cubic + 1.0f) * x[i] * c.scale;
+}
+
+INLINE float inner_erf_of(float x, const Constants *c) {
+    float square = x * x;
+    square = square < c->farthest ? square : c->farthest;
+    float sum = c->erf[DEGREE];
+    for (int i = DEGREE; i-- > 0;)
+        sum = sum * square + c->erf[i];
+    return sum * x;
+}
+
+VECTORISED static void inner_erf_all(float *const *arrays, Py_ssize_t count,
+                                     const Constants *given) {
+    const float *x = arrays[0];
+    float *t = arrays[1];
+    const Constants c = *given;
+    INDEPENDENT
+    for (Py_ssize_t i = 0; i < count; i++)
+        t[i] = inner_erf_of(x[i], &c);
+}
+
+VECTORISED static void inner_erf_grad_all(float *const *arrays, Py_ssize_t count,
+                                          const Constants *given) {
+    const float *x = arrays[0];
+    float *t = arrays[1], *u = arrays[2];
+    const Constants c = *given;
+    INDEPENDENT
+    for (Py_ssize_t i = 0; i < count; i++) {
+        t[i] = inner_erf_of(x[i], &c);
+        u[i] = x[i] * x[i] * -0.5f;
+    }
+}
+
+VECTORISED static void outer_all(float *const *arrays, Py_ssize_t count, const Constants *given) {
+    const float *x = arrays[0];
+    float *t = arrays[1];
+    (void)given;
+    INDEPENDENT
+    for (Py_ssize_t i = 0; i < count; i++)
+        t[i] = (t[i] + 1.0f) * x[i] * 0.5f;
+}
+
+VECTORISED static void outer_tanh_grad_all(float *const *arrays, Py_ssize_t count,
+                                           const Constants *given) {
+    const float *grad = arrays[0], *x = arrays[1];
+    float *t = arrays[2];
+    const Constants c = *given;
+    INDEPENDENT
+    for (Py_ssize_t i = 0; i < count; i++) {
+        float u = (x[i] * x[i] * c.slope_cubic + 1.0f) * x[i] * c.slope_scale;
+        u = u - u * t[i] * t[i];
+        t[i] = grad[i] * ((t[i] + 1.0f) * 0.5f + u);
+    }
+}
+
+VECTORISED static void outer_erf_grad_all(float *const *arrays, Py_ssize_t count,
+                                          const Constants *given) {
+    const float *grad = arrays[0], *x = arrays[1], *u = arrays[3];
+    float *t = arrays[2];
+    const Constants c = *given;
+    INDEPENDENT
+    for (Py_ssize_t i = 0; i < count; i++)
+        t[i] = grad[i] * ((t[i] + 1.0f) * 0.5f + u[i] * c.density * x[i]);
+}
+
+/* Run a pass on `arrays` arrays of one size, those in `out` written to, and packed constants. */
+static PyObject *call(Pass *pass, int arrays, int out, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer views[4];
+    float *data[4];
+    Constants constants;
+    if (count != arrays + 1) {
+        PyErr_Format(PyExc_TypeError, "expected %d arguments", arrays + 1);
+        return NULL;
+    }
+    if (!PyBytes_Check(args[arrays]) || PyBytes_GET_SIZE(args[arrays]) != sizeof constants) {
+        PyErr_SetString(PyExc_ValueError, "expected packed constants");
+        return NULL;
+    }
+    memcpy(&constants, PyBytes_AS_STRING(args[arrays]), sizeof constants);
+    if (!take_vectors(args, views, arrays, out))
+        return NULL;
+    for (int i = 0; i < arrays; i++)
+        data[i] = views[i].buf;
+    Py_BEGIN_ALLOW_THREADS
+    pass(data, views[0].len / 4, &constants);
+    Py_END_ALLOW_THREADS
+    release_buffers(views, arrays);
+    Py_RETURN_NONE;
+}
+
+#define METHOD(name, arrays, out)                                                                  \
+    static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t count) {               \
+        (void)self;                                                                                \
+        return call(name##_all, arrays, out, args, count);                                         \
+    }
+METHOD(inner_tanh, 2, 1 << 1)              /* x, t, constants */
+METHOD(inner_erf, 2, 1 << 1)               /* x, t, constants */
+METHOD(inner_erf_grad, 3, 1 << 1 | 1 << 2) /* x, t, u, constants */
+METHOD(outer, 2, 1 << 1)                   /* x, t, constants */
+METHOD(outer_tanh_grad, 3, 1 << 2)         /* grad, x, t, constants */
+METHOD(outer_erf_grad, 4, 1 << 2)          /* grad, x, t, u, constants */
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+static PyMethodDef methods[] = {
+    FAST(inner_tanh),
+    FAST(inner_erf),
+    FAST(inner_erf_grad),
+    FAST(outer),
+    FAST(outer_tanh_grad),
+    FAST(outer_erf_grad),
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_gelu", "Compiled twin of policysearch.ops.gelu.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__gelu(void) { return PyModule_Create(&module); }

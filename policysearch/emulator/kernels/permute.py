@@ -1,0 +1,83 @@
+"""Transposes and reshapes that change the order of storage, in the C extension `_permute`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+from policysearch.emulator.kernels.kernel import Kernel, Offer
+from policysearch.graph import Attrs, Bind, FloatArray, Shape, size
+from policysearch.layout import empty, stored_view
+from policysearch.ops.shape import seen_alike
+from policysearch.ops.transpose import permuted
+
+try:
+    import policysearch.emulator.kernels._permute as _permute
+except ImportError:
+    _permute = None
+
+MOST_AXES = 8
+"""Of the extension."""
+
+Axis = tuple[int, int, int]
+"""How many, and how far apart in the source and in the copy."""
+
+Views = Callable[[FloatArray, FloatArray, Attrs], tuple[FloatArray, FloatArray] | None]
+"""Returns views of input and output that a plain copy connects, None where there are none."""
+
+
+def axes_of(source: FloatArray, target: FloatArray) -> list[Axis] | None:
+    """Return the axes that the extension goes over to copy `source` to `target`, views alike.
+
+    The last is side by side in the source, the one before in the copy, or the last is in both.
+    None where that cannot be said.
+    """
+    steps = zip(source.shape, source.strides, target.strides, strict=True)
+    axes = [(n, a // 4, b // 4) for n, a, b in steps if n > 1]
+    axes.sort(key=lambda axis: (-axis[2], -axis[1]))
+    joined: list[Axis] = []
+    for axis in axes:
+        n, a, b = axis
+        if joined and joined[-1][1:] == (n * a, n * b):
+            joined[-1] = (joined[-1][0] * n, a, b)
+        else:
+            joined.append(axis)
+    columns = [axis for axis in joined if axis[1] == 1]
+    rows = [axis for axis in joined if axis[2] == 1]
+    if len(columns) != 1 or len(rows) != 1 or len(joined) > MOST_AXES - 1:
+        return None
+    outer = [axis for axis in joined if axis not in (*rows, *columns)]
+    return [*outer, *(rows if rows != columns else [(1, 0, 0)]), *columns]
+
+
+def _copied(views: Views, inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> list[Axis] | None:
+    seen = views(empty(inputs[0]), empty(out), attrs)
+    return axes_of(*seen) if seen else None
+
+
+def _offer(views: Views) -> Offer:
+    def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+        axes = _copied(views, inputs, out, attrs) if _permute and size(out) else None
+        return Kernel(_bind(axes)) if axes else None
+
+    return offer
+
+
+def _bind(axes: Sequence[Axis]) -> Bind:
+    packed = struct.pack(f"{3 * len(axes)}q", *(number for axis in axes for number in axis))
+
+    def bind(
+        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+    ) -> Callable[[], object]:
+        flat = (stored_view(array).reshape(-1) for array in (inputs[0], out))
+        return partial(_permute.permute, *flat, packed)
+
+    return bind
+
+
+KERNELS: Mapping[str, Offer] = MappingProxyType(
+    {"transpose": _offer(permuted), "reshape": _offer(seen_alike)}
+)
+"""By the name of the op."""

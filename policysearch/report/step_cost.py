@@ -1,0 +1,127 @@
+"""Where the modeled time and memory of one policy's step go, as text.
+
+Shares are of the kernels' time. The step is priced anew: records keep its sums, not its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from policysearch.cost.devices import device_named
+from policysearch.cost.memory import StepMemory
+from policysearch.cost.price import PolicyCost
+from policysearch.cost.time import KernelTime, StepTime
+from policysearch.objective import Objective
+from policysearch.report.front_data import batches, speedups
+from policysearch.report.table import aligned
+from policysearch.search.results import Results
+from policysearch.search.trials import Trial
+from policysearch.values import InputError
+
+MIB = 2.0**20
+
+LIMITS: Mapping[str, str] = MappingProxyType(
+    {
+        "compute": "compute",
+        "bandwidth": "bandwidth",
+        "elements": "instructions per element",
+        "minimum": "launch (shortest kernel)",
+    }
+)
+"""What sets the time of a kernel (`KernelTime.bound`), in words."""
+
+LONGEST = 8
+"""So many kernels are shown, the longest first."""
+
+
+def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
+    """Return the lines on time, on single kernels and on memory.
+
+    Without the task's data nothing can be priced anew, and only the sums are told.
+    """
+    spec, cost = results.spec, trial.cost
+    told = [f"{speedups(results, trial)}; {batches(spec)}"]
+    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    try:
+        step = objective.step_price(trial.policy)
+    except InputError as error:
+        missing = [f"kernel by kernel: not shown: {error}"]
+        return [[*told, cost.summary], memory_lines(cost), missing]
+    return [
+        [*told, *time_lines(cost, step.time)],
+        kernel_lines(step.time),
+        [*memory_lines(cost), live_line(step.memory)],
+    ]
+
+
+def time_lines(cost: PolicyCost, time: StepTime) -> list[str]:
+    """Return what sets the step's time, and how it spreads over formats, ops, casts and limits."""
+    bound = "launches by the host" if cost.host_bound else "the kernels"
+    launches = sum(kernel.launches for kernel in time.kernels)
+    lines = [
+        cost.summary,
+        f"the step's time is set by {bound}: the host takes "
+        f"{time.launch_seconds / time.kernel_seconds:.2f} of the kernels' time to launch "
+        f"{launches} of them",
+        f"kernels by format: {_spread(time, lambda k: k.format)}",
+        f"kernels by op: {_spread(time, lambda k: k.op)}",
+        f"kernels by what bounds them: {_spread(time, lambda k: LIMITS[k.bound])}",
+        f"casts {cost.cast_share:.1%} of the kernels' time, optimizer {cost.optimizer_share:.1%}",
+        f"products with every operand below 32 bits: {cost.low_precision_share:.1%} of the FLOPs",
+    ]
+    missing = f"the device does not multiply {', '.join(cost.emulated)}: widened first"
+    return lines + [missing] * bool(cost.emulated)
+
+
+def _spread(time: StepTime, key: Callable[[KernelTime], str]) -> str:
+    sums: dict[str, float] = {}
+    for kernel in time.kernels:
+        sums[key(kernel)] = sums.get(key(kernel), 0.0) + kernel.seconds
+    ordered = sorted(sums.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {seconds / time.kernel_seconds:.1%}" for name, seconds in ordered)
+
+
+def kernel_lines(time: StepTime) -> list[str]:
+    """Return one line per kernel, the longest first, and what the others take."""
+    ordered = sorted(time.kernels, key=lambda kernel: -kernel.seconds)
+    rows = [
+        (
+            kernel.op,
+            kernel.layer or "-",
+            kernel.role,
+            kernel.format,
+            f"{kernel.seconds / time.kernel_seconds:.1%}",
+            LIMITS[kernel.bound],
+        )
+        for kernel in ordered[:LONGEST]
+    ]
+    titles = ("longest kernels", "layer", "role", "format", "modeled time", "bound by")
+    rest = sum(kernel.seconds for kernel in ordered[LONGEST:]) / time.kernel_seconds
+    more = f"{len(ordered) - LONGEST} shorter ones take {rest:.1%}"
+    return aligned([titles, *rows]) + [more] * (len(ordered) > LONGEST)
+
+
+def memory_lines(cost: PolicyCost) -> list[str]:
+    """Return what is live at the peak, what a process reserves, and whether the device holds it."""
+    low, high = cost.reserved_low_bytes / MIB, cost.reserved_high_bytes / MIB
+    sizes = "/".join(f"{size:g}" for size in device_named(cost.device).memory_gib)
+    fits = "fits" if cost.fits else "does not fit"
+    return [
+        f"modeled memory: peak {cost.peak_bytes / MIB:.4g} MiB live "
+        f"(float32 {cost.float32_peak_bytes / MIB:.4g} MiB), "
+        f"reserved {low:.4g} to {high:.4g} MiB",
+        f"{fits} on {cost.device} ({sizes} GiB)",
+    ]
+
+
+def live_line(memory: StepMemory) -> str:
+    """Return what the bytes that are live at the peak belong to."""
+    parts = (
+        ("parameters", memory.parameter_bytes),
+        ("optimizer state", memory.optimizer_bytes),
+        ("gradients", memory.gradient_bytes),
+        ("low copies of parameters", memory.weight_copy_bytes),
+        ("activations and the rest", memory.activation_bytes),
+    )
+    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in parts)

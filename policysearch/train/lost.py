@@ -1,0 +1,62 @@
+"""Values that a format lost in a training: how many by layer and role, when first, how large."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from policysearch.graph import FloatArray, Role
+
+Kind = Literal["overflow", "underflow", "swamped"]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What was lost in one way by one layer in one role, in the steps that were looked at.
+
+    `kind`: "overflow" became infinite or was saturated, "underflow" became zero, "swamped" is an
+    update too small to move its parameter. `count` of the `seen` values were lost, first in step
+    `first_step`; `largest` is the largest absolute value among them, before rounding.
+    """
+
+    kind: Kind
+    layer: str
+    role: Role
+    count: int
+    seen: int
+    first_step: int
+    largest: float
+
+
+class Tally:
+    """Adds up what was lost, by layer and role."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Kind, str, Role], Lost] = {}
+
+    def add(self, kind: Kind, layer: str, role: Role, step: int, sizes: FloatArray, of: int) -> int:
+        """Count the absolute values `sizes` as lost in `step` among `of`; return how many."""
+        key, count = (kind, layer, role), len(sizes)
+        row = self._rows.get(key) or Lost(kind, layer, role, 0, 0, step, 0.0)
+        self._rows[key] = replace(
+            row,
+            count=row.count + count,
+            seen=row.seen + of,
+            first_step=row.first_step if row.count else step,
+            largest=max(row.largest, float(np.max(sizes, initial=0.0))),
+        )
+        return count
+
+    def lost(self) -> tuple[Lost, ...]:
+        """Return what was lost, without what lost nothing, in an order that is always the same."""
+        return tuple(row for _, row in sorted(self._rows.items()) if row.count)
+
+    def by_layer(self, kind: Kind) -> tuple[tuple[str, int], ...]:
+        """Return (layer, count) pairs of one kind, layers without a count left out."""
+        counts: dict[str, int] = {}
+        for row in self._rows.values():
+            if row.kind == kind:
+                counts[row.layer] = counts.get(row.layer, 0) + row.count
+        return tuple((layer, count) for layer, count in counts.items() if count)

@@ -1,0 +1,212 @@
+"""Layer norm, softmax, GELU and their gradients in C: the bits of numpy, at any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from policysearch.emulator.compile import compile_graph
+from policysearch.emulator.kernels.kernel import Kernel
+from policysearch.emulator.kernels.registry import kernel_of
+from policysearch.emulator.plan import Plan
+from policysearch.graph import Attrs, Builder, FloatArray, Graph, Op, Shape, backward
+from policysearch.layout import empty
+from policysearch.ops.attention import softmax, softmax_grad
+from policysearch.ops.elementwise import add
+from policysearch.ops.gelu import gelu, gelu_grad
+from policysearch.ops.layer_norm import layer_norm, layer_norm_grad, layer_norm_weight_grad
+from policysearch.ops.source import data
+
+SHAPES: tuple[Shape, ...] = (
+    *((1,), (16,), (300,)),
+    *((1, 1), (1, 40), (40, 1), (3, 2), (64, 64), (65, 7), (130, 16), (17, 300), (16, 1000)),
+    *((2, 5, 7), (70, 33, 32), (3, 1, 17), (1, 2, 300)),
+    *((2, 3, 4, 5), (5, 4, 3, 40), (33, 2, 2, 1), (1, 2, 30, 17)),
+    *((2, 3, 4, 5, 6), (1, 2, 1, 2, 40)),
+)
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-40, 3e38, np.inf, -np.inf, np.nan)
+
+# Op, which inputs have the shape of the output, which are vectors of its last axis, attributes.
+CASES: tuple[tuple[Op, int, int, Attrs], ...] = (
+    (layer_norm, 1, 2, {"epsilon": 1e-3}),
+    (layer_norm, 1, 0, {}),
+    (layer_norm_grad, 2, 1, {}),
+    (layer_norm_grad, 2, 0, {"epsilon": 1e-3}),
+    (layer_norm_weight_grad, 2, 0, {}),
+    (softmax, 1, 0, {}),
+    (softmax_grad, 2, 0, {}),
+    (gelu, 1, 0, {"form": "erf"}),
+    (gelu, 1, 0, {"form": "tanh"}),
+    (gelu_grad, 2, 0, {"form": "erf"}),
+    (gelu_grad, 2, 0, {"form": "tanh"}),
+)
+
+
+def _name(case: tuple[Op, int, int, Attrs]) -> str:
+    return " ".join([case[0].name, str(sum(case[1:3])), *map(str, case[3].values())])
+
+
+def _filled(rng: np.random.Generator, shape: Shape, *, special: bool) -> FloatArray:
+    array = empty(shape)
+    array[...] = rng.standard_normal(shape)
+    if special:
+        taken = rng.random(shape) < 0.02
+        array[taken] = rng.choice(np.array(SPECIAL, np.float32), shape)[taken]
+    return array
+
+
+def _run(
+    kernel: Kernel, op: Op, inputs: Sequence[FloatArray], attrs: Attrs, place: int | None
+) -> npt.NDArray[np.uint32]:
+    """Return the bits, NaNs made one, from scratch that held NaNs; into the input at `place`."""
+    inputs = [np.copy(array, order="K") for array in inputs]
+    shapes = [array.shape for array in inputs]
+    out = empty(op.shape(shapes, attrs)) if place is None else inputs[place]
+    if place is None:
+        out.fill(7.0)
+    work = np.full(kernel.work(shapes, out.shape, attrs), np.nan, np.float32)
+    with np.errstate(all="ignore"):
+        kernel.bind(inputs, out, attrs, work)()
+    same = np.where(np.isnan(out), np.float32(np.nan), out)
+    return np.ascontiguousarray(same).view(np.uint32)
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["gaussian", "special"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_compiled_ops_have_the_bits_of_numpy(
+    case: tuple[Op, int, int, Attrs], shape: Shape, special: bool
+) -> None:
+    pytest.importorskip("policysearch.emulator.kernels._softmax")
+    op, whole, beside, attrs = case
+    rng = np.random.default_rng(0)
+    shapes = [shape] * whole + [shape[-1:]] * beside
+    inputs = [_filled(rng, each, special=special) for each in shapes]
+    kernel = kernel_of(op, shapes, op.shape(shapes, attrs), attrs)
+    assert kernel is not None
+    for place in (None, *op.in_place):
+        expected = _run(Kernel(op.bind, op.work), op, inputs, attrs, place)
+        assert np.array_equal(_run(kernel, op, inputs, attrs, place), expected), place
+
+
+def _traced(op: Op, shape: Shape, vectors: int, attrs: Attrs) -> Graph:
+    b = Builder()
+    x = b.emit(data, attrs={"shape": shape}, role="input", name="x")
+    owned = [
+        b.emit(data, attrs={"shape": shape[-1:]}, role="input", name=f"owned{i}")
+        for i in range(vectors)
+    ]
+    y = b.emit(op, x, *owned, attrs=attrs)
+    seed = b.emit(data, attrs={"shape": shape}, role="input", name="seed")
+    found = backward(b, y, seed, [x, *owned], add)
+    return b.graph({"y": y, **{b.nodes[i].name: grad for i, grad in found.items()}})
+
+
+def _values(graph: Graph, fast: str) -> dict[str, FloatArray]:
+    executable, rng = compile_graph(graph, fast=fast), np.random.default_rng(2)  # type: ignore[arg-type]
+    for array in executable.arrays.values():
+        array[...] = rng.standard_normal(array.shape)
+    executable.forward_backward()
+    found = {name: executable.value(name).copy() for name, _ in graph.outputs}
+    return found | {f"given {name}": array.copy() for name, array in executable.arrays.items()}
+
+
+STEPS: tuple[tuple[Op, int, Attrs], ...] = (
+    (layer_norm, 2, {}),
+    (layer_norm, 0, {}),
+    (softmax, 0, {}),
+    (gelu, 0, {"form": "erf"}),
+    (gelu, 0, {"form": "tanh"}),
+)
+
+
+@pytest.mark.parametrize("shape", [(70, 600), (5, 70, 120), (2, 3, 40, 200)], ids=str)
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: f"{case[0].name} {case[1]} {case[2]}")
+def test_steps_have_the_same_bits_however_they_run(
+    case: tuple[Op, int, Attrs], shape: Shape
+) -> None:
+    """The elementwise ones are cut into spans, the last of them shorter."""
+    pytest.importorskip("policysearch.emulator.kernels._softmax")
+    op, vectors, attrs = case
+    graph = _traced(op, shape, vectors, attrs)
+    nodes = [n for n in graph.nodes if n.op.name.startswith(op.name)]
+    assert len(nodes) > 1
+    assert all(Plan(graph).kernels[n.id].bind is not n.op.bind for n in nodes)
+    expected = _values(graph, "off")
+    for fast in ("numpy", "c"):
+        for name, value in _values(graph, fast).items():
+            assert np.array_equal(value, expected[name]), (fast, name)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("shape", [(40, 64), (30, 768), (6, 20, 32), (4, 3, 200), (2, 3, 5, 40)])
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: f"{case[0].name} {case[1]} {case[2]}")
+def test_errors_are_no_larger_than_those_of_torch(
+    case: tuple[Op, int, Attrs], shape: Shape
+) -> None:
+    """Root mean squares of the errors against torch in float64, ours beside torch's in float32.
+
+    numpy's exp and tanh are a little less exact than torch's: 1.03 to 1.13 times its errors.
+    """
+    torch = pytest.importorskip("torch")
+    op, vectors, attrs = case
+    functional = torch.nn.functional
+
+    def apply(x: Any, *owned: Any) -> Any:
+        if op is layer_norm:
+            return functional.layer_norm(x, shape[-1:], *owned)
+        if op is softmax:
+            return torch.softmax(x, -1)
+        return functional.gelu(x, approximate={"erf": "none"}.get(attrs["form"], "tanh"))
+
+    ours = _values(_traced(op, shape, vectors, attrs), "c")
+
+    def theirs(dtype: Any) -> dict[str, Any]:
+        named = ["x", *(f"owned{i}" for i in range(vectors))]
+        given = [torch.from_numpy(ours[f"given {n}"].copy()).to(dtype) for n in named]
+        y = apply(*(each.requires_grad_() for each in given))
+        y.backward(torch.from_numpy(ours["given seed"].copy()).to(dtype))
+        found = [y.detach(), *(each.grad for each in given)]
+        return {name: v.numpy() for name, v in zip(["y", *named], found, strict=True)}
+
+    exact, float32 = theirs(torch.float64), theirs(torch.float32)
+    for name, value in exact.items():
+        own = np.sqrt(np.mean((ours[name] - value) ** 2))
+        assert own <= (1.1 if op is layer_norm else 1.25) * np.sqrt(
+            np.mean((float32[name] - value) ** 2)
+        ), name
+
+
+def test_the_extensions_refuse_arrays_that_do_not_fit() -> None:
+    norm = pytest.importorskip("policysearch.emulator.kernels._layer_norm")
+    soft = pytest.importorskip("policysearch.emulator.kernels._softmax")
+    inner = pytest.importorskip("policysearch.emulator.kernels._gelu").inner_tanh
+    x, w, work = (
+        np.zeros((6, 8), np.float32),
+        np.zeros(6, np.float32),
+        np.zeros(6 * 144, np.float32),
+    )
+    good = [None, x, w, w, x.copy(), work, 1, 6, 8, 1e-5]
+    norm.layer_norm(*good)
+    doubles, fixed = x.astype(np.float64), x.copy()
+    fixed.flags.writeable = False
+    for place, wrong in (
+        *((1, None), (1, doubles), (1, x[:3]), (1, x.T), (2, None), (2, x), (4, fixed), (4, w)),
+        *((5, work[:-1]), (6, 2), (7, 0), (8, -1)),
+    ):
+        with pytest.raises((ValueError, BufferError)):
+            norm.layer_norm(*(wrong if i == place else given for i, given in enumerate(good)))
+    with pytest.raises(TypeError):
+        norm.layer_norm(*good[:-1])
+    soft.shift(x, np.zeros(16, np.float32), 6, 8, 1, 1, 3)
+    for sizes in ((6, 8, 1, 1, 4), (6, 8, 1, 5, 7), (6, 7, 1, 1, 3), (6, 8, 0, 1, 3)):
+        with pytest.raises(ValueError, match="of these extents"):
+            soft.shift(x, np.zeros(16, np.float32), *sizes)
+    with pytest.raises(TypeError):
+        soft.shift(x, x)
+    with pytest.raises(ValueError, match="constants"):
+        inner(w, w.copy(), b"short")

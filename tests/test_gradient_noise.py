@@ -1,0 +1,64 @@
+"""The benchmark of gradients beside their rounding noise: its gradients, its noise, its probes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.gradient_noise import Beside, Seen, policies, ratio, train
+from policysearch.data.datasets import load_dataset
+from policysearch.policy.presets import preset
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer, initial_parameters
+
+TASK = Task(
+    model="mlp", widths=(16,), data="digits", batch_size=32, steps=41, tail_steps=5, optimizer="sgd"
+)
+
+
+def test_gradients_are_those_that_plain_sgd_subtracts() -> None:
+    data = load_dataset("digits")
+    model = TASK.build_model(data)
+    policy = preset("mindspore.O2.fixed128", model.layer_names)
+    trainer = Trainer(model, TASK, policy, 0)
+    trainer.load(initial_parameters(model, 0))
+    beside, before = Beside(trainer, policy), trainer.params()
+    batch = [x[:32] for x in data.train[0]], data.train[1][:32]
+    found = beside.gradients(*batch)
+    trainer.step(*batch)
+    for name, now in trainer.params().items():
+        moved = (before[name].astype(np.float64) - now) / TASK.learning_rate
+        np.testing.assert_allclose(found[f"grad:{name}"], moved, atol=2e-5)
+        assert np.abs(moved).max() > 1e-3
+
+
+def test_a_ratio_is_of_norms_over_all_parameters() -> None:
+    exact = {"a": np.array([3.0, 4.0]), "b": np.array([12.0])}
+    low = {"a": np.array([3.0, 4.0]), "b": np.array([10.0])}
+    assert ratio(exact, low, exact) == 13.0 / 2.0
+    assert ratio(exact, exact, exact) == math.inf
+
+
+def test_probes_before_a_step_are_its_last_four() -> None:
+    rows = tuple((float(i), 1.0, 2.0 * i, 3.0 * i) for i in range(10))
+    seen = Seen(np.zeros(200), rows)
+    every, back, least = seen.before(101)  # steps 40, 60, 80 and 100
+    assert every == pytest.approx(math.sqrt((4 + 9 + 16 + 25) / 4))
+    assert back == 1.0 and least == pytest.approx(2.0 * every)
+
+
+def test_narrower_formats_have_more_noise() -> None:
+    data = load_dataset("digits")
+    model = TASK.build_model(data)
+    made = {p.name: p for p in policies(model, ("float4_e2m1fn", "float8_e4m3fn"))}
+    ratios = [
+        train(TASK, made[f"{name} current nearest"], data, model).before(TASK.steps)
+        for name in ("float4_e2m1fn", "float8_e4m3fn")
+    ]
+    assert len(train(TASK, made["float4_e2m1fn mx nearest"], data, model).ratios) == 3
+    assert all(1.0 < narrow < wide for narrow, wide in zip(*ratios, strict=True))
+    exact = replace(preset("float32", model.layer_names), name="exact")
+    assert train(TASK, exact, data, model).before(TASK.steps) == (math.inf,) * 3

@@ -1,0 +1,47 @@
+"""Every op of the catalogue has a price, forward and backward, on every software stack."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.price import step_price
+from policysearch.cost.stacks import STACKS
+from policysearch.graph import Builder, Op, backward
+from policysearch.ops.catalogue import FORWARD_OPS, OPS
+from policysearch.ops.elementwise import add
+from policysearch.ops.source import data, parameter
+from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("op", [OPS[name] for name in FORWARD_OPS], ids=lambda op: op.name)
+def test_an_op_and_its_gradients_have_a_price(op: Op, stack: str) -> None:
+    assert op.example is not None
+    example, b = op.example(np.random.default_rng(0)), Builder()
+    rules = op.gradients[: len(example.inputs)]
+    fed = [
+        b.emit(
+            data if rule is None else parameter,
+            attrs={"shape": array.shape},
+            role="input",
+            name=f"x{i}",
+            layer="layer",
+        )
+        for i, (array, rule) in enumerate(zip(example.inputs, rules, strict=True))
+    ]
+    with b.scope(layer="layer"):
+        made = b.emit(op, *fed, attrs=example.attrs)
+    seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name="loss_scale")
+    grads = backward(b, made, seed, [i for i, rule in zip(fed, rules, strict=True) if rule], add)
+    graph = b.graph({"y": made} | {f"g{i}": grad for i, grad in grads.items()})
+    price = step_price(
+        apply_policy(graph, preset("torch.autocast.float16", ("layer",))),
+        DEVICES["H100-SXM5"],
+        STACKS[stack],
+    )
+    moves = all(n.op.kind in ("move", "source") for n in graph.nodes)
+    assert (price.time.step_seconds > 0) or moves
+    assert price.memory.peak_bytes > 0
