@@ -40,7 +40,8 @@ from policysearch.search.spec import StudySpec, load_spec
 from policysearch.train.feeding import Array, feed_inputs
 from policysearch.train.loss_scale import inverse
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters, step_graph
+from policysearch.train.tracing import Tracing
+from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters
 from policysearch.values import InputError
 
 FORMATS = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e5m2")
@@ -72,7 +73,8 @@ class Beside:
 
     def __init__(self, trainer: Trainer, policy: Policy) -> None:
         self._trainer = trainer
-        graph = step_graph(trainer.task, trainer.model, policy, trainer.task.batch_size)
+        task = trainer.task
+        graph = Tracing(task, trainer.model, task.batch_size).step_graph(policy)
         self._names = [name for name, _ in graph.outputs if name.startswith("grad:")]
         self._step = compile_graph(graph.wanting("loss", *self._names), seed=trainer.seed)
 

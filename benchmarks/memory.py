@@ -8,26 +8,43 @@ from the graph and that order alone. "in place" is the same bound when views tak
 value may take the place of an input that dies there or of the parameter it replaces. Measured:
 tracemalloc's peak during the fourth step, with everything allocated since the model was made
 (rounding scratch and the python objects of graph and plan included).
+
+A training has the step twice: observed, for its counts of what rounding loses, and plain. Both take
+turns in one arena; "two arenas" is what they would have each by itself. The peak is tracemalloc's
+over an observed step and a plain one, from before the trainer was made.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import tracemalloc
 
 import numpy as np
 
-from benchmarks.nets import BATCHES, NETS, policy_of, prepared, step_graph
+from benchmarks.nets import BATCHES, NETS, batch_of, policy_of, prepared, step_graph
 from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
 from policysearch.emulator.executable import Executable
 from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
 from policysearch.nn.chain import Chain
+from policysearch.train.swamped import watched
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer, initial_parameters
 
 ALLOWED = 1.3
 COLUMNS = (
     *("model", "batch", "policy", "bound_bytes", "in_place_bound_bytes"),
     *("arena_bytes", "source_bytes", "measured_peak_bytes"),
+    *("two_arenas_bytes", "training_arena_bytes", "training_peak_bytes"),
+)
+STEP_COLUMNS = (
+    *("net, batch, policy", "bound MB", "in-place bound MB", "arena + sources MB", "measured MB"),
+    *("/ bound", "/ in-place bound", "measured / bound"),
+)
+TRAINING_COLUMNS = (
+    *("net, batch, policy", "bound MB", "sources MB", "two arenas MB", "one arena MB", "peak MB"),
+    *("two + sources / bound", "one + sources / bound", "peak / bound"),
 )
 
 
@@ -111,35 +128,50 @@ def measure(model: Chain, name: str, batch: int) -> tuple[int, int, int]:
     return executable.arena_bytes, sources, peak
 
 
+def measure_training(model: Chain, name: str, batch: int) -> tuple[int, int]:
+    """Return (arena, peak) in bytes of a trainer that takes an observed step and a plain one."""
+    policy, task = policy_of(model, name), Task(batch_size=batch)
+    images, targets = batch_of(model, batch)
+    labels = targets.argmax(axis=1)
+    start = initial_parameters(model, 0)
+    gc.collect()
+    tracemalloc.start()
+    trainer = Trainer(model, task, policy, 0)
+    trainer.load(start)
+    for _ in range(2):
+        trainer.step([images], labels)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return trainer.arena.bytes, peak
+
+
 def main() -> None:
     """Run the command."""
     options = parser(__doc__)
     given = options.parse_args()
     pin_one_thread()
-    rows, lines, worst = [], [], 0.0
+    rows, trained, lines, worst = [], [], [], 0.0
     for net, build in NETS.items():
         model = build()
-        for batch in BATCHES:
-            for name in ("float32", "float16", "float8"):
-                graph = executed(step_graph(model, policy_of(model, name), batch))
-                plain = bound_bytes(graph, in_place=False)
-                strict = bound_bytes(graph, in_place=True)
-                arena, sources, peak = measure(model, name, batch)
-                lines.append([net, batch, name, plain, strict, arena, sources, peak])
-                megabytes = [value / 1e6 for value in (plain, strict, arena + sources, peak)]
-                ratios = [megabytes[2] / megabytes[0], megabytes[2] / megabytes[1]]
-                rows.append([f"{net}, {batch}, {name}", *megabytes, *ratios, peak / plain])
-                worst = max(worst, ratios[0])
-    columns = (
-        *("net, batch, policy", "bound MB", "in-place bound MB", "arena + sources MB"),
-        *(
-            "measured MB",
-            "/ bound",
-            "/ in-place bound",
-            "measured / bound",
-        ),
-    )
-    show("Memory of one training step", columns, rows)
+        for batch, name in itertools.product(BATCHES, ("float32", "float16", "float8")):
+            step = step_graph(model, policy_of(model, name), batch)
+            graph = executed(step)
+            plain = bound_bytes(graph, in_place=False)
+            strict = bound_bytes(graph, in_place=True)
+            arena, sources, peak = measure(model, name, batch)
+            two = 4 * (Plan(step).elements + Plan(watched(step)).elements)
+            one, training = measure_training(model, name, batch)
+            given_bytes = [plain, strict, arena, sources, peak, two, one, training]
+            lines.append([net, batch, name, *given_bytes])
+            megabytes = [value / 1e6 for value in (plain, strict, arena + sources, peak)]
+            ratios = [megabytes[2] / megabytes[0], megabytes[2] / megabytes[1]]
+            rows.append([f"{net}, {batch}, {name}", *megabytes, *ratios, peak / plain])
+            parts = [value / 1e6 for value in (plain, sources, two, one, training)]
+            ratios = [(two + sources) / plain, (one + sources) / plain, training / plain]
+            trained.append([f"{net}, {batch}, {name}", *parts, *ratios])
+            worst = max(worst, (arena + sources) / plain)
+    show("Memory of one training step", STEP_COLUMNS, rows)
+    show("Memory of a training", TRAINING_COLUMNS, trained)
     print(f"\nworst arena + sources / bound: {worst:.2f} (allowed {ALLOWED})\n{machine()}")
     write_csv(given.out / "memory.csv", COLUMNS, lines)
 

@@ -34,7 +34,7 @@ from policysearch.graph import Graph
 from policysearch.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.spec import StudySpec, load_spec
-from policysearch.train.trainer import step_graph
+from policysearch.train.tracing import Tracing
 
 DRAWS = 60
 MOST_REVERSED = 0.05
@@ -104,7 +104,8 @@ def memory_pairs(objective: Objective, policies: Sequence[Policy]) -> list[Pair]
     plain = step_memory(objective.step_graph(objective.float32)).peak_bytes
     for peak in PEAKS_GIB:
         batch = max(1, round(objective.cost_batch_size * peak * 2**30 / plain))
-        graphs = [step_graph(objective.task, objective.model, p, batch) for p in policies]
+        tracing = Tracing(objective.task, objective.model, batch)
+        graphs = [tracing.step_graph(policy) for policy in policies]
         peaks = [float(step_memory(graph).peak_bytes) for graph in graphs]
         found += _pairs(peaks, [float(reserved_bytes(graph)) for graph in graphs])
     return found

@@ -33,7 +33,7 @@ from policysearch.search.study import run_study as run_spec
 from policysearch.search.study import try_policy as try_spec
 from policysearch.search.trials import Trial
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import step_graph
+from policysearch.train.tracing import Tracing
 from policysearch.values import InputError, one_of
 
 __all__ = (
@@ -238,7 +238,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
 def explain(policy: Policy, task: Task) -> str:
     """Return the training step of `task` under `policy` as text, every cast and step shown."""
     model = task.build_model(task.load_dataset())
-    return explain_graph(step_graph(task, model, policy, task.batch_size), policy)
+    return explain_graph(Tracing(task, model, task.batch_size).step_graph(policy), policy)
 
 
 def policy_from(source: str, model: Model) -> Policy:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +14,7 @@ from policysearch.cost.devices import device_named
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
+from policysearch.data.shared import shared
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -22,7 +24,8 @@ from policysearch.train.loss_scale import scale_changes
 from policysearch.train.lost import Lost
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import step_graph, train
+from policysearch.train.tracing import Tracing
+from policysearch.train.trainer import train
 
 DIVERGED_GAP = 100.0
 """Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
@@ -142,6 +145,16 @@ class Objective:
         """The task's data, loaded once."""
         return self.task.load_dataset()
 
+    def shared_task(self) -> Task:
+        """Return the task for processes that are started with it, which share its data.
+
+        Where the system cannot share, each of them loads what it can load for itself.
+        """
+        with suppress(OSError):
+            self.dataset = shared(self.dataset)
+            return replace(self.task, data=self.dataset)
+        return self.task
+
     @cached_property
     def model(self) -> Model:
         """The task's model for its data."""
@@ -153,12 +166,16 @@ class Objective:
         return preset("float32", self.model.layer_names)
 
     @cached_property
+    def _tracing(self) -> Tracing:
+        return Tracing(self.task, self.model, self.cost_batch_size)
+
+    @cached_property
     def _float32_price(self) -> StepPrice:
         return step_price(self.step_graph(self.float32), self.device, self.stack)
 
     def step_graph(self, policy: Policy) -> Graph:
         """Return the priced step under `policy`, every cast a node."""
-        return step_graph(self.task, self.model, policy, self.cost_batch_size)
+        return self._tracing.step_graph(policy)
 
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step; nothing is trained."""

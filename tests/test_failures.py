@@ -195,7 +195,7 @@ def test_a_killed_worker_takes_only_its_own_run_along(
     killer = replace(objective.float32, name="killer")
     jobs = [Job(objective.float32, 0), Job(killer, 1), *(Job(objective.float32, s) for s in (2, 3))]
     monkeypatch.setattr(executors, "_measure", _killed)
-    with ProcessExecutor(spec.task, spec.cost.device, spec.cost.stack, 2) as executor:
+    with ProcessExecutor(objective, 2) as executor:
         outcomes = dict(executor.run(jobs))
     assert sorted(outcomes) == [0, 1, 2, 3]
     killed = outcomes.pop(1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from policysearch.graph import Graph
 from policysearch.objective import (
     DIVERGED_GAP,
     JITTER,
@@ -19,6 +21,8 @@ from policysearch.objective import (
 )
 from policysearch.policy.policy import LossScale
 from policysearch.policy.presets import preset
+from policysearch.train import tracing
+from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import train
 
@@ -140,3 +144,24 @@ def test_a_loss_that_is_not_finite_is_no_tail_loss(objective: Objective) -> None
     measured = wild.measure(wild.float32, 0)
     assert measured.diverged and measured.tail_loss is None
     assert measured.diverged_at is not None and not math.isnan(measured.validation_accuracy)
+
+
+def test_float32_is_traced_once_however_many_policies_are_priced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once for each norm that gradients are clipped to: that is part of the float32 step."""
+    traced: list[float | None] = []
+
+    def counted(*arguments: Any) -> Graph:
+        traced.append(arguments[-1])
+        return trace_step(*arguments)
+
+    monkeypatch.setattr(tracing, "trace_step", counted)
+    own = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
+    layers = own.model.layer_names
+    policies = [preset(name, layers) for name in ("float16", "bfloat16", "te.current")]
+    clipped = [replace(policy, gradient_clip_norm=1.0) for policy in policies]
+    costs = [own.price(policy) for policy in (*policies, *clipped)]
+    assert traced == [None, 1.0]
+    anew = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
+    assert [anew.price(policy) for policy in (*clipped, *policies)] == [*costs[3:], *costs[:3]]

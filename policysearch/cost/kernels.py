@@ -47,7 +47,11 @@ def kernels_of(graph: Graph, stack: Stack) -> tuple[Kernel, ...]:
 
 
 class _Grouping:
-    """A growing partition of the nodes; `above` holds, as bits, the kernels each depends on."""
+    """A growing partition of the nodes.
+
+    Per kernel: `leads` is the node it is called after, `above` holds, as bits, all kernels it
+    depends on, `parents` and `readers` those it reads from and those that read from it.
+    """
 
     def __init__(self, graph: Graph, stack: Stack) -> None:
         self.graph = graph
@@ -55,7 +59,10 @@ class _Grouping:
         self.root = roots(graph)
         self.home = [-1] * len(graph.nodes)
         self.members: list[list[Node]] = []
+        self.leads: list[Node] = []
         self.above: list[int] = []
+        self.parents: list[set[int]] = []
+        self.readers: list[set[int]] = []
         self.checked = dict(graph.outputs).get("finite", len(graph.nodes))
         self.free_reads: set[int] = set()
 
@@ -66,23 +73,42 @@ class _Grouping:
         parents = {self.home[i] for i in self.inputs(node)} - {-1}
         k = self.choose(node, parents)
         if k == len(self.members):
-            self.members.append([])
-            self.above.append(0)
-        self.members[k].append(node)
+            self.open(node)
+        else:
+            self.leads[k] = _lead(self.leads[k], node)
+            self.members[k].append(node)
         self.home[node.id] = k
         for p in parents - {k}:
             self.above[k] |= 1 << p | self.above[p]
+            self.parents[k].add(p)
+            self.readers[p].add(k)
         elementwise_update = node.role == "update" and node.op.kind != "reduce"
         if elementwise_update and self.stack.fused_optimizer:
             for p in parents - {k}:
                 self.absorb(node, p, k)
-        for m, mask in enumerate(self.above):
-            if mask >> k & 1:
-                self.above[m] |= self.above[k]
+        self.pass_on(k)
+
+    def open(self, node: Node) -> None:
+        """Begin a kernel with `node`."""
+        self.members.append([node])
+        self.leads.append(node)
+        self.above.append(0)
+        self.parents.append(set())
+        self.readers.append(set())
+
+    def pass_on(self, k: int) -> None:
+        """Tell the kernels that read from `k`, and so on, what it has come to depend on."""
+        waiting = [k]
+        while waiting:
+            above = 1 << (source := waiting.pop()) | self.above[source]
+            for reader in self.readers[source]:
+                if above & ~self.above[reader]:
+                    self.above[reader] |= above
+                    waiting.append(reader)
 
     def absorb(self, node: Node, p: int, k: int) -> None:
         """Take kernel `p` of one update (say the second moment) into that of the step it feeds."""
-        first, lead = self.members[p][0], _lead(self.members[p])
+        first, lead = self.members[p][0], self.leads[p]
         apart = (
             lead.role != "update"
             or lead.op.kind == "reduce"
@@ -90,31 +116,36 @@ class _Grouping:
             or self.domain(lead) != self.domain(node)
             or first.id <= self.checked < node.id
         )
-        between = any(self.above[k] >> m & (mask >> p) & 1 for m, mask in enumerate(self.above))
-        if apart or between:
+        # what runs between the two ends in a kernel that `k` reads from
+        if apart or any(self.above[q] >> p & 1 for q in self.parents[k] - {p}):
             return
         self.move(p, k)
-        for m, mask in enumerate(self.above):
-            if mask >> p & 1 and m != k:
-                self.above[m] |= 1 << k
         self.above[k] &= ~(1 << p)
+        for q in self.parents[p]:
+            self.readers[q].add(k)
+        for reader in self.readers[p] - {k}:
+            self.parents[reader].add(k)
+        self.parents[k] |= self.parents[p]
+        self.parents[k].discard(p)
+        self.readers[k] |= self.readers[p] - {k}
 
     def choose(self, node: Node, parents: set[int]) -> int:
         """Return the kernel to join, or the number of a new one."""
         for i in self.inputs(node):
             if self.graph.nodes[i].fused:
                 return self.home[i]
+        first = 0
+        for p in parents:
+            first |= self.above[p]
         for position, i in enumerate(self.inputs(node)):
             k = self.home[i]
-            if k < 0 or any(self.above[p] >> k & 1 for p in parents - {k}):
-                continue
-            if self.may_join(node, position, k):
+            if k >= 0 and not first >> k & 1 and self.may_join(node, position, k):
                 return k
         return len(self.members)
 
     def may_join(self, node: Node, position: int, k: int) -> bool:
-        lead = _lead(self.members[k])
-        made_here = [self.graph.nodes[i] for i in self.inputs(node) if self.home[i] == k]
+        lead = self.leads[k]
+        made_here = (self.graph.nodes[i] for i in self.inputs(node) if self.home[i] == k)
         if (
             node.op.kind == "gemm"
             or (node.op.kind == "reduce" and node.role == "update")
@@ -147,7 +178,7 @@ class _Grouping:
 
     def merge_updates(self) -> None:
         """Launch alike, independent update kernels as one, the finite check in the same pass."""
-        first: dict[tuple[str, ...], list[int]] = {}
+        alike: dict[tuple[str, ...], tuple[int, int]] = {}
         for k, nodes in enumerate(self.members):
             if not nodes or any(node.role != "update" for node in nodes):
                 continue
@@ -157,11 +188,11 @@ class _Grouping:
                 self.free_reads.add(nodes[0].id)
                 self.move(k, max(self.home[i] for i in self.inputs(nodes[0])))
                 continue
-            alike = first.setdefault(tuple(node.op.name for node in nodes), [])
-            if any(self.above[k] >> other & 1 for other in alike):
-                continue
-            alike.append(k)
-            self.move(k, alike[0])
+            ops = tuple(node.op.name for node in nodes)
+            first, merged = alike.get(ops, (k, 0))
+            if not self.above[k] & merged:
+                alike[ops] = first, merged | 1 << k
+                self.move(k, first)
 
     def is_check(self, nodes: list[Node]) -> bool:
         """Whether this is the finite check of gradients that update kernels have just made."""
@@ -175,6 +206,7 @@ class _Grouping:
             return
         for node in self.members[k]:
             self.home[node.id] = to
+        self.leads[to] = _lead(self.leads[to], self.leads[k])
         self.members[to] += self.members[k]
         self.members[k] = []
 
@@ -193,15 +225,18 @@ class _Grouping:
                     reads[k][i] = None
                     stored.add(i)
         rows = []
-        for nodes, read in zip(self.members, reads, strict=True):
+        for nodes, lead, read in zip(self.members, self.leads, reads, strict=True):
             if nodes:
                 writes = tuple(n for n in nodes if n.id in stored)
                 inputs = tuple(self.graph.nodes[i] for i in read)
-                rows.append(Kernel(tuple(nodes), _lead(nodes), inputs, writes))
+                rows.append(Kernel(tuple(nodes), lead, inputs, writes))
         return tuple(rows)
 
 
-def _lead(nodes: list[Node]) -> Node:
-    products = [node for node in nodes if node.op.kind == "gemm"]
-    others = [node for node in nodes if node.op.name != "cast"]
-    return (products or others or nodes)[0]
+def _lead(first: Node, other: Node) -> Node:
+    """Return which of two nodes their kernel is called after, the first in doubt."""
+    return other if _rank(other) > _rank(first) else first
+
+
+def _rank(node: Node) -> int:
+    return 2 if node.op.kind == "gemm" else int(node.op.name != "cast")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from policysearch.emulator.arena import Arena
 from policysearch.emulator.nodes import Observer
 from policysearch.emulator.reference import Reference
 from policysearch.graph import FloatArray, Graph
@@ -46,13 +47,17 @@ def compile_graph(
     fast: Fast | None = None,
     sources: Mapping[str, FloatArray] | None = None,
     observer: Observer | None = None,
+    arena: Arena | None = None,
 ) -> Step:
     """Return `graph` ready to run.
 
     `fast` as in `check_fast`; the bits are the same. `sources` shares arrays of another step
-    (parameters, state). `observer` sees every rounding.
+    (parameters, state). `observer` sees every rounding. Steps with one `arena` have their values
+    in the same memory, so those of one are lost as soon as another runs.
     """
     fast = check_fast(fast)
     if fast == "off" or Executable is None:
         return Reference(graph, seed, sources or {}, observer)
-    return Executable(graph, seed=seed, fast=fast, sources=sources or {}, observer=observer)
+    return Executable(
+        graph, seed=seed, fast=fast, sources=sources or {}, observer=observer, arena=arena
+    )

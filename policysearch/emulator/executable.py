@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from policysearch.emulator.arena import Arena
 from policysearch.emulator.fusion import FusedUpdate, fused_update
 from policysearch.emulator.kernels import sgd
 from policysearch.emulator.node_rounding import NodeRounding
@@ -24,7 +25,7 @@ from policysearch.emulator.plan import (
     spans,
 )
 from policysearch.graph import FloatArray, Graph, Node, size
-from policysearch.layout import aligned, stored
+from policysearch.layout import stored
 from policysearch.rounding.rounder import Fast
 
 Run = Callable[[], object]
@@ -45,13 +46,14 @@ class Executable:
         fast: Fast,
         sources: Mapping[str, FloatArray],
         observer: Observer | None,
+        arena: Arena | None = None,
     ) -> None:
         self.graph = graph
         self.step_index = 0
         self.fast = fast
         self._rounding = NodeRounding(seed, fast, observer)
         self._plan = plan = Plan(graph, kernels=fast == "c")
-        self._arena = aligned(plan.elements)
+        self._arena = (arena or Arena()).stretch(plan.elements)
         self._flat: dict[int, FloatArray] = {}
         checked = (node for node in graph.nodes if node.op.name == "all_finite")
         self._square_sums: dict[int, list[FloatArray]] = {

@@ -8,6 +8,7 @@ from policysearch.emulator.nodes import Observer, draws
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray, Node
 from policysearch.rounding.fast_numpy import Scratch
+from policysearch.rounding.grid import SPAN
 from policysearch.rounding.rounder import Fast, Rounder, rounder
 
 
@@ -61,9 +62,14 @@ class NodeRounding:
         x: FloatArray,
         out: FloatArray,
     ) -> Callable[[], object]:
+        # a span at a time, so that what the observer makes of it is small; draws go by the whole
+        at_once = len(x) if node.rounding.mode == "stochastic" else SPAN
+        parts = [slice(start, start + at_once) for start in range(0, len(x), at_once)]
+
         def run() -> None:
-            before = x.copy()
-            round_to(x, out, draws(node, self.step))
-            observer(node, before, out)
+            for part in parts:
+                before = x[part].copy()
+                round_to(x[part], out[part], draws(node, self.step))
+                observer(node, before, out[part])
 
         return run

@@ -14,7 +14,7 @@ from policysearch.products.product import product
 from policysearch.rounding.rounder import Fast
 
 Observer = Callable[[Node, FloatArray, FloatArray], None]
-"""Called with a node and its values, flat, before and after rounding."""
+"""Called with a node and some of its values, flat, before and after rounding; all come once."""
 
 
 def attributes(graph: Graph, node: Node, fast: Fast) -> dict[str, object]:

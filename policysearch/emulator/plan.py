@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from policysearch.emulator.kernels.kernel import Kernel
 from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.formats import contains, format_named
@@ -104,15 +106,17 @@ class Plan:
         self.home: dict[int, Buffer] = {}
         self.work: dict[int, Buffer] = {}
         self.in_source: dict[int, int] = {}
+        self._replaced: dict[int, list[int]] = {}
+        for old, new in graph.updates:
+            self._replaced.setdefault(new, []).append(old)
         self.buffers: list[Buffer] = []
         for position, node in enumerate(self.order):
             self._place(position, node)
+        group = {at: given for given in self.groups for at in range(*given)}
         for buffer in self.buffers:
-            for start, stop in self.groups:
-                if start <= buffer.first < stop:
-                    buffer.first = start
-                if start <= buffer.last < stop:
-                    buffer.last = stop - 1
+            buffer.first, _ = group.get(buffer.first, (buffer.first, 0))
+            _, stop = group.get(buffer.last, (0, buffer.last + 1))
+            buffer.last = stop - 1
         self.elements = assign_offsets(self.buffers)
 
     def _promptly(self, chosen: set[int]) -> list[Node]:
@@ -189,8 +193,8 @@ class Plan:
 
     def _source_to_update(self, position: int, node: Node) -> int | None:
         """Return the source whose array this new value may overwrite: nothing reads it later."""
-        for old, new in self.graph.updates:
-            if new == node.id and old in node.inputs and self.last_read[old] == position:
+        for old in self._replaced.get(node.id, ()):
+            if old in node.inputs and self.last_read[old] == position:
                 place = node.inputs.index(old)
                 return old if place in node.op.in_place else None
         return None
@@ -209,14 +213,18 @@ def assign_offsets(buffers: list[Buffer]) -> int:
     Largest first, each at the lowest offset that is free for its whole life (Pisarchyk and Lee,
     arXiv 2001.03288, "greedy by size").
     """
-    placed: list[Buffer] = []
-    for buffer in sorted(buffers, key=lambda b: -b.elements):
-        offset = 0
-        taken = [p for p in placed if p.first <= buffer.last and buffer.first <= p.last]
-        for other in sorted(taken, key=lambda b: b.offset):
-            if offset + buffer.elements <= other.offset:
-                break
-            offset = max(offset, other.offset + -(-other.elements // LINE) * LINE)
-        buffer.offset = offset
-        placed.append(buffer)
+    placed = np.empty((4, len(buffers)), np.int64)  # first, last, offset, end; by offset
+    for count, buffer in enumerate(sorted(buffers, key=lambda b: -b.elements)):
+        first, last, starts, ends = placed[:, :count]
+        taken = np.flatnonzero((first <= buffer.last) & (buffer.first <= last))
+        free = np.maximum.accumulate(ends[taken])  # from here on, up to the next start
+        fits = free[:-1] + buffer.elements <= starts[taken[1:]]
+        if not len(taken) or buffer.elements <= starts[taken[0]]:
+            buffer.offset = 0
+        else:
+            buffer.offset = int(free[fits.argmax() if fits.any() else -1])
+        at = int(np.searchsorted(starts, buffer.offset))
+        placed[:, at + 1 : count + 1] = placed[:, at:count]
+        end = buffer.offset + -(-buffer.elements // LINE) * LINE
+        placed[:, at] = buffer.first, buffer.last, buffer.offset, end
     return max((b.offset + b.elements for b in buffers), default=0)

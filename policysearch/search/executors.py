@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import connection
 from types import TracebackType
 from typing import Protocol, Self
@@ -94,17 +95,15 @@ def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
 
 
 class ProcessExecutor:
-    """Runs jobs in `processes` fresh processes with one BLAS thread each.
+    """Runs jobs in `processes` fresh processes with one BLAS thread each, which share the data.
 
     Every process is a pool of its own, so that one that is killed takes only its own job along.
     On an exception, Ctrl-C included, running jobs are ended: their results are not wanted.
     """
 
-    def __init__(
-        self, task: Task, device: str, stack: str, processes: int, fast: Fast | None = None
-    ) -> None:
+    def __init__(self, objective: Objective, processes: int) -> None:
         self._before = set(multiprocessing.active_children())
-        self._arguments = (task, device, stack, fast)
+        self._objective = objective
         self._processes = processes
         self._idle: list[ProcessPoolExecutor] = []
         self._pools: list[ProcessPoolExecutor] = []
@@ -176,12 +175,17 @@ class ProcessExecutor:
             'that runs a study needs `if __name__ == "__main__":`)'
         )
 
+    @cached_property
+    def _task(self) -> Task:
+        return self._objective.shared_task()
+
     def _started(self) -> ProcessPoolExecutor:
+        objective = self._objective
         pool = ProcessPoolExecutor(
             1,
             multiprocessing.get_context("spawn"),
             initializer=_prepare,
-            initargs=self._arguments,
+            initargs=(self._task, objective.device.name, objective.stack.name, objective.fast),
         )
         self._pools.append(pool)
         return pool
@@ -195,9 +199,7 @@ def make_executor(objective: Objective, processes: int | None, jobs: int) -> Exe
     if processes == 0:
         return SerialExecutor(objective)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    names = (objective.device.name, objective.stack.name)
-    count = min(processes or cores or 1, jobs)
-    return ProcessExecutor(objective.task, *names, count, objective.fast)
+    return ProcessExecutor(objective, min(processes or cores or 1, jobs))
 
 
 _worker: list[Objective] = []

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
@@ -26,18 +27,20 @@ def accuracy(
     *,
     seed: int,
     fast: Fast,
+    arena: Arena | None = None,
 ) -> float:
     """Return the share of labels that the model gets right under `policy`, IGNORED ones left out.
 
     `arrays` are the trained parameters and running statistics by name, `examples` inputs and
     labels. The model runs as in evaluation, where an example does not depend on the others of its
-    batch. A row of logits that is not finite counts as wrong. NaN where labels are no classes.
+    batch, with its values in `arena`. A row of logits that is not finite counts as wrong. NaN where
+    labels are no classes.
     """
     inputs, labels = examples
     if labels.dtype != np.int64:
         return float("nan")
     graph = apply_policy(trace_forward(model, batch_size), policy)
-    executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays)
+    executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
     feed_constants(executable, model)
     right = 0
     for start in range(0, len(labels), batch_size):

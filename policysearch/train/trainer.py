@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from policysearch.data.datasets import Dataset, batches
+from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
-from policysearch.graph import FloatArray, Graph
+from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
-from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast, check_fast, quantise
 from policysearch.train.divergence import has_diverged, tail_mean
 from policysearch.train.evaluation import accuracy
@@ -30,9 +30,10 @@ from policysearch.train.loss_scale import (
 )
 from policysearch.train.lost import Lost
 from policysearch.train.probe import Probe
-from policysearch.train.step import NEXT, trace_step
+from policysearch.train.step import NEXT
 from policysearch.train.swamped import Swamped, Watch, watched
 from policysearch.train.tasks import Task
+from policysearch.train.tracing import Tracing
 from policysearch.values import InputError
 
 PROBE_INTERVAL = 20
@@ -77,7 +78,8 @@ class Run:
 class Trainer:
     """One training in progress: parameters, optimizer state, loss scale, compiled steps.
 
-    Phases of the policy compile to one executable each; all share the same parameters and state.
+    A phase of the policy is compiled when it begins, twice: with every rounding observed, and
+    without. The two take turns in one arena, and so do the phases; all share parameters and state.
     """
 
     def __init__(
@@ -88,34 +90,39 @@ class Trainer:
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = self.step_index = 0
         self.probe, self.watch = Probe(), Watch()
-        self._compiled: dict[tuple[str, bool], Step] = {}
+        self.arena, self._tracing = Arena(), Tracing(task, model, task.batch_size)
+        self._compiled: dict[bool, Step] = {}
         self._shared: dict[str, FloatArray] = {}
-        self._enter(policy.at_step(0))
+        self.phase = policy.at_step(0)
+        self._enter(self.phase)
 
     def _enter(self, phase: Policy) -> None:
         """Take `phase` as the policy in force; what is kept moves to the formats it keeps it in."""
-        self.phase, self._phase_key = phase, phase.digest
-        executable = self._executable(observed=False)
+        if not self._compiled or phase != self.phase:
+            self._compile(phase)
+        self.phase, executable = phase, self._compiled[False]
         for node in executable.graph.nodes:
             if node.op.name in KEPT:
                 array = self._shared.setdefault(node.name, executable.arrays[node.name])
                 array[...] = quantise(array, format_named(node.format))
 
-    def _executable(self, observed: bool) -> Step:
-        key = self._phase_key, observed
-        if key not in self._compiled:
-            graph = step_graph(self.task, self.model, self.phase, self.task.batch_size)
-            statistics = (NEXT + spec.name for spec in self.model.statistics())
-            graph = graph.wanting("loss", "finite", *statistics)
-            self._compiled[key] = compile_graph(
+    def _compile(self, phase: Policy) -> None:
+        """Compile the steps of `phase` in the place of those of the phase before."""
+        self._compiled.clear()
+        statistics = (NEXT + spec.name for spec in self.model.statistics())
+        graph = self._tracing.step_graph(phase).wanting("loss", "finite", *statistics)
+        sources = self._shared
+        for observed in (True, False):  # the one that needs more of the arena first
+            self._compiled[observed] = step = compile_graph(
                 watched(graph) if observed else graph,
                 seed=self.seed,
                 fast=self.fast,
-                sources=self._shared,
+                sources=sources,
                 observer=self.probe if observed else None,
+                arena=self.arena,
             )
-            feed_constants(self._compiled[key], self.model)
-        return self._compiled[key]
+            sources = step.arrays
+        feed_constants(step, self.model)
 
     def load(self, params: Mapping[str, FloatArray]) -> None:
         """Write the initial arrays (logical, by name), rounded to where they are kept."""
@@ -144,7 +151,7 @@ class Trainer:
         executable = self._forward_backward(probed, inputs, labels, scale)
         finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
         if not finite and not probed:
-            self._forward_backward(True, inputs, labels, scale)
+            executable = self._forward_backward(True, inputs, labels, scale)
         for spec in self.model.statistics():
             self._shared[spec.name][...] = executable.value(NEXT + spec.name)
         skipped = skips_update(config, finite)
@@ -167,7 +174,7 @@ class Trainer:
     def _forward_backward(
         self, observed: bool, inputs: Sequence[Array], labels: Array, scale: float
     ) -> Step:
-        executable = self._executable(observed)
+        executable = self._compiled[observed]
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
         executable.step_index = self.probe.step = self.step_index
         arrays = executable.arrays
@@ -198,15 +205,8 @@ class Trainer:
             self.task.batch_size,
             seed=self.seed,
             fast=self.fast,
+            arena=self.arena,
         )
-
-
-def step_graph(task: Task, model: Model, policy: Policy, batch_size: int) -> Graph:
-    """Return one training step of the task under `policy`; InputError where it does not fit."""
-    policy.check_layers(model.layer_names)
-    clip_norm = policy.gradient_clip_norm
-    graph = trace_step(model, task.loss, task.build_optimizer(), batch_size, clip_norm)
-    return apply_policy(graph, policy)
 
 
 def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str, FloatArray]:

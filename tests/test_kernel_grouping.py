@@ -1,0 +1,105 @@
+"""How nodes become kernels, on random graphs, against dependencies worked out anew every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policysearch.cost import kernels
+from policysearch.cost.kernels import kernels_of
+from policysearch.cost.stacks import STACKS, Stack
+from policysearch.graph import Builder, Graph
+from policysearch.ops.catalogue import OPS
+
+COMPILED = STACKS["torch.compile"]
+SHAPE = (8, 8)
+ROLES = ("fprop", "dgrad", "wgrad", "update")
+FORMATS = ("float32", "float16", "float8_e4m3fn")
+
+
+def random_graph(rng: np.random.Generator) -> Graph:
+    """Return products, casts, sums, reductions and a finite check in phases of any length."""
+    b = Builder()
+    for name in ("data", "parameter"):
+        for _ in range(3):
+            b.emit(OPS[name], attrs={"shape": SHAPE}, role="input", layer="fc")
+    count, ends, reach = int(rng.integers(5, 80)), np.sort(rng.random(3)), rng.exponential(6) + 1
+    outputs = {}
+    for number in range(count):
+        whole = [node.id for node in b.nodes if node.shape == SHAPE]
+        near = [whole[max(0, len(whole) - 1 - int(rng.exponential(reach)))] for _ in range(3)]
+        fields = {
+            "role": ROLES[int((number / count > ends).sum())],
+            "layer": str(rng.choice(["", "fc"])),
+            "format": str(rng.choice(FORMATS)),
+        }
+        names = ("matmul", "cast", "reshape", "amax", "relu", "add", "all_finite")
+        name = str(rng.choice(names, p=(0.1, 0.15, 0.05, 0.05, 0.2, 0.42, 0.03)))
+        if name == "all_finite" and (fields["role"] != "update" or "finite" in outputs):
+            continue
+        inputs = {"matmul": 2, "add": 2, "all_finite": 3}.get(name, 1)
+        attrs = {"shape": SHAPE} if name == "reshape" else {}
+        made = b.emit(OPS[name], *near[:inputs], attrs=attrs, **fields)
+        if name == "all_finite":
+            outputs["finite"] = made
+    return b.graph(outputs)
+
+
+class Anew(kernels._Grouping):
+    """Forgets what it keeps of dependencies and works it out from the nodes after every node."""
+
+    def pass_on(self, k: int) -> None:
+        everyone = range(len(self.members))
+        self.parents = [
+            {self.home[i] for node in self.members[m] for i in self.inputs(node)} - {-1, m}
+            for m in everyone
+        ]
+        self.readers = [{m for m in everyone if k in self.parents[m]} for k in everyone]
+        self.above = [sum(1 << p for p in self.ancestors(m)) for m in everyone]
+
+    def ancestors(self, m: int) -> set[int]:
+        found: set[int] = set()
+        waiting = set(self.parents[m])
+        while waiting:
+            found |= waiting
+            waiting = {p for k in waiting for p in self.parents[k]} - found
+        return found
+
+
+@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+def test_kernels_are_those_of_dependencies_worked_out_anew(
+    stack: Stack, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = random_graph(np.random.default_rng(seed))
+    found = kernels_of(graph, stack)
+    monkeypatch.setattr(kernels, "_Grouping", Anew)
+    assert kernels_of(graph, stack) == found
+
+
+def test_random_graphs_take_earlier_kernels_into_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved = []
+    move = kernels._Grouping.move
+
+    def watched(self: kernels._Grouping, k: int, to: int) -> None:
+        moved.append(k != to)
+        move(self, k, to)
+
+    monkeypatch.setattr(kernels._Grouping, "move", watched)
+    for seed in range(100):
+        kernels_of(random_graph(np.random.default_rng(seed)), COMPILED)
+    assert sum(moved) > 100
+
+
+def test_alike_updates_of_which_one_waits_for_the_other_run_apart() -> None:
+    b = Builder()
+    x, y, z = (b.emit(OPS["data"], attrs={"shape": SHAPE}) for _ in range(3))
+    one = b.emit(OPS["data"], attrs={"shape": ()})
+    with b.scope(role="update"):
+        first, alike = (b.emit(OPS["unscale"], made, one) for made in (x, y))
+        waiting = b.emit(OPS["unscale"], z, b.emit(OPS["amax"], first))
+    graph = b.graph({"first": first, "alike": alike, "waiting": waiting})
+    merged = [[n.id for n in kernel.nodes] for kernel in kernels_of(graph, COMPILED)]
+    assert merged == [[first, alike, waiting - 1], [waiting]]
