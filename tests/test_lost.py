@@ -64,11 +64,13 @@ class Again(Probe):
 
 @pytest.mark.parametrize(("name", "scale"), [("float16", 2.0**24), ("apex.O3", 2.0**-10)])
 def test_counts_by_layer_and_role_with_first_step_and_largest(
-    name: str, scale: float, digits: Dataset
+    name: str, scale: float, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = policy_of(digits, name, scale)
+    monkeypatch.setattr("policysearch.train.trainer.Probe", Again)
     trainer = Trainer(TASK.build_model(digits), TASK, policy, 0)
-    probe = trainer.probe = Again()
+    probe = trainer.probe
+    assert isinstance(probe, Again)
     trainer.load(initial_parameters(trainer.model, 0))
     rng = np.random.default_rng(1)
     for _ in range(TASK.steps):
