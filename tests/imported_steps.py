@@ -37,10 +37,11 @@ class Beside:
 
 
 def shaken(module: Any) -> Any:
-    """Return the module with vectors off the ones and zeros that hide what is not read."""
+    """Return the module with parameters off the ones and zeros that hide what is not read."""
     with torch.no_grad():
-        for vector in (p for p in module.parameters() if p.ndim == 1):
-            vector += 0.2 * torch.randn_like(vector)
+        for parameter in module.parameters():
+            if parameter.ndim == 1 or not parameter.any():
+                parameter += 0.2 * torch.randn_like(parameter)
         for name, buffer in module.named_buffers():
             if "running" in name:
                 buffer += 0.5 * torch.rand_like(buffer)
@@ -141,19 +142,18 @@ def assert_gradients_close(
 ) -> None:
     """Assert each gradient to be within 1e-4 of torch's, relative to its largest value.
 
-    A gradient that is 0 in `exact`, torch's in float64, as that of a bias in front of a norm, is
-    rounding alone: it is to be as small in both.
+    Or nearer to `exact`, torch's in float64, than torch's own is. A gradient that is 0 there, as
+    that of a bias in front of a norm, is rounding alone, and is to be as small.
     """
     assert got.keys() == expected.keys()
     largest = max(float(np.abs(grad).max()) for grad in exact.values())
-    counted = 0
     for name, grad in expected.items():
-        if np.abs(exact[name]).max() > ZERO * largest:
-            assert_close(got[name], grad, 1e-4, name)
-            counted += 1
-        else:
+        own_error = np.abs(grad - exact[name]).max()
+        if np.abs(exact[name]).max() <= ZERO * largest:
             assert np.abs(got[name]).max() <= ZERO * largest, name
-    assert counted > len(got) / 2
+        elif np.abs(got[name] - exact[name]).max() > own_error:
+            assert_close(got[name], grad, 1e-4, name)
+    assert sum(bool(np.abs(grad).max() > ZERO * largest) for grad in got.values()) > len(got) / 2
 
 
 def assert_as_torch(module: Any, inputs: Sequence[Array], seed: int = 0) -> Model:

@@ -104,6 +104,7 @@ def masked_fill(t: Tracer, x: Tensor, mask: Tensor, value: float, outside: bool 
     if isinstance(value, Tensor):
         raise refuse("a fill value that is a tensor", "use a number")
     attrs: dict[str, Any] = {"value": float(value), "outside": outside}
+    x = expand(t, x, np.broadcast_shapes(x.shape, mask.shape))
     if size(mask.shape[:-2]) > 1 or len(x.shape) < 3:
         return t.emit(masks.masked_fill, x, mask, **attrs)
     return _over_matrices(t, masks.masked_fill, x, mask, attrs)

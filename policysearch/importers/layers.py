@@ -40,9 +40,9 @@ def addmm(
 
 def embedding(t: Tracer, weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any) -> Tensor:
     """Look rows up; the row of `padding_idx` gets no gradient, as in torch."""
-    if padding_idx >= 0:
-        raise refuse(f"padding_idx {padding_idx}", "leave it out and mask the loss instead")
-    made = t.emit_nodes(embedding_op, t.full(weight), t.shaped(indices, (size(indices.shape),)))
+    attrs: dict[str, Any] = {"padding_index": padding_idx} if padding_idx >= 0 else {}
+    rows = t.shaped(indices, (size(indices.shape),))
+    made = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
     return t.view(made, (*indices.shape, weight.shape[1]))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from policysearch.graph import FloatArray
+from policysearch.importers.program import Extent
 from policysearch.importers.torch_model import TorchModel
 from policysearch.importers.torch_reader import Reader
 from policysearch.nn.model import OWN_LOSS
@@ -51,8 +52,18 @@ def from_torch(
     if loss == OWN_LOSS and labels and labels not in [item.name for item in model.inputs]:
         valid = ", ".join(item.name for item in model.inputs)
         raise InputError(f"labels: {labels!r}; expected one of {valid}")
+    _check_result(model)
     _ = model.layer_names  # traces, so that what cannot be imported is said now
     return model
+
+
+def _check_result(model: TorchModel) -> None:
+    """Raise InputError where the first result is not one row, or more, per example."""
+    shapes = {call.name: call.shape for call in model.program.calls}
+    shape = shapes.get(model.program.results[0])
+    if model.loss != OWN_LOSS and shape is not None and shape[:1] != (Extent(0, 1),):
+        given = ["batch" if isinstance(extent, Extent) else extent for extent in shape]
+        raise InputError(f"model {model.name}, result: {given}; expected the batch along axis 0")
 
 
 class _Draw:
