@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -81,7 +83,7 @@ def test_masks_are_new_in_every_step_and_drop_their_share(dropping: Model) -> No
     steps = masks_of(trainer_of(dropping, "float32"))
     for place, share in enumerate((SHARE, 0.5)):
         drawn = [masks[place] for masks in steps]
-        assert all(not np.array_equal(a, b) for a, b in zip(drawn, drawn[1:], strict=False))
+        assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(drawn))
         values = np.unique(drawn)
         np.testing.assert_allclose(values, [0.0, 1.0 / (1.0 - share)], rtol=1e-6)
         count = np.size(drawn)
