@@ -210,7 +210,8 @@ class BertLayer(nn.Module):
     def __init__(self, width: int = 16, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
-        self.word, self.kind = nn.Embedding(TOKENS, width), nn.Embedding(2, width)
+        self.word = nn.Embedding(TOKENS, width, padding_idx=0)
+        self.kind = nn.Embedding(2, width)
         self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
         self.value, self.dense = nn.Linear(width, width), nn.Linear(width, width)
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-12), nn.LayerNorm(width, eps=1e-12)

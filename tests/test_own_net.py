@@ -36,7 +36,7 @@ def write_own_study(folder: Path, *changes: tuple[str, str]) -> Path:
 def test_the_table_names_every_rule() -> None:
     table = PAGE.partition("| family | ops |")[2].partition("\n\n")[0]
     named = re.findall(r"`(\w+)`", table)
-    assert sorted(named) == sorted(RULES)
+    assert sorted(named) == sorted(RULES.keys() - {"detach"})  # whose rule says what to do
 
 
 @pytest.mark.torch

@@ -26,7 +26,8 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
         return t.view(made, made.shape[:-1])
     if len(b.shape) == 2 and len(a.shape) > 1:
         shape = (*a.shape[:-1], b.shape[1])
-        right = b.id if t.b.shape(b.id) == (b.shape[::-1] if b.swapped else b.shape) else t.full(b)
+        stored = b.shape[::-1] if b.swapped else b.shape
+        right = t.shaped(Tensor(b.id, stored), stored)
         made = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
         return t.view(made, shape)
     lead = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))

@@ -20,6 +20,15 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 RELABELLED = ("view", "reshape", "flatten", "unsqueeze", "squeeze", "contiguous", "to", "slice")
 """Ops that change no value."""
 
+VIEWS = frozenset(
+    {
+        *(*RELABELLED, "alias", "t", "mT", "numpy_T", "transpose", "permute", "unflatten"),
+        *("expand", "expand_as", "select", "narrow", "unbind", "split", "split_with_sizes"),
+        *("chunk", "getitem"),
+    }
+)
+"""Ops whose result may share the memory of what they read."""
+
 
 def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
     """Return the training form of the module, before decomposition; InputError where it has none.
@@ -103,6 +112,31 @@ def rows_read(node: Any) -> int:
         elif op_of(user).removeprefix("aten.") in RELABELLED and user.args[0] is node:
             found.append(rows_read(user))
     return min((count for count in found if count), default=0)
+
+
+def seen_elsewhere(node: Any) -> bool:
+    """Return whether an op in place changes what is read later through another view."""
+    nodes = list(node.graph.nodes)
+    changed, root = _value(node), _base(node)
+    place = nodes.index(node)
+    others = (n for n in nodes[:place] if _base(n) is root and _value(n) is not changed)
+    later = set(nodes[place + 1 :])
+    return any(not later.isdisjoint(other.users) for other in others)
+
+
+def _value(node: Any) -> Any:
+    """Return the node that a chain of ops in place began with."""
+    while in_place(node):
+        node = node.args[0]
+    return node
+
+
+def _base(node: Any) -> Any:
+    """Return the node whose memory this one may share."""
+    node = _value(node)
+    while op_of(node).removeprefix("aten.") in VIEWS:
+        node = _value(node.args[0])
+    return node
 
 
 def path_of(node: Any) -> str:

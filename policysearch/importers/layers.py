@@ -10,7 +10,7 @@ import numpy as np
 
 from policysearch.graph import size
 from policysearch.importers.attention import matmul
-from policysearch.importers.elementwise import multiply
+from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.shapes import exchanged, reduced
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import arithmetic, dense, functions
@@ -137,6 +137,8 @@ def group_norm(
         return made
     tail = (1,) * (len(x.shape) - 2)
     scaled = multiply(t, made, t.view(weight, (x.shape[1], *tail)))
+    if len(x.shape) == 3:  # where a bias goes along the last axis
+        return add(t, scaled, t.view(bias, (x.shape[1], *tail)))
     return t.emit_nodes(dense.bias, t.full(scaled), t.full(bias))
 
 

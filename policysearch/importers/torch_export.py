@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,16 @@ class _Draw:
         if not isinstance(made, torch.nn.Module):
             raise InputError(f"module: {type(made).__name__}; expected an nn.Module or its maker")
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self._make)
+        except Exception as error:
+            raise InputError(
+                f"module: {self._make!r} cannot be sent to training processes; expected a class or "
+                "function at the top level of a file, or 0 processes"
+            ) from error
+        return self.__dict__
 
     def __call__(self, seed: int) -> Mapping[str, FloatArray]:
         return arrays_of(self.module(seed), self._kept)

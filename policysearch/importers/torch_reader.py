@@ -16,6 +16,7 @@ from policysearch.importers.exported import (
     path_of,
     rows_read,
     second_export,
+    seen_elsewhere,
     shape_of,
     value_of,
     with_batch,
@@ -111,9 +112,8 @@ class Reader:
         found: dict[str, Any] = {}
         for two, three in zip(self._two.graph.nodes, self._three.graph.nodes, strict=True):
             if two.op == "placeholder":
-                full = self._known.get(two.name)
-                if full in self._plain():
-                    value = dict(self.module.named_buffers())[full].detach()
+                value = self._held(two.name)
+                if value is not None:
                     found[two.name] = (value, value.to(three.meta["val"].dtype))
             elif two.op == "get_attr":
                 found[two.name] = tuple(
@@ -128,6 +128,14 @@ class Reader:
                         for which, node in enumerate((two, three))
                     )
         return found
+
+    def _held(self, name: str) -> Any:
+        """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
+        full = self._known.get(name)
+        if full in self._plain():
+            return dict(self.module.named_buffers())[full].detach()
+        lifted = self._two.graph_signature.inputs_to_lifted_tensor_constants
+        return self._two.constants[lifted[name]] if name in lifted else None
 
     def _skipped(self, node: Any) -> bool:
         """Return whether a call computes nothing that counts: a check, a counter of batches."""
@@ -149,6 +157,8 @@ class Reader:
 
         arguments = tuple(read(a, b) for a, b in zip(two.args, three.args, strict=True))
         options = tuple((key, read(a, three.kwargs[key])) for key, a in two.kwargs.items())
+        if in_place(two) and seen_elsewhere(two):
+            raise InputError("changes what another view reads later; write it out of place")
         op = op_of(two)
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options))
