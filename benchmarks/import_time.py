@@ -18,7 +18,7 @@ import torch
 
 import policysearch
 from benchmarks.timing import machine, pin_one_thread, show
-from tests.nets_of_torch import ResNet18
+from tests.image_nets_of_torch import ResNet18
 
 ALLOWED_SECONDS = 1.0
 WIDTH = 64

@@ -13,7 +13,8 @@ import transformers
 from torch import nn
 
 from tests import nets_of_torch
-from tests.nets_of_torch import CLASSES, TOKENS, Inputs, images, tokens
+from tests.image_nets_of_torch import CLASSES
+from tests.nets_of_torch import TOKENS, Inputs, images, tokens
 
 HEADS: Mapping[str, Any] = MappingProxyType(
     {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "use_cache": False}
