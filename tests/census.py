@@ -22,7 +22,7 @@ HEADS: Mapping[str, Any] = MappingProxyType(
 
 
 @functools.cache
-def _models() -> tuple[Any, Any]:
+def timm_models() -> tuple[Any, Any]:
     """Return timm's models, and what torchvision, which they import, is to find.
 
     Its wheels are built for torch with CUDA and miss their own operators beside another torch. No
@@ -48,12 +48,12 @@ def _lenet() -> Any:
 
 
 def _timm(name: str, **options: Any) -> Callable[[], Any]:
-    return lambda: _models()[0].create_model(name, num_classes=CLASSES, **options)
+    return lambda: timm_models()[0].create_model(name, num_classes=CLASSES, **options)
 
 
 def _resnet(block: str, *layers: int) -> Callable[[], Any]:
     def make() -> Any:
-        found = _models()[0].resnet
+        found = timm_models()[0].resnet
         widths = {"channels": (8, 16, 32, 64), "stem_width": 8}
         return found.ResNet(getattr(found, block), layers, num_classes=CLASSES, **widths)
 
@@ -61,7 +61,7 @@ def _resnet(block: str, *layers: int) -> Callable[[], Any]:
 
 
 def _vgg() -> Any:
-    return _models()[0].vgg.VGG(
+    return timm_models()[0].vgg.VGG(
         [8, "M", 8, "M", 16, 16, "M", 16, "M"],
         num_classes=CLASSES,
         norm_layer=nn.BatchNorm2d,
@@ -71,12 +71,12 @@ def _vgg() -> Any:
 
 
 def _mixer() -> Any:
-    make = _models()[0].mlp_mixer.MlpMixer
+    make = timm_models()[0].mlp_mixer.MlpMixer
     return make(CLASSES, img_size=32, patch_size=8, num_blocks=2, embed_dim=16)
 
 
 def _efficientnet() -> Any:
-    make = _models()[0].efficientnet._gen_efficientnet
+    make = timm_models()[0].efficientnet._gen_efficientnet
     scales = {"channel_multiplier": 0.25, "depth_multiplier": 0.5}
     return make("efficientnet_b0", num_classes=CLASSES, **scales)
 

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 import torch
 
 from policysearch.values import InputError
-from tests.census import CENSUS
+from tests.census import CENSUS, timm_models
 from tests.imported_steps import BATCH, assert_as_torch, shaken
 
 pytestmark = pytest.mark.zoo
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.zoo
 
 @pytest.fixture(autouse=True)
 def repeatable_torch() -> None:
+    timm_models()  # transformers imports torchvision too
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
