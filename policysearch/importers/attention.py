@@ -26,7 +26,8 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
         return t.view(made, made.shape[:-1])
     if len(b.shape) == 2 and len(a.shape) > 1:
         shape = (*a.shape[:-1], b.shape[1])
-        right = b.id if t.b.shape(b.id) == (b.shape[::-1] if b.swapped else b.shape) else t.full(b)
+        stored = b.shape[::-1] if b.swapped else b.shape
+        right = t.shaped(Tensor(b.id, stored), stored)
         made = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
         return t.view(made, shape)
     lead = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
@@ -104,6 +105,7 @@ def masked_fill(t: Tracer, x: Tensor, mask: Tensor, value: float, outside: bool 
     if isinstance(value, Tensor):
         raise refuse("a fill value that is a tensor", "use a number")
     attrs: dict[str, Any] = {"value": float(value), "outside": outside}
+    x = expand(t, x, np.broadcast_shapes(x.shape, mask.shape))
     if size(mask.shape[:-2]) > 1 or len(x.shape) < 3:
         return t.emit(masks.masked_fill, x, mask, **attrs)
     return _over_matrices(t, masks.masked_fill, x, mask, attrs)

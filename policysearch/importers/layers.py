@@ -10,7 +10,7 @@ import numpy as np
 
 from policysearch.graph import size
 from policysearch.importers.attention import matmul
-from policysearch.importers.elementwise import multiply
+from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.shapes import exchanged, reduced
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import arithmetic, dense, functions
@@ -40,9 +40,9 @@ def addmm(
 
 def embedding(t: Tracer, weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any) -> Tensor:
     """Look rows up; the row of `padding_idx` gets no gradient, as in torch."""
-    if padding_idx >= 0:
-        raise refuse(f"padding_idx {padding_idx}", "leave it out and mask the loss instead")
-    made = t.emit_nodes(embedding_op, t.full(weight), t.shaped(indices, (size(indices.shape),)))
+    attrs: dict[str, Any] = {"padding_index": padding_idx} if padding_idx >= 0 else {}
+    rows = t.shaped(indices, (size(indices.shape),))
+    made = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
     return t.view(made, (*indices.shape, weight.shape[1]))
 
 
@@ -137,6 +137,8 @@ def group_norm(
         return made
     tail = (1,) * (len(x.shape) - 2)
     scaled = multiply(t, made, t.view(weight, (x.shape[1], *tail)))
+    if len(x.shape) == 3:  # where a bias goes along the last axis
+        return add(t, scaled, t.view(bias, (x.shape[1], *tail)))
     return t.emit_nodes(dense.bias, t.full(scaled), t.full(bias))
 
 

@@ -26,6 +26,8 @@ def cross_entropy(
 ) -> Tensor:
     if weight is not None or reduction != MEAN or len(logits.shape) != 2:
         raise refuse("class weights, a sum or more axes", "use the mean over [rows, classes]")
+    if targets.shape != logits.shape[:1]:
+        raise refuse(f"targets {list(targets.shape)}", "give class numbers, one per row")
     attrs: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     rows = t.shaped(targets, (size(targets.shape),))
     return t.emit_nodes(token_cross_entropy, t.rows(logits), rows, **attrs)
@@ -34,6 +36,10 @@ def cross_entropy(
 def squared_error(t: Tracer, a: Tensor, b: Tensor, reduction: int = MEAN) -> Tensor:
     if reduction != MEAN:
         raise refuse("a sum", "use the mean")
+    if t.is_trained(b):
+        a, b = b, a
+    if t.is_trained(b):
+        raise refuse("values to be met that depend on parameters", "write the mean of the square")
     return t.emit(mean_squared_error, a, b)
 
 

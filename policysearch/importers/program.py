@@ -29,7 +29,8 @@ class Call:
 
     `arguments` and `options` hold numbers, names, None, Extent, Ref and tuples of those; `shape`
     is that of its result, None where that is no single tensor. `changed` names the value that the
-    result takes the place of, for an op that works in place.
+    result takes the place of, for an op that works in place. `fault` says why its arguments
+    cannot be had, if they cannot.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Call:
     options: tuple[tuple[str, Any], ...]
     shape: tuple[int | Extent, ...] | None
     changed: str = ""
+    fault: str = ""
 
 
 @dataclass(frozen=True)

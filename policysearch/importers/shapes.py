@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from policysearch.graph import Shape, size
-from policysearch.importers.tracer import Rule, Tensor, Tracer
+from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops.indexing import concatenate, take_slice
 from policysearch.ops.reduce import broadcast_to, mean, sum_over
 from policysearch.ops.source import pinned_cast
@@ -152,6 +154,15 @@ def same(t: Tracer, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
 
+def _detach(t: Tracer, x: Tensor) -> Tensor:
+    raise refuse("a stop of gradients", "leave it out, or feed what it holds back as an input")
+
+
+def broadcast_tensors(t: Tracer, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    shape = tuple(np.broadcast_shapes(*(x.shape for x in tensors)))
+    return tuple(expand(t, x, shape) for x in tensors)
+
+
 def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
     """A cast to float32 is the user's own; one to the format of a value follows the policy."""
     if dtype != "float32":
@@ -162,7 +173,10 @@ def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **dict.fromkeys(("view", "reshape", "_unsafe_view"), view),
-        **dict.fromkeys(("alias", "clone", "contiguous", "detach", "type_as", "lift_fresh"), same),
+        **dict.fromkeys(("alias", "clone", "contiguous", "type_as", "lift_fresh"), same),
+        "detach": _detach,
+        "ones_like": lambda t, x, **_: Tensor(t.filled(1.0, x.shape), x.shape),
+        "zeros_like": lambda t, x, **_: Tensor(t.filled(0.0, x.shape), x.shape),
         "getitem": lambda t, x, place: x[place],
         "flatten": flatten,
         "unflatten": unflatten,
@@ -170,9 +184,11 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "squeeze": squeeze,
         "permute": permute,
         "transpose": exchanged,
+        "mT": lambda t, x: exchanged(t, x, -1, -2),
         "t": lambda t, x: exchanged(t, x, 0, 1) if len(x.shape) == 2 else x,
         "expand": expand,
         "broadcast_to": expand,
+        "broadcast_tensors": broadcast_tensors,
         "expand_as": lambda t, x, other: expand(t, x, other.shape),
         "slice": part,
         "narrow": lambda t, x, dim, start, length: part(t, x, dim, start, start + length),

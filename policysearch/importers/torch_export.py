@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from policysearch.graph import FloatArray
+from policysearch.importers.program import Extent
 from policysearch.importers.torch_model import TorchModel
 from policysearch.importers.torch_reader import Reader
 from policysearch.nn.model import OWN_LOSS
@@ -51,8 +53,18 @@ def from_torch(
     if loss == OWN_LOSS and labels and labels not in [item.name for item in model.inputs]:
         valid = ", ".join(item.name for item in model.inputs)
         raise InputError(f"labels: {labels!r}; expected one of {valid}")
+    _check_result(model)
     _ = model.layer_names  # traces, so that what cannot be imported is said now
     return model
+
+
+def _check_result(model: TorchModel) -> None:
+    """Raise InputError where the first result is not one row, or more, per example."""
+    shapes = {call.name: call.shape for call in model.program.calls}
+    shape = shapes.get(model.program.results[0])
+    if model.loss != OWN_LOSS and shape is not None and shape[:1] != (Extent(0, 1),):
+        given = ["batch" if isinstance(extent, Extent) else extent for extent in shape]
+        raise InputError(f"model {model.name}, result: {given}; expected the batch along axis 0")
 
 
 class _Draw:
@@ -71,6 +83,16 @@ class _Draw:
         if not isinstance(made, torch.nn.Module):
             raise InputError(f"module: {type(made).__name__}; expected an nn.Module or its maker")
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self._make)
+        except Exception as error:
+            raise InputError(
+                f"module: {self._make!r} cannot be sent to training processes; expected a class or "
+                "function at the top level of a file, or 0 processes"
+            ) from error
+        return self.__dict__
 
     def __call__(self, seed: int) -> Mapping[str, FloatArray]:
         return arrays_of(self.module(seed), self._kept)

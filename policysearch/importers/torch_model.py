@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -29,8 +28,15 @@ from policysearch.values import InputError
 Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
 
+MISSING = object()
+"""The results, more than one, of a call that cannot be imported."""
+
 FEW = 20
 """So many unsupported calls are named; of more, how many there are."""
+
+
+class _Missing(Exception):
+    """A call reads MISSING: what is wrong has been said."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +108,8 @@ class TorchModel(Model):
                 except InputError as error:
                     faults[f"{call.path or 'the module itself'}: {call.op}: {error}"] = None
                     _stand_in(tracer, call)
+                except _Missing:
+                    _stand_in(tracer, call)
         if faults:
             raise InputError(f"model {self.name}: {_said(list(faults))}")
         with b.scope(role="fprop"):
@@ -113,7 +121,11 @@ class TorchModel(Model):
         rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
         if rule is None:
             raise InputError("no rule for this op; write it with ops that have one")
+        if call.fault:
+            raise InputError(call.fault)
         arguments = [tracer.argument(value) for value in call.arguments]
+        if any(argument is MISSING for argument in arguments):
+            raise _Missing
         options = {key: tracer.argument(value) for key, value in call.options}
         result = rule(tracer, *arguments, **options)
         if call.shape is not None and isinstance(result, Tensor):
@@ -142,8 +154,7 @@ def _stand_in(tracer: Tracer, call: Call) -> None:
     """Go on behind a call that cannot be imported, to find the others."""
     shape: Shape = () if call.shape is None else resolved(call.shape, tracer.batch)
     node = emit_data(tracer.b, f"in place of {call.name}", shape)
-    stand_in: Any = Tensor(node, shape)
-    tracer.keep(call.name, stand_in if call.shape is not None else (stand_in,) * 64)
+    tracer.keep(call.name, MISSING if call.shape is None else Tensor(node, shape))
 
 
 def _said(faults: list[str]) -> str:

@@ -14,7 +14,9 @@ from policysearch.importers.exported import (
     in_place,
     op_of,
     path_of,
+    rows_read,
     second_export,
+    seen_elsewhere,
     shape_of,
     value_of,
     with_batch,
@@ -39,9 +41,10 @@ class Reader:
         self._taken = {name for name, _ in self._arrays}
         self.constants: dict[str, FloatArray] = {}
         self._rows: list[Constant] = []
+        nodes = {node.name: node for node in self._two.graph.nodes}
         users = self._two.graph_signature.user_inputs
         self.inputs = tuple(
-            Input(str(user), tuple(x.shape[1:]), x.dtype not in FLOATS)
+            Input(str(user), tuple(x.shape[1:]), x.dtype not in FLOATS, rows_read(nodes[user]))
             for user, x in zip(users, example, strict=True)
         )
         self._statistics = self._running()
@@ -88,7 +91,12 @@ class Reader:
         for two, three in zip(self._two.graph.nodes, self._three.graph.nodes, strict=True):
             if two.op != "call_function" or two.name in fixed or self._skipped(two):
                 continue
-            calls.append(self._call(two, three, fixed))
+            try:
+                calls.append(self._call(two, three, fixed))
+            except InputError as error:
+                shape = shape_of(two, three)
+                faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
+                calls.append(faulty)
         (output,) = (node for node in self._two.graph.nodes if node.op == "output")
         results = tuple(x.name for x in output.args[0] if isinstance(x, torch.fx.Node))
         arrays = tuple((n, full) for n, full in self._arrays if full not in self._plain())
@@ -104,10 +112,14 @@ class Reader:
         found: dict[str, Any] = {}
         for two, three in zip(self._two.graph.nodes, self._three.graph.nodes, strict=True):
             if two.op == "placeholder":
-                full = self._known.get(two.name)
-                if full in self._plain():
-                    value = dict(self.module.named_buffers())[full].detach()
-                    found[two.name] = (value, value)
+                value = self._held(two.name)
+                if value is not None:
+                    found[two.name] = (value, value.to(three.meta["val"].dtype))
+            elif two.op == "get_attr":
+                found[two.name] = tuple(
+                    program.graph_module.get_submodule(node.target)
+                    for program, node in ((self._two, two), (self._three, three))
+                )
             elif two.op == "call_function" and not self._skipped(two):
                 inputs = {x.name for x in two.all_input_nodes}
                 if inputs <= found.keys() and op_of(two) != "aten.dropout":
@@ -116,6 +128,14 @@ class Reader:
                         for which, node in enumerate((two, three))
                     )
         return found
+
+    def _held(self, name: str) -> Any:
+        """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
+        full = self._known.get(name)
+        if full in self._plain():
+            return dict(self.module.named_buffers())[full].detach()
+        lifted = self._two.graph_signature.inputs_to_lifted_tensor_constants
+        return self._two.constants[lifted[name]] if name in lifted else None
 
     def _skipped(self, node: Any) -> bool:
         """Return whether a call computes nothing that counts: a check, a counter of batches."""
@@ -137,6 +157,8 @@ class Reader:
 
         arguments = tuple(read(a, b) for a, b in zip(two.args, three.args, strict=True))
         options = tuple((key, read(a, three.kwargs[key])) for key, a in two.kwargs.items())
+        if in_place(two) and seen_elsewhere(two):
+            raise InputError("changes what another view reads later; write it out of place")
         op = op_of(two)
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options))

@@ -97,6 +97,17 @@ class Tracer:
             self._values[name] = Tensor(emit_data(self.b, name, ()), ())
         return self.emit(broadcast_to, self._values[name], shape=shape).id
 
+    def is_trained(self, x: Tensor) -> bool:
+        """Return whether x depends on a parameter."""
+        found, seen = [x.id], set[int]()
+        while found:
+            node = self.b.nodes[found.pop()]
+            if node.op.name == "parameter":
+                return True
+            found += [i for i in node.inputs if i not in seen]
+            seen.update(node.inputs)
+        return False
+
     def is_mask(self, x: Tensor) -> bool:
         """Return whether x holds truth values."""
         return x.id in self._truths

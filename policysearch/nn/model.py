@@ -49,12 +49,14 @@ class ParameterSpec:
 class Input:
     """One value of a batch: its name and the shape of one example.
 
-    `whole` numbers (indices, labels) are fed as float32 and never rounded.
+    `whole` numbers (indices, labels) are fed as float32 and never rounded; those that look rows of
+    a table up are from 0 and `below` their number, where that is not 0.
     """
 
     name: str
     shape: Shape
     whole: bool = False
+    below: int = 0
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ def _emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:
     logits, shape = traced.output, b.shape(traced.output)
     rows = size(shape[:-1])
     if len(shape) != 2:
-        logits = b.emit(reshape, logits, attrs={"shape": (rows, shape[-1])})
+        layer = b.nodes[logits].layer  # the loss has no formats of its own
+        logits = b.emit(reshape, logits, attrs={"shape": (rows, shape[-1])}, layer=layer)
     targets = emit_data(b, TARGETS, (rows,) if 1 in op.pinned else b.shape(logits))
     return b.emit(op, logits, targets)
 

@@ -15,6 +15,7 @@ import numpy as np
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
+from policysearch.train.fitting import check_fits
 from policysearch.train.optimizers import Decays, Optimizer, OptimizerKind
 from policysearch.train.schedule import Schedule
 from policysearch.train.size import check_memory, needed_bytes
@@ -150,10 +151,10 @@ class Task:
         return model
 
     def _model(self, dataset: Dataset) -> Model:
-        if isinstance(self.model, Model):
-            return self.model
-        if is_user_code(self.model):
-            own: Model = called("model", self.model, Model)
+        if isinstance(self.model, Model) or is_user_code(self.model):
+            given = self.model
+            own: Model = given if isinstance(given, Model) else called("model", given, Model)
+            check_fits(own, dataset)
             return own
         shape = dataset.image_shape
         model = MODELS[self.model](shape, dataset.classes, self.activation, self.widths)

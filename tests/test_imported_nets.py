@@ -1,0 +1,94 @@
+"""Eight nets of torch, imported: names, values, gradients and trainings beside the module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policysearch.rounding.rounder import fast_ways
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests import imported_steps, nets_of_torch
+from tests.imported_trainings import Training, trained_as_torch
+
+pytestmark = pytest.mark.torch
+NETS = nets_of_torch.NETS
+
+
+@pytest.fixture(autouse=True)
+def repeatable_torch() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def module_and_inputs(name: str, batch: int = imported_steps.BATCH) -> tuple[Any, Any]:
+    make, inputs = NETS[name]
+    return imported_steps.shaken(make()), inputs(np.random.default_rng(1), batch)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_computes_what_its_module_does(name: str) -> None:
+    module, inputs = module_and_inputs(name)
+    model = imported_steps.assert_as_torch(module, inputs)
+    weighted = {n.rpartition(".")[0] for n, p in module.named_parameters() if p.ndim > 1}
+    assert weighted <= set(model.layer_names)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_batch_of_another_size_and_one_of_one_are_evaluated(name: str) -> None:
+    module, inputs = module_and_inputs(name)
+    model = imported_steps.imported(module, inputs)
+    for batch in (1, 7):
+        given = NETS[name][1](np.random.default_rng(batch), batch)
+        with torch.no_grad():
+            expected = module.eval()(*imported_steps.tensors(given)).numpy()
+        got = imported_steps.evaluated(model, given)
+        imported_steps.assert_close(got, expected, 1e-5, f"batch {batch}")
+
+
+def test_a_tied_head_is_one_parameter_of_two_layers() -> None:
+    module, inputs = module_and_inputs("nanogpt")
+    specs = {spec.name: spec for spec in imported_steps.imported(module, inputs).parameters()}
+    assert specs["wte.weight"].owners == ("wte", "lm_head") and "lm_head.weight" not in specs
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "unet", "llama", "lstm"])
+def test_every_way_gives_the_same_bits(name: str) -> None:
+    module, inputs = module_and_inputs(name)
+    model = imported_steps.imported(module, inputs)
+    with torch.no_grad():
+        logits = module(*imported_steps.tensors(inputs))
+    labels = imported_steps.labels_for(logits, np.random.default_rng(0))
+    reference = imported_steps.emulated(model, inputs, labels, "off")
+    for way in fast_ways():
+        found = imported_steps.emulated(model, inputs, labels, way)
+        np.testing.assert_array_equal(found.logits, reference.logits)
+        assert found.grads.keys() == reference.grads.keys()
+        for key, grad in reference.grads.items():
+            np.testing.assert_array_equal(found.grads[key], grad, err_msg=key)
+
+
+# At higher rates a net of ReLUs is chaos: torch's own losses move by 1e-2 where its initial values
+# move by 1e-7.
+ROWS = [
+    ("mobilenet_v2", "momentum", 1e-3),
+    ("mobilenet_v2", "adamw", 1e-4),
+    ("unet", "momentum", 1e-3),
+    *((name, "momentum", 1e-2) for name in ("vit", "nanogpt", "bert", "llama", "lstm")),
+    *((name, "adamw", 1e-3) for name in ("nanogpt", "llama", "lstm")),
+]
+
+
+@pytest.mark.parametrize(("name", "optimizer", "rate"), ROWS)
+def test_fifty_steps_are_torchs(name: str, optimizer: Any, rate: float) -> None:
+    trained_as_torch(Training(*NETS[name], optimizer, rate))
+
+
+@pytest.mark.parametrize(("name", "optimizer", "rate"), ROWS[:2])
+def test_statistics_move_in_skipped_steps_as_torchs(name: str, optimizer: Any, rate: float) -> None:
+    trained_as_torch(Training(*NETS[name], optimizer, rate, skipped=(7, 20)))

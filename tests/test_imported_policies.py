@@ -1,0 +1,143 @@
+"""What a policy moves in an imported net, and what it does not: masks, the user's own casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import itertools
+
+import torch
+from torch import nn
+
+from policysearch.graph import Graph, Node
+from policysearch.nn.model import DROPPED, Model
+from policysearch.policy.presets import preset
+from policysearch.rounding.rounder import fast_ways
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer, step_graph
+from tests.imported_steps import LOSS, evaluated, imported
+from tests.nets_of_torch import LlamaBlock, tokens
+
+pytestmark = pytest.mark.torch
+
+SHARE, BATCH = 0.3, 16
+PRESETS = ("float32", "bfloat16", "apex.O3", "mindspore.O2", "te.current")
+
+
+class Dropping(nn.Module):
+    """Drops values and whole rows of values, in place and as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(20, 64), nn.Linear(64, 64)
+        self.drop1, self.drop2 = nn.Dropout(SHARE), nn.Dropout(0.5, inplace=True)
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.drop1(torch.relu(self.fc1(x)))
+        return self.head(self.drop2(torch.tanh(self.fc2(x))))
+
+
+def trainer_of(model: Model, name: str, seed: int = 0, fast: Any = None) -> Trainer:
+    task = Task(model=model, loss=LOSS, batch_size=BATCH, steps=4, tail_steps=2)
+    trainer = Trainer(model, task, preset(name, model.layer_names), seed, fast)
+    trainer.load(model.init(np.random.default_rng(0)))
+    return trainer
+
+
+def masks_of(trainer: Trainer) -> list[list[Any]]:
+    """Take four steps; return the masks of each."""
+    found = []
+    for step in range(4):
+        rng = np.random.default_rng(step)
+        inputs = rng.standard_normal((BATCH, 20)).astype(np.float32)
+        trainer.step((inputs,), rng.integers(0, 4, BATCH))
+        (ran,) = [s for (_, probed), s in trainer._compiled.items() if probed is (step == 0)]
+        fed = [n for n in ran.graph.nodes if DROPPED in n.attributes and n.op.kind == "source"]
+        found.append([ran.arrays[node.name].copy() for node in fed])
+    return found
+
+
+@pytest.fixture(scope="module")
+def dropping() -> Model:
+    torch.manual_seed(0)
+    return imported(Dropping(), (np.zeros((2, 20), np.float32),))
+
+
+def test_masks_are_the_same_whatever_the_policy_and_the_emulator(dropping: Model) -> None:
+    expected = masks_of(trainer_of(dropping, "float32"))
+    assert [len(masks) for masks in expected] == [2, 2, 2, 2]
+    others = [trainer_of(dropping, name) for name in PRESETS[1:]]
+    others += [trainer_of(dropping, "bfloat16", fast=way) for way in fast_ways()]
+    for trainer in others:
+        np.testing.assert_array_equal(masks_of(trainer), expected)
+    assert not np.array_equal(masks_of(trainer_of(dropping, "float32", seed=1)), expected)
+
+
+def test_masks_are_new_in_every_step_and_drop_their_share(dropping: Model) -> None:
+    steps = masks_of(trainer_of(dropping, "float32"))
+    for place, share in enumerate((SHARE, 0.5)):
+        drawn = [masks[place] for masks in steps]
+        assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(drawn))
+        values = np.unique(drawn)
+        np.testing.assert_allclose(values, [0.0, 1.0 / (1.0 - share)], rtol=1e-6)
+        count = np.size(drawn)
+        deviation = (share * (1.0 - share) / count) ** 0.5
+        assert abs(np.mean(np.equal(drawn, 0.0)) - share) < 4.0 * deviation
+    assert not np.array_equal(steps[0][0], steps[0][1])
+
+
+def test_nothing_is_dropped_in_evaluation() -> None:
+    torch.manual_seed(0)
+    module = Dropping()
+    inputs = np.random.default_rng(0).standard_normal((5, 20)).astype(np.float32)
+    model = imported(module, (inputs,))
+    with torch.no_grad():
+        expected = module.eval()(torch.from_numpy(inputs)).numpy()
+    np.testing.assert_allclose(evaluated(model, (inputs,)), expected, rtol=1e-5, atol=1e-6)
+
+
+def graph_of(model: Model, name: str) -> Graph:
+    task = Task(model=model, loss=LOSS)
+    return step_graph(task, model, preset(name, model.layer_names), 2)
+
+
+def pinned(graph: Graph) -> list[Node]:
+    return [n for n in graph.nodes if n.op.name == "pinned_cast" and n.role == "fprop"]
+
+
+def test_no_policy_moves_the_float32_of_an_rms_norm_and_its_result_follows() -> None:
+    torch.manual_seed(0)
+    model = imported(LlamaBlock(), tokens(np.random.default_rng(0), 2))
+    norms = ("input_norm", "post_norm", "norm")
+    for name in PRESETS:
+        graph = graph_of(model, name)
+        casts = pinned(graph)
+        assert [node.layer for node in casts] == list(norms)
+        assert {node.format for node in casts} == {"float32"}
+        inside = [n for n in graph.nodes if n.layer in norms and n.op.name == "rsqrt"]
+        assert len(inside) == 3
+        if name in ("float32", "te.current"):  # the others list the op itself as low precision
+            assert {node.format for node in inside} == {"float32"}
+    operands = {}
+    for name in ("float32", "bfloat16", "apex.O3"):
+        graph = graph_of(model, name)
+        readers = [n for n in graph.nodes if n.layer == "gate_proj" and n.role == "fprop"]
+        (product,) = [n for n in readers if n.op.kind == "gemm"]
+        operands[name] = {graph.nodes[i].format for i in product.inputs}
+    expected = {"float32": {"float32"}, "bfloat16": {"bfloat16"}, "apex.O3": {"float16"}}
+    assert operands == expected
+
+
+def test_the_cast_back_of_an_rms_norm_follows_its_input() -> None:
+    """The weight multiplies in the format of what came in, as in the module cast to bfloat16."""
+    torch.manual_seed(0)
+    model = imported(LlamaBlock(), tokens(np.random.default_rng(0), 2))
+    casts = [call for call in model.program.calls if call.op == "aten.to"]  # type: ignore[attr-defined]
+    given = [argument for call in casts for argument in call.arguments if isinstance(argument, str)]
+    assert given.count("float32") == 3 and given.count("as its input") >= 3

@@ -1,0 +1,108 @@
+"""docs/own-net.md: its code runs as it stands, and its table names every op there is a rule for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policysearch.cli import main
+from policysearch.importers.catalogue import RULES
+from policysearch.policy.policy import from_json
+from tests.studies import write_study
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own-net.md").read_text(encoding="utf-8")
+LONGEST_LINES = 15
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_own_study(folder: Path, *changes: tuple[str, str]) -> Path:
+    """Write a tiny study under the name the page gives."""
+    (folder / "studies").mkdir()
+    return write_study(folder / "studies", *changes, name="mlp-digits.toml")
+
+
+def test_the_table_names_every_rule() -> None:
+    table = PAGE.partition("| family | ops |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", table)
+    assert sorted(named) == sorted(RULES.keys() - {"detach"})  # whose rule says what to do
+
+
+@pytest.mark.torch
+def test_from_torch_to_an_exported_policy_in_fifteen_lines(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    code = blocks("python")[0]
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= LONGEST_LINES
+    write_own_study(folder)
+    (folder / "results").mkdir()
+    space: dict[str, object] = {"__name__": "__main__"}
+    calm = code.replace('"results/own.journal")', '"results/own.journal", processes=0)')
+    calm = calm.replace("max_gap=0.1", "max_gap=9.0")
+    assert calm.count("processes=0") == calm.count("max_gap=9.0") == 1
+    exec(compile(calm, "net", "exec"), space)
+    policy = from_json((folder / "results" / "tiny-policy.json").read_text())
+    assert [name for name, _ in policy.layers] == ["0", "1", "2"]
+    applied: dict[str, object] = {}
+    text = (folder / "results" / "tiny-torch.py").read_text()
+    exec(compile(text, "policy", "exec"), applied)
+    module = space["net"]()  # type: ignore[operator]
+    applied["apply_policy"](module)  # type: ignore[operator]
+    assert torch.isfinite(module(torch.zeros(4, 8))).all()
+
+
+@pytest.mark.torch
+def test_a_study_file_names_the_functions_of_the_page(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    (folder / "net.py").write_text(blocks("python")[1])
+    (toml,) = blocks("toml")
+    named = toml.partition("[task]\n")[2]
+    old = 'model = "mlp"\nactivation = "tanh"\nwidths = [8]\ndata = "digits"\n'
+    study = write_own_study(folder, (old, named))
+    assert main(["explain", "preset:bfloat16", "--study", str(study)]) == 0
+    printed = capsys.readouterr().out
+    assert "0.weight" in printed and "step 7:" in printed
+    assert main(["run", str(study), "--storage", "own.journal", "--trials", "2"]) == 0
+    assert main(["show", str(study), "--storage", "own.journal"]) == 0
+    assert "loss gap" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_a_module_with_its_own_loss_takes_the_labels_as_an_argument(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import policysearch as ps
+    from tests.imported_steps import assert_close, emulated_step
+
+    class Own(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(6, 4)
+
+        def forward(self, x: object, y: object) -> object:
+            logits = self.fc(x)
+            return torch.nn.functional.cross_entropy(logits, y, label_smoothing=0.1), logits
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 6)).astype(np.float32)
+    y = np.array([0, 3, -100, 1, 2])
+    module = Own()
+    given = torch.from_numpy(x), torch.from_numpy(y)
+    model = ps.from_torch(module, given, loss="own", labels="y")
+    step = emulated_step(model, (x,), y)
+    loss, logits = module(*given)
+    loss.backward()
+    assert_close(step.value("loss"), loss.detach().numpy(), 1e-6, "loss")
+    assert_close(step.value("logits"), logits.detach().numpy(), 1e-6, "logits")
+    assert_close(step.value("grad:fc.weight"), module.fc.weight.grad.numpy(), 1e-5, "gradient")
