@@ -19,7 +19,8 @@ from policysearch.nn.model import DROPPED, Model
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import fast_ways
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, step_graph
+from policysearch.train.tracing import Tracing
+from policysearch.train.trainer import Trainer
 from tests.imported_steps import LOSS, evaluated, imported
 from tests.nets_of_torch import LlamaBlock, tokens
 
@@ -57,7 +58,7 @@ def masks_of(trainer: Trainer) -> list[list[Any]]:
         rng = np.random.default_rng(step)
         inputs = rng.standard_normal((BATCH, 20)).astype(np.float32)
         trainer.step((inputs,), rng.integers(0, 4, BATCH))
-        (ran,) = [s for (_, probed), s in trainer._compiled.items() if probed is (step == 0)]
+        ran = trainer._compiled[step == 0]
         fed = [n for n in ran.graph.nodes if DROPPED in n.attributes and n.op.kind == "source"]
         found.append([ran.arrays[node.name].copy() for node in fed])
     return found
@@ -104,7 +105,7 @@ def test_nothing_is_dropped_in_evaluation() -> None:
 
 def graph_of(model: Model, name: str) -> Graph:
     task = Task(model=model, loss=LOSS)
-    return step_graph(task, model, preset(name, model.layer_names), 2)
+    return Tracing(task, model, 2).step_graph(preset(name, model.layer_names))
 
 
 def pinned(graph: Graph) -> list[Node]:
