@@ -124,6 +124,11 @@ class Model(ABC):
         """Return the arrays that the forward pass moves: running means and variances."""
         return ()
 
+    @property
+    def layer_types(self) -> Mapping[str, str]:
+        """The type of each layer, by its name, where the model knows it: "Conv2d", "LayerNorm"."""
+        return {}
+
     def parameters_of(self, layer: str) -> tuple[ParameterSpec, ...]:
         """Return the arrays that one layer holds, tied ones included."""
         return tuple(spec for spec in self.parameters() if layer in spec.owners)
