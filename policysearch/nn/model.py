@@ -15,6 +15,9 @@ from policysearch.ops.source import buffer, data, parameter
 DROPPED = "dropped"
 """The attribute of a data node that is the mask of a dropout: the share that is dropped."""
 
+NEXT = "next "
+"""Before the name of a running statistic: the output of a step that holds its new value."""
+
 OWN_LOSS = "own"
 """The `loss` of a model that returns its own."""
 

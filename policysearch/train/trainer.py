@@ -14,7 +14,7 @@ from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
-from policysearch.nn.model import Model
+from policysearch.nn.model import NEXT, Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast, check_fast, quantise
@@ -30,7 +30,7 @@ from policysearch.train.loss_scale import (
 )
 from policysearch.train.lost import Lost
 from policysearch.train.probe import Probe
-from policysearch.train.step import NEXT, trace_step
+from policysearch.train.step import trace_step
 from policysearch.train.swamped import Swamped, Watch, watched
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
