@@ -134,7 +134,7 @@ NETS = {"lenet5": lenet5(), "transformer": transformer((4, 8), 10, 8, (16,), 2)}
 def test_cast_rules_change_no_bit(net: str, name: str) -> None:
     model = NETS[net]
     graph = apply_policy(step_of(model), preset(name, model.layer_names))
-    changed, _ = apply_rules(graph, [cancel_casts, sink_casts])
+    changed, _ = apply_rules(graph, [sink_casts, cancel_casts])
     arrays = started(graph, model)
     one, other = run(changed, arrays), run(graph, arrays)
     for key, _i in graph.outputs:
