@@ -1,4 +1,4 @@
-"""The rules that give the layers of a policy, each of which says a whole layer: as few as can be."""
+"""The rules that give the layers of a policy: as few as can be of those that say whole layers."""
 
 from __future__ import annotations
 
