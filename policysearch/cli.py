@@ -23,6 +23,7 @@ from policysearch.commands import (
     places,
     results_of,
     say,
+    say_overruled,
 )
 from policysearch.files import make_folder
 from policysearch.report import listings
@@ -177,6 +178,7 @@ def _run(options: argparse.Namespace) -> None:
         if given is not None and given < 1:
             raise InputError(f"--{name}: {given}; expected at least 1")
     make_folder(options.out)
+    say_overruled(spec)
     total = options.trials or spec.study.trials
     command = f"policysearch run {places(options)}"
     try:

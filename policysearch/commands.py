@@ -22,7 +22,7 @@ from policysearch.rewrite.placed_rules import overruled
 from policysearch.search.results import Results
 from policysearch.search.rules import rules_for
 from policysearch.search.rules_file import read_rules, rules_file_of
-from policysearch.search.spec import CostSection
+from policysearch.search.spec import CostSection, StudySpec
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -56,6 +56,14 @@ def places(options: argparse.Namespace) -> str:
 def results_of(options: argparse.Namespace) -> Results:
     """Return what the study that the command was given has found so far."""
     return api.load_results(api.load_study(options.study), options.storage)
+
+
+def say_overruled(spec: StudySpec) -> None:
+    """Say which rules of the study win over which."""
+    if spec.rules:
+        model = spec.task.build_model(spec.task.load_dataset())
+        for line in overruled(rules_for(spec.rules, model)):
+            say(line)
 
 
 def next_commands(results: Results, options: argparse.Namespace) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from policysearch.graph import Node
+from policysearch.graph import Graph, Node
 from policysearch.nn.model import NEXT
 from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.activations import tanh
@@ -20,13 +22,14 @@ from policysearch.rewrite.cast_rules import cancel_casts
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.folding import FOLDING
 from policysearch.rewrite.matching import Match
-from policysearch.rewrite.patterns import chain, node
+from policysearch.rewrite.patterns import Pattern, chain, node
 from policysearch.rewrite.ruled_model import RuledModel
 from policysearch.rewrite.rules import Pass, apply_rule, apply_rules, rule
 from policysearch.train.step import trace_forward
 from policysearch.values import InputError
 from tests.emulated_steps import started
-from tests.rewritten_steps import WITH_BIAS, run, step_of
+from tests.rewritten_steps import WITH_BIAS, feeds, run, step_of
+from tests.test_patterns import graphs, patterns
 
 
 @rule(chain(node("act", op="relu")))
@@ -168,3 +171,35 @@ def test_a_stateful_op_shares_its_state_or_has_a_copy() -> None:
         one, other = step.value(NEXT + f"norm.{kind}"), step.value(NEXT + f"norm.twice.norm.{kind}")
         np.testing.assert_array_equal(one, other)
         assert np.abs(one).max() > 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs(), patterns())
+def test_random_rules_on_random_graphs_change_no_bit_where_they_say_the_same(
+    graph: Graph, pattern: Pattern
+) -> None:
+    """Half of every matched value, doubled: exact in float32, whatever reads it."""
+    graph = replace(graph, nodes=tuple(replace(n, format="float32") for n in graph.nodes))
+
+    @rule(pattern, optional=True)
+    def halved_and_doubled(edit: Editor, match: Match) -> None:
+        for found in match.nodes:
+            half = edit.emit(scale, found.id, at=found, attrs={"factor": 0.5})
+            whole = edit.emit(scale, half, at=found, attrs={"factor": 2.0})
+            edit.redirect(found, whole)
+
+    done = apply_rule(graph, halved_and_doubled)
+    changed = done.after
+    if done.matched:
+        needed = len(graph.needed({i for _, i in graph.outputs}))
+        assert len(changed.nodes) >= min(needed, len(graph.nodes))
+    names = [n.name for n in changed.nodes if n.name]
+    assert len(set(names)) == len(names)
+    for place, found in enumerate(changed.nodes):
+        shapes = [changed.nodes[i].shape for i in found.inputs]
+        assert found.op.shape(shapes, found.attributes) == found.shape
+        assert all(i < place for i in found.inputs)
+    arrays = feeds(graph)
+    np.testing.assert_array_equal(
+        run(changed, arrays).value("out"), run(graph, arrays).value("out")
+    )

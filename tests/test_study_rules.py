@@ -98,6 +98,25 @@ search = true
     assert results == run_study(spec, tmp_path / "rules.journal", processes=0)
 
 
+def test_a_run_says_which_rule_wins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rules = """
+[[rules]]
+name = "all"
+formats = ["bfloat16"]
+
+[[rules]]
+name = "last"
+match = { position = "last" }
+formats = ["float32"]
+"""
+    path = _with_rules(tmp_path, rules)
+    assert main(["run", str(path), "--trials", "1", "--processes", "1"]) == 0
+    assert "rule 'last' wins over rule 'all': fc2" in capsys.readouterr().err
+
+
 FUNCTIONS = """
 from policysearch.rewrite.format_rules import layer_rule
 from policysearch.rewrite.patterns import chain, node
