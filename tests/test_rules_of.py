@@ -122,6 +122,19 @@ def test_exceptions_are_said_by_position_type_block_or_name(
     assert said.policy(model) == policy
 
 
+def test_an_exception_of_an_exception_comes_behind_it() -> None:
+    model = NETS["lenet5"]
+    low = preset("mindspore.O3", model.layer_names)
+    wide = dict.fromkeys(("fc1", "fc2", "fc3"), uniform_layer("bfloat16"))
+    policy = low.with_layers({**wide, "fc1": LayerPolicy()})
+    said = rules_file_of(policy, model)
+    assert [(rule.match, rule.formats) for rule in said.rules] == [
+        (LayerMatch(layer_type=("Linear",)), ("bfloat16",)),
+        (LayerMatch(layer="fc1"), ("float32",)),
+    ]
+    assert said.policy(model) == policy
+
+
 def test_the_commands_print_rules_and_apply_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
