@@ -22,6 +22,7 @@ from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
+from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
 from policysearch.search.results import Results
 from policysearch.search.session import Progress
@@ -49,6 +50,7 @@ __all__ = (
     "Trial",
     "confirm_study",
     "explain",
+    "explain_passes",
     "export_policy",
     "from_torch",
     "load_results",
@@ -239,6 +241,12 @@ def explain(policy: Policy, task: Task) -> str:
     """Return the training step of `task` under `policy` as text, every cast and step shown."""
     model = task.build_model(task.load_dataset())
     return explain_graph(Tracing(task, model, task.batch_size).step_graph(policy), policy)
+
+
+def explain_passes(policy: Policy, task: Task, device: str, stack: str) -> str:
+    """Return what each pass does to the training step of `task`: nodes, casts, time and bytes."""
+    model = task.build_model(task.load_dataset())
+    return diff_of(policy_passes(task, model, policy), device, stack)
 
 
 def policy_from(source: str, model: Model) -> Policy:

@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from policysearch import api
 from policysearch.commands import (
+    add_explain,
+    add_rules,
     add_study,
     add_try,
     add_views,
@@ -21,9 +23,9 @@ from policysearch.commands import (
     places,
     results_of,
     say,
+    say_overruled,
 )
 from policysearch.files import make_folder
-from policysearch.nn.models import MODELS
 from policysearch.report import listings
 from policysearch.report.one_trial import exported_notes
 from policysearch.report.progress import Bar
@@ -76,13 +78,8 @@ def parser() -> _Parser:
     _add_out(export)
     export.set_defaults(run=_export)
 
-    explain = commands.add_parser("explain", help="print the training step under a policy")
-    explain.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
-    where = explain.add_mutually_exclusive_group()
-    where.add_argument("--study", type=Path, metavar="STUDY.toml", help="use the study's task")
-    where.add_argument("--model", default="lenet5", help=", ".join(MODELS))
-    explain.set_defaults(run=_explain)
-
+    add_explain(commands)
+    add_rules(commands)
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
     add_study(mend)
     mend.set_defaults(run=_repair)
@@ -181,6 +178,7 @@ def _run(options: argparse.Namespace) -> None:
         if given is not None and given < 1:
             raise InputError(f"--{name}: {given}; expected at least 1")
     make_folder(options.out)
+    say_overruled(spec)
     total = options.trials or spec.study.trials
     command = f"policysearch run {places(options)}"
     try:
@@ -287,12 +285,6 @@ def _repair(options: argparse.Namespace) -> None:
     print("\n".join(done.damage))
     print(f"kept {done.kept} intact records; the damaged file is {done.copy}")
     print(f"next: policysearch run {places(options)}")
-
-
-def _explain(options: argparse.Namespace) -> None:
-    task = api.load_study(options.study).task if options.study else api.task_for(options.model)
-    policy = api.policy_from(options.policy, task.build_model(task.load_dataset()))
-    print(api.explain(policy, task).rstrip("\n"))
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -11,15 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policysearch import api
+from policysearch.nn.model import Model
+from policysearch.nn.models import MODELS
+from policysearch.policy.policy_file import write_policy
 from policysearch.report.front_data import csv_text
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import number_of, trial_page, tried_page
 from policysearch.report.table import front_table
+from policysearch.rewrite.placed_rules import overruled
 from policysearch.search.results import Results
+from policysearch.search.rules import rules_for
+from policysearch.search.rules_file import read_rules, rules_file_of
+from policysearch.search.spec import CostSection, StudySpec
+from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
+
+
+DIFF_COST = CostSection("H100-SXM5", "torch.compile")
+"""What `explain --diff` models time on without a study."""
 
 
 def add_study(command: argparse.ArgumentParser) -> None:
@@ -44,6 +56,14 @@ def places(options: argparse.Namespace) -> str:
 def results_of(options: argparse.Namespace) -> Results:
     """Return what the study that the command was given has found so far."""
     return api.load_results(api.load_study(options.study), options.storage)
+
+
+def say_overruled(spec: StudySpec) -> None:
+    """Say which rules of the study win over which."""
+    if spec.rules:
+        model = spec.task.build_model(spec.task.load_dataset())
+        for line in overruled(rules_for(spec.rules, model)):
+            say(line)
 
 
 def next_commands(results: Results, options: argparse.Namespace) -> str:
@@ -88,6 +108,69 @@ def add_try(commands: Commands) -> None:
     add_storage(tried)
     tried.add_argument("--processes", type=int, metavar="N", help="training processes")
     tried.set_defaults(run=_try)
+
+
+def add_explain(commands: Commands) -> None:
+    """Add `explain`."""
+    explain = commands.add_parser("explain", help="print the training step under a policy")
+    explain.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+    _add_task(explain)
+    explain.add_argument("--diff", action="store_true", help="what each pass does to the step")
+    explain.set_defaults(run=_explain)
+
+
+def add_rules(commands: Commands) -> None:
+    """Add `rules` and `apply`."""
+    rules = commands.add_parser("rules", help="print the shortest rules that give a policy")
+    rules.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+    _add_task(rules)
+    rules.set_defaults(run=_rules)
+    apply = commands.add_parser("apply", help="make the policy that rules give for a model")
+    apply.add_argument("rules", type=Path, metavar="RULES.toml", help="a file as `rules` prints it")
+    _add_task(apply)
+    apply.add_argument("--out", type=Path, metavar="FILE", help="a new policy file (the screen)")
+    apply.set_defaults(run=_apply)
+
+
+def _add_task(command: argparse.ArgumentParser) -> None:
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--study", type=Path, metavar="STUDY.toml", help="use the study's task")
+    where.add_argument("--model", default="lenet5", help=", ".join(MODELS))
+
+
+def _task(options: argparse.Namespace) -> Task:
+    return api.load_study(options.study).task if options.study else api.task_for(options.model)
+
+
+def _model(options: argparse.Namespace) -> Model:
+    task = _task(options)
+    return task.build_model(task.load_dataset())
+
+
+def _explain(options: argparse.Namespace) -> None:
+    policy = api.policy_from(options.policy, _model(options))
+    if not options.diff:
+        print(api.explain(policy, _task(options)).rstrip("\n"))
+        return
+    cost = api.load_study(options.study).cost if options.study else DIFF_COST
+    print(api.explain_passes(policy, _task(options), cost.device, cost.stack).rstrip("\n"))
+
+
+def _rules(options: argparse.Namespace) -> None:
+    model = _model(options)
+    print(rules_file_of(api.policy_from(options.policy, model), model).text().rstrip("\n"))
+
+
+def _apply(options: argparse.Namespace) -> None:
+    given, model = read_rules(options.rules), _model(options)
+    policy = given.policy(model, str(options.rules))
+    for line in overruled(rules_for(given.rules, model)):
+        say(line)
+    if options.out is None:
+        print(policy.to_json().rstrip("\n"))
+        return
+    write_policy(policy, options.out)
+    print(f"wrote {options.out}")
 
 
 def _show(options: argparse.Namespace) -> None:

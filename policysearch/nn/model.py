@@ -15,6 +15,9 @@ from policysearch.ops.source import buffer, data, parameter
 DROPPED = "dropped"
 """The attribute of a data node that is the mask of a dropout: the share that is dropped."""
 
+NEXT = "next "
+"""Before the name of a running statistic: the output of a step that holds its new value."""
+
 OWN_LOSS = "own"
 """The `loss` of a model that returns its own."""
 
@@ -125,6 +128,11 @@ class Model(ABC):
     def statistics(self) -> tuple[ParameterSpec, ...]:
         """Return the arrays that the forward pass moves: running means and variances."""
         return ()
+
+    @property
+    def layer_types(self) -> Mapping[str, str]:
+        """The type of each layer, by its name, where the model knows it: "Conv2d", "LayerNorm"."""
+        return {}
 
     def parameters_of(self, layer: str) -> tuple[ParameterSpec, ...]:
         """Return the arrays that one layer holds, tied ones included."""

@@ -111,3 +111,15 @@ def _bind_clip(
 
 clip = Op("clip", _first, _bind_clip, placement="fp32", in_place=(0,))
 """grad * min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_."""
+
+
+def _bind_clip_value(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    (grad,) = inputs
+    limit = np.float32(attrs["limit"])
+    return lambda: np.clip(grad, -limit, limit, out=out)
+
+
+clip_value = Op("clip_value", _first, _bind_clip_value, placement="fp32", in_place=(0,))
+"""grad, no element above `limit` or below -`limit`, as torch.nn.utils.clip_grad_value_."""

@@ -49,6 +49,8 @@ NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
         "space.optimizer_states": (*FORMATS, "e<2-8>m<1-23>[fn]"),
         "space.accumulators": (*ACCUMULATORS, "chunked:<length>:<format>[:<rounding mode>]"),
         "space.ladder": PRESETS,
+        "rules.formats": (*FORMATS, "e<2-8>m<1-23>[fn]"),
+        "rules.ops": FORWARD_OPS,
     }
 )
 """What the keys that name a row of a registry take."""
@@ -66,7 +68,7 @@ def study_file_page() -> str:
 def tables() -> Iterator[tuple[str, type]]:
     """Yield every table of a study file with the class that reads it, tables within last."""
     for name, hint in typing.get_type_hints(StudySpec).items():
-        yield from _tables(name, hint)
+        yield from _tables(name, _table_in(hint) or hint)
 
 
 def _tables(name: str, kind: type) -> Iterator[tuple[str, type]]:

@@ -43,7 +43,7 @@ ALPHAS: Mapping[str, str] = MappingProxyType(
 )
 """The attribute that is the number of an addition, by op."""
 
-GRADIENT_OPS = ("weight_decay", "sgd_nesterov", "clip")
+GRADIENT_OPS = ("weight_decay", "sgd_nesterov", "clip", "clip_value")
 """Ops whose result is a gradient, kept in the format of its parameter."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,12 @@ from policysearch.policy.policy import (
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.products.product import product
+from policysearch.rewrite.format_rules import FormatRule
+from policysearch.rewrite.placed_rules import PlacedRule, apply_format_rules
+from policysearch.search.groups import complete_groups
+from policysearch.search.rules import nearest_option, rules_for
 from policysearch.search.spec import UNIFORM, Group, SpaceSection
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError
 
 Params = dict[str, Any]
 
@@ -47,6 +52,7 @@ class Space:
     layers: tuple[str, ...]
     groups: tuple[Group, ...]
     base: Policy
+    rules: tuple[PlacedRule, ...] = ()
 
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """Return the valid values of every decision, by parameter name."""
@@ -62,6 +68,7 @@ class Space:
             "growth_interval": section.growth_intervals,
             "accumulator": section.accumulators,
             "scaling": section.scalings,
+            **{f"rule.{each.name}": each.rule.options for each in self.rules},
         }
         return {name: values for name, values in every.items() if len(values) > 1}
 
@@ -103,9 +110,13 @@ class Space:
             master_weights=master,
             optimizer_state=params.get("optimizer_state", section.optimizer_states[0]),
             loss_scale=self._loss_scale(params),
-            scaling=self._scaling(params),
         )
-        policy = with_accumulator(policy, params.get("accumulator", section.accumulators[0]))
+        policy = with_accumulator(
+            self._ruled(policy, params), params.get("accumulator", section.accumulators[0])
+        )
+        # again, for rules that name the accumulator of their layers
+        policy = self._ruled(policy, params)
+        policy = dataclasses.replace(policy, scaling=self._scaling(params, policy))
         return dataclasses.replace(policy, name=self.describe(policy))
 
     def ladder(self, baseline: str | None = None) -> dict[str, tuple[Policy, tuple[str, ...]]]:
@@ -142,12 +153,17 @@ class Space:
             for kept in self.section.master_weights
         ]
 
-    def _scaling(self, params: Params) -> Scaling:
+    def _ruled(self, policy: Policy, params: Params) -> Policy:
+        chosen = {each.name: params.get(f"rule.{each.name}") for each in self.rules}
+        given = {name: option for name, option in chosen.items() if option is not None}
+        return apply_format_rules(policy, self.rules, given)
+
+    def _scaling(self, params: Params, policy: Policy) -> Scaling:
         given = self.base.scaling
         usual = given.recipe if given.recipe != "none" else USUAL_SCALING
         recipe = params.get("scaling", (*self.section.scalings, usual)[0])
         scaling = given if recipe == given.recipe else Scaling(recipe)
-        chosen = {params.get(f"format.{g.name}", self.section.formats[0]) for g in self.groups}
+        chosen = {layer.compute for _, layer in policy.layers}
         return scaling if min(format_named(f).bits for f in chosen) < 16 else Scaling()
 
     def _loss_scale(self, params: Params) -> LossScale:
@@ -202,43 +218,27 @@ class Space:
             ),
             "scaling": policy.scaling.recipe,
         }
+        wanted |= {f"rule.{each.name}": nearest_option(each, policy) for each in self.rules}
         choices = self.choices()
         return {name: _nearest(name, wanted[name], values) for name, values in choices.items()}
 
 
-def make_space(section: SpaceSection, model: Model) -> Space:
-    """Return the space of `section` for `model`.
+def make_space(section: SpaceSection, model: Model, rules: Sequence[FormatRule] = ()) -> Space:
+    """Return the space of `section` for `model`, every policy of it as `rules` leave it.
 
-    Raises InputError for a group with a layer the model lacks or that no or two groups name.
+    Raises InputError for a group with a layer the model lacks or that no or two groups name, and
+    for a rule that matches nothing.
     """
-    owners = {name for name in model.layer_names if model.parameters_of(name)}
-    groups = section.groups or tuple(Group(n, (n,)) for n in model.layer_names if n in owners)
-    owner: dict[str, int] = {}
-    for index, group in enumerate(groups):
-        if not group.layers:
-            raise InputError(f"space.groups: {group.name!r} is empty; expected layer names")
-        for name in group.layers:
-            one_of(f"space.groups: {group.name}", name, model.layer_names)
-            if name in owner:
-                raise InputError(f"space.groups: {name!r} is in two groups; expected one")
-            owner[name] = index
-    missing = sorted(owners - owner.keys())
-    if missing:
-        raise InputError(f"space.groups: no group has {', '.join(missing)}; expected every layer")
-    followed = min(owner.values())
-    filled: list[list[str]] = [[] for _ in groups]
-    for name in model.layer_names:
-        followed = owner.get(name, followed)
-        filled[followed].append(name)
-    complete = tuple(
-        Group(g.name, tuple(sorted(names, key=lambda n: (n not in owners, names.index(n)))))
-        for g, names in zip(groups, filled, strict=True)
-    )
-    space = Space(section, model.layer_names, complete, preset(section.base, model.layer_names))
+    groups = complete_groups(section, model)
+    names = model.layer_names
+    space = Space(section, names, groups, preset(section.base, names), rules_for(rules, model))
     for accumulator in section.accumulators:
         for name in section.formats:
-            formats = {f"format.{group.name}": name for group in complete}
+            formats = {f"format.{group.name}": name for group in groups}
             check_accumulators(space.policy({**formats, "accumulator": accumulator}))
+    for each in space.rules:
+        for option in each.rule.options:
+            check_accumulators(space.policy({f"rule.{each.name}": option}))
     return space
 
 

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from policysearch.accumulators import accumulator_named
 from policysearch.cost.devices import DEVICES
@@ -20,7 +20,9 @@ from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LossScaleKind
 from policysearch.policy.presets import PRESETS
 from policysearch.policy.scaling import RECIPES, Recipe
+from policysearch.rewrite.format_rules import FormatRule
 from policysearch.rounding.rounder import Fast
+from policysearch.search.rules import rules_from_data
 from policysearch.search.samplers import SAMPLERS
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, number, one_of, shown
@@ -214,6 +216,7 @@ class StudySpec:
     cost: CostSection
     space: SpaceSection
     objectives: ObjectivesSection = ObjectivesSection()
+    rules: tuple[FormatRule, ...] = ()
 
     def __post_init__(self) -> None:
         trained, priced = self.task.batch_size, self.priced_batch_size
@@ -271,12 +274,13 @@ def spec_from_data(data: Mapping[str, object], where: str) -> StudySpec:
     """Return the study of these tables; errors begin with `where`."""
     for name in data:
         one_of(f"{where}: table", name, [section.name for section in fields(StudySpec)])
-    sections = (
+    sections: tuple[Any, ...] = (
         _section(StudySection, data, "study", where),
         _section(Task, data, "task", where),
         _section(CostSection, data, "cost", where),
         _section(SpaceSection, data, "space", where),
         _section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
+        rules_from_data(data, where),
     )
     try:
         return StudySpec(*sections)

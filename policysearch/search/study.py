@@ -124,7 +124,7 @@ def _session(
         objective.dataset.fingerprint,
         objective.float32.digest,
     )
-    make_space(spec.space, objective.model)
+    make_space(spec.space, objective.model, spec.rules)
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from policysearch.graph import Builder, Graph, Op, backward, size
-from policysearch.nn.model import OWN_LOSS, Model, Traced, emit_arrays, emit_data
+from policysearch.nn.model import NEXT, OWN_LOSS, Model, Traced, emit_arrays, emit_data
 from policysearch.ops import loss as loss_ops
 from policysearch.ops import token_loss
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
@@ -27,8 +27,6 @@ LOSSES: Mapping[str, Op] = MappingProxyType(
 """The ops that end a forward pass, by name: those of `ops/loss.py` and `ops/token_loss.py`."""
 SCALARS = ("loss_scale", "inverse_scale", "learning_rate", "step")
 TARGETS = "targets"
-NEXT = "next "
-"""Before the name of a running statistic: the output that holds its new value."""
 
 
 def trace_forward(model: Model, batch_size: int) -> Graph:

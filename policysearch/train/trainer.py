@@ -15,7 +15,7 @@ from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray
-from policysearch.nn.model import Model
+from policysearch.nn.model import NEXT, Model
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import Fast, check_fast, quantise
 from policysearch.train.divergence import has_diverged, tail_mean
@@ -30,7 +30,6 @@ from policysearch.train.loss_scale import (
 )
 from policysearch.train.lost import Lost
 from policysearch.train.probe import Probe
-from policysearch.train.step import NEXT
 from policysearch.train.swamped import Swamped, Watch, watched
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing

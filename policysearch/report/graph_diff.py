@@ -1,0 +1,75 @@
+"""What passes do to a step, as text: the nodes that go and come, counts, modeled time and bytes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from policysearch.cost.price import StepPrice, step_price
+from policysearch.nn.model import Model
+from policysearch.policy.policy import Policy
+from policysearch.policy.scaling import Scaling
+from policysearch.rewrite.cast_rules import cancel_casts, sink_casts
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rewrite.rules import Pass, apply_rules, node_lines
+from policysearch.train.step import trace_step
+from policysearch.train.tasks import Task
+
+MIB = 2.0**20
+IDLE = " (not done in training)"
+
+
+def policy_passes(task: Task, model: Model, policy: Policy) -> tuple[Pass, ...]:
+    """Return the passes that make the step of `task` under `policy`, and two that it leaves out.
+
+    Those are the cast rules, which would change no bit of it. InputError where it does not fit.
+    """
+    policy.check_layers(model.layer_names)
+    optimizer, clip_norm = task.build_optimizer(), policy.gradient_clip_norm
+    step = trace_step(model, task.loss, optimizer, task.batch_size, clip_norm)
+    unscaled = apply_policy(step, replace(policy, scaling=Scaling()))
+    passes = [Pass("policy", len(step.nodes), step, unscaled)]
+    if policy.scaling.recipe != "none":
+        whole = apply_policy(step, policy)
+        products = sum(node.op.kind == "gemm" for node in step.nodes)
+        passes.append(Pass("scaling", products, unscaled, whole))
+    idle = apply_rules(passes[-1].after, (sink_casts, cancel_casts))[1]
+    return (*passes, *(replace(each, name=f"{each.name}{IDLE}") for each in idle))
+
+
+def diff_of(passes: Sequence[Pass], device: str, stack: str) -> str:
+    """Return the diff of the graph pass by pass.
+
+    "-" is before a node that is gone, "+" before a new one; nodes are shown by what they read, for
+    numbers move. Times are shares of the step that the first pass found, modeled on `device` and
+    `stack`. Raises InputError for an unknown name.
+    """
+    first = step_price(passes[0].before, device, stack)
+    lines = [f"modeled on {device}, {stack}; times are shares of the step before all passes"]
+    for each in passes:
+        lines += ["", *_counts(each, first, device, stack), *_changes(each)]
+    return "\n".join([*lines, ""])
+
+
+def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[str]:
+    before, after = (step_price(graph, device, stack) for graph in (each.before, each.after))
+    yield (
+        f"pass {each.name}: {each.matched} matched, {each.changed} nodes changed, "
+        f"{each.casts_removed} casts removed"
+    )
+    seconds = first.time.step_seconds
+    yield (
+        f"  nodes {len(each.before.nodes)} to {len(each.after.nodes)}, "
+        f"modeled time {before.time.step_seconds / seconds:.3f} "
+        f"to {after.time.step_seconds / seconds:.3f} "
+        f"(+-{after.stack.half_width:.0%}), "
+        f"peak {before.memory.peak_bytes / MIB:.4g} to {after.memory.peak_bytes / MIB:.4g} MiB"
+    )
+
+
+def _changes(each: Pass) -> Iterator[str]:
+    before, after = node_lines(each.before), node_lines(each.after)
+    for line in list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]:
+        if not line.startswith("@@"):
+            yield f"  {line[0]} {line[1:]}"

@@ -1,0 +1,177 @@
+"""Rules that say formats: the shortest form of a policy, and those that are often wanted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from policysearch.formats import format_named
+from policysearch.graph import Graph
+from policysearch.nn.model import Model
+from policysearch.policy.policy import LayerPolicy
+from policysearch.rewrite.matching import Match, matches
+from policysearch.rewrite.patterns import Pattern, block_of, node
+from policysearch.values import InputError
+
+PARTS = tuple(field.name for field in fields(LayerPolicy))
+OFF, ON = "off", "on"
+Formats = str | LayerPolicy
+
+
+@dataclass(frozen=True)
+class LayerMatch:
+    """The layers that a rule is for: those that fit all of its keys; without a key, every layer.
+
+    A layer has a node of one of the ops `op` and of one of the kinds `kind` ("gemm",
+    "elementwise", "reduce", "move"), its type is one of `layer_type` ("Conv2d", "LayerNorm"),
+    its whole name fits the regular expression `layer`, and that of its block `block`. `position`
+    is among the layers with parameters, in the model's order: "ends" are the first and the last.
+    """
+
+    op: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()
+    layer_type: tuple[str, ...] = ()
+    layer: str = ""
+    block: str = ""
+    position: Literal["any", "first", "last", "ends"] = "any"
+
+    def __post_init__(self) -> None:
+        node(kind=self.kind, layer=self.layer)
+        try:
+            node(layer=self.block)
+        except InputError as error:
+            raise InputError(str(error).replace("layer", "block", 1)) from None
+
+    def layers(self, graph: Graph, model: Model) -> tuple[str, ...]:
+        """Return the layers of `model` that fit, in its order; `graph` is its forward pass."""
+        wanted = node(
+            op=self.op,
+            kind=self.kind,
+            layer_type=self.layer_type,
+            layer=self.layer,
+            role="fprop",
+        )
+        found = {m.nodes[0].layer for m in matches(graph, Pattern((wanted,)), model.layer_types)}
+        if self.block:
+            found = {name for name in found if re.fullmatch(self.block, block_of(name))}
+        if self.position != "any":
+            owners = [name for name in model.layer_names if model.parameters_of(name)]
+            ends = {"first": owners[:1], "last": owners[-1:], "ends": [owners[0], owners[-1]]}
+            found &= set(ends[self.position])
+        return tuple(name for name in model.layer_names if name in found)
+
+
+@dataclass(frozen=True)
+class FormatRule:
+    """What layers that fit `match` compute in, or where ops run; a later rule wins.
+
+    `formats` names the format of everything in the layer (below 16 bits, of operands alone). Of
+    more than one, or where the rule is to `search`, which of them is a decision of the space;
+    `search` adds "off". `compute`, `output`, `grad`, `wgrad`, `param` and `accumulator` set one
+    thing alone, as a policy file has them. `ops` are put on the list `run`: "low", "fp32" or
+    "promote"; such a rule matches no layers. `function` is "file.py:function", made by
+    `policysearch.rewrite.format_rules.layer_rule`: it says the formats of what its pattern
+    matches, and **the file is run**. A rule that matches nothing is an error, unless `optional`.
+    `name` is what messages and decisions call the rule, its number from 1 where there is none.
+    """
+
+    name: str = ""
+    match: LayerMatch = LayerMatch()
+    formats: tuple[str, ...] = ()
+    compute: str = ""
+    output: str = ""
+    grad: str = ""
+    wgrad: str = ""
+    param: str = ""
+    accumulator: str = ""
+    ops: tuple[str, ...] = ()
+    run: Literal["", "low", "fp32", "promote"] = ""
+    function: str = ""
+    optional: bool = False
+    search: bool = False
+
+    def __post_init__(self) -> None:
+        LayerPolicy(**self.parts)
+        for name in self.formats:
+            try:
+                format_named(name)
+            except InputError as error:
+                raise InputError(f"formats: {error}") from None
+        if len(set(self.formats)) < len(self.formats):
+            raise InputError(f"formats: {list(self.formats)}; expected different ones")
+        if bool(self.ops) != bool(self.run):
+            raise InputError(f"run: {self.run!r} with ops {list(self.ops)}; expected both or none")
+        said = [bool(self.formats or self.parts), bool(self.ops), bool(self.function)]
+        if sum(said) != 1:
+            valid = "formats (or one of a layer's), ops with run, or function: one of these"
+            raise InputError(f"name: {self.name!r} says {sum(said)} things; expected {valid}")
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The formats that the rule sets one by one."""
+        return {part: given for part in PARTS if (given := getattr(self, part))}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What a search decides between: formats, or ON, and OFF; the first where it does not."""
+        options = self.formats or (ON,)
+        return (*options, OFF) if self.search else options
+
+
+@dataclass(frozen=True)
+class LayerFunction:
+    """A user's function of a match, and the pattern it is for; made by `layer_rule`."""
+
+    pattern: Pattern
+    function: Callable[[Match], Formats | Mapping[str, Formats] | None]
+
+    def __call__(self, match: Match) -> Formats | Mapping[str, Formats] | None:
+        return self.function(match)
+
+
+def layer_rule(
+    pattern: Pattern,
+) -> Callable[
+    [Callable[[Match], Formats | Mapping[str, Formats] | None]],
+    LayerFunction,
+]:
+    """Make a rule of a function that says the formats of what a pattern matches.
+
+    It is called for every match in the float32 forward pass and returns a format or a
+    `LayerPolicy` for the layers of all nodes matched, a mapping from layers to these, or None.
+    """
+    return lambda function: LayerFunction(pattern, function)
+
+
+def half_function(*ops: str) -> FormatRule:
+    """Return the rule that `ops` run in their layer's formats, as Apex's `half_function`."""
+    return FormatRule(name=f"half {' '.join(ops)}", ops=ops, run="low")
+
+
+def float_function(*ops: str, optional: bool = False) -> FormatRule:
+    """Return the rule that `ops` run in float32, as Apex's `float_function`."""
+    return FormatRule(name=f"float {' '.join(ops)}", ops=ops, run="fp32", optional=optional)
+
+
+def norms_and_softmax_float32() -> FormatRule:
+    """Return the rule that batch norm, layer norm and softmax run in float32, if there are any."""
+    ops = ("batch_norm", "layer_norm", "softmax")
+    return FormatRule(name="norm and softmax float32", ops=ops, run="fp32", optional=True)
+
+
+def first_and_last(format: str) -> FormatRule:
+    """Return the rule that the first and last layer with parameters compute in `format`."""
+    match = LayerMatch(position="ends")
+    return FormatRule(name=f"first and last {format}", match=match, formats=(format,))
+
+
+def float32_gradients(layer: str) -> FormatRule:
+    """Return the rule that layers that fit the expression have float32 gradients.
+
+    Their operands of fprop stay as they are.
+    """
+    match = LayerMatch(layer=layer)
+    name = f"float32 gradients {layer}"
+    return FormatRule(name=name, match=match, grad="float32", wgrad="float32")

@@ -1,0 +1,143 @@
+"""Where a pattern is found in a graph, in a stated order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from policysearch.graph import Graph, Node
+from policysearch.rewrite.patterns import Edge, Pattern, block_of
+from policysearch.values import one_of
+
+NO_TYPES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Match:
+    """One place where a pattern fits: the nodes in the pattern's order, and their names."""
+
+    nodes: tuple[Node, ...]
+    names: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[self.names.index(one_of("match", name, self.names))]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(node.id for node in self.nodes)
+
+
+def matches(
+    graph: Graph, pattern: Pattern, layer_types: Mapping[str, str] = NO_TYPES
+) -> tuple[Match, ...]:
+    """Return every place where the pattern fits, overlapping ones too.
+
+    They are ordered by the ids of their nodes, that of the pattern's first node first.
+    `layer_types` gives the type of each layer by its name, as in `Model.layer_types`.
+    """
+    return tuple(_Search(graph, pattern, layer_types).run())
+
+
+def disjoint(found: Iterable[Match]) -> tuple[Match, ...]:
+    """Return the matches without those that share a node with one before them that is kept."""
+    taken: set[int] = set()
+    kept = []
+    for match in found:
+        if taken.isdisjoint(match.ids):
+            taken.update(match.ids)
+            kept.append(match)
+    return tuple(kept)
+
+
+class _Search:
+    """One search: what is known of each node, and which ways were found to lead nowhere."""
+
+    def __init__(self, graph: Graph, pattern: Pattern, layer_types: Mapping[str, str]) -> None:
+        self.graph, self.pattern, self.types = graph, pattern, layer_types
+        self.readers = graph.readers()
+        kept = {i for _, i in graph.outputs} | {new for _, new in graph.updates}
+        self.once = [
+            len(readers) == 1 and node.id not in kept
+            for node, readers in zip(graph.nodes, self.readers, strict=True)
+        ]
+        self.known: dict[tuple[int, int], bool] = {}
+        self.dead: set[tuple[int, int, str]] = set()
+        self.found_below: dict[int, set[int]] = {}
+
+    def run(self) -> Iterator[Match]:
+        for node in self.graph.nodes:
+            if self.fits(0, node):
+                block = block_of(node.layer) if self.pattern.same_block else ""
+                for nodes in self.extended((node,), block):
+                    yield Match(nodes, self.pattern.names)
+
+    def fits(self, place: int, node: Node) -> bool:
+        key = place, node.id
+        if key not in self.known:
+            layer_type = self.types.get(node.layer, "")
+            wanted = self.pattern.nodes[place]
+            self.known[key] = wanted.fits(node, layer_type, self.once[node.id])
+        return self.known[key]
+
+    def extended(self, bound: tuple[Node, ...], block: str) -> Iterator[tuple[Node, ...]]:
+        """Yield the whole matches that begin with the nodes `bound`, in order."""
+        place = len(bound)
+        if place == len(self.pattern.nodes):
+            yield bound
+            return
+        key = place, bound[-1].id, block
+        if key in self.dead:
+            return
+        found = False
+        for node in self.candidates(bound):
+            if self.joins(node, bound, block):
+                for nodes in self.extended((*bound, node), block):
+                    found = True
+                    yield nodes
+        if not found and self.pattern.is_chain:
+            # what follows in a chain depends on its last node alone
+            self.dead.add(key)
+
+    def joins(self, node: Node, bound: tuple[Node, ...], block: str) -> bool:
+        if node in bound or not self.fits(len(bound), node):
+            return False
+        if self.pattern.same_block and block_of(node.layer) != block:
+            return False
+        nodes = dict(zip(self.pattern.names, (*bound, node), strict=False))
+        return all(self.holds(edge, nodes) for edge in self.pattern.ties[len(bound)])
+
+    def holds(self, edge: Edge, nodes: Mapping[str, Node]) -> bool:
+        source, target = nodes[edge.source], nodes[edge.target]
+        if edge.anything_between:
+            ways = target.inputs if edge.input is None else target.inputs[edge.input :][:1]
+            return any(i == source.id or i in self.below(source.id) for i in ways)
+        if edge.input is None:
+            return source.id in target.inputs
+        return target.inputs[edge.input : edge.input + 1] == (source.id,)
+
+    def candidates(self, bound: tuple[Node, ...]) -> Sequence[Node]:
+        """Return the nodes, by id, that may hang on the first edge of the next place."""
+        edge = self.pattern.ties[len(bound)][0]
+        names = self.pattern.names[: len(bound)]
+        if edge.source in names:
+            source = bound[names.index(edge.source)]
+            if not edge.anything_between:
+                return self.readers[source.id]
+            return [self.graph.nodes[i] for i in sorted(self.below(source.id))]
+        target = bound[names.index(edge.target)]
+        above = self.graph.needed(set(target.inputs)) if edge.anything_between else target.inputs
+        return [self.graph.nodes[i] for i in sorted(set(above))]
+
+    def below(self, source: int) -> set[int]:
+        """Return the ids of all nodes that are computed from this one."""
+        if source in self.found_below:
+            return self.found_below[source]
+        found = self.found_below[source] = set()
+        waiting = [source]
+        while waiting:
+            for reader in self.readers[waiting.pop()]:
+                if reader.id not in found:
+                    found.add(reader.id)
+                    waiting.append(reader.id)
+        return found

@@ -1,0 +1,130 @@
+"""The rules that give the layers of a policy: as few as can be of those that say whole layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from policysearch.formats import format_named
+from policysearch.graph import Graph
+from policysearch.nn.model import Model
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.rewrite.format_rules import PARTS, FormatRule, LayerMatch
+from policysearch.rewrite.patterns import block_of
+from policysearch.rewrite.placed_rules import LISTS
+
+MOST_PARTS = 3
+"""Of more parts that differ from a uniform layer, all are said one by one."""
+
+
+def rules_of(policy: Policy, base: Policy, graph: Graph, model: Model) -> tuple[FormatRule, ...]:
+    """Return the rules that make of `base` the layers, and where it can the op lists, of `policy`.
+
+    There is one for each different layer that `base` has not where it is wanted; no list of rules
+    that say whole layers is shorter.
+    Of the ways to say which layers it is for, each takes the first that holds: all, a position
+    among layers with parameters, types, blocks, ops, a type in some blocks, or names. Both
+    policies are of `model`, whose forward pass `graph` is, with the same master weights.
+    """
+    wanted, given = dict(policy.layers), dict(base.layers)
+    groups: dict[LayerPolicy, set[str]] = {}
+    for name, layer in wanted.items():
+        groups.setdefault(layer, set()).add(name)
+    needed = [v for v, names in groups.items() if any(given[name] != v for name in names)]
+    # the most frequent first: what comes later wins, so that exceptions can be short
+    needed.sort(key=lambda layer: -len(groups[layer]))
+    fitting = _Matches(graph, model)
+    summed = any(layer.accumulator != "float32" for layer in (*groups, *given.values()))
+    rules = []
+    for place, layer in enumerate(needed):
+        later = set().union(*(groups[other] for other in needed[place + 1 :]))
+        match = fitting.shortest(groups[layer], groups[layer] | later)
+        rules.append(_rule(layer, match, policy.master_weights, summed))
+    return (*rules, *_moved_ops(policy, base))
+
+
+def _rule(layer: LayerPolicy, match: LayerMatch, master_weights: bool, summed: bool) -> FormatRule:
+    stored = layer.compute if format_named(layer.compute).bits >= 16 else "bfloat16"
+    uniform = uniform_layer(layer.compute, param="float32" if master_weights else stored)
+    said = {part: getattr(layer, part) for part in PARTS}
+    parts = {part: given for part, given in said.items() if given != getattr(uniform, part)}
+    if len(parts) > MOST_PARTS:
+        return FormatRule(match=match, **said)
+    if summed:
+        parts["accumulator"] = layer.accumulator
+    return FormatRule(match=match, formats=(layer.compute,), **parts)
+
+
+def _moved_ops(policy: Policy, base: Policy) -> Iterator[FormatRule]:
+    """Yield one rule per op list that has ops behind those that it keeps of the base's."""
+    for run, name in LISTS.items():
+        before = set(getattr(base, name))
+        new = tuple(op for op in getattr(policy, name) if op not in before)
+        if new:
+            yield FormatRule(ops=new, run=run, optional=True)  # type: ignore[arg-type]
+
+
+class _Matches:
+    """The ways to say layers of one model, and which layers each of them fits."""
+
+    def __init__(self, graph: Graph, model: Model) -> None:
+        self.names = model.layer_names
+        self.owners = [name for name in self.names if model.parameters_of(name)]
+        self.types = _inverted({name: (model.layer_types.get(name, ""),) for name in self.names})
+        ops: dict[str, set[str]] = {name: set() for name in self.names}
+        for node in graph.nodes:
+            if node.role == "fprop" and node.layer in ops:
+                ops[node.layer].add(node.op.name)
+        self.traced = {name for name in self.names if ops[name]}
+        self.ops = _inverted(ops)
+        self.blocks = _inverted({name: (block_of(name),) for name in self.names})
+        self.types.pop("", None)
+        self.blocks.pop("", None)
+
+    def shortest(self, wanted: set[str], allowed: set[str]) -> LayerMatch:
+        """Return the first way that fits all of `wanted` and nothing but `allowed`."""
+        for match, layers in self.ways(wanted, allowed):
+            if wanted <= layers <= allowed:
+                return match
+        named = [name for name in self.names if name in wanted]
+        return LayerMatch(layer="|".join(re.escape(name) for name in named))
+
+    def ways(self, wanted: set[str], allowed: set[str]) -> Iterator[tuple[LayerMatch, set[str]]]:
+        yield LayerMatch(), self.traced
+        if self.owners:
+            first, last = self.owners[0], self.owners[-1]
+            yield LayerMatch(position="first"), {first}
+            yield LayerMatch(position="last"), {last}
+            yield LayerMatch(position="ends"), {first, last}
+        types = _touching(self.types, wanted, allowed)
+        yield LayerMatch(layer_type=tuple(types)), _union(self.types, types)
+        blocks = _touching(self.blocks, wanted, allowed)
+        yield LayerMatch(block=_either(blocks)), _union(self.blocks, blocks)
+        ops = _touching(self.ops, wanted, allowed)
+        yield LayerMatch(op=tuple(ops)), _union(self.ops, ops)
+        for kind, members in self.types.items():
+            inside = {b: names & members for b, names in self.blocks.items()}
+            blocks = _touching(inside, wanted, allowed)
+            match = LayerMatch(layer_type=(kind,), block=_either(blocks))
+            yield match, _union(inside, blocks)
+
+
+def _inverted(members: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, keys in members.items():
+        for key in keys:
+            found.setdefault(key, set()).add(name)
+    return found
+
+
+def _touching(sets: Mapping[str, set[str]], wanted: set[str], allowed: set[str]) -> list[str]:
+    """Return the keys of which every layer is allowed and some are wanted."""
+    return [key for key, names in sets.items() if names & wanted and names <= allowed]
+
+
+def _union(sets: Mapping[str, set[str]], keys: Iterable[str]) -> set[str]:
+    return set().union(*(sets[key] for key in keys))
+
+
+def _either(names: Iterable[str]) -> str:
+    return "|".join(re.escape(name) for name in names)

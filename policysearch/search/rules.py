@@ -1,0 +1,60 @@
+"""The rules of a study file: read from it, resolved against its model, and as decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policysearch.nn.model import Model
+from policysearch.policy.policy import Policy
+from policysearch.rewrite.format_rules import OFF, FormatRule
+from policysearch.rewrite.placed_rules import LISTS, PlacedRule, placed_rules
+from policysearch.train.step import trace_forward
+from policysearch.train.user_code import function_of, is_user_code
+from policysearch.values import InputError, from_plain, shown
+
+SMALLEST_BATCH = 2
+"""Examples in the forward pass that rules are matched in; it changes no match."""
+
+
+def rules_from_data(data: Mapping[str, object], where: str) -> tuple[FormatRule, ...]:
+    """Return the rules of the tables [[rules]] of `data`, none where there are none.
+
+    Raises InputError, beginning with `where`, for what is not understood.
+    """
+    tables = data.get("rules", ())
+    if not isinstance(tables, list | tuple):
+        raise InputError(f"{where}: rules: {shown(tables)}; expected tables [[rules]]")
+    return tuple(
+        from_plain(FormatRule, each, f"{where}: rules[{i}]") for i, each in enumerate(tables)
+    )
+
+
+def rules_for(rules: Sequence[FormatRule], model: Model) -> tuple[PlacedRule, ...]:
+    """Return the rules with the layers they match in `model`; files they name are run.
+
+    Raises InputError, naming the rule, for one that matches nothing and is not optional.
+    """
+    if not rules:
+        return ()
+    return placed_rules(rules, trace_forward(model, SMALLEST_BATCH), model, _loaded)
+
+
+def nearest_option(placed: PlacedRule, policy: Policy) -> str:
+    """Return the option of a rule that `policy` looks like."""
+    rule, options = placed.rule, placed.rule.options
+    layers = [policy.layer(name) for name in placed.layer_names]
+    for option in options:
+        if option in rule.formats and all(layer.compute == option for layer in layers):
+            return option
+    if OFF not in options:
+        return options[0]
+    parts = all(getattr(each, k) == v for each in layers for k, v in rule.parts.items())
+    run = not rule.run or set(rule.ops) <= set(getattr(policy, LISTS[rule.run]))
+    return options[0] if parts and run and not rule.formats else OFF
+
+
+def _loaded(where: str, name: str) -> object:
+    if not is_user_code(name):
+        raise InputError(f"{where}: {shown(name)}; expected file.py:function")
+    path, _, function = name.rpartition(":")
+    return function_of(where, path, function)
