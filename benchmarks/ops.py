@@ -105,6 +105,10 @@ def _activations(shape: Shape) -> Iterator[Row]:
             f"its gradient, {form}", shape, (Part("gelu_grad", (shape,) * 2, attrs),), backward
         )
 
+    silu = Part("silu", (shape,)), Part("silu_grad", (shape,) * 2)
+    yield Row("silu", shape, silu[:1], lambda: aten.silu(x))
+    yield Row("its gradient, silu", shape, silu[1:], lambda: aten.silu_backward(grad, x))
+
 
 def _attention(tokens: Shape) -> Iterator[Row]:
     """Of q, k and v as [batch * heads, time, part], and the way there."""

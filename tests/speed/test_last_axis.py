@@ -1,4 +1,4 @@
-"""Layer norm, softmax, GELU and their gradients in C: the bits of numpy, at any rank."""
+"""Layer norm, softmax, GELU, SiLU and their gradients in C: the bits of numpy, at any rank."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from policysearch.graph import Attrs, Builder, FloatArray, Graph, Op, Shape, bac
 from policysearch.layout import empty
 from policysearch.ops.attention import softmax, softmax_grad
 from policysearch.ops.elementwise import add
+from policysearch.ops.gates import silu, silu_grad
 from policysearch.ops.gelu import gelu, gelu_grad
 from policysearch.ops.layer_norm import (
     layer_norm,
@@ -51,6 +52,8 @@ CASES: tuple[tuple[Op, Attrs, str], ...] = (
     (gelu, {"form": "tanh"}, "x"),
     (gelu_grad, {"form": "erf"}, "xx"),
     (gelu_grad, {"form": "tanh"}, "xx"),
+    (silu, {}, "x"),
+    (silu_grad, {}, "xx"),
 )
 
 

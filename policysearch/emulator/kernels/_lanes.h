@@ -44,12 +44,13 @@ INLINE void store_some(float *to, Lanes y, Size count) {
 
 /* What the lanes come to, half of them after half added to the others. */
 INLINE float total(Lanes sums) {
-    float s[LANES];
+    float s[LANES], eight[LANES / 2], four[LANES / 4];
     store(s, sums);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            s[i] = s[i] + s[half + i];
-    return s[0];
+    for (int i = 0; i < LANES / 2; i++)
+        eight[i] = s[i] + s[LANES / 2 + i];
+    for (int i = 0; i < LANES / 4; i++)
+        four[i] = eight[i] + eight[LANES / 4 + i];
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 INLINE float sum_of(const float *x, Size length) {
