@@ -10,14 +10,14 @@ import numpy as np
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
-from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.nn.models import gpt, lenet5, mlp, resnet, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.optimizers import Optimizer
-from policysearch.train.step import trace_step
+from policysearch.train.step import NEXT, trace_step
 
 NETS: dict[str, Callable[[], Chain]] = {
     "mlp": lambda: mlp((784, 512, 512, 10)),
@@ -27,13 +27,17 @@ NETS: dict[str, Callable[[], Chain]] = {
 ALL_NETS: dict[str, Callable[[], Chain]] = {
     **NETS,
     "deep": lambda: transformer((1, 32, 32), 10, 256, (1024,) * 6, 8),
+    "resnet": lambda: resnet((3, 8, 8), 10),
+    "gpt": lambda: gpt((32,), 64, 64, (256, 256), 4),
 }
-"""With one that takes seconds a step, for who asks for it."""
+"""With those that are timed beside torch alone, for who asks for them."""
 TITLES = {
     "mlp": "MLP 784-512-512-10",
     "lenet5": "LeNet-5 (32 x 32)",
     "transformer": "transformer block (32 tokens of width 64, 4 heads)",
     "deep": "transformer of 6 blocks (32 tokens of width 256, 8 heads)",
+    "resnet": "ResNet-18 of widths 8 to 64 (8 x 8 images)",
+    "gpt": "GPT of 2 blocks (32 of 64 tokens, width 64, 4 heads)",
 }
 BATCHES = (16, 64, 256)
 
@@ -54,13 +58,22 @@ def policy_of(model: Chain, name: str, accumulator: str = "float32") -> Policy:
 
 def step_graph(model: Chain, policy: Policy, batch: int) -> Graph:
     """Return the training step with momentum under `policy`, for its loss and the update."""
-    graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
-    return apply_policy(graph, policy).wanting("loss", "finite")
+    loss = model.loss or "softmax_cross_entropy"
+    graph = trace_step(model, loss, Optimizer("momentum"), batch)
+    moved = [name for name, _ in graph.outputs if name.startswith(NEXT)]
+    return apply_policy(graph, policy).wanting("loss", "finite", *moved)
 
 
 def batch_of(model: Chain, batch: int) -> tuple[FloatArray, FloatArray]:
-    """Return standard-normal images and one-hot targets, the same on every call."""
+    """Return inputs and targets, the same on every call.
+
+    Standard-normal images and one-hot rows, or tokens [batch, time] and one number for each.
+    """
     rng = np.random.default_rng(1)
+    if model.loss:
+        drawn = rng.integers(0, model.classes, (2, batch, *model.input_shape))
+        tokens, targets = drawn.astype(np.float32)
+        return tokens, targets.ravel()
     images = rng.standard_normal((batch, *model.input_shape), np.float32)
     return images, np.eye(model.classes, dtype=np.float32)[rng.integers(0, model.classes, batch)]
 
@@ -70,9 +83,11 @@ def prepared(model: Chain, policy: Policy, batch: int, *, fast: Fast | None = No
     executable = compile_graph(step_graph(model, policy, batch), fast=fast)
     for name, value in model.init(np.random.default_rng(0)).items():
         executable.arrays[name][...] = value
-    images, targets = batch_of(model, batch)
+    inputs, targets = batch_of(model, batch)
     scalars = {"loss_scale": 1.0, "inverse_scale": 1.0, "learning_rate": 0.01, "step": 1.0}
-    executable.arrays["images"][...] = images
+    executable.arrays["tokens" if model.loss else "images"][...] = inputs
+    for name, value in model.constants.items():
+        executable.arrays[name][...] = value
     executable.arrays["targets"][...] = targets
     for name, number in scalars.items():
         executable.arrays[name][...] = number
@@ -88,7 +103,7 @@ def our_step(
     accumulator: str = "float32",
     loss_scale: bool = False,
 ) -> Callable[[], float]:
-    """Return the call that takes one emulated step (forward, backward, update).
+    """Return the call that takes one emulated step (forward, backward, statistics, update).
 
     Unless `loss_scale`, the preset's loss scale, its unscaling and its finite check are left out.
     """
@@ -96,9 +111,12 @@ def our_step(
     if not loss_scale:
         policy = replace(policy, loss_scale=LossScale())
     executable = prepared(model, policy, batch, fast=fast)
+    moved = [name for name, _ in executable.graph.outputs if name.startswith(NEXT)]
 
     def step() -> float:
         executable.forward_backward()
+        for name in moved:
+            executable.arrays[name.removeprefix(NEXT)][...] = executable.value(name)
         executable.apply_updates()
         return float(executable.value("loss"))
 

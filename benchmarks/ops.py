@@ -3,8 +3,8 @@
     python -m benchmarks.ops
 
 Float32, one thread, interleaved turns, arrays in place. A row of ours is all the nodes that give
-what the one call of torch gives: the gradients of a layer norm are three. torch works on its own
-layout, ours on the one of this package.
+what the one call of torch gives: a layer norm is two, its gradients are three. torch works on its
+own layout, ours on the one of this package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.timing import (
 from policysearch.emulator.kernels.kernel import Kernel
 from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.graph import Attrs, FloatArray, Shape
-from policysearch.layout import empty
+from policysearch.layout import aligned, empty
 from policysearch.ops.catalogue import OPS
 
 TOKENS = ((2048, 64), (1024, 256))
@@ -63,18 +63,21 @@ def _normal(shape: Shape) -> Any:
 
 def _norms(shape: Shape) -> Iterator[Row]:
     x, grad, weight, bias = (_normal(s) for s in (shape, shape, shape[1:], shape[1:]))
-    aten, width = torch.ops.aten, [shape[1]]
+    aten, width, rows = torch.ops.aten, [shape[1]], (shape[0], 2)
     _, mean, inverse = aten.native_layer_norm(x, width, weight, bias, 1e-5)
     gradients = (
-        Part("layer_norm_grad", (shape, shape, shape[1:])),
-        Part("layer_norm_weight_grad", (shape, shape)),
+        Part("layer_norm_grad", (shape, shape, rows, shape[1:])),
+        Part("layer_norm_weight_grad", (shape, shape, rows)),
         Part("bias_grad", (shape,)),
     )
-    forward = Part("layer_norm", (shape, shape[1:], shape[1:]))
+    forward = (
+        Part("layer_statistics", (shape,)),
+        Part("layer_norm", (shape, rows, shape[1:], shape[1:])),
+    )
     yield Row(
         "layer norm",
         shape,
-        (forward,),
+        forward,
         lambda: aten.native_layer_norm(x, width, weight, bias, 1e-5),
     )
     every, given = [True] * 3, (mean, inverse, weight, bias)
@@ -101,6 +104,10 @@ def _activations(shape: Shape) -> Iterator[Row]:
         yield Row(
             f"its gradient, {form}", shape, (Part("gelu_grad", (shape,) * 2, attrs),), backward
         )
+
+    silu = Part("silu", (shape,)), Part("silu_grad", (shape,) * 2)
+    yield Row("silu", shape, silu[:1], lambda: aten.silu(x))
+    yield Row("its gradient, silu", shape, silu[1:], lambda: aten.silu_backward(grad, x))
 
 
 def _attention(tokens: Shape) -> Iterator[Row]:
@@ -152,7 +159,7 @@ def ours(parts: Sequence[Part], *, compiled: bool) -> Call:
         out = empty(op.shape(part.inputs, part.attrs))
         kernel = kernel_of(op, part.inputs, out.shape, part.attrs) if compiled else None
         kernel = kernel or Kernel(op.bind, op.work)
-        work = np.empty(kernel.work(part.inputs, out.shape, part.attrs), np.float32)
+        work = aligned(kernel.work(part.inputs, out.shape, part.attrs))
         runs.append(kernel.bind(inputs, out, part.attrs, work))
 
     def run() -> None:

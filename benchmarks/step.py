@@ -83,7 +83,7 @@ def others(model: Chain, batch: int, peers: Sequence[str]) -> list[Candidate]:
     """Return plain numpy, torch and the emulators named in `peers`, as far as installed."""
     images, targets = batch_of(model, batch)
     made = []
-    if model.name != "transformer":
+    if model.name in ("mlp", "lenet5"):
         made.append(Candidate("plain numpy", "float32", plain_step(model, images, targets)))
     if missing("torch"):
         return made
@@ -92,12 +92,17 @@ def others(model: Chain, batch: int, peers: Sequence[str]) -> list[Candidate]:
     made.append(Candidate("torch", "float32", torch_step(model, images, targets)))
     fused = torch_step(model, images, targets, fused=True)
     made.append(Candidate("torch, fused SGD", "float32", fused))
-    if model.name == "transformer":
+    if model.name == "resnet":
+        last = torch_step(model, images, targets, fused=True, channels_last=True)
+        made.append(Candidate("torch, fused SGD, channels_last", "float32", last))
+    if model.name in ("transformer", "gpt"):
         attention = torch_step(model, images, targets, fused=True, sdpa=True)
         made.append(Candidate("torch, fused SGD, sdpa", "float32", attention))
     for name in ("bfloat16", "float16"):
         step = torch_step(model, images, targets, autocast=name)
         made.append(Candidate("torch autocast", name, step))
+    if model.name in ("resnet", "gpt"):
+        return made
     for peer in ("torch", *peers):
 
         def of_format(name: str, peer: str = peer) -> Round | None:

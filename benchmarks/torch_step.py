@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.peers import Round
+from benchmarks.torch_resnet import resnet
 from policysearch.graph import FloatArray
 from policysearch.nn.attention import Residual, SelfAttention
 from policysearch.nn.chain import Chain
@@ -107,8 +108,11 @@ class Conv(nn.Conv2d):
 class Block(nn.Module):
     """One pre-norm transformer block; `sdpa`: attention is one call of torch."""
 
-    def __init__(self, width: int, hidden: int, heads: int, at: Places, sdpa: bool) -> None:
+    def __init__(
+        self, width: int, hidden: int, heads: int, at: Places, sdpa: bool, causal: bool = False
+    ) -> None:
         super().__init__()
+        self.causal = causal
         self.heads, self.at, self.sdpa = heads, at, sdpa
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v, self.o = (Dense(width, width, at) for _ in range(4))
@@ -128,9 +132,12 @@ class Block(nn.Module):
             for layer in (self.q, self.k, self.v)
         )
         if self.sdpa:
-            mixed = functional.scaled_dot_product_attention(q, k, v)
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
             return mixed.transpose(1, 2).reshape(batch, time, width)
         alike = at.result(at.product(q @ k.transpose(2, 3)) / math.sqrt(part))
+        if self.causal:
+            later = torch.ones(time, time, dtype=torch.bool).triu(1)
+            alike = alike.masked_fill(later, -math.inf)
         mixed = at.product(at.operand(at.result(alike.softmax(-1))) @ v)
         return mixed.transpose(1, 2).reshape(batch, time, width)
 
@@ -155,17 +162,46 @@ class Transformer(nn.Module):
         return self.head(self.at.result(self.norm(x)).flatten(1))
 
 
+class Gpt(nn.Module):
+    """The model of `policysearch.nn.models.gpt`: logits of every token, [batch * time, classes]."""
+
+    def __init__(self, model: Chain, sdpa: bool) -> None:
+        super().__init__()
+        shapes = {spec.name: spec.shape for spec in model.parameters()}
+        (count, width), (time,) = shapes["embed.weight"], model.input_shape
+        inner = _attentions(model)
+        hidden = [shapes[f"block{i}.fc1.weight"][0] for i in range(1, 1 + len(inner))]
+        self.embed, self.position = (
+            nn.Embedding(count, width),
+            nn.Parameter(torch.zeros(time, width)),
+        )
+        self.blocks = nn.Sequential(
+            *(Block(width, n, inner[0].heads, NO_PLACES, sdpa, True) for n in hidden)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, count, bias=False)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.blocks(self.embed(tokens) + self.position)
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
 def _attentions(model: Chain) -> list[SelfAttention]:
     inner = [layer for each in model.layers if isinstance(each, Residual) for layer in each.layers]
     return [layer for layer in inner if isinstance(layer, SelfAttention)]
 
 
-def _net(model: Chain, at: Places, sdpa: bool) -> nn.Module:
+def net_of(model: Chain, at: Places, sdpa: bool) -> nn.Module:
     if model.name == "mlp":
         first, second, last = Dense(784, 512, at), Dense(512, 512, at), Dense(512, 10, at)
         return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
     if model.name == "transformer":
         return Transformer(model, at, sdpa)
+    if model.name == "gpt":
+        return Gpt(model, sdpa)
+    if model.name == "resnet":
+        shapes = {spec.name: spec.shape for spec in model.parameters()}
+        stages = [name for name in shapes if name.endswith(".0.conv1.weight")]
+        return resnet(model.input_shape[0], [shapes[name][0] for name in stages], model.classes)
     layers: list[nn.Module] = [Conv(1, 6, at), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [Conv(6, 16, at), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     layers += [Dense(400, 120, at), nn.ReLU(), Dense(120, 84, at), nn.ReLU(), Dense(84, 10, at)]
@@ -181,18 +217,21 @@ def torch_step(
     autocast: str = "",
     fused: bool = False,
     sdpa: bool = False,
+    channels_last: bool = False,
 ) -> Callable[[], float]:
     """Return the call that takes one step on this batch and returns its loss.
 
     `autocast` names the format of torch.autocast ("" for none), `fused` takes torch's fused SGD,
-    `sdpa` its one call for attention.
+    `sdpa` its one call for attention, `channels_last` that layout of images and weights.
     """
-    net = _net(model, at, sdpa)
+    layout = torch.channels_last if channels_last else torch.preserve_format
+    net = net_of(model, at, sdpa).to(memory_format=layout)
     optimizer = torch.optim.SGD(
         net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused or None
     )
-    labels = torch.from_numpy(targets.argmax(axis=1))
-    given = torch.from_numpy(np.ascontiguousarray(images))
+    labels = torch.from_numpy(targets.astype(int) if model.loss else targets.argmax(axis=1))
+    given = torch.from_numpy(np.ascontiguousarray(images)).to(memory_format=layout)
+    given = given.long() if model.loss else given
 
     def region() -> Any:
         if not autocast:

@@ -190,7 +190,10 @@ def test_a_gradient_reads_a_parameter_in_the_format_of_the_forward_pass() -> Non
     grads = _nodes(graph, op="layer_norm_grad")
     assert grads
     for node in grads:
-        assert {i.format for i in graph.inputs_of(node)} == {"float16"}
+        assert {graph.nodes[i].format for i in node.deciding} == {"float16"}
+        assert [i.format for i in graph.inputs_of(node) if i.op.name == "layer_statistics"] == [
+            "float32"
+        ]
 
 
 def test_five_formats_that_differ_each_go_where_the_layer_says() -> None:

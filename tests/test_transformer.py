@@ -103,7 +103,9 @@ def test_softmax_and_layer_norm_take_large_values() -> None:
     np.testing.assert_allclose(computed("softmax", {}, x), expected, rtol=1e-5)
     moved = np.array([[4096.0, 4097.0, 4098.0]], np.float32)
     ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
-    y = computed("layer_norm", {"epsilon": 0.0}, moved, ones, zeros)
+    statistics = computed("layer_statistics", {"epsilon": 0.0}, moved)
+    np.testing.assert_allclose(statistics, [[4097.0, 1.5**0.5]], rtol=1e-6)
+    y = computed("layer_norm", {}, moved, statistics, ones, zeros)
     np.testing.assert_allclose(y, [[-(1.5**0.5), 0.0, 1.5**0.5]], rtol=1e-5, atol=1e-6)
 
 

@@ -18,6 +18,7 @@ from policysearch.ops.batch_norm import batch_norm as batch_norm_op
 from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
 from policysearch.ops.embedding import embedding as embedding_op
 from policysearch.ops.layer_norm import layer_norm as layer_norm_op
+from policysearch.ops.layer_norm import layer_statistics
 from policysearch.ops.reduce import mean
 
 
@@ -56,11 +57,13 @@ def layer_norm(
     *_: Any,
 ) -> Tensor:
     features = size(tuple(normalized))
-    parameters = (
+    parameters = [
         t.shaped(p, (features,)) if p is not None else t.filled(value, (features,))
         for p, value in ((weight, 1.0), (bias, 0.0))
-    )
-    made = t.emit_nodes(layer_norm_op, t.rows(x, features), *parameters, epsilon=eps)
+    ]
+    rows = t.rows(x, features)
+    statistics = t.emit_nodes(layer_statistics, rows, epsilon=eps).id
+    made = t.emit_nodes(layer_norm_op, rows, statistics, *parameters)
     return t.view(made, x.shape)
 
 

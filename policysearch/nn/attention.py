@@ -15,7 +15,7 @@ from policysearch.nn.model import Fed, ParameterSpec, emit_data
 from policysearch.ops.attention import scale, softmax
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add
-from policysearch.ops.layer_norm import layer_norm
+from policysearch.ops.layer_norm import layer_norm, layer_statistics
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.shape import reshape
 from policysearch.ops.transpose import transpose
@@ -104,7 +104,7 @@ class LayerNorm:
     def trace(self, b: Builder, x: int, fed: Fed) -> int:
         owned = fed[f"{self.name}.weight"], fed[f"{self.name}.bias"]
         with b.scope(layer=self.name, role="fprop"):
-            return b.emit(layer_norm, x, *owned)
+            return b.emit(layer_norm, x, b.emit(layer_statistics, x), *owned)
 
 
 @dataclass(frozen=True)

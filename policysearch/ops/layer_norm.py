@@ -1,4 +1,8 @@
-"""Layer normalisation over the last axis (arXiv 1607.06450)."""
+"""Layer normalisation over the last axis (arXiv 1607.06450).
+
+The statistics of the rows are an op of their own, so that the gradients read those of the forward
+pass, and they are float32 whatever format x has.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +20,44 @@ EPSILON = 1e-5
 """What torch adds to the variance unless told otherwise."""
 
 
-class _Normalise:
-    """(x - mean) / sqrt(variance + epsilon) into `normal`, each [features, ...] with rows after.
+class _Mean:
+    """The mean over the first axis of what is in `scratch`, of the shape of x, for each row."""
 
-    `inverse` holds 1 / sqrt(variance + epsilon); `scratch`, as large as x, is free afterwards.
-    """
+    def __init__(self, x: FloatArray, work: FloatArray) -> None:
+        self.scratch = work[: x.size].reshape(x.shape)
+        lanes = (LANES, *x.shape[1:])
+        self._lanes = work[x.size :][: size(lanes)].reshape(lanes)
+        self._share = np.float32(1.0 / len(x))
 
-    def __init__(self, x: FloatArray, normal: FloatArray, attrs: Attrs, work: FloatArray) -> None:
-        self._x, self._normal = last_axis_first(x), normal
-        self._share = np.float32(1.0 / x.shape[-1])
-        self._epsilon = np.float32(attrs.get("epsilon", EPSILON))
-        shape, rows = self._x.shape, self._x.shape[1:]
-        self.scratch, beside = work[: x.size].reshape(shape), work[x.size :]
-        columns = beside[: (LANES + 1) * size(rows)].reshape(LANES + 1, *rows)
-        self._lanes, self.inverse = columns[:LANES], columns[LANES, ...]
-
-    def __call__(self) -> None:
-        np.copyto(self.scratch, self._x)
-        np.subtract(self._x, self.mean(), out=self._normal)
-        np.multiply(self._normal, self._normal, out=self.scratch)
-        np.add(self.mean(), self._epsilon, out=self.inverse)
-        np.sqrt(self.inverse, out=self.inverse)
-        np.divide(np.float32(1.0), self.inverse, out=self.inverse)
-        np.multiply(self._normal, self.inverse, out=self._normal)
-
-    def mean(self) -> FloatArray:
-        """Return the mean of what is in the scratch over the features."""
+    def __call__(self) -> FloatArray:
         total = sum_in_lanes(self.scratch, self._lanes)
         return np.multiply(total, self._share, out=total)
 
 
 def _work(matrices: int) -> Callable[[Sequence[Shape], Shape, Attrs], int]:
     def work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-        return matrices * size(inputs[0]) + (LANES + 1) * size(inputs[0][:-1])
+        return matrices * size(inputs[0]) + LANES * size(inputs[0][:-1])
 
     return work
+
+
+def _apart(statistics: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the views of all means and of all inverse deviations."""
+    both = last_axis_first(statistics)
+    return both[0, ...], both[1, ...]
+
+
+def _normaliser(
+    x: FloatArray, statistics: FloatArray, normal: FloatArray
+) -> Callable[[], FloatArray]:
+    """Return the call that sets `normal` to (x - mean) / deviation, all [features, ...]."""
+    mean, inverse = _apart(statistics)
+
+    def run() -> FloatArray:
+        np.subtract(x, mean, out=normal)
+        return np.multiply(normal, inverse, out=normal)
+
+    return run
 
 
 def _beside(weight: FloatArray, x: FloatArray) -> FloatArray:
@@ -58,12 +65,31 @@ def _beside(weight: FloatArray, x: FloatArray) -> FloatArray:
     return weight.reshape(-1, *(1,) * (x.ndim - 1))
 
 
+def _bind_statistics(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Callable[[], object]:
+    x, (mean, inverse) = last_axis_first(inputs[0]), _apart(out)
+    epsilon = np.float32(attrs.get("epsilon", EPSILON))
+    average = _Mean(x, work)
+
+    def run() -> None:
+        np.copyto(average.scratch, x)
+        np.copyto(mean, average())
+        np.subtract(x, mean, out=average.scratch)
+        np.multiply(average.scratch, average.scratch, out=average.scratch)
+        np.add(average(), epsilon, out=inverse)
+        np.sqrt(inverse, out=inverse)
+        np.divide(np.float32(1.0), inverse, out=inverse)
+
+    return run
+
+
 def _bind_layer_norm(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    x, *owned = inputs
+    x, statistics, *owned = inputs
     normal = last_axis_first(out)
-    normalise = _Normalise(x, normal, attrs, work)
+    normalise = _normaliser(last_axis_first(x), statistics, normal)
     if not owned:
         return normalise
     weight, bias = (_beside(each, x) for each in owned)
@@ -80,22 +106,22 @@ def _bind_layer_norm_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     """With g = grad * weight and y normalised: (g - mean(g) - y * mean(g * y)) / deviation."""
-    grad, x, *owned = inputs
-    grad, result = last_axis_first(grad), last_axis_first(out)
-    normal = work[: x.size].reshape(grad.shape)
-    normalise = _Normalise(x, normal, attrs, work[x.size :])
-    scratch, mean = normalise.scratch, normalise.mean
+    grad, x, statistics, *owned = inputs
     weight = _beside(owned[0] if owned else np.ones(1, np.float32), x)
+    grad, x, result = last_axis_first(grad), last_axis_first(x), last_axis_first(out)
+    normal, mean = work[: x.size].reshape(x.shape), _Mean(x, work[x.size :])
+    normalise, inverse = _normaliser(x, statistics, normal), _apart(statistics)[1]
 
     def run() -> None:
         normalise()
         np.multiply(grad, weight, out=result)
-        np.multiply(result, normal, out=scratch)
-        np.multiply(normal, mean(), out=normal)
-        np.copyto(scratch, result)
-        np.subtract(result, mean(), out=result)
-        np.subtract(result, normal, out=result)
-        np.multiply(result, normalise.inverse, out=result)
+        if not attrs.get("fixed"):
+            np.multiply(result, normal, out=mean.scratch)
+            np.multiply(normal, mean(), out=normal)
+            np.copyto(mean.scratch, result)
+            np.subtract(result, mean(), out=result)
+            np.subtract(result, normal, out=result)
+        np.multiply(result, inverse, out=result)
 
     return run
 
@@ -103,10 +129,10 @@ def _bind_layer_norm_grad(
 def _bind_layer_norm_weight_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    grad, x = last_axis_first(inputs[0]), inputs[1]
-    normal = work[: x.size].reshape(grad.shape)
-    normalise = _Normalise(x, normal, attrs, work[x.size :])
-    lanes = np.empty((len(normal), LANES), np.float32).T
+    grad, x = last_axis_first(inputs[0]), last_axis_first(inputs[1])
+    normal = work[: x.size].reshape(x.shape)
+    normalise = _normaliser(x, inputs[2], normal)
+    lanes = np.empty((len(x), LANES), np.float32).T
 
     def run() -> None:
         normalise()
@@ -117,11 +143,11 @@ def _bind_layer_norm_weight_grad(
 
 
 def _emit_grad(b: Builder, node: Node, grad: int) -> int:
-    return b.emit(layer_norm_grad, grad, *node.inputs[:2], attrs=node.attributes)
+    return b.emit(layer_norm_grad, grad, *node.inputs[:3], attrs=node.attributes)
 
 
 def _emit_weight_grad(b: Builder, node: Node, grad: int) -> int:
-    return b.emit(layer_norm_weight_grad, grad, node.inputs[0], attrs=node.attributes)
+    return b.emit(layer_norm_weight_grad, grad, *node.inputs[:2])
 
 
 def _emit_bias_grad(b: Builder, node: Node, grad: int) -> int:
@@ -130,44 +156,69 @@ def _emit_bias_grad(b: Builder, node: Node, grad: int) -> int:
     return b.emit(bias_grad, grad)
 
 
+def _statistics_example(rng: np.random.Generator) -> Example:
+    return Example((rng.standard_normal((4, 6)).astype(np.float32),), {"epsilon": 1e-3})
+
+
 def _example(rng: np.random.Generator) -> Example:
     x = rng.standard_normal((4, 6)).astype(np.float32)
     weight, bias = rng.standard_normal((2, 6)).astype(np.float32)
-    return Example((x, weight, bias), {"epsilon": 1e-3})
+    statistics = rng.uniform(0.5, 2.0, (4, 2)).astype(np.float32)
+    return Example((x, statistics, weight, bias), {"fixed": True})
 
+
+layer_statistics = Op(
+    "layer_statistics",
+    shape=lambda inputs, attrs: (*inputs[0][:-1], 2),
+    bind=_bind_statistics,
+    gradients=(None,),
+    flops=lambda inputs, out, attrs: 4 * size(inputs[0]),
+    example=_statistics_example,
+    kind="reduce",
+    placement="fp32",
+    work=_work(1),
+    pinned=(0,),
+)
+"""Of each row of x its mean and 1 / sqrt(variance + `epsilon`), side by side on the last axis.
+
+The gradient through them is that of `layer_norm`.
+"""
 
 layer_norm_grad = Op(
     "layer_norm_grad",
     shape=lambda inputs, attrs: inputs[1],
     bind=_bind_layer_norm_grad,
-    flops=lambda inputs, out, attrs: 15 * size(out),
+    flops=lambda inputs, out, attrs: 11 * size(out),
     kind="reduce",
     placement="fp32",
     in_place=(0,),
     work=_work(2),
+    pinned=(2,),
 )
 layer_norm_weight_grad = Op(
     "layer_norm_weight_grad",
     shape=lambda inputs, attrs: (inputs[1][-1],),
     bind=_bind_layer_norm_weight_grad,
-    flops=lambda inputs, out, attrs: 8 * size(inputs[1]),
+    flops=lambda inputs, out, attrs: 4 * size(inputs[1]),
     kind="reduce",
     placement="fp32",
-    work=_work(2),
+    work=lambda inputs, out, attrs: size(inputs[1]),
+    pinned=(2,),
 )
 layer_norm = Op(
     "layer_norm",
     shape=lambda inputs, attrs: inputs[0],
     bind=_bind_layer_norm,
-    gradients=(_emit_grad, _emit_weight_grad, _emit_bias_grad),
-    flops=lambda inputs, out, attrs: 8 * size(out),
+    gradients=(_emit_grad, None, _emit_weight_grad, _emit_bias_grad),
+    flops=lambda inputs, out, attrs: 4 * size(out),
     example=_example,
     kind="reduce",
     placement="fp32",
     in_place=(0,),
-    work=_work(1),
+    pinned=(1,),
 )
-"""weight * (x - mean) / sqrt(variance + `epsilon`) + bias, mean and variance over the last axis.
+"""weight * (x - mean) / deviation + bias, by the `layer_statistics` of x over its last axis.
 
-Weight and bias may be left out together.
+Weight and bias may be left out together. The gradient of x takes account of the statistics being
+those of x, unless they are `fixed`.
 """

@@ -1,4 +1,4 @@
-"""Layer norm, softmax, GELU and their gradients in C: the bits of numpy, at any rank."""
+"""Layer norm, softmax, GELU, SiLU and their gradients in C: the bits of numpy, at any rank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from policysearch.graph import Attrs, Builder, FloatArray, Graph, Op, Shape, bac
 from policysearch.layout import empty
 from policysearch.ops.attention import softmax, softmax_grad
 from policysearch.ops.elementwise import add
+from policysearch.ops.gates import silu, silu_grad
 from policysearch.ops.gelu import gelu, gelu_grad
-from policysearch.ops.layer_norm import layer_norm, layer_norm_grad, layer_norm_weight_grad
+from policysearch.ops.layer_norm import (
+    layer_norm,
+    layer_norm_grad,
+    layer_norm_weight_grad,
+    layer_statistics,
+)
 from policysearch.ops.source import data
 
 SHAPES: tuple[Shape, ...] = (
@@ -30,24 +36,34 @@ SHAPES: tuple[Shape, ...] = (
 )
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-40, 3e38, np.inf, -np.inf, np.nan)
 
-# Op, which inputs have the shape of the output, which are vectors of its last axis, attributes.
-CASES: tuple[tuple[Op, int, int, Attrs], ...] = (
-    (layer_norm, 1, 2, {"epsilon": 1e-3}),
-    (layer_norm, 1, 0, {}),
-    (layer_norm_grad, 2, 1, {}),
-    (layer_norm_grad, 2, 0, {"epsilon": 1e-3}),
-    (layer_norm_weight_grad, 2, 0, {}),
-    (softmax, 1, 0, {}),
-    (softmax_grad, 2, 0, {}),
-    (gelu, 1, 0, {"form": "erf"}),
-    (gelu, 1, 0, {"form": "tanh"}),
-    (gelu_grad, 2, 0, {"form": "erf"}),
-    (gelu_grad, 2, 0, {"form": "tanh"}),
+# Op, attributes, and of each input: x is of the shape of the tensor, s of that of its statistics,
+# f a vector of its last axis.
+CASES: tuple[tuple[Op, Attrs, str], ...] = (
+    (layer_statistics, {"epsilon": 1e-3}, "x"),
+    (layer_statistics, {}, "x"),
+    (layer_norm, {}, "xsff"),
+    (layer_norm, {}, "xs"),
+    (layer_norm_grad, {}, "xxsf"),
+    (layer_norm_grad, {}, "xxs"),
+    (layer_norm_weight_grad, {}, "xxs"),
+    (softmax, {}, "x"),
+    (softmax_grad, {}, "xx"),
+    (gelu, {"form": "erf"}, "x"),
+    (gelu, {"form": "tanh"}, "x"),
+    (gelu_grad, {"form": "erf"}, "xx"),
+    (gelu_grad, {"form": "tanh"}, "xx"),
+    (silu, {}, "x"),
+    (silu_grad, {}, "xx"),
 )
 
 
-def _name(case: tuple[Op, int, int, Attrs]) -> str:
-    return " ".join([case[0].name, str(sum(case[1:3])), *map(str, case[3].values())])
+def _shapes(shape: Shape, kinds: str) -> list[Shape]:
+    each = {"x": shape, "s": (*shape[:-1], 2), "f": shape[-1:]}
+    return [each[kind] for kind in kinds]
+
+
+def _name(case: tuple[Op, Attrs, str]) -> str:
+    return " ".join([case[0].name, case[2], *map(str, case[1].values())])
 
 
 def _filled(rng: np.random.Generator, shape: Shape, *, special: bool) -> FloatArray:
@@ -79,12 +95,11 @@ def _run(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_compiled_ops_have_the_bits_of_numpy(
-    case: tuple[Op, int, int, Attrs], shape: Shape, special: bool
+    case: tuple[Op, Attrs, str], shape: Shape, special: bool
 ) -> None:
     pytest.importorskip("policysearch.emulator.kernels._softmax")
-    op, whole, beside, attrs = case
-    rng = np.random.default_rng(0)
-    shapes = [shape] * whole + [shape[-1:]] * beside
+    op, attrs, kinds = case
+    rng, shapes = np.random.default_rng(0), _shapes(shape, kinds)
     inputs = [_filled(rng, each, special=special) for each in shapes]
     kernel = kernel_of(op, shapes, op.shape(shapes, attrs), attrs)
     assert kernel is not None
@@ -100,7 +115,8 @@ def _traced(op: Op, shape: Shape, vectors: int, attrs: Attrs) -> Graph:
         b.emit(data, attrs={"shape": shape[-1:]}, role="input", name=f"owned{i}")
         for i in range(vectors)
     ]
-    y = b.emit(op, x, *owned, attrs=attrs)
+    statistics = [b.emit(layer_statistics, x)] if op is layer_norm else []
+    y = b.emit(op, x, *statistics, *owned, attrs=attrs)
     seed = b.emit(data, attrs={"shape": shape}, role="input", name="seed")
     found = backward(b, y, seed, [x, *owned], add)
     return b.graph({"y": y, **{b.nodes[i].name: grad for i, grad in found.items()}})
@@ -133,7 +149,7 @@ def test_steps_have_the_same_bits_however_they_run(
     pytest.importorskip("policysearch.emulator.kernels._softmax")
     op, vectors, attrs = case
     graph = _traced(op, shape, vectors, attrs)
-    nodes = [n for n in graph.nodes if n.op.name.startswith(op.name)]
+    nodes = [n for n in graph.nodes if n.op.name.startswith((op.name, "layer_"))]
     assert len(nodes) > 1
     assert all(Plan(graph).kernels[n.id].bind is not n.op.bind for n in nodes)
     expected = _values(graph, "off")
@@ -185,18 +201,15 @@ def test_the_extensions_refuse_arrays_that_do_not_fit() -> None:
     norm = pytest.importorskip("policysearch.emulator.kernels._layer_norm")
     soft = pytest.importorskip("policysearch.emulator.kernels._softmax")
     inner = pytest.importorskip("policysearch.emulator.kernels._gelu").inner_tanh
-    x, w, work = (
-        np.zeros((6, 8), np.float32),
-        np.zeros(6, np.float32),
-        np.zeros(6 * 144, np.float32),
-    )
-    good = [None, x, w, w, x.copy(), work, 1, 6, 8, 1e-5]
+    x, w = np.zeros((6, 8), np.float32), np.zeros(6, np.float32)
+    statistics, work = np.zeros((2, 8), np.float32), np.zeros(16 * 512, np.float32)
+    good = [None, x, statistics, w, w, x.copy(), work, 1, 6, 8, 1e-5]
     norm.layer_norm(*good)
     doubles, fixed = x.astype(np.float64), x.copy()
     fixed.flags.writeable = False
     for place, wrong in (
-        *((1, None), (1, doubles), (1, x[:3]), (1, x.T), (2, None), (2, x), (4, fixed), (4, w)),
-        *((5, work[:-1]), (6, 2), (7, 0), (8, -1)),
+        *((1, None), (1, doubles), (1, x[:3]), (1, x.T), (2, None), (2, w), (3, None), (3, x)),
+        *((5, fixed), (5, w), (6, work[:-1]), (7, 2), (8, 0), (9, -1)),
     ):
         with pytest.raises((ValueError, BufferError)):
             norm.layer_norm(*(wrong if i == place else given for i, given in enumerate(good)))

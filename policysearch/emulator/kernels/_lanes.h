@@ -42,6 +42,37 @@ INLINE void store_some(float *to, Lanes y, Size count) {
         to[i] = some[i];
 }
 
+/* What the lanes come to, half of them after half added to the others. */
+INLINE float total(Lanes sums) {
+    float s[LANES], eight[LANES / 2], four[LANES / 4];
+    store(s, sums);
+    for (int i = 0; i < LANES / 2; i++)
+        eight[i] = s[i] + s[LANES / 2 + i];
+    for (int i = 0; i < LANES / 4; i++)
+        four[i] = eight[i] + eight[LANES / 4 + i];
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+INLINE float sum_of(const float *x, Size length) {
+    Size whole = length / LANES * LANES;
+    Lanes sums = {0.0f};
+    for (Size f = 0; f < whole; f += LANES)
+        sums = sums + load(x + f);
+    if (whole < length)
+        sums = sums + load_some(x + whole, length - whole);
+    return total(sums);
+}
+
+INLINE float sum_of_products(const float *x, const float *y, Size length) {
+    Size whole = length / LANES * LANES;
+    Lanes sums = {0.0f};
+    for (Size f = 0; f < whole; f += LANES)
+        sums = sums + load(x + f) * load(y + f);
+    if (whole < length)
+        sums = sums + load_some(x + whole, length - whole) * load_some(y + whole, length - whole);
+    return total(sums);
+}
+
 /* An array [outer, length, inner] in memory: outer * inner rows of `length`. */
 typedef struct {
     Size outer, length, inner;

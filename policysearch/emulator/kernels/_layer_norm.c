@@ -1,220 +1,286 @@
 /* Compiled twin of ops/layer_norm.py: the same operations on the same numbers.
  *
- * Rows are taken some at a time into a tile that stays in the cache, [features][wide], side by
- * side: a vector then holds one feature of LANES rows.
+ * Where rows are side by side in memory, loops go along them, for one feature after the other;
+ * where a row's features are (inner = 1), loops go along those.
  */
 #include <math.h>
 
 #include "_lanes.h"
 
-#define TILE 4096    /* floats of a tile of short rows */
-#define MOST_WIDE 64 /* its rows at most, and LANES at least */
+#define BLOCK 256 /* rows side by side that are summed at a time: their lanes stay in the cache */
 
 /* The numbers of a call: 1 / features, and what is added to the variance. */
 typedef struct {
     Extents e;
     float share, epsilon;
-    Size wide;
 } Problem;
 
 /* The arrays of a call; those that are not there are NULL. `out` may be the first. */
 typedef struct {
-    const float *grad, *x, *weight, *bias;
+    const float *grad, *x, *statistics, *weight, *bias;
     float *out, *work;
 } Arrays;
 
-static Size wide_of(Size length) {
-    Size wide = least(TILE / length, MOST_WIDE) / LANES * LANES;
-    return wide < LANES ? LANES : wide;
+/* The mean and the inverse deviation of the rows of outer index `outer`, `inner` of each. */
+INLINE const float *means_of(const Arrays *a, const Problem *p, Size outer) {
+    return a->statistics + 2 * outer * p->e.inner;
 }
 
-/* How many rows from `first` on are side by side in memory, or behind each other; up to a tile. */
-static Size tile_rows(const Problem *p, Size first) {
-    Extents e = p->e;
-    return least(p->wide, e.inner > 1 ? e.inner - first % e.inner : e.outer - first);
+INLINE void clear(float *sums, Size count) { memset(sums, 0, (size_t)count * sizeof *sums); }
+
+/* Sums [LANES][step], half of them after half added to the others: the first `count` hold all. */
+INLINE void fold(float *sums, Size step, Size count) {
+    for (Size half = LANES / 2; half; half /= 2)
+        for (Size i = 0; i < half; i++)
+            INDEPENDENT
+            for (Size r = 0; r < count; r++)
+                sums[i * step + r] = sums[i * step + r] + sums[(half + i) * step + r];
 }
 
-static void take_tile(const float *x, const Problem *p, Size first, Size n, float *tile) {
-    Extents e = p->e;
-    const float *from = x + place_of(e, first);
-    if (n < p->wide) /* what an earlier op left there could be subnormal, which is slow */
-        memset(tile, 0, (size_t)(e.length * p->wide) * sizeof *tile);
-    if (e.inner == 1)
-        turn(from, e.length, n, e.length, tile, p->wide);
-    else
-        for (Size f = 0; f < e.length; f++)
-            memcpy(tile + f * p->wide, from + f * e.inner, (size_t)n * sizeof *tile);
-}
-
-static void give_tile(const float *tile, const Problem *p, Size first, Size n, float *out) {
-    Extents e = p->e;
-    float *to = out + place_of(e, first);
-    if (e.inner == 1)
-        turn(tile, p->wide, e.length, n, to, e.length);
-    else
-        for (Size f = 0; f < e.length; f++)
-            memcpy(to + f * e.inner, tile + f * p->wide, (size_t)n * sizeof *tile);
-}
-
-/* The first of LANES sums once half of them after half is added to the others. */
-INLINE Lanes folded(Lanes *sums) {
-    for (int half = LANES / 2; half; half /= 2)
-        UNROLLED
-        for (int i = 0; i < half; i++)
-            sums[i] = sums[i] + sums[half + i];
-    return sums[0];
-}
-
-INLINE Lanes summed(const float *x, Size wide, Size length) {
-    Lanes sums[LANES] = {{0.0f}};
-    Size f = 0;
-    for (; f + LANES <= length; f += LANES, x += LANES * wide)
-        UNROLLED
-        for (int i = 0; i < LANES; i++)
-            sums[i] = sums[i] + load(x + i * wide);
-    for (int i = 0; f < length; f++, i++, x += wide)
-        sums[i] = sums[i] + load(x);
-    return folded(sums);
-}
-
-/* Take `mean` from x; the sum of the squares. */
-INLINE Lanes centred(float *x, Size wide, Size length, const Lanes *mean) {
-    Lanes sums[LANES] = {{0.0f}};
-    Size f = 0;
-    for (; f + LANES <= length; f += LANES, x += LANES * wide)
-        UNROLLED
-        for (int i = 0; i < LANES; i++) {
-            Lanes y = load(x + i * wide) - *mean;
-            store(x + i * wide, y);
-            sums[i] = sums[i] + y * y;
-        }
-    for (int i = 0; f < length; f++, i++, x += wide) {
-        Lanes y = load(x) - *mean;
-        store(x, y);
-        sums[i] = sums[i] + y * y;
+/* Of `count` rows from x on. */
+VECTORISED static void block_statistics(const Problem *p, const float *x, float *mean,
+                                        float *inverse, float *lanes, Size count) {
+    Size length = p->e.length, step = p->e.inner;
+    clear(lanes, LANES * BLOCK);
+    for (Size f = 0; f < length; f++) {
+        const float *from = x + f * step;
+        float *sums = lanes + f % LANES * BLOCK;
+        INDEPENDENT
+        for (Size r = 0; r < count; r++)
+            sums[r] = sums[r] + from[r];
     }
-    return folded(sums);
-}
-
-/* Make x - mean of LANES rows; 1 / sqrt(variance + epsilon), which is still to be multiplied. */
-INLINE Lanes centre(const Problem *p, float *x) {
-    float inverse[LANES];
-    Lanes mean = summed(x, p->wide, p->e.length) * p->share;
-    store(inverse, centred(x, p->wide, p->e.length, &mean) * p->share + p->epsilon);
-    for (int i = 0; i < LANES; i++)
-        inverse[i] = 1.0f / sqrtf(inverse[i]);
-    return load(inverse);
-}
-
-VECTORISED static void forward_tile(const Problem *p, const Arrays *a, float *tile) {
-    const float *weight = a->weight, *bias = a->bias;
-    Size wide = p->wide, length = p->e.length;
-    for (Size row = 0; row < wide; row += LANES) {
-        float *x = tile + row;
-        Lanes inverse = centre(p, x);
-        for (Size f = 0; f < length; f++, x += wide) {
-            Lanes y = load(x) * inverse;
-            store(x, weight ? y * weight[f] + bias[f] : y);
+    fold(lanes, BLOCK, count);
+    for (Size r = 0; r < count; r++)
+        mean[r] = lanes[r] * p->share;
+    clear(lanes, LANES * BLOCK);
+    for (Size f = 0; f < length; f++) {
+        const float *from = x + f * step;
+        float *sums = lanes + f % LANES * BLOCK;
+        INDEPENDENT
+        for (Size r = 0; r < count; r++) {
+            float y = from[r] - mean[r];
+            sums[r] = sums[r] + y * y;
         }
     }
+    fold(lanes, BLOCK, count);
+    for (Size r = 0; r < count; r++)
+        inverse[r] = 1.0f / sqrtf(lanes[r] * p->share + p->epsilon);
 }
 
-/* Multiply `grad` by the weight, and return its product with the normal x, made from x. */
-INLINE Lanes weighted(float *grad, float *x, float weight, const Lanes *inverse) {
-    Lanes y = load(x) * *inverse, g = load(grad) * weight;
-    store(x, y);
-    store(grad, g);
-    return g * y;
-}
+#define TOGETHER 4 /* features of one lane that are added at a time: lanes are loaded less often */
 
-/* `grad` becomes the gradient of LANES rows of x, which are spent. */
-INLINE void grad_strip(const Problem *p, const float *weight, float *x, float *grad) {
-    Size wide = p->wide, length = p->e.length, f = 0;
-    Lanes inverse = centre(p, x), sums[LANES] = {{0.0f}};
-    for (; f + LANES <= length; f += LANES)
+/* Add `features` features from f on, LANES apart, of `count` rows from `at` on to their lane of the
+ * sums of g = grad * weight and of g * normal x. */
+INLINE void add_features(const Problem *p, const Arrays *a, Size at, const float *mean, Size f,
+                         Size features, float *sums, float *along, Size count) {
+    const float *x = a->x + at + f * p->e.inner, *grad = a->grad + at + f * p->e.inner;
+    const float *inverse = mean + p->e.inner;
+    float weights[TOGETHER];
+    for (Size k = 0; k < features; k++)
+        weights[k] = a->weight ? a->weight[f + k * LANES] : 1.0f;
+    Size step = LANES * p->e.inner, r = 0;
+    for (; r + LANES <= count; r += LANES) {
+        Lanes sum = load(sums + r), product = load(along + r);
         UNROLLED
-        for (int i = 0; i < LANES; i++)
-            sums[i] = sums[i] + weighted(grad + (f + i) * wide, x + (f + i) * wide,
-                                         weight ? weight[f + i] : 1.0f, &inverse);
-    for (int i = 0; f < length; f++, i++)
-        sums[i] = sums[i] +
-                  weighted(grad + f * wide, x + f * wide, weight ? weight[f] : 1.0f, &inverse);
-    Lanes along = folded(sums) * p->share, mean = summed(grad, wide, length) * p->share;
-    for (f = 0; f < length; f++, x += wide, grad += wide)
-        store(grad, ((load(grad) - mean) - load(x) * along) * inverse);
+        for (Size k = 0; k < features; k++) {
+            Lanes g = load(grad + r + k * step) * weights[k];
+            sum = sum + g;
+            product = product + g * ((load(x + r + k * step) - load(mean + r)) * load(inverse + r));
+        }
+        store(sums + r, sum);
+        store(along + r, product);
+    }
+    for (; r < count; r++)
+        for (Size k = 0; k < features; k++) {
+            float g = grad[r + k * step] * weights[k];
+            sums[r] = sums[r] + g;
+            along[r] = along[r] + g * ((x[r + k * step] - mean[r]) * inverse[r]);
+        }
 }
 
-VECTORISED static void grad_tile(const Problem *p, const float *weight, float *tile,
-                                 float *grads) {
-    for (Size row = 0; row < p->wide; row += LANES)
-        if (weight)
-            grad_strip(p, weight, tile + row, grads + row);
-        else
-            grad_strip(p, NULL, tile + row, grads + row);
-}
-
-/* Add the products of normal rows with `grad` to the lanes of every feature. */
-VECTORISED static void weight_grad_tile(const Problem *p, float *tile, const float *grads,
-                                        float *lanes, Size first, Size n) {
-    Size wide = p->wide, length = p->e.length;
-    for (Size row = 0; row < n; row += LANES) {
-        float *x = tile + row;
-        const float *grad = grads + row;
-        Lanes inverse = centre(p, x);
-        Size lane = (first + row) % LANES;
-        for (Size f = 0; f < length; f++, x += wide, grad += wide) {
-            Lanes product = load(x) * inverse * load(grad);
-            float *sums = lanes + f * LANES;
-            if (lane == 0 && n - row >= LANES)
-                store(sums, load(sums) + product);
-            else
-                for (Size i = 0; i < least(LANES, n - row); i++)
-                    sums[(lane + i) % LANES] += product[i];
+VECTORISED static void block_grad(const Problem *p, const Arrays *a, Size at, const float *mean,
+                                  Size count) {
+    const float *inverse = mean + p->e.inner;
+    float *lanes = a->work, *along = lanes + LANES * BLOCK;
+    Size length = p->e.length, step = p->e.inner;
+    clear(lanes, 2 * LANES * BLOCK);
+    for (Size lane = 0; lane < LANES; lane++) {
+        Size f = lane;
+        float *sums = lanes + lane * BLOCK, *products = along + lane * BLOCK;
+        for (; f + (TOGETHER - 1) * LANES < length; f += TOGETHER * LANES)
+            add_features(p, a, at, mean, f, TOGETHER, sums, products, count);
+        for (; f < length; f += LANES)
+            add_features(p, a, at, mean, f, 1, sums, products, count);
+    }
+    fold(lanes, BLOCK, count);
+    fold(along, BLOCK, count);
+    for (Size r = 0; r < count; r++) {
+        lanes[r] = lanes[r] * p->share;
+        along[r] = along[r] * p->share;
+    }
+    for (Size f = 0; f < length; f++) {
+        const float *x = a->x + at + f * step, *grad = a->grad + at + f * step;
+        float *out = a->out + at + f * step, weight = a->weight ? a->weight[f] : 1.0f;
+        INDEPENDENT
+        for (Size r = 0; r < count; r++) {
+            float y = (x[r] - mean[r]) * inverse[r];
+            out[r] = ((grad[r] * weight - lanes[r]) - y * along[r]) * inverse[r];
         }
     }
 }
 
-static void forward_all(const Problem *p, const Arrays *a) {
-    Size rows = p->e.outer * p->e.inner;
-    for (Size first = 0, n; first < rows; first += n) {
-        n = tile_rows(p, first);
-        take_tile(a->x, p, first, n, a->work);
-        forward_tile(p, a, a->work);
-        give_tile(a->work, p, first, n, a->out);
+/* Normalise `count` numbers, for the statistics beside them and one feature, or the reverse. */
+INLINE void normalise(const float *x, const float *mean, const float *inverse, float *out,
+                      Size count, const float *weight, const float *bias) {
+    if (weight) {
+        float w = *weight, b = *bias;
+        INDEPENDENT
+        for (Size r = 0; r < count; r++)
+            out[r] = (x[r] - mean[r]) * inverse[r] * w + b;
+    } else {
+        INDEPENDENT
+        for (Size r = 0; r < count; r++)
+            out[r] = (x[r] - mean[r]) * inverse[r];
     }
+}
+
+VECTORISED static void beside_norm(const Problem *p, const Arrays *a) {
+    Size inner = p->e.inner, at = 0;
+    for (Size o = 0; o < p->e.outer; o++) {
+        const float *mean = means_of(a, p, o);
+        for (Size f = 0; f < p->e.length; f++, at += inner)
+            normalise(a->x + at, mean, mean + inner, a->out + at, inner,
+                      a->weight ? a->weight + f : NULL, a->weight ? a->bias + f : NULL);
+    }
+}
+
+/* Add the products of `count` rows, the first in `lane`, to the lanes of one feature. */
+INLINE void add_products(const float *x, const float *grad, const float *mean,
+                         const float *inverse, Size count, Size lane, float *lanes) {
+    Size r = 0;
+    for (; r < count && (lane + r) % LANES; r++)
+        lanes[(lane + r) % LANES] += (x[r] - mean[r]) * inverse[r] * grad[r];
+    Lanes sums = load(lanes);
+    for (; r + LANES <= count; r += LANES)
+        sums = sums + (load(x + r) - load(mean + r)) * load(inverse + r) * load(grad + r);
+    store(lanes, sums);
+    for (; r < count; r++)
+        lanes[(lane + r) % LANES] += (x[r] - mean[r]) * inverse[r] * grad[r];
+}
+
+VECTORISED static void beside_weight_grad(const Problem *p, const Arrays *a) {
+    Size inner = p->e.inner, length = p->e.length;
+    for (Size f = 0; f < length; f++) {
+        float lanes[LANES] = {0.0f};
+        for (Size o = 0; o < p->e.outer; o++) {
+            const float *mean = means_of(a, p, o);
+            Size at = (o * length + f) * inner;
+            add_products(a->x + at, a->grad + at, mean, mean + inner, inner, o * inner % LANES,
+                         lanes);
+        }
+        a->out[f] = total(load(lanes));
+    }
+}
+
+VECTORISED static void row_statistics(const Problem *p, const Arrays *a) {
+    const float *x = a->x;
+    float *out = a->out, *centred = a->work;
+    Size length = p->e.length;
+    for (Size row = 0; row < p->e.outer; row++, x += length, out += 2) {
+        float mean = sum_of(x, length) * p->share;
+        INDEPENDENT
+        for (Size f = 0; f < length; f++)
+            centred[f] = x[f] - mean;
+        out[0] = mean;
+        out[1] = 1.0f / sqrtf(sum_of_products(centred, centred, length) * p->share + p->epsilon);
+    }
+}
+
+VECTORISED static void row_norm(const Problem *p, const Arrays *a) {
+    Size length = p->e.length, at = 0;
+    for (Size row = 0; row < p->e.outer; row++, at += length) {
+        const float *x = a->x + at, *weight = a->weight, *bias = a->bias;
+        float mean = means_of(a, p, row)[0], inverse = means_of(a, p, row)[1];
+        float *out = a->out + at;
+        INDEPENDENT
+        for (Size f = 0; f < length; f++)
+            out[f] = (x[f] - mean) * inverse;
+        INDEPENDENT
+        for (Size f = 0; weight && f < length; f++)
+            out[f] = out[f] * weight[f] + bias[f];
+    }
+}
+
+VECTORISED static void row_grad(const Problem *p, const Arrays *a) {
+    Size length = p->e.length, at = 0;
+    float *g = a->work, *y = g + length;
+    for (Size row = 0; row < p->e.outer; row++, at += length) {
+        const float *x = a->x + at, *grad = a->grad + at, *weight = a->weight;
+        float mean = means_of(a, p, row)[0], inverse = means_of(a, p, row)[1];
+        float *out = a->out + at;
+        INDEPENDENT
+        for (Size f = 0; f < length; f++) {
+            g[f] = weight ? grad[f] * weight[f] : grad[f];
+            y[f] = (x[f] - mean) * inverse;
+        }
+        float along = sum_of_products(g, y, length) * p->share;
+        float average = sum_of(g, length) * p->share;
+        INDEPENDENT
+        for (Size f = 0; f < length; f++)
+            out[f] = ((g[f] - average) - y[f] * along) * inverse;
+    }
+}
+
+VECTORISED static void row_weight_grad(const Problem *p, const Arrays *a) {
+    Size length = p->e.length, at = 0;
+    clear(a->work, LANES * length);
+    for (Size row = 0; row < p->e.outer; row++, at += length) {
+        const float *x = a->x + at, *grad = a->grad + at;
+        float mean = means_of(a, p, row)[0], inverse = means_of(a, p, row)[1];
+        float *sums = a->work + row % LANES * length;
+        INDEPENDENT
+        for (Size f = 0; f < length; f++)
+            sums[f] = sums[f] + (x[f] - mean) * inverse * grad[f];
+    }
+    fold(a->work, length, length);
+    memcpy(a->out, a->work, (size_t)length * sizeof *a->out);
+}
+
+static void statistics_all(const Problem *p, const Arrays *a) {
+    Extents e = p->e;
+    if (e.inner == 1) {
+        row_statistics(p, a);
+        return;
+    }
+    for (Size o = 0; o < e.outer; o++)
+        for (Size r = 0; r < e.inner; r += BLOCK) {
+            float *mean = a->out + 2 * o * e.inner + r;
+            block_statistics(p, a->x + o * e.length * e.inner + r, mean, mean + e.inner, a->work,
+                             least(BLOCK, e.inner - r));
+        }
+}
+
+static void norm_all(const Problem *p, const Arrays *a) {
+    (p->e.inner == 1 ? row_norm : beside_norm)(p, a);
 }
 
 static void grad_all(const Problem *p, const Arrays *a) {
-    Size rows = p->e.outer * p->e.inner;
-    float *grad = a->work + p->wide * p->e.length;
-    for (Size first = 0, n; first < rows; first += n) {
-        n = tile_rows(p, first);
-        take_tile(a->x, p, first, n, a->work);
-        take_tile(a->grad, p, first, n, grad);
-        grad_tile(p, a->weight, a->work, grad);
-        give_tile(grad, p, first, n, a->out);
+    Extents e = p->e;
+    if (e.inner == 1) {
+        row_grad(p, a);
+        return;
     }
+    for (Size o = 0; o < e.outer; o++)
+        for (Size r = 0; r < e.inner; r += BLOCK)
+            block_grad(p, a, o * e.length * e.inner + r, means_of(a, p, o) + r,
+                       least(BLOCK, e.inner - r));
 }
 
 static void weight_grad_all(const Problem *p, const Arrays *a) {
-    Size rows = p->e.outer * p->e.inner, length = p->e.length;
-    float *grad = a->work + p->wide * length, *lanes = grad + p->wide * length;
-    memset(lanes, 0, (size_t)(length * LANES) * sizeof *lanes);
-    for (Size first = 0, n; first < rows; first += n) {
-        n = tile_rows(p, first);
-        take_tile(a->x, p, first, n, a->work);
-        take_tile(a->grad, p, first, n, grad);
-        weight_grad_tile(p, a->work, grad, lanes, first, n);
-    }
-    for (Size f = 0; f < length; f++, lanes += LANES) {
-        for (int half = LANES / 2; half; half /= 2)
-            for (int i = 0; i < half; i++)
-                lanes[i] = lanes[i] + lanes[half + i];
-        a->out[f] = lanes[0];
-    }
+    (p->e.inner == 1 ? row_weight_grad : beside_weight_grad)(p, a);
 }
 
-enum { GRAD, X, WEIGHT, BIAS, OUT, WORK, ARRAYS };
+enum { GRAD, X, STATISTICS, WEIGHT, BIAS, OUT, WORK, ARRAYS };
 
 typedef void All(const Problem *, const Arrays *);
 
@@ -230,15 +296,16 @@ static int take_problem(PyObject *const *args, Problem *p) {
         return 0;
     }
     p->share = (float)(1.0 / (double)p->e.length);
-    p->wide = wide_of(p->e.length);
     return 1;
 }
 
 /* Whether the arrays that are there hold as many floats as the extents say. */
-static int sizes_fit(const Problem *p, const Py_buffer *views, const int *there, int per_feature) {
+static int sizes_fit(const Problem *p, const Py_buffer *views, const int *there, All *run) {
     Extents e = p->e;
-    Size all = e.outer * e.length * e.inner, work = e.length * (2 * p->wide + LANES);
-    Size need[ARRAYS] = {all, all, e.length, e.length, per_feature ? e.length : all, work};
+    Size all = e.outer * e.length * e.inner, rows = 2 * e.outer * e.inner;
+    Size out = run == statistics_all ? rows : run == weight_grad_all ? e.length : all;
+    Size work = LANES * (e.length > 2 * BLOCK ? e.length : 2 * BLOCK);
+    Size need[ARRAYS] = {all, all, rows, e.length, e.length, out, work};
     for (int i = 0; i < ARRAYS; i++) {
         Size have = there[i] ? views[i].len / (Size)sizeof(float) : need[i];
         if ((there[i] && !holds_float32(&views[i])) || (i < WORK ? have != need[i] : have < need[i]))
@@ -247,8 +314,8 @@ static int sizes_fit(const Problem *p, const Py_buffer *views, const int *there,
     return 1;
 }
 
-/* Run on (grad, x, weight, bias, out, work, outer, length, inner, epsilon), None for arrays that
- * are not there; bit i of `asked` asks for number i. */
+/* Run on (grad, x, statistics, weight, bias, out, work, outer, length, inner, epsilon), None for
+ * arrays that are not there; bit i of `asked` asks for number i. */
 static PyObject *run(All *all, int asked, PyObject *const *args, Py_ssize_t count) {
     Py_buffer views[ARRAYS];
     int there[ARRAYS], taken = 0, done = 0;
@@ -268,12 +335,12 @@ static PyObject *run(All *all, int asked, PyObject *const *args, Py_ssize_t coun
         if (there[taken])
             asked &= ~(1 << taken);
     }
-    if (asked || (all == forward_all && there[WEIGHT] != there[BIAS]) ||
-        !sizes_fit(&p, views, there, all == weight_grad_all)) {
+    if (asked || (all == norm_all && there[WEIGHT] != there[BIAS]) ||
+        !sizes_fit(&p, views, there, all)) {
         PyErr_SetString(PyExc_ValueError, "expected stored float32 arrays of these extents");
         goto release;
     }
-    const Arrays a = {views[GRAD].buf, views[X].buf,   views[WEIGHT].buf,
+    const Arrays a = {views[GRAD].buf, views[X].buf,   views[STATISTICS].buf, views[WEIGHT].buf,
                       views[BIAS].buf, views[OUT].buf, views[WORK].buf};
     Py_BEGIN_ALLOW_THREADS
     all(&p, &a);
@@ -286,25 +353,19 @@ release:
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-#define ASK(array) (1 << (array))
-
-static PyObject *layer_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    return run(forward_all, ASK(X) | ASK(OUT) | ASK(WORK), args, count);
-}
-
-static PyObject *layer_norm_grad(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    return run(grad_all, ASK(GRAD) | ASK(X) | ASK(OUT) | ASK(WORK), args, count);
-}
-
-static PyObject *layer_norm_weight_grad(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    return run(weight_grad_all, ASK(GRAD) | ASK(X) | ASK(OUT) | ASK(WORK), args, count);
-}
+#define METHOD(name, all, asked)                                                                   \
+    static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t count) {               \
+        (void)self;                                                                                \
+        return run(all, (asked) | 1 << X | 1 << OUT | 1 << WORK, args, count);                     \
+    }
+METHOD(layer_statistics, statistics_all, 0)
+METHOD(layer_norm, norm_all, 1 << STATISTICS)
+METHOD(layer_norm_grad, grad_all, 1 << GRAD | 1 << STATISTICS)
+METHOD(layer_norm_weight_grad, weight_grad_all, 1 << GRAD | 1 << STATISTICS)
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
+    FAST(layer_statistics),
     FAST(layer_norm),
     FAST(layer_norm_grad),
     FAST(layer_norm_weight_grad),

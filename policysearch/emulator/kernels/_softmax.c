@@ -13,15 +13,6 @@ INLINE Lanes larger(Lanes a, Lanes b) {
     return c;
 }
 
-INLINE float total(Lanes sums) {
-    float s[LANES];
-    store(s, sums);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            s[i] = s[i] + s[half + i];
-    return s[0];
-}
-
 INLINE float peak_of(const float *x, Size length) {
     Size whole = length / LANES * LANES;
     float peak = x[0];
@@ -53,14 +44,8 @@ VECTORISED static void shift_rows(const float *x, float *y, Size length, Size ro
 
 /* out = y / sum(y) row by row. */
 VECTORISED static void share_rows(const float *y, float *out, Size length, Size rows) {
-    Size whole = length / LANES * LANES;
     for (Size row = 0; row < rows; row++, y += length, out += length) {
-        Lanes sums = {0.0f};
-        for (Size f = 0; f < whole; f += LANES)
-            sums = sums + load(y + f);
-        if (whole < length)
-            sums = sums + load_some(y + whole, length - whole);
-        float sum = total(sums);
+        float sum = sum_of(y, length);
         INDEPENDENT
         for (Size f = 0; f < length; f++)
             out[f] = y[f] / sum;
@@ -70,15 +55,8 @@ VECTORISED static void share_rows(const float *y, float *out, Size length, Size 
 /* out = (grad - sum(grad * y)) * y row by row; out may be grad. */
 VECTORISED static void grad_rows(const float *grad, const float *y, float *out, Size length,
                                  Size rows) {
-    Size whole = length / LANES * LANES;
     for (Size row = 0; row < rows; row++, grad += length, y += length, out += length) {
-        Lanes sums = {0.0f};
-        for (Size f = 0; f < whole; f += LANES)
-            sums = sums + load(grad + f) * load(y + f);
-        if (whole < length)
-            sums = sums + load_some(grad + whole, length - whole) *
-                              load_some(y + whole, length - whole);
-        float sum = total(sums);
+        float sum = sum_of_products(grad, y, length);
         INDEPENDENT
         for (Size f = 0; f < length; f++)
             out[f] = (grad[f] - sum) * y[f];

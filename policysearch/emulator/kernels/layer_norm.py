@@ -17,10 +17,10 @@ try:
 except ImportError:
     _layer_norm = None
 
-MOST_WIDE = 64
-"""Rows of a tile of the extension at most."""
+BLOCK = 256
+"""Rows that the extension sums at a time, where they are side by side in memory."""
 
-PLACES = ("grad", "x", "weight", "bias")
+PLACES = ("grad", "x", "statistics", "weight", "bias")
 """The inputs that the extension knows, in its order."""
 
 
@@ -40,22 +40,24 @@ def _bind(
 
 
 def _work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    """Two tiles, and the lanes that the gradient of the weight sums in."""
-    return inputs[0][-1] * (2 * MOST_WIDE + LANES)
+    """The lanes of two sums for every row of a block, or of one for every feature."""
+    return LANES * max(2 * BLOCK, inputs[0][-1])
 
 
 def _offer(name: str, *places: str) -> Offer:
     def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-        return Kernel(partial(_bind, name, places), _work) if _layer_norm else None
+        served = _layer_norm and not (name == "layer_norm_grad" and attrs.get("fixed"))
+        return Kernel(partial(_bind, name, places), _work) if served else None
 
     return offer
 
 
 KERNELS: Mapping[str, Offer] = MappingProxyType(
     {
-        "layer_norm": _offer("layer_norm", "x", "weight", "bias"),
-        "layer_norm_grad": _offer("layer_norm_grad", "grad", "x", "weight"),
-        "layer_norm_weight_grad": _offer("layer_norm_weight_grad", "grad", "x"),
+        "layer_statistics": _offer("layer_statistics", "x"),
+        "layer_norm": _offer("layer_norm", "x", "statistics", "weight", "bias"),
+        "layer_norm_grad": _offer("layer_norm_grad", "grad", "x", "statistics", "weight"),
+        "layer_norm_weight_grad": _offer("layer_norm_weight_grad", "grad", "x", "statistics"),
     }
 )
 """By the name of the op."""

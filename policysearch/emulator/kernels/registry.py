@@ -12,6 +12,7 @@ from policysearch.emulator.kernels import (
     layer_norm,
     permute,
     pool,
+    silu,
     softmax,
 )
 from policysearch.emulator.kernels.kernel import Kernel, Offer
@@ -25,6 +26,7 @@ KERNELS: Mapping[str, Offer] = MappingProxyType(
         **layer_norm.KERNELS,
         **permute.KERNELS,
         **pool.KERNELS,
+        **silu.KERNELS,
         **softmax.KERNELS,
     }
 )
