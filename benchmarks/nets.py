@@ -10,6 +10,7 @@ import numpy as np
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
+from policysearch.nn.model import NEXT
 from policysearch.nn.models import gpt, lenet5, mlp, resnet, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy
 from policysearch.policy.presets import preset
@@ -17,7 +18,7 @@ from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.optimizers import Optimizer
-from policysearch.train.step import NEXT, trace_step
+from policysearch.train.step import trace_step
 
 NETS: dict[str, Callable[[], Chain]] = {
     "mlp": lambda: mlp((784, 512, 512, 10)),
