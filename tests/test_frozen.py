@@ -20,7 +20,13 @@ def dataclasses_of_the_package() -> list[type]:
         # A plan under way is no value, and what starts with an underscore runs or is in C.
         if info.name == "policysearch.emulator.plan" or "._" in info.name:
             continue
-        for name, value in vars(importlib.import_module(info.name)).items():
+        try:
+            module = importlib.import_module(info.name)
+        except ModuleNotFoundError as missing:
+            if missing.name != "torch":
+                raise
+            continue  # An importer, where the optional group is not installed.
+        for name, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == info.name and is_dataclass(value):
                 found[f"{info.name}.{name}"] = value
     return list(found.values())
