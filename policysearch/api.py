@@ -119,15 +119,17 @@ def confirm_study(
     factor: float = 10.0,
     seeds: int = 1,
     share: float | None = None,
+    every: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Results:
     """Train the front of a study longer and return its results with what came of it.
 
-    The front and the policies right behind it, over `factor` times the steps and on `seeds` seeds
-    that the search did not use; `share` bounds the cost as a share of the search's own training
-    steps. A policy whose gap does not hold is marked in every view, and not picked. Raises
-    InputError as `run_study`, and where there is nothing to confirm yet.
+    The front and the policies right behind it (with `every`, all that did not diverge), over
+    `factor` times the steps and on `seeds` seeds that the search did not use; `share` bounds the
+    cost as a share of the search's own training steps. A policy whose gap does not hold is marked
+    in every view, and not picked. Raises InputError as `run_study`, and where there is nothing to
+    confirm yet.
     """
     path = default_storage(study) if storage is None else Path(storage)
     load_results(study, path)
@@ -137,6 +139,7 @@ def confirm_study(
         factor=factor,
         seeds=seeds,
         share=share,
+        every=every,
         processes=processes,
         progress=progress,
     )

@@ -12,11 +12,13 @@ from typing import NoReturn
 
 from policysearch import api
 from policysearch.commands import (
+    add_confirm,
     add_explain,
     add_rules,
     add_study,
     add_try,
     add_views,
+    confirmed,
     drop_output,
     make_streams_safe,
     next_commands,
@@ -30,7 +32,7 @@ from policysearch.report import listings
 from policysearch.report.one_trial import exported_notes
 from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
-from policysearch.report.table import confirmed_table, front_table
+from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
@@ -64,7 +66,7 @@ def parser() -> _Parser:
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     _add_run(commands)
-    _add_confirm(commands)
+    add_confirm(commands)
     add_views(commands)
     add_try(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
@@ -106,15 +108,6 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     _add_out(run)
     run.set_defaults(run=_run)
-
-
-def _add_confirm(commands: argparse._SubParsersAction[_Parser]) -> None:
-    confirm = commands.add_parser("confirm", help="train the front longer, on seeds of its own")
-    add_study(confirm)
-    confirm.add_argument("--steps", default="10x", metavar="10x|N", help="how long (10x)")
-    confirm.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds of each (1)")
-    confirm.add_argument("--processes", type=int, metavar="N", help="training processes")
-    confirm.set_defaults(run=_confirm)
 
 
 def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -197,47 +190,12 @@ def _run(options: argparse.Namespace) -> None:
         say(f"policysearch: interrupted; `{command}` goes on from here")
         raise SystemExit(INTERRUPTED) from None
     if not options.no_confirm and spec.study.confirm_share and results.front:
-        results = _confirmed(options, spec, spec.study.confirm_factor, 1, spec.study.confirm_share)
+        share = spec.study.confirm_share
+        results = confirmed(options, spec, spec.study.confirm_factor, 1, share)
     print(front_table(results))
     print()
     _write_plots(results, options.out)
     print(next_commands(results, options))
-
-
-def _confirm(options: argparse.Namespace) -> None:
-    spec = api.load_study(options.study)
-    if options.seeds < 1:
-        raise InputError(f"--seeds: {options.seeds}; expected at least 1")
-    results = _confirmed(options, spec, _factor(options.steps, spec), options.seeds, None)
-    print(confirmed_table(results))
-
-
-def _factor(text: str, spec: StudySpec) -> float:
-    """Return how many times the task's steps `text` means: "10x", or a number of steps."""
-    try:
-        factor = float(text[:-1]) if text.endswith("x") else int(text) / spec.task.steps
-    except ValueError:
-        factor = 0.0
-    if not 1.0 <= factor < 1e6:
-        raise InputError(
-            f"--steps: {text!r}; expected a factor as 10x, or steps from the task's on"
-        )
-    return factor
-
-
-def _confirmed(
-    options: argparse.Namespace, spec: StudySpec, factor: float, seeds: int, share: float | None
-) -> Results:
-    with Bar(what="runs that confirm the front") as bar:
-        return api.confirm_study(
-            spec,
-            options.storage,
-            factor=factor,
-            seeds=seeds,
-            share=share,
-            processes=options.processes,
-            progress=bar,
-        )
 
 
 def _plot(options: argparse.Namespace) -> None:

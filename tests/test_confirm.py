@@ -131,13 +131,34 @@ def test_a_budget_takes_the_knee_first_and_stays_within_its_share(results: Resul
     horizon = horizon_of(spec.study.seeds, spec.task.steps, 10.0, 1)
     spent = len(results.trials) * len(spec.study.seeds) * spec.task.steps
     for share in (0.0, 0.3, 0.7, 1.0, 100.0):
-        chosen = within_budget(results, horizon, share)
+        chosen = within_budget(results, candidates(results), horizon, share)
         runs = len(chosen) + 1 if chosen else 0
         assert runs * horizon.steps <= share * spent
         assert chosen == candidates(results)[: len(chosen)]
         knee = results.knee()
         assert not chosen or chosen[0] == knee or "float32" in knee.presets
-    assert len(within_budget(results, horizon, 100.0)) == len(candidates(results))
+    assert len(within_budget(results, candidates(results), horizon, 100.0)) == len(
+        candidates(results)
+    )
+
+
+def test_every_policy_but_float32_and_the_diverged_can_be_confirmed(
+    spec: StudySpec, results: Results, journal: Path, tmp_path: Path
+) -> None:
+    front = candidates(results)
+    every = candidates(results, every=True)
+    assert every[: len(front)] == front
+    assert len(every) > len(front)
+    assert {trial.number for trial in every} == {
+        trial.number
+        for trial in results.trials
+        if not trial.diverged and "float32" not in trial.presets
+    }
+    path = tmp_path / "copy.journal"
+    path.write_bytes(journal.read_bytes())
+    with mock.patch.object(Objective, "measure", autospec=True, side_effect=decaying):
+        more = confirm_study(spec, path, every=True, processes=0)
+    assert {trial.digest for trial in every} <= dict(more.confirmed).keys()
 
 
 @pytest.mark.parametrize(

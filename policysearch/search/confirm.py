@@ -32,10 +32,11 @@ def horizon_of(seeds: Sequence[int], steps: int, factor: float, count: int) -> H
     return Horizon(max(1, round(steps * factor)), tuple(range(first, first + count)))
 
 
-def candidates(results: Results) -> list[Trial]:
+def candidates(results: Results, every: bool = False) -> list[Trial]:
     """Return the knee, the rest of the front from the fastest on, then the front without it.
 
-    float32 is left out: everything is compared with it anyway.
+    With `every` the policies behind them follow, but for those that diverged. float32 is left out:
+    everything is compared with it anyway.
     """
     front = list(results.front)
     if not front:
@@ -44,16 +45,19 @@ def candidates(results: Results) -> list[Trial]:
     sound = [t for t in results.trials if not t.diverged and t not in front]
     next_front = [sound[i] for i in non_dominated([results.point(trial) for trial in sound])]
     next_front.sort(key=lambda trial: -trial.cost.speedup)
-    ordered = [knee, *(t for t in front if t is not knee), *next_front]
+    behind = [trial for trial in sound if trial not in next_front] if every else []
+    ordered = [knee, *(t for t in front if t is not knee), *next_front, *behind]
     return [trial for trial in ordered if "float32" not in trial.presets]
 
 
-def within_budget(results: Results, horizon: Horizon, share: float) -> list[Trial]:
-    """Return the first candidates that, with float32, take `share` of the study's own steps."""
+def within_budget(
+    results: Results, ordered: Sequence[Trial], horizon: Horizon, share: float
+) -> list[Trial]:
+    """Return the first of these that, with float32, take `share` of the study's own steps."""
     spec = results.spec
     spent = len(results.trials) * len(spec.study.seeds) * spec.task.steps
     affordable = int(share * spent / (horizon.steps * len(horizon.seeds))) - 1
-    return candidates(results)[: max(0, affordable)]
+    return list(ordered[: max(0, affordable)])
 
 
 def confirmations(

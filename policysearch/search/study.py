@@ -67,19 +67,23 @@ def confirm_study(
     factor: float = 10.0,
     seeds: int = 1,
     share: float | None = None,
+    every: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Results:
     """Train the front and its neighbours longer, and return the results with what came of it.
 
     Over `factor` times the steps of the task and on `seeds` seeds that the search did not use.
-    `share` bounds the cost as a share of the study's own training steps; None trains all of them.
+    `share` bounds the cost as a share of the study's own training steps; None trains all of them,
+    and with `every` each policy of the study that did not diverge.
     Raises InputError as `run_study`.
     """
     with _session(spec, _objective(spec), storage) as session:
         results = session.results()
         horizon = horizon_of(spec.study.seeds, spec.task.steps, factor, seeds)
-        chosen = candidates(results) if share is None else within_budget(results, horizon, share)
+        chosen = candidates(results, every)
+        if share is not None:
+            chosen = within_budget(results, chosen, horizon, share)
         runs = session.confirming(chosen, horizon) if chosen else {}
         with make_executor(session.objective, processes, max(1, len(runs))) as executor:
             for done, (key, outcome) in enumerate(session.trained(executor, runs), 1):
