@@ -138,3 +138,6 @@ def _assert_ends_as(
     with torch.no_grad():
         expected = first_of(module.eval()(*tensors(inputs))).numpy()
     assert_close(evaluated(trainer.model, inputs, ours), expected, 1e-4, "evaluation")
+    started = {**trainer.model.init(np.random.default_rng(0)), **{k: ours[k] for k in statistics}}
+    untrained = evaluated(trainer.model, inputs, started)
+    assert np.abs(untrained - expected).max() > 1e-3 * np.abs(expected).max()

@@ -74,8 +74,10 @@ def test_every_way_gives_the_same_bits(name: str) -> None:
 
 
 # At higher rates a net of ReLUs is chaos: torch's own losses move by 1e-2 where its initial values
-# move by 1e-7.
+# move by 1e-7 (resnet18 with momentum: by 2e-1 at 1e-3, 3e-2 at 3e-4). Each of these moves the
+# outputs of the net by more than ten times the tolerance.
 ROWS = [
+    ("resnet18", "momentum", 3e-5),
     ("mobilenet_v2", "momentum", 1e-3),
     ("mobilenet_v2", "adamw", 1e-4),
     ("unet", "momentum", 3e-4),
@@ -89,6 +91,6 @@ def test_fifty_steps_are_torchs(name: str, optimizer: Any, rate: float) -> None:
     trained_as_torch(Training(*NETS[name], optimizer, rate))
 
 
-@pytest.mark.parametrize(("name", "optimizer", "rate"), ROWS[:2])
+@pytest.mark.parametrize(("name", "optimizer", "rate"), ROWS[:3])
 def test_statistics_move_in_skipped_steps_as_torchs(name: str, optimizer: Any, rate: float) -> None:
     trained_as_torch(Training(*NETS[name], optimizer, rate, skipped=(7, 20)))
