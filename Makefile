@@ -51,6 +51,7 @@ bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.accumulators
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.depth
+	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.processes
 
 # Minutes to an hour; goes on where it was interrupted.

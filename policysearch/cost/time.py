@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from policysearch.cost.devices import MINIMUM_KERNEL, Device
 from policysearch.cost.gemm import (
     Extents,
@@ -124,7 +127,13 @@ def step_time(
             times.append(pricer.other(kernel))
     launch_seconds = sum(kernel.launches for kernel in times) * stack.launch_seconds
     kernel_seconds = sum(kernel.seconds for kernel in times)
-    return StepTime(max(kernel_seconds, launch_seconds), launch_seconds, tuple(times))
+    whole = float(step_seconds(kernel_seconds, launch_seconds))
+    return StepTime(whole, launch_seconds, tuple(times))
+
+
+def step_seconds(kernel_seconds: ArrayLike, launch_seconds: ArrayLike) -> NDArray[np.float64]:
+    """Return the seconds of steps: the host launches while the kernels before run."""
+    return np.maximum(kernel_seconds, launch_seconds)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,225 @@
+"""Step time and memory of very many policies: sums of terms of single slots and their neighbours.
+
+A slot is what is decided as one, a layer or a group of them; its options are the ways it may be
+computed. What a slot's kernels take and its buffers hold depends on its own option and on those
+of the slots it exchanges values with, so about a hundred exact prices of assignments drawn at
+random give, slot by slot and by least squares, the terms of all assignments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.cost.devices import Device
+from policysearch.cost.slot_parts import Around, Parts, SlotOf, around_in, parts_of
+from policysearch.cost.stacks import Stack
+from policysearch.cost.time import step_seconds
+from policysearch.graph import Graph
+from policysearch.values import InputError
+
+Choices = tuple[int, ...]
+"""The option of every slot, by its place."""
+
+Drawn = NDArray[np.intp]
+"""Assignments, [n, slots]."""
+
+Term = tuple[int, tuple[int, ...], NDArray[np.float64]]
+"""A slot, others with as many options each, and a table [options, options, columns].
+
+Of its row for the option of the first, what each option adds that one or more of the others have.
+"""
+
+ROWS = 4096
+"""Assignments summed at once, so that the sums stay in the cache."""
+
+CHECKED = 16
+"""Random assignments priced exactly beside those that the table is fitted to."""
+
+NEAR_PEAK = 0.85
+"""A moment is kept where some price of the table had this share of its peak then."""
+
+
+@dataclass(frozen=True, eq=False)
+class PriceTable:
+    """Modeled step time and peak memory of any assignment of options to slots, by lookup.
+
+    `options` is how many each slot has. `terms` holds (slot, slot, [options, options, columns])
+    with columns kernel seconds, launch seconds, then the bytes live at each moment kept, and
+    `constant` what no slot decides. `time_error` and `memory_error` are the largest relative
+    errors over CHECKED random assignments that the terms were not fitted to; `prices` is how many
+    exact prices it took.
+    """
+
+    options: Choices
+    constant: NDArray[np.float64]
+    terms: tuple[Term, ...]
+    time_error: float
+    memory_error: float
+    prices: int
+
+    def step_seconds(self, choices: Drawn) -> NDArray[np.float64]:
+        """Return the modeled seconds of a step, [n], of assignments [n, slots]."""
+        return self.priced(choices)[0]
+
+    def priced(self, choices: Drawn) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the modeled step seconds and peak bytes, [n] each, of assignments [n, slots].
+
+        Raises InputError where these are no assignments of this table.
+        """
+        given = np.asarray(choices)
+        least = given.shape[1:] == (len(self.options),) and np.min(given, initial=0) >= 0
+        if not (least and (given < self.options).all()):
+            raise InputError(
+                f"choices: shape {given.shape}; expected [n, {len(self.options)}] with options "
+                "from 0 below those of each slot"
+            )
+        parts = [self._summed(given[at : at + ROWS]) for at in range(0, len(given), ROWS)]
+        sums = np.concatenate(parts) if parts else np.empty((0, len(self.constant)))
+        return step_seconds(sums[:, 0], sums[:, 1]), sums[:, 2:].max(axis=1)
+
+    def _summed(self, choices: Drawn) -> NDArray[np.float64]:
+        sums = np.tile(self.constant, (len(choices), 1))
+        for slot, others, table in self.terms:
+            if len(others) == 1:
+                flat = table.reshape(-1, table.shape[-1])
+                sums += flat[choices[:, slot] * table.shape[1] + choices[:, others[0]]]
+                continue
+            for option in range(table.shape[1]):
+                met = (choices[:, others] == option).any(axis=1)
+                sums[met] += table[choices[met, slot], option]
+        return sums
+
+
+def price_table(
+    graph_of: Callable[[Choices], Graph],
+    options: Sequence[int],
+    slot_of: SlotOf,
+    device: Device,
+    stack: Stack,
+    rng: np.random.Generator,
+) -> PriceTable:
+    """Return the table of all assignments of `options[i]` options to slot i.
+
+    `graph_of` gives the step under an assignment, `slot_of` the slot of a layer or None.
+    """
+    slots = len(options)
+    widest = [tuple(min(option, n - 1) for n in options) for option in range(max(options))]
+    graphs = [graph_of(choices) for choices in widest]
+    exact = [parts_of(graph, slot_of, slots, device, stack) for graph in graphs]
+    found = (around_in(graph, slot_of, slots) for graph in graphs)
+    around = [functools.reduce(operator.or_, each) for each in zip(*found, strict=True)]
+    fitted = _design(options, [each.slots for each in around], rng)
+    checked = np.stack([rng.integers(n, size=CHECKED) for n in options], axis=1)
+    drawn = np.concatenate([fitted, checked])
+    exact += [parts_of(graph_of(tuple(row)), slot_of, slots, device, stack) for row in drawn]
+    choices = np.concatenate([widest, drawn])
+    moments = _moments(exact)
+    values = np.stack([_columns(parts, moments) for parts in exact])
+    terms = _terms(choices[:-CHECKED], values[:-CHECKED], options, around)
+    constant = values[:-CHECKED, slots].mean(axis=0)
+    table = PriceTable(tuple(options), constant, terms, math.nan, math.nan, len(exact))
+    return _checked(table, choices[-CHECKED:], exact[-CHECKED:])
+
+
+def _design(
+    options: Sequence[int], near: Sequence[frozenset[int]], rng: np.random.Generator
+) -> Drawn:
+    """Return assignments that tell the terms of every slot apart.
+
+    Around random assignments in which each slot has each of its options once, all slots of a
+    colour get each other option: of a slot and its neighbours only one has another option then.
+    """
+    colours, counts = np.array(_colours(near)), np.array(options)
+    levels = np.arange(counts.max())
+    first = np.array([rng.integers(count) for count in options])
+    around = first + levels[:, None]
+    steps = [levels[1:, None] * (colours == colour) for colour in range(colours.max() + 1)]
+    varied = np.concatenate([np.zeros_like(first)[None], *steps])
+    return np.unique((around[:, None] + varied).reshape(-1, len(options)) % counts, axis=0)
+
+
+def _colours(near: Sequence[frozenset[int]]) -> list[int]:
+    """Return a colour for each slot, another one for each slot at most two steps away."""
+    colours: list[int] = []
+    for slot, others in enumerate(near):
+        around = others.union(*(near[other] for other in others)) - {slot}
+        taken = {colours[other] for other in around if other < slot}
+        colours.append(next(c for c in itertools.count() if c not in taken))
+    return colours
+
+
+def _moments(exact: Sequence[Parts]) -> tuple[str, ...]:
+    """Return the moments at which one of these prices comes near its peak."""
+    near: set[str] = set()
+    for parts in exact:
+        live = parts.live_bytes.sum(axis=1)
+        near |= {parts.moments[i] for i in np.flatnonzero(live >= NEAR_PEAK * live.max())}
+    return tuple(sorted(near.intersection(*(parts.moments for parts in exact))))
+
+
+def _columns(parts: Parts, moments: Sequence[str]) -> NDArray[np.float64]:
+    """Return [slots + 1, columns] of one price, what belongs to no slot last."""
+    place = {name: i for i, name in enumerate(parts.moments)}
+    live = parts.live_bytes[[place[name] for name in moments]]
+    return np.concatenate([parts.seconds, live.T], axis=1)
+
+
+def _terms(
+    choices: Drawn,
+    values: NDArray[np.float64],
+    options: Sequence[int],
+    around: Sequence[Around],
+) -> tuple[Term, ...]:
+    """Return the terms of every slot, fitted by what stands around it.
+
+    One that stands alone gets a term with itself. Terms of two slots are one in either order.
+    """
+    terms: dict[tuple[int, tuple[int, ...]], NDArray[np.float64]] = {}
+    for slot, near in enumerate(around):
+        sets: list[tuple[int, ...]] = [(other,) for other in sorted(near.slots)] or [(slot,)]
+        sets += [readers for readers in sorted(near.readers) if _alike(readers, options)]
+        shapes = [(options[slot], options[others[0]]) for others in sets]
+        blocks = [_indicators(choices, slot, others, options) for others in sets]
+        # the least of all solutions: only sums of the terms of several sets are determined
+        found = np.linalg.lstsq(np.concatenate(blocks, axis=1), values[:, slot], rcond=1e-9)[0]
+        ends = np.cumsum([block.shape[1] for block in blocks])[:-1]
+        for others, shape, table in zip(sets, shapes, np.split(found, ends), strict=True):
+            key, table = (slot, others), table.reshape(*shape, -1)
+            if len(others) == 1 and others[0] < slot:
+                key, table = (others[0], (slot,)), table.swapaxes(0, 1)
+            terms[key] = terms[key] + table if key in terms else table
+    return tuple((*key, np.ascontiguousarray(table)) for key, table in sorted(terms.items()))
+
+
+def _alike(slots: Sequence[int], options: Sequence[int]) -> bool:
+    return len({options[slot] for slot in slots}) == 1
+
+
+def _indicators(
+    choices: Drawn, slot: int, others: Sequence[int], options: Sequence[int]
+) -> NDArray[np.float64]:
+    """Return [n, options * options]: 1 where the slot has this option and one of others that."""
+    own = np.eye(options[slot])[choices[:, slot]]
+    theirs = np.eye(options[others[0]])[choices[:, others]].max(axis=1)
+    both: NDArray[np.float64] = own[:, :, None] * theirs[:, None, :]
+    return both.reshape(len(choices), -1)
+
+
+def _checked(table: PriceTable, choices: Drawn, exact: Sequence[Parts]) -> PriceTable:
+    seconds, peaks = table.priced(choices)
+    true_seconds = [step_seconds(*parts.seconds.sum(axis=0)) for parts in exact]
+    true_peaks = [parts.peak_bytes for parts in exact]
+    return dataclasses.replace(
+        table,
+        time_error=float(np.max(np.abs(seconds / true_seconds - 1))),
+        memory_error=float(np.max(np.abs(peaks / true_peaks - 1))),
+    )
