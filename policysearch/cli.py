@@ -11,22 +11,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from policysearch import api
-from policysearch.commands import (
-    add_confirm,
-    add_explain,
-    add_rules,
+from policysearch.commands.confirm import add_confirm, confirmed
+from policysearch.commands.policies import add_explain, add_rules
+from policysearch.commands.shared import (
     add_study,
-    add_try,
-    add_views,
-    confirmed,
     drop_output,
     make_streams_safe,
-    next_commands,
     places,
     results_of,
     say,
     say_overruled,
 )
+from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.files import make_folder
 from policysearch.report import listings
 from policysearch.report.one_trial import exported_notes

@@ -19,8 +19,8 @@ from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 # What chooses, prices, shows or exports policies: a trained run stays what it is.
-_AFTERWARDS = ("cost", "search", "report", "export", "verify", "importers")
-_AT_THE_TOP = ("__init__.py", "__main__.py", "api.py", "cli.py", "commands.py")
+_AFTERWARDS = ("commands", "cost", "search", "report", "export", "verify", "importers")
+_AT_THE_TOP = ("__init__.py", "__main__.py", "api.py", "cli.py")
 _SUFFIXES = (".py", ".c", ".h", ".json")
 _PARTS = ("code", "libraries")
 

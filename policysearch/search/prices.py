@@ -16,7 +16,7 @@ from policysearch.search.spec import StudySpec
 from policysearch.values import InputError, to_plain
 
 # What no price depends on.
-_ELSEWHERE = ("search", "report", "export", "verify", "importers")
+_ELSEWHERE = ("commands", "search", "report", "export", "verify", "importers")
 
 
 class Prices:

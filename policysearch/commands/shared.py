@@ -1,0 +1,97 @@
+"""What the commands share: arguments, what they name, and safe streams."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policysearch import api
+from policysearch.nn.model import Model
+from policysearch.nn.models import MODELS
+from policysearch.rewrite.placed_rules import overruled
+from policysearch.search.results import Results
+from policysearch.search.rules import rules_for
+from policysearch.search.spec import StudySpec
+from policysearch.train.tasks import Task
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Any]
+else:  # the class takes no parameters as the program runs
+    Commands = argparse._SubParsersAction
+
+
+def add_study(command: argparse.ArgumentParser) -> None:
+    """Let the command take a study file, and the journal of its results."""
+    command.add_argument("study", type=Path, metavar="STUDY.toml")
+    add_storage(command)
+
+
+def add_storage(command: argparse.ArgumentParser) -> None:
+    """Let the command take the journal of a study's results."""
+    command.add_argument(
+        "--storage", type=Path, metavar="FILE", help="journal file (results/<name>.journal)"
+    )
+
+
+def add_task(command: argparse.ArgumentParser) -> None:
+    """Let the command take a study, or one of the models, whose step it shows."""
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--study", type=Path, metavar="STUDY.toml", help="use the study's task")
+    where.add_argument("--model", default="lenet5", help=", ".join(MODELS))
+
+
+def task_of(options: argparse.Namespace) -> Task:
+    """Return the task of the study that was named, or a small one with the model."""
+    return api.load_study(options.study).task if options.study else api.task_for(options.model)
+
+
+def model_of(options: argparse.Namespace) -> Model:
+    """Return the model of that task."""
+    task = task_of(options)
+    return task.build_model(task.load_dataset())
+
+
+def places(options: argparse.Namespace) -> str:
+    """Return the study file and its journal as they are given to a command."""
+    storage = f" --storage {options.storage}" if options.storage else ""
+    return f"{options.study}{storage}"
+
+
+def results_of(options: argparse.Namespace) -> Results:
+    """Return what the study that the command was given has found so far."""
+    return api.load_results(api.load_study(options.study), options.storage)
+
+
+def say_overruled(spec: StudySpec) -> None:
+    """Say which rules of the study win over which."""
+    if spec.rules:
+        model = spec.task.build_model(spec.task.load_dataset())
+        for line in overruled(rules_for(spec.rules, model)):
+            say(line)
+
+
+def make_streams_safe() -> None:
+    """Let a closed stream swallow what is written, and any text be written in any encoding."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop_output() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush is silent."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(line: str) -> None:
+    """Write a line to standard error, or nowhere if that is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
