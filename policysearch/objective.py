@@ -170,7 +170,8 @@ class Objective:
         return Tracing(self.task, self.model, self.cost_batch_size)
 
     @cached_property
-    def _float32_price(self) -> StepPrice:
+    def float32_price(self) -> StepPrice:
+        """The modeled step under float32, made once."""
         return step_price(self.step_graph(self.float32), self.device, self.stack)
 
     def step_graph(self, policy: Policy) -> Graph:
@@ -180,7 +181,7 @@ class Objective:
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step; nothing is trained."""
         graph = self.step_graph(policy)
-        return compare(graph, step_price(graph, self.device, self.stack), self._float32_price)
+        return compare(graph, step_price(graph, self.device, self.stack), self.float32_price)
 
     def step_price(self, policy: Policy) -> StepPrice:
         """Return the modeled step kernel by kernel, and its memory part by part."""

@@ -25,7 +25,7 @@ ANSWERS = {
     "Does that still hold in a longer training?": ("short gap", "long gap", "verdict", "12 steps"),
     "Which layer overflows?": ("layer", "overflows", "underflows", "fc1", "skipped steps"),
     "Which loss scale holds?": ("loss scale: dynamic from", "skipped steps", "of 6"),
-    "Why is it not faster?": ("step's time is set by", "casts", "modeled time", "->"),
+    "Why is it not faster?": ("step's time is set by", "casts", "one narrower", "->"),
     "Does it fit into memory?": ("modeled memory: peak", "reserved", "fits on H100-SXM5"),
     "What is the front worth?": ("Noise under jitter", "seeds 0, 1", "wrote", ".png"),
     "Can this recipe rank policies, and would more seeds tell more?": (
@@ -91,7 +91,18 @@ def test_the_commands_in_the_sentences_of_the_readme_run(
     text = " ".join(re.sub(r"```.*?```", "", README, flags=re.S).split())
     found = dict.fromkeys(re.findall(r"`policysearch ([^`]*)`", text))
     given = {"STUDY": "studies/mlp-digits.toml", "N": "1", "preset:NAME": "preset:apex.O2"}
-    verbs = ("run", "try", "show", "noise", "confirm", "plot", "explain", "repair", "keys")
+    verbs = (
+        "run",
+        "try",
+        "show",
+        "noise",
+        "confirm",
+        "plot",
+        "explain",
+        "profile",
+        "repair",
+        "keys",
+    )
     commands = [[given.get(word, word) for word in command.split()] for command in found]
     assert {words[0] for words in commands} == set(verbs)
     for words in sorted(commands, key=lambda words: verbs.index(words[0])):

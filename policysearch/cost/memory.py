@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from policysearch.cost.devices import Device
 from policysearch.cost.storage import node_bytes, roots
@@ -118,6 +119,21 @@ def step_memory(graph: Graph) -> StepMemory:
         weight_copy_bytes=parts.get("weight_copy", 0),
         activation_bytes=parts.get("activation", 0),
     )
+
+
+def live_by_kind(graph: Graph) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
+    """Return for each node that is no source where it runs and the bytes live then, by kind."""
+    change: list[dict[Kind, int]] = [{} for _ in range(len(graph.nodes) + 2)]
+    for life in lives(graph):
+        for i, bytes in ((life.first, life.bytes), (life.last + 1, -life.bytes)):
+            change[i][life.kind] = change[i].get(life.kind, 0) + bytes
+    live: dict[Kind, int] = {}
+    rows = []
+    for node in graph.nodes:
+        live = {kind: live.get(kind, 0) + change[node.id].get(kind, 0) for kind in get_args(Kind)}
+        if node.op.kind != "source":
+            rows.append((f"{node.layer or node.op.name} {node.role}", live))
+    return tuple(rows)
 
 
 def _last_reads(graph: Graph, view: list[int]) -> list[int]:

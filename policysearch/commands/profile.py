@@ -1,0 +1,50 @@
+"""`profile`: where the modeled time and memory of one policy's step go."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from policysearch import api
+from policysearch.commands.shared import Commands, add_task, task_of
+from policysearch.files import write_whole
+from policysearch.objective import Objective
+from policysearch.report.causes import Changes
+from policysearch.report.profile_page import profile_page
+from policysearch.report.profile_plot import profile_plot
+from policysearch.values import InputError
+
+DEVICE, STACK = "H100-SXM5", "torch.compile"
+"""What is modeled without a study."""
+
+
+def add_profile(commands: Commands) -> None:
+    """Add `profile`."""
+    profile = commands.add_parser("profile", help="where modeled time and memory of a policy go")
+    profile.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+    add_task(profile)
+    profile.add_argument("--device", help=f"the study's, or {DEVICE}")
+    profile.add_argument("--stack", help=f"the study's, or {STACK}")
+    profile.add_argument("--batch", type=int, metavar="B", help="the study's, or the task's")
+    profile.add_argument("--out", type=Path, metavar="FILE.png", help="draw it too")
+    profile.set_defaults(run=_profile)
+
+
+def _profile(options: argparse.Namespace) -> None:
+    if options.batch is not None and options.batch < 1:
+        raise InputError(f"--batch: {options.batch}; expected at least 1")
+    task, given = task_of(options), api.load_study(options.study).cost if options.study else None
+    objective = Objective(
+        task,
+        options.device or (given.device if given else DEVICE),
+        options.stack or (given.stack if given else STACK),
+        options.batch or (given.batch_size if given else None),
+    )
+    policy = api.policy_from(options.policy, objective.model)
+    changes = Changes(objective, policy)
+    print(profile_page(objective, changes))
+    if options.out is not None:
+        where = f"{objective.device.name}, {objective.stack.name}"
+        title = f"{policy.name}: one step of {task.model_name}, modeled on {where}"
+        write_whole({options.out: profile_plot(changes, title)})
+        print(f"\nwrote {options.out}")

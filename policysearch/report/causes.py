@@ -1,0 +1,134 @@
+"""Why a step is not faster: what each single change to its policy would gain, priced anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from policysearch.cost.price import StepPrice, step_price
+from policysearch.formats import format_named
+from policysearch.graph import Graph
+from policysearch.objective import Objective
+from policysearch.policy.policy import LossScale, Policy, uniform_layer
+
+NARROWER = {"float32": "bfloat16", "tfloat32": "bfloat16"}
+"""What a format gives way to, one step narrower; 16-bit formats give way to float8_e4m3fn."""
+
+NARROWEST = "float8_e4m3fn"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change to a policy: `speedup` and `memory_ratio` of the step after it over before."""
+
+    what: str
+    policy: Policy
+    speedup: float
+    memory_ratio: float
+
+
+@dataclass(frozen=True)
+class LayerMargins:
+    """What a layer costs, and what it would with its formats one step wider and narrower.
+
+    `share` is of the kernel seconds, `cast_share` what kernels that only convert take of them.
+    None where there is no such step.
+    """
+
+    layer: str
+    format: str
+    share: float
+    cast_share: float
+    wider: Change | None
+    narrower: Change | None
+
+
+class Changes:
+    """Prices single changes to one policy on the device and stack of an objective."""
+
+    def __init__(self, objective: Objective, policy: Policy) -> None:
+        self._objective, self.policy = objective, policy
+        self.graph: Graph = objective.step_graph(policy)
+        self.price: StepPrice = step_price(self.graph, objective.device, objective.stack)
+
+    def layers(self) -> tuple[LayerMargins, ...]:
+        """Return the margins of the layers with products, in the order of the model."""
+        with_products = {n.layer for n in self.graph.nodes if n.op.kind == "gemm"}
+        return tuple(
+            self._margins(layer) for layer, _ in self.policy.layers if layer in with_products
+        )
+
+    def causes(self, layers: tuple[LayerMargins, ...]) -> tuple[Change, ...]:
+        """Return the changes that make the step faster, the largest gain first.
+
+        Those of `layers`, of op lists, loss scale and master weights; each alone.
+        """
+        steps = [change for row in layers for change in (row.wider, row.narrower) if change]
+        found = [*steps, *self._others()]
+        return tuple(sorted((c for c in found if c.speedup > 1.0), key=lambda c: -c.speedup))
+
+    @property
+    def without_launches(self) -> float:
+        """Return the speedup if the host launched its kernels in no time."""
+        free = dataclasses.replace(self._objective.stack, launch_seconds=0.0)
+        after = step_price(self.graph, self._objective.device, free)
+        return self.price.time.step_seconds / after.time.step_seconds
+
+    def _margins(self, layer: str) -> LayerMargins:
+        kernels = [kernel for kernel in self.price.time.kernels if kernel.layer == layer]
+        total, format = self.price.time.kernel_seconds, self.policy.layer(layer).compute
+        return LayerMargins(
+            layer,
+            format,
+            sum(kernel.seconds for kernel in kernels) / total,
+            sum(kernel.seconds for kernel in kernels if kernel.is_cast) / total,
+            self._in_format(layer, wider(format)),
+            self._in_format(layer, narrower(format)),
+        )
+
+    def _in_format(self, layer: str, format: str | None) -> Change | None:
+        if format is None:
+            return None
+        old = self.policy.layer(layer)
+        new = uniform_layer(format, param=old.param, accumulator=old.accumulator)
+        return self._priced(f"{layer} in {format}", self.policy.with_layers({layer: new}))
+
+    def _others(self) -> Iterator[Change]:
+        layers = dict(self.policy.layers)  # the loss is in none: it stays float32
+        used = {node.source for node in self.graph.nodes if node.layer in layers}
+        for op in sorted(used.intersection(self.policy.fp32_ops)):
+            lists = {
+                "fp32_ops": tuple(name for name in self.policy.fp32_ops if name != op),
+                "low_precision_ops": (*self.policy.low_precision_ops, op),
+            }
+            yield self._priced(f"{op} in the format of its layer", self._with(**lists))
+        if self.policy.loss_scale.kind != "none":
+            yield self._priced("no loss scale", self._with(loss_scale=LossScale()))
+        if self.policy.master_weights:
+            yield self._priced("no master weights", self._with(master_weights=False))
+
+    def _with(self, **fields: object) -> Policy:
+        return dataclasses.replace(self.policy, **fields)  # type: ignore[arg-type]
+
+    def _priced(self, what: str, policy: Policy) -> Change:
+        after = self._objective.step_price(policy)
+        return Change(
+            what,
+            policy,
+            self.price.time.step_seconds / after.time.step_seconds,
+            after.memory.peak_bytes / self.price.memory.peak_bytes,
+        )
+
+
+def wider(format: str) -> str | None:
+    """Return the format one step wider: 16 bits for narrower ones, then float32, then none."""
+    bits = format_named(format).bits
+    return None if format == "float32" else "float32" if bits >= 16 else "bfloat16"
+
+
+def narrower(format: str) -> str | None:
+    """Return the format one step narrower: 16 bits, then float8_e4m3fn, then none."""
+    if format_named(format).bits < 16:
+        return None
+    return NARROWER.get(format, NARROWEST)

@@ -1,0 +1,103 @@
+"""`profile` as text: where a step's modeled time and memory go, and why it is not faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policysearch.cost.memory import Kind, live_by_kind
+from policysearch.cost.price import compare
+from policysearch.cost.time import KernelTime
+from policysearch.objective import Objective
+from policysearch.report.causes import Change, Changes, LayerMargins
+from policysearch.report.step_cost import MIB, kernel_lines, live_line, memory_lines, time_lines
+from policysearch.report.table import aligned
+
+MOST_CAUSES = 8
+"""So many changes are shown, the largest gain first."""
+
+MOST_LAYERS = 40
+
+LEAST_GAIN = 0.005
+"""Changes that gain less are not told."""
+
+KINDS: tuple[Kind, ...] = ("parameter", "optimizer", "gradient", "weight_copy", "activation")
+
+
+def profile_page(objective: Objective, changes: Changes) -> str:
+    """Return the page on the policy of `changes`."""
+    policy = changes.policy
+    cost = compare(changes.graph, changes.price, objective.float32_price)
+    layers = changes.layers()
+    time = changes.price.time
+    blocks = [
+        [f"{policy.name} on {objective.task.model_name}, batch {objective.cost_batch_size}"],
+        time_lines(cost, time),
+        kernel_lines(time),
+        _shares("role", time.kernels, lambda k: k.role),
+        layer_lines(layers),
+        cause_lines(changes, changes.causes(layers)),
+        [*memory_lines(cost), live_line(changes.price.memory)],
+        memory_moments(changes),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _shares(
+    what: str, kernels: tuple[KernelTime, ...], key: Callable[[KernelTime], str]
+) -> list[str]:
+    sums: dict[str, list[float]] = {}
+    for kernel in kernels:
+        row = sums.setdefault(key(kernel), [0.0, 0.0])
+        row[0] += kernel.seconds
+        row[1] += kernel.seconds * kernel.is_cast
+    total = sum(seconds for seconds, _ in sums.values())
+    rows = [
+        (name, f"{seconds / total:.1%}", f"{casts / total:.1%}")
+        for name, (seconds, casts) in sorted(sums.items(), key=lambda pair: -pair[1][0])
+    ]
+    return aligned([(what, "modeled time", "of it casts"), *rows])
+
+
+def layer_lines(layers: tuple[LayerMargins, ...]) -> list[str]:
+    """Return a line for each layer with products: its share, and one format wider and narrower."""
+    titles = ("layer", "format", "modeled time", "casts", "one wider", "one narrower")
+    rows = [
+        (
+            row.layer,
+            row.format,
+            f"{row.share:.1%}",
+            f"{row.cast_share:.1%}",
+            _told(row.wider),
+            _told(row.narrower),
+        )
+        for row in layers[:MOST_LAYERS]
+    ]
+    more = len(layers) - MOST_LAYERS
+    return aligned([titles, *rows]) + [f"and {more} layers more"] * (more > 0)
+
+
+def _told(change: Change | None) -> str:
+    if change is None:
+        return "-"
+    return f"{change.speedup - 1:+.1%} speed, {change.memory_ratio - 1:+.1%} memory"
+
+
+def cause_lines(changes: Changes, causes: tuple[Change, ...]) -> list[str]:
+    """Return what would make the step faster, each change alone, the largest gain first."""
+    launches = changes.without_launches
+    found = [c for c in causes if c.speedup >= 1 + LEAST_GAIN]
+    rows = [(c.what, f"{c.speedup:.3f}x", f"{c.memory_ratio:.3f}x") for c in found[:MOST_CAUSES]]
+    titles = ("why not faster: with this one change", "modeled step", "memory")
+    lines = aligned([titles, *rows]) if rows else ["no single change of formats makes it faster"]
+    if launches >= 1 + LEAST_GAIN:
+        lines.append(f"if the host launched in no time (graphs, larger batches): {launches:.3f}x")
+    return lines
+
+
+def memory_moments(changes: Changes) -> list[str]:
+    """Return the live bytes by kind along the step, in MiB."""
+    moments = live_by_kind(changes.graph)
+    picked = [moments[round(i * (len(moments) - 1) / 7)] for i in range(8)]
+    titles = ("live MiB at", *KINDS)
+    rows = [(at, *(f"{held.get(kind, 0) / MIB:.3g}" for kind in KINDS)) for at, held in picked]
+    return aligned([titles, *rows])

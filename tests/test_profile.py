@@ -1,0 +1,123 @@
+"""Where a step's modeled cost goes: sums, and promised gains priced again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policysearch.cli import main
+from policysearch.cost.memory import live_by_kind
+from policysearch.cost.price import step_price
+from policysearch.objective import Objective
+from policysearch.policy.presets import preset
+from policysearch.report.causes import Changes, narrower, wider
+from policysearch.report.profile_page import profile_page
+from policysearch.train.tasks import Task
+
+PRESETS = ("float32", "torch.autocast.float16", "apex.O3", "te.delayed")
+
+
+@pytest.fixture(scope="module", params=["mlp", "transformer"])
+def objective(request: pytest.FixtureRequest) -> Objective:
+    widths = {"mlp": (2048, 2048), "transformer": ()}[request.param]
+    task = Task(model=request.param, data="digits", widths=widths)
+    return Objective(task, "A100-SXM4-40GB", "torch.eager", 4096)
+
+
+@pytest.fixture(scope="module", params=PRESETS)
+def changes(request: pytest.FixtureRequest, objective: Objective) -> Changes:
+    return Changes(objective, preset(request.param, objective.model.layer_names))
+
+
+def test_shares_sum_to_one(changes: Changes) -> None:
+    time = changes.price.time
+    for shares in (time.layer_shares, time.format_shares):
+        assert sum(share for _, share in shares) == pytest.approx(1.0)
+    layers = changes.layers()
+    assert layers and all(0 <= row.cast_share < row.share < 1 for row in layers)
+    assert sum(row.share for row in layers) <= 1 + 1e-12
+
+
+def test_a_change_gains_what_it_promises(objective: Objective, changes: Changes) -> None:
+    causes = changes.causes(changes.layers())
+    assert [c.speedup for c in causes] == sorted((c.speedup for c in causes), reverse=True)
+    before = objective.price(changes.policy)
+    for cause in causes:
+        assert cause.policy.digest != changes.policy.digest
+        after = objective.price(cause.policy)
+        assert after.step_seconds < before.step_seconds
+        assert cause.speedup == pytest.approx(before.step_seconds / after.step_seconds)
+        assert cause.memory_ratio == pytest.approx(after.peak_bytes / before.peak_bytes)
+
+
+def test_a_float32_step_could_be_faster(objective: Objective) -> None:
+    changes = Changes(objective, preset("float32", objective.model.layer_names))
+    layers = changes.layers()
+    assert all(row.wider is None and row.narrower is not None for row in layers)
+    assert any(c.what.endswith("in bfloat16") for c in changes.causes(layers))
+
+
+def test_launches_that_bind_are_told() -> None:
+    task = Task(model="mlp", data="digits", widths=(16, 16))
+    small = Objective(task, "A100-SXM4-40GB", "torch.eager", 1)
+    changes = Changes(small, preset("float32", small.model.layer_names))
+    assert changes.price.time.host_bound
+    free = dataclasses.replace(small.stack, launch_seconds=0.0)
+    after = step_price(changes.graph, small.device, free).time.step_seconds
+    assert changes.without_launches == changes.price.time.step_seconds / after > 1.1
+    assert "if the host launched in no time" in profile_page(small, changes)
+
+
+def test_memory_by_kind_has_the_peak_and_its_parts(changes: Changes) -> None:
+    moments = live_by_kind(changes.graph)
+    totals = [sum(live.values()) for _, live in moments]
+    memory = changes.price.memory
+    assert max(totals) == memory.peak_bytes
+    held = moments[int(np.argmax(totals))][1]
+    assert held["activation"] == memory.activation_bytes > 0
+    assert held["parameter"] == memory.parameter_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("format", "wide", "narrow"),
+    [
+        ("float32", None, "bfloat16"),
+        ("tfloat32", "float32", "bfloat16"),
+        ("bfloat16", "float32", "float8_e4m3fn"),
+        ("float16", "float32", "float8_e4m3fn"),
+        ("float8_e4m3fn", "bfloat16", None),
+        ("float4_e2m1fn", "bfloat16", None),
+    ],
+)
+def test_one_step_wider_and_narrower(format: str, wide: str | None, narrow: str | None) -> None:
+    assert (wider(format), narrower(format)) == (wide, narrow)
+
+
+def test_the_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "profile.png"
+    given = ["profile", "preset:torch.autocast.float16", "--model", "mlp", "--batch", "512"]
+    assert main([*given, "--device", "L4", "--out", str(out)]) == 0
+    page = capsys.readouterr().out
+    assert "torch.autocast.float16 on mlp, batch 512" in page and "modeled on L4" in page
+    for title in ("one narrower", "longest kernels", "live MiB at", "of it casts"):
+        assert title in page
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--batch", "0"], "--batch: 0; expected at least 1"),
+        (["--device", "L5"], "'L5'; expected"),
+        (["--stack", "torch"], "'torch'; expected"),
+    ],
+)
+def test_mistakes_are_one_line(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "preset:float32", "--model", "mlp", *given]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
