@@ -9,10 +9,11 @@ import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel
 from policysearch.emulator.kernels.registry import kernel_of
-from policysearch.formats import contains, format_named
+from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Shape, size
 from policysearch.layout import LINE, leading_axis
 from policysearch.rounding.grid import KEY_SPAN, SPAN
+from policysearch.rounding.inclusion import contains
 
 
 def needs_rounding(graph: Graph, node: Node) -> bool:
