@@ -21,10 +21,11 @@ import numpy as np
 from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
 from policysearch.cost.price import compare, step_price
 from policysearch.emulator.compile import compile_graph
-from policysearch.graph import Builder, FloatArray
+from policysearch.graph import FloatArray
 from policysearch.nn.layers import Activation, Linear
 from policysearch.nn.model import Fed, Input, Model, ParameterSpec, Traced
 from policysearch.nn.models import mlp, transformer
+from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import add
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy

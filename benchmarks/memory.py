@@ -28,6 +28,7 @@ from policysearch.emulator.executable import Executable
 from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
 from policysearch.nn.chain import Chain
+from policysearch.ops.builder import renumbered
 from policysearch.train.swamped import watched
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer, initial_parameters
@@ -51,7 +52,7 @@ TRAINING_COLUMNS = (
 def executed(graph: Graph) -> Graph:
     """Return `graph` with its nodes in the order in which the plan runs them, sources first."""
     sources = [node for node in graph.nodes if node.op.kind == "source"]
-    return graph.renumbered(sources + Plan(graph).order)
+    return renumbered(graph, sources + Plan(graph).order)
 
 
 def last_uses(graph: Graph) -> list[int]:

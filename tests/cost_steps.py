@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from policysearch.graph import Builder, Graph
+from policysearch.graph import Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import mlp
+from policysearch.ops.builder import Builder
 from policysearch.ops.dense import matmul
 from policysearch.ops.source import data, parameter
 from policysearch.policy.presets import preset

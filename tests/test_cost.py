@@ -14,9 +14,10 @@ from policysearch.cost.stacks import STACKS, Stack
 from policysearch.cost.storage import node_bytes, roots
 from policysearch.cost.time import StepTime, step_time
 from policysearch.formats import FORMATS
-from policysearch.graph import Builder, Graph
+from policysearch.graph import Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp
+from policysearch.ops.builder import Builder
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu

@@ -9,9 +9,10 @@ import pytest
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
-from policysearch.graph import Builder, FloatArray
+from policysearch.graph import FloatArray
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from policysearch.ops.update import all_finite, unscale

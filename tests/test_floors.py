@@ -44,7 +44,12 @@ COMPILED = {
 # Outside packages that one room alone may import.
 KEPT_IN = {"optuna": "search"}
 
+# What answers any question about a bit, together with any one file of `ops/`.
+MEANING = ("formats.py", "graph.py", "rounding/reference.py", "emulator/reference.py")
+
 LONGEST_FILE_LINES = 300
+LONGEST_MEANING_LINES = 700
+MOST_ROOMS = 25
 LONGEST_FUNCTION_LINES = 40
 
 
@@ -148,6 +153,17 @@ def size_faults(root: Path, folders: tuple[str, ...]) -> list[str]:
     return faults
 
 
+def meaning_faults(root: Path) -> list[str]:
+    """Return one line per file of `ops/` that is too long to be read with those of MEANING."""
+    lines = {path: len(path.read_text().splitlines()) for path in (root / PACKAGE).rglob("*.py")}
+    others = sum(lines[root / PACKAGE / name] for name in MEANING)
+    return [
+        f"{path.relative_to(root)}: {count + others} lines with {', '.join(MEANING)}"
+        for path, count in sorted(lines.items())
+        if path.parent.name == "ops" and count + others > LONGEST_MEANING_LINES
+    ]
+
+
 def docstring_faults(root: Path) -> list[str]:
     """Return one line per `__init__.py` below the top that is missing or not one docstring."""
     faults: list[str] = []
@@ -172,6 +188,15 @@ def test_imports_have_no_cycle() -> None:
 
 def test_files_and_functions_are_short() -> None:
     assert not size_faults(ROOT, (PACKAGE, "tests", "benchmarks"))
+
+
+def test_what_a_bit_is_can_be_read_in_one_sitting() -> None:
+    assert not meaning_faults(ROOT)
+
+
+def test_rooms_are_few() -> None:
+    rooms = {room_of(name) for name in modules_of(ROOT)} - {"__init__", "__main__"}
+    assert "ops" in rooms and len(rooms) <= MOST_ROOMS
 
 
 def test_init_files_are_one_docstring() -> None:
@@ -227,3 +252,11 @@ def test_a_sabotaged_tree_is_caught(tmp_path: Path, name: str, text: str, fault:
     build(tmp_path, SOUND | {name: text})
     faults = [*import_faults(tmp_path), *cycle_faults(tmp_path), *docstring_faults(tmp_path)]
     assert fault in "\n".join([*faults, *size_faults(tmp_path, (PACKAGE,))])
+
+
+def test_an_op_too_long_to_be_read_with_the_rest_is_caught(tmp_path: Path) -> None:
+    build(tmp_path, {name: "\n" * 150 for name in MEANING} | {"ops/short.py": "\n" * 100})
+    assert not meaning_faults(tmp_path)
+    build(tmp_path, {"ops/long.py": "\n" * 101})
+    (fault,) = meaning_faults(tmp_path)
+    assert fault.startswith(f"{PACKAGE}/ops/long.py: 701 lines")

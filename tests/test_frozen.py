@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import policysearch
-from policysearch.graph import Builder
+from policysearch.ops.builder import Builder
 
 
 def dataclasses_of_the_package() -> list[type]:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from policysearch.data.datasets import load_dataset
-from policysearch.formats import FORMATS, Rounding, contains, format_named, join
+from policysearch.formats import FORMATS, Rounding, format_named
 from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rounding.grid import FloatArray
+from policysearch.rounding.inclusion import contains, join
 from policysearch.rounding.rounder import Fast, rounder
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import train

@@ -8,7 +8,8 @@ import pytest
 from policysearch.cost import kernels
 from policysearch.cost.kernels import kernels_of
 from policysearch.cost.stacks import STACKS, Stack
-from policysearch.graph import Builder, Graph
+from policysearch.graph import Graph
+from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 
 COMPILED = STACKS["torch.compile"]

@@ -10,9 +10,10 @@ from policysearch.cost.memory import Life, StepMemory, lives, step_memory
 from policysearch.cost.price import price
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import FORMATS
-from policysearch.graph import Builder, Graph
+from policysearch.graph import Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp
+from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.optimizers import sgd_step, sgd_velocity

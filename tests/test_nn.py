@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import compile_graph
-from policysearch.graph import Builder
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import ACTIVATIONS, POOLS, Activation, Conv2d, Flatten, Linear, Pool
 from policysearch.nn.model import Fed
 from policysearch.nn.models import MODELS, lenet5, mlp
+from policysearch.ops.builder import Builder
 from policysearch.ops.source import data
 from policysearch.train.feeding import feed_constants
 from policysearch.train.optimizers import Optimizer

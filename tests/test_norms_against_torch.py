@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import compile_graph
-from policysearch.graph import Builder
+from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from tests.torch_cases import Case, assert_as_torch, normal, one

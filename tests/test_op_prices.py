@@ -8,7 +8,8 @@ import pytest
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.price import step_price
 from policysearch.cost.stacks import STACKS
-from policysearch.graph import Builder, Op, backward
+from policysearch.graph import Op
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data, parameter

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.graph import Attrs, Builder, Graph, Shape, backward
+from policysearch.graph import Attrs, Graph, Shape
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data, parameter

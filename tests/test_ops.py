@@ -9,7 +9,8 @@ import pytest
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import FORMATS
-from policysearch.graph import Builder, FloatArray, Graph, Node, Op, Role, backward, size
+from policysearch.graph import FloatArray, Graph, Node, Op, Role, size
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policysearch.graph import Builder, Graph, Node
+from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, resnet, transformer
+from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import add, multiply, relu
 from policysearch.ops.source import data
 from policysearch.policy.presets import preset

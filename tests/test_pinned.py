@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.graph import Builder, Graph, Node, backward
+from policysearch.graph import Graph, Node
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data, parameter

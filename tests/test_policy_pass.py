@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from policysearch.formats import FORMATS, contains, format_named
+from policysearch.formats import FORMATS, format_named
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rounding.inclusion import contains
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.values import InputError

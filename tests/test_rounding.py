@@ -7,7 +7,7 @@ import pytest
 
 from policysearch.formats import FORMATS, Format, Rounding, format_named
 from policysearch.rounding import rounder as rounding_module
-from policysearch.rounding.grid import SPAN, FloatArray
+from policysearch.rounding.grid import KEY_SPAN, SPAN, FloatArray
 from policysearch.rounding.rounder import Fast, fast_ways, quantise, rounder
 from policysearch.values import InputError
 from tests.rounding_oracle import (
@@ -142,7 +142,7 @@ def test_stochastic_rounding_is_unbiased(fmt: Format, fast: Fast) -> None:
 
 
 def test_stochastic_draws_are_uncorrelated() -> None:
-    x = np.full(2 * SPAN, 1.5, np.float32)
+    x = np.full(2 * KEY_SPAN, 1.5, np.float32)
     fmt = Format("integers", 7, 1, "none")
     x += np.float32(0.25)
     runs = np.stack(
@@ -151,7 +151,7 @@ def test_stochastic_draws_are_uncorrelated() -> None:
             for seed, counter in ((0, 0), (0, 1), (1, 0), (1, 1), (-1, 2**40))
         ]
     )
-    shifted = np.stack([runs[0], *(np.roll(runs[0], lag) for lag in (1, 2, 64, 4096, SPAN))])
+    shifted = np.stack([runs[0], *(np.roll(runs[0], lag) for lag in (1, 2, 64, 4096, KEY_SPAN))])
     for rows in (runs, shifted):
         off_diagonal = np.corrcoef(rows) - np.eye(len(rows))
         assert np.abs(off_diagonal).max() < 4 / np.sqrt(x.size)
@@ -160,15 +160,15 @@ def test_stochastic_draws_are_uncorrelated() -> None:
 @pytest.mark.parametrize("fast", FASTS)
 @pytest.mark.parametrize("name", ["float16", "tfloat32"])
 def test_stochastic_result_depends_on_seed_counter_and_place_alone(name: str, fast: Fast) -> None:
-    x = np.random.default_rng(0).standard_normal(2 * SPAN + 9).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal(2 * KEY_SPAN + 9).astype(np.float32)
     own = rounder(format_named(name), Rounding("stochastic"), seed=3, fast=fast)
     first, again, short, other = (np.empty_like(x) for _ in range(4))
     own(x, first, 1)
     own(x, other, 2)
-    own(x[: SPAN + 5], short[: SPAN + 5], 1)
+    own(x[: KEY_SPAN + 5], short[: KEY_SPAN + 5], 1)
     own(x, again, 1)
     assert np.array_equal(first, again)
-    assert np.array_equal(first[: SPAN + 5], short[: SPAN + 5])
+    assert np.array_equal(first[: KEY_SPAN + 5], short[: KEY_SPAN + 5])
     assert not np.array_equal(first, other)
 
 
@@ -176,10 +176,10 @@ def test_stochastic_result_depends_on_seed_counter_and_place_alone(name: str, fa
 @pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r.mode == "stochastic"], ids=name_of)
 @pytest.mark.parametrize("fmt", ALL, ids=name_of)
 def test_a_bound_draw_gives_the_same_bits(fmt: Format, rounding: Rounding, fast: Fast) -> None:
-    normal = np.random.default_rng(3).standard_normal(SPAN + 77).astype(np.float32)
+    normal = np.random.default_rng(3).standard_normal(KEY_SPAN + 77).astype(np.float32)
     tiny = normal * np.float32(fmt.min_normal)
     own = rounder(fmt, rounding, seed=7, fast=fast)
-    for x in (normal, tiny, random_bits(2 * SPAN), normal[:5], normal[:0]):
+    for x in (normal, tiny, random_bits(2 * KEY_SPAN), normal[:5], normal[:0]):
         expected, got = np.empty_like(x), np.empty_like(x)
         call = own.bind_drawn(x, got)
         for counter in (0, 2**63 + 5):

@@ -11,7 +11,8 @@ import pytest
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import Rounding, format_named
-from policysearch.graph import Builder, FloatArray, Op
+from policysearch.graph import FloatArray, Op
+from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 

@@ -15,8 +15,9 @@ from policysearch.cost.time import step_time
 from policysearch.data.datasets import load_dataset
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import Rounding
-from policysearch.graph import Builder, Graph, size
+from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
+from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.policy.policy import LayerPolicy, Phase, uniform_layer
 from policysearch.policy.presets import preset

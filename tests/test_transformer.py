@@ -12,11 +12,12 @@ import pytest
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
-from policysearch.graph import Attrs, Builder, FloatArray, Graph
+from policysearch.graph import Attrs, FloatArray, Graph
 from policysearch.nn.attention import LayerNorm, Residual, SelfAttention, Tokens
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Linear
 from policysearch.nn.models import MODELS, transformer
+from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from policysearch.policy.presets import preset

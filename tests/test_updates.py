@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import compile_graph
-from policysearch.graph import Builder, FloatArray, Graph, backward
+from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import mlp
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import compile_graph
-from policysearch.graph import Attrs, Builder, FloatArray, backward
+from policysearch.graph import Attrs, FloatArray
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data, parameter

@@ -10,7 +10,8 @@ from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
-from policysearch.formats import FORMATS, contains, format_named
+from policysearch.formats import FORMATS, format_named
+from policysearch.rounding.inclusion import contains
 from policysearch.values import InputError, near_miss
 
 DEFAULT_MATRIX_EFFICIENCY = 0.8

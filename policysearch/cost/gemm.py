@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from policysearch.cost.devices import Device, peak_key
-from policysearch.formats import format_named, join
+from policysearch.formats import format_named
 from policysearch.graph import Node, size
+from policysearch.rounding.inclusion import join
 
 TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.75), (32, 32, 0.5))
 """Rows, columns and relative efficiency of the tiles a library has to offer; assumed."""

@@ -157,6 +157,8 @@ class Executable:
         return run
 
     def _work(self, node: Node) -> FloatArray:
+        if node.id in self._plan.span_work:
+            return self._rounding.work(self._plan.span_work[node.id])
         scratch = self._plan.work.get(node.id)
         if scratch is None:
             return self._flat[node.id]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from policysearch.emulator.nodes import Observer, draws
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray, Node
@@ -37,6 +39,11 @@ class NodeRounding:
                 scratch=self._scratch,
             )
         return self._rounders[key]
+
+    def work(self, elements: int) -> FloatArray:
+        """Return scratch of one span, in the cache because the roundings use it in their turns."""
+        self._scratch.reserve(max(elements, SPAN))
+        return self._scratch.rows[0][:elements].view(np.float32)
 
     def kernel_grid(self, node: Node) -> bytes | None:
         """Return what a kernel that rounds is told to round `node` with; None if it is not to."""

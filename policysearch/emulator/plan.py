@@ -9,10 +9,11 @@ import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel
 from policysearch.emulator.kernels.registry import kernel_of
-from policysearch.formats import contains, format_named
+from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Shape, size
 from policysearch.layout import LINE, leading_axis
-from policysearch.rounding.grid import SPAN
+from policysearch.rounding.grid import KEY_SPAN, SPAN
+from policysearch.rounding.inclusion import contains
 
 
 def needs_rounding(graph: Graph, node: Node) -> bool:
@@ -38,7 +39,7 @@ def is_view(graph: Graph, node: Node) -> bool:
 
 def is_rounded_in_spans(node: Node) -> bool:
     """Return whether its values can be rounded a span at a time; draws go by the whole value."""
-    return node.rounding.mode != "stochastic" or size(node.shape) <= SPAN
+    return node.rounding.mode != "stochastic" or size(node.shape) <= KEY_SPAN
 
 
 def runs_in_spans(graph: Graph, node: Node) -> bool:
@@ -89,7 +90,8 @@ class Plan:
     All that the outputs need comes first, then (from position `split`) what else the update needs.
     `groups` holds (start, stop) positions: nodes of one group run span by span, so their
     buffers are all alive throughout the group. `kernels` holds how every node runs: with `kernels`
-    in C where there is a kernel for it.
+    in C where there is a kernel for it. `span_work` holds the elements of scratch of nodes that run
+    span by span: they have it outside the arena, with the roundings.
     """
 
     def __init__(self, graph: Graph, *, kernels: bool = True) -> None:
@@ -105,6 +107,7 @@ class Plan:
         self.last_read = self._last_reads()
         self.home: dict[int, Buffer] = {}
         self.work: dict[int, Buffer] = {}
+        self.span_work: dict[int, int] = {}
         self.in_source: dict[int, int] = {}
         self._replaced: dict[int, list[int]] = {}
         for old, new in graph.updates:
@@ -166,7 +169,9 @@ class Plan:
     def _place(self, position: int, node: Node) -> None:
         last = self.last_read[node.id]
         scratch = self._scratch(node)
-        if scratch:
+        if scratch and runs_in_spans(self.graph, node):
+            self.span_work[node.id] = scratch
+        elif scratch:
             self.work[node.id] = Buffer(scratch, position, position)
             self.buffers.append(self.work[node.id])
         shared = self._source_to_update(position, node)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.graph import Builder, FloatArray, Shape
+from policysearch.graph import FloatArray, Shape
 from policysearch.importers.catalogue import RULES
 from policysearch.importers.program import Call, Program, resolved
 from policysearch.importers.tracer import FILLED, Tensor, Tracer
@@ -23,6 +23,7 @@ from policysearch.nn.model import (
     emit_arrays,
     emit_data,
 )
+from policysearch.ops.builder import Builder
 from policysearch.values import InputError
 
 Draw = Callable[[int], Mapping[str, FloatArray]]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from policysearch.graph import Builder, Op, Shape, size
+from policysearch.graph import Op, Shape, size
 from policysearch.importers.program import Constant, Program, Ref, resolved
 from policysearch.nn.model import DROPPED, emit_data
+from policysearch.ops.builder import Builder
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import data

@@ -9,10 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from policysearch.graph import Builder, FloatArray, Shape, size
+from policysearch.graph import FloatArray, Shape, size
 from policysearch.nn.layers import Layer, Linear
 from policysearch.nn.model import Fed, ParameterSpec, emit_data
 from policysearch.ops.attention import scale, softmax
+from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add
 from policysearch.ops.layer_norm import layer_norm, layer_statistics

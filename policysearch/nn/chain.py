@@ -9,9 +9,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.graph import Builder, FloatArray, Shape
+from policysearch.graph import FloatArray, Shape
 from policysearch.nn.layers import Layer, WithConstants, names_of, parts_of, traced_through
 from policysearch.nn.model import Fed, Input, Model, ParameterSpec, Traced
+from policysearch.ops.builder import Builder
 from policysearch.values import InputError
 
 

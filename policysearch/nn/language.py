@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policysearch.graph import Builder, Shape, size
+from policysearch.graph import Shape, size
 from policysearch.nn.layers import Layer
 from policysearch.nn.model import Fed, ParameterSpec
+from policysearch.ops.builder import Builder
 from policysearch.ops.embedding import embedding
 from policysearch.ops.shape import reshape
 from policysearch.values import InputError

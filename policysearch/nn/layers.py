@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from policysearch.graph import Attrs, Builder, FloatArray, Op, Shape, size
+from policysearch.graph import Attrs, FloatArray, Op, Shape, size
 from policysearch.nn.model import Fed, ParameterSpec, emit_arrays
 from policysearch.ops.activations import sigmoid, tanh
+from policysearch.ops.builder import Builder
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import relu
 from policysearch.ops.gelu import gelu
-from policysearch.ops.pool import average_pool, max_pool
+from policysearch.ops.pool import max_pool
+from policysearch.ops.pool_average import average_pool
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import data
 from policysearch.values import InputError, one_of

@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.graph import Builder, FloatArray, Op, Shape
+from policysearch.graph import FloatArray, Op, Shape
+from policysearch.ops.builder import Builder
 from policysearch.ops.source import buffer, data, parameter
 
 DROPPED = "dropped"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op
 from policysearch.ops.attention import scale
+from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import (
     broadcast,
     gradient_of,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.layout import last_axis_first
+from policysearch.ops.builder import Builder
 from policysearch.ops.lanes import LANES, sum_in_lanes
 
 

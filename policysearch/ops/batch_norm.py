@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias_grad, channel_sums, channel_work
 
 EPSILON = 1e-5

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, Node, Op, Shape
-from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad, flops_of
+from policysearch.graph import Attrs, Example, Node, Op, Shape
+from policysearch.ops.builder import Builder
+from policysearch.ops.conv import conv2d
 from policysearch.ops.conv_geometry import pair
+from policysearch.ops.conv_grad import conv2d_dgrad, conv2d_wgrad
+from policysearch.ops.conv_rows import flops_of
 
 
 def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:

@@ -6,18 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import (
-    Attrs,
-    Bind,
-    Builder,
-    Example,
-    FloatArray,
-    GradientRule,
-    Node,
-    Op,
-    Shape,
-    size,
-)
+from policysearch.graph import Attrs, Bind, Example, FloatArray, GradientRule, Node, Op, Shape, size
+from policysearch.ops.builder import Builder
 from policysearch.ops.reduce import summed_to
 
 

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.graph import Attrs, Bind, Builder, Example, FloatArray, Node, Op, Placement, size
+from policysearch.graph import Attrs, Bind, Example, FloatArray, Node, Op, Placement, size
+from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import multiply, one_example, same_shape, ufunc
 
 Function = Callable[[FloatArray, FloatArray, Attrs], object]

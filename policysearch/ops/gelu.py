@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import same_shape
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)

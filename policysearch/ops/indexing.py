@@ -8,16 +8,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from policysearch.graph import (
-    Attrs,
-    Builder,
-    Example,
-    FloatArray,
-    GradientRule,
-    Node,
-    Op,
-    Shape,
-)
+from policysearch.graph import Attrs, Example, FloatArray, GradientRule, Node, Op, Shape
+from policysearch.ops.builder import Builder
 from policysearch.values import InputError
 
 MOST_PARTS = 256

@@ -10,67 +10,30 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
 from policysearch.layout import last_axis_first
 from policysearch.ops import shape as shape_ops
+from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias_grad
-from policysearch.ops.lanes import LANES, sum_in_lanes
+from policysearch.ops.layer_norm_grad import layer_norm_grad, layer_norm_weight_grad
+from policysearch.ops.layer_norm_rows import (
+    RowMean,
+    means_and_inverses,
+    normaliser,
+    over_rows,
+    work_of_means,
+)
 
 EPSILON = 1e-5
 """What torch adds to the variance unless told otherwise."""
 
 
-class _Mean:
-    """The mean over the first axis of what is in `scratch`, of the shape of x, for each row."""
-
-    def __init__(self, x: FloatArray, work: FloatArray) -> None:
-        self.scratch = work[: x.size].reshape(x.shape)
-        lanes = (LANES, *x.shape[1:])
-        self._lanes = work[x.size :][: size(lanes)].reshape(lanes)
-        self._share = np.float32(1.0 / len(x))
-
-    def __call__(self) -> FloatArray:
-        total = sum_in_lanes(self.scratch, self._lanes)
-        return np.multiply(total, self._share, out=total)
-
-
-def _work(matrices: int) -> Callable[[Sequence[Shape], Shape, Attrs], int]:
-    def work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-        return matrices * size(inputs[0]) + LANES * size(inputs[0][:-1])
-
-    return work
-
-
-def _apart(statistics: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the views of all means and of all inverse deviations."""
-    both = last_axis_first(statistics)
-    return both[0, ...], both[1, ...]
-
-
-def _normaliser(
-    x: FloatArray, statistics: FloatArray, normal: FloatArray
-) -> Callable[[], FloatArray]:
-    """Return the call that sets `normal` to (x - mean) / deviation, all [features, ...]."""
-    mean, inverse = _apart(statistics)
-
-    def run() -> FloatArray:
-        np.subtract(x, mean, out=normal)
-        return np.multiply(normal, inverse, out=normal)
-
-    return run
-
-
-def _beside(weight: FloatArray, x: FloatArray) -> FloatArray:
-    """Return the weight [features] as it broadcasts over [features, ...]."""
-    return weight.reshape(-1, *(1,) * (x.ndim - 1))
-
-
 def _bind_statistics(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    x, (mean, inverse) = last_axis_first(inputs[0]), _apart(out)
+    x, (mean, inverse) = last_axis_first(inputs[0]), means_and_inverses(out)
     epsilon = np.float32(attrs.get("epsilon", EPSILON))
-    average = _Mean(x, work)
+    average = RowMean(x, work)
 
     def run() -> None:
         np.copyto(average.scratch, x)
@@ -89,55 +52,15 @@ def _bind_layer_norm(
 ) -> Callable[[], object]:
     x, statistics, *owned = inputs
     normal = last_axis_first(out)
-    normalise = _normaliser(last_axis_first(x), statistics, normal)
+    normalise = normaliser(last_axis_first(x), statistics, normal)
     if not owned:
         return normalise
-    weight, bias = (_beside(each, x) for each in owned)
+    weight, bias = (over_rows(each, x) for each in owned)
 
     def run() -> None:
         normalise()
         np.multiply(normal, weight, out=normal)
         np.add(normal, bias, out=normal)
-
-    return run
-
-
-def _bind_layer_norm_grad(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    """With g = grad * weight and y normalised: (g - mean(g) - y * mean(g * y)) / deviation."""
-    grad, x, statistics, *owned = inputs
-    weight = _beside(owned[0] if owned else np.ones(1, np.float32), x)
-    grad, x, result = last_axis_first(grad), last_axis_first(x), last_axis_first(out)
-    normal, mean = work[: x.size].reshape(x.shape), _Mean(x, work[x.size :])
-    normalise, inverse = _normaliser(x, statistics, normal), _apart(statistics)[1]
-
-    def run() -> None:
-        normalise()
-        np.multiply(grad, weight, out=result)
-        if not attrs.get("fixed"):
-            np.multiply(result, normal, out=mean.scratch)
-            np.multiply(normal, mean(), out=normal)
-            np.copyto(mean.scratch, result)
-            np.subtract(result, mean(), out=result)
-            np.subtract(result, normal, out=result)
-        np.multiply(result, inverse, out=result)
-
-    return run
-
-
-def _bind_layer_norm_weight_grad(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    grad, x = last_axis_first(inputs[0]), last_axis_first(inputs[1])
-    normal = work[: x.size].reshape(x.shape)
-    normalise = _normaliser(x, inputs[2], normal)
-    lanes = np.empty((len(x), LANES), np.float32).T
-
-    def run() -> None:
-        normalise()
-        np.multiply(normal, grad, out=normal)
-        np.copyto(out, sum_in_lanes(normal.reshape(len(normal), -1).T, lanes))
 
     return run
 
@@ -176,7 +99,7 @@ layer_statistics = Op(
     example=_statistics_example,
     kind="reduce",
     placement="fp32",
-    work=_work(1),
+    work=work_of_means(1),
     pinned=(0,),
 )
 """Of each row of x its mean and 1 / sqrt(variance + `epsilon`), side by side on the last axis.
@@ -184,27 +107,6 @@ layer_statistics = Op(
 The gradient through them is that of `layer_norm`.
 """
 
-layer_norm_grad = Op(
-    "layer_norm_grad",
-    shape=lambda inputs, attrs: inputs[1],
-    bind=_bind_layer_norm_grad,
-    flops=lambda inputs, out, attrs: 11 * size(out),
-    kind="reduce",
-    placement="fp32",
-    in_place=(0,),
-    work=_work(2),
-    pinned=(2,),
-)
-layer_norm_weight_grad = Op(
-    "layer_norm_weight_grad",
-    shape=lambda inputs, attrs: (inputs[1][-1],),
-    bind=_bind_layer_norm_weight_grad,
-    flops=lambda inputs, out, attrs: 4 * size(inputs[1]),
-    kind="reduce",
-    placement="fp32",
-    work=lambda inputs, out, attrs: size(inputs[1]),
-    pinned=(2,),
-)
 layer_norm = Op(
     "layer_norm",
     shape=lambda inputs, attrs: inputs[0],

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op
+from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import broadcast, gradient_of, same_shape, ufunc
 
 

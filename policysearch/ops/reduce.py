@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.attention import scale
+from policysearch.ops.builder import Builder
 
 
 def _axes(shape: Shape, attrs: Attrs) -> tuple[int, ...]:

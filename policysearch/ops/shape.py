@@ -8,7 +8,8 @@ from operator import mul
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
+from policysearch.ops.builder import Builder
 
 
 def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:

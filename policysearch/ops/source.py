@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape
+from policysearch.ops.builder import Builder
 
 
 def _declared(inputs: Sequence[Shape], attrs: Attrs) -> Shape:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Builder, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
+from policysearch.ops.builder import Builder
 
 
 def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:

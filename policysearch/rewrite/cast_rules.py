@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policysearch.formats import contains, format_named
+from policysearch.formats import format_named
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import Match
 from policysearch.rewrite.patterns import chain, node
 from policysearch.rewrite.rules import rule
+from policysearch.rounding.inclusion import contains
 
 
 def _widens(edit: Editor, source: int, wanted: str) -> bool:

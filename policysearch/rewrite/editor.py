@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from policysearch.graph import Attrs, Graph, Node, Op
 from policysearch.nn.model import NEXT
+from policysearch.ops.builder import renumbered
 from policysearch.values import InputError
 
 Readers = Callable[[Node], bool]
@@ -166,7 +167,7 @@ class Editor:
             for node in ordered
         ]
         graph = Graph(tuple(self.nodes), tuple(self.outputs.items()), tuple(self.updates))
-        return graph.renumbered(moved)
+        return renumbered(graph, moved)
 
     def _add(self, node: Node, at: Node, what: str) -> int:
         scope = ".".join(part for part in (at.layer, self.rule, what) if part)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from policysearch.formats import Rounding, format_named, join
-from policysearch.graph import Builder, Graph, Node, Role
+from policysearch.formats import Rounding, format_named
+from policysearch.graph import Graph, Node, Role
+from policysearch.ops.builder import Builder, renumbered
 from policysearch.ops.source import cast
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
 from policysearch.rewrite.update_pass import UpdatePass
+from policysearch.rounding.inclusion import join
 from policysearch.values import InputError
 
 
@@ -286,4 +288,4 @@ def _without_unread(graph: Graph) -> Graph:
     """Return the graph without nodes that no output and no update needs (sources stay)."""
     kept = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
     needed = graph.needed(kept)
-    return graph.renumbered([n for n in graph.nodes if n.id in needed or n.op.kind == "source"])
+    return renumbered(graph, [n for n in graph.nodes if n.id in needed or n.op.kind == "source"])

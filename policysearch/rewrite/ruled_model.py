@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.graph import Builder, FloatArray, Graph
+from policysearch.graph import FloatArray, Graph
 from policysearch.nn.model import NEXT, Input, Model, ParameterSpec, Traced
+from policysearch.ops.builder import Builder
 from policysearch.rewrite.rules import Rule, apply_rules
 from policysearch.values import InputError
 

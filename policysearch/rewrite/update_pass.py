@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from policysearch.formats import format_named
-from policysearch.graph import Builder, Node
+from policysearch.graph import Node
 from policysearch.ops.attention import scale
+from policysearch.ops.builder import Builder
 from policysearch.ops.eager_update import (
     adam_corrected,
     adam_epsilon,

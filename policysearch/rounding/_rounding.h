@@ -17,7 +17,7 @@
 #define ONE 0x3f800000u
 #define BINADE 0x00800000u
 #define TWO_TO_23 0x4b000000u
-#define KEY_SPAN 32768 /* SPAN of grid.py: elements that share one stochastic key */
+#define KEY_SPAN 32768 /* of grid.py: elements that share one stochastic key */
 #define FIRSTS 4096     /* FIRSTS of grid.py: places where the draws of a span may start */
 #define FINE_SHIFT 20   /* FINE_SHIFT of grid.py */
 #define PIECE 4096      /* elements that stay in a first-level cache; divides KEY_SPAN */
@@ -25,7 +25,7 @@
 enum { NEAREST_EVEN, TOWARD_ZERO, NEAREST_AWAY, STOCHASTIC };
 enum { NARROW, WIDE, FINE, NONE, TAPERED }; /* FINE: narrow, at least FINE_SHIFT dropped bits */
 
-/* Grid of grid.py, field by field; then, for STOCHASTIC, SPAN + FIRSTS words of draw_table. */
+/* Grid of grid.py, field by field; then, for STOCHASTIC, KEY_SPAN + FIRSTS words of draw_table. */
 typedef struct {
     uint32_t mode, wide, shift, lowest, scale, mantissa, max, finite_overflow, inf_overflow,
         flush_below, tapered, taper[3];

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from policysearch.rounding.grid import FIRSTS, MODES, SPAN, FloatArray, Grid, UintArray
+from policysearch.rounding.grid import FIRSTS, KEY_SPAN, MODES, SPAN, FloatArray, Grid, UintArray
 from policysearch.rounding.nearest import bind_narrow, bind_wide
 from policysearch.rounding.reference import round_span
 from policysearch.rounding.stochastic import Drawing, draw_table
@@ -44,7 +44,7 @@ class Scratch:
 
 
 class ShortCuts:
-    """Makes the calls that round spans of at most SPAN elements onto one grid."""
+    """Makes the calls that round spans onto one grid: of SPAN elements, by chance of KEY_SPAN."""
 
     def __init__(self, grid: Grid, scratch: Scratch) -> None:
         self.grid = grid
@@ -59,13 +59,13 @@ class ShortCuts:
         """
         if self.size:
             return
-        self.size = SPAN
-        self.scratch.reserve(SPAN)
-        (self.lowest,) = _rows(1, SPAN, first=Scratch.COUNT)
+        self.size = KEY_SPAN if self.grid.stochastic else SPAN
+        self.scratch.reserve(self.size)
+        (self.lowest,) = _rows(1, self.size, first=Scratch.COUNT)
         self.lowest.fill(self.grid.lowest)
         if self.grid.stochastic:
-            (self.draws,) = _rows(1, SPAN + FIRSTS, first=Scratch.COUNT + 1)
-            self.draws[:] = draw_table(SPAN + FIRSTS)
+            (self.draws,) = _rows(1, KEY_SPAN + FIRSTS, first=Scratch.COUNT + 1)
+            self.draws[:] = draw_table(KEY_SPAN + FIRSTS)
 
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], object]:
         """Return the call that rounds span `x` into `out`; not for the stochastic mode."""
@@ -76,7 +76,7 @@ class ShortCuts:
         work, spare = (row[: x.size] for row in self.scratch.rows[:2])
         if grid.wide:
             return bind_wide(grid, x, out, (work, spare), plain) or plain
-        return bind_narrow(grid, x, out, (work, spare, self.lowest[: x.size]), plain)
+        return bind_narrow(grid, x, out, (work, self.lowest[: x.size]), plain)
 
     def bind_drawn(self, x: FloatArray, out: FloatArray) -> Callable[[tuple[int, int]], object]:
         """Return the call of a key that rounds span `x` into `out`."""

@@ -21,8 +21,10 @@ from policysearch.values import one_of
 FloatArray = npt.NDArray[np.float32]
 UintArray = npt.NDArray[np.uint32]
 
-SPAN = 32768
-"""Elements rounded at a time: scratch stays in cache, and one stochastic key serves one span."""
+SPAN = 65536
+"""Elements worked on at a time, so that they and the scratch stay in the cache."""
+KEY_SPAN = 32768
+"""Elements that draw with one key, rounded at a time by chance."""
 
 MODES = ("nearest_even", "toward_zero", "nearest_away", "stochastic")
 SIGN, ABS, INF, QUIET, ONE = 0x80000000, 0x7FFFFFFF, 0x7F800000, 0x7FC00000, 0x3F800000

@@ -10,9 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from policysearch.rounding.grid import INF, SIGN, FloatArray, Grid, UintArray
-
-_PUSH = 0x0BC00000  # exponent bits of 2^23, and the half: makes a number 1.5 * 2^23 times as large
+from policysearch.rounding.grid import INF, FloatArray, Grid, UintArray
 
 Call = Callable[[], object]
 
@@ -68,35 +66,29 @@ def bind_narrow(
     grid: Grid,
     x: FloatArray,
     out: FloatArray,
-    work: tuple[UintArray, UintArray, UintArray],
+    work: tuple[UintArray, UintArray],
     otherwise: Call,
 ) -> Call:
-    """Return the call that rounds onto a format with fewer exponents; `work[2]` is `grid.lowest`.
+    """Return the call that rounds onto a format with fewer exponents; `work[1]` is `grid.lowest`.
 
-    Adding and subtracting a large number rounds as float32 does, but for the sign of a zero, which
-    is put back. With few dropped bits the quantum is scaled to 1, and the result back.
+    The quantum is scaled to 1 by a power of two, the number rounded to an integer, which keeps the
+    sign of a zero, and scaled back.
     """
-    (power, signs, lowest), bits, result = work, x.view(np.uint32), out.view(np.uint32)
-    unit, top = power.view(np.float32), grid.max & INF
-    constants = (INF, SIGN, grid.scale, (_PUSH - grid.mantissa) & 0xFFFFFFFF)
-    infinite, sign, scale, push = (np.array(value, np.uint32) for value in constants)
-    exact = grid.shift >= 2  # the sum has 22 bits below its leading one
+    (power, lowest), bits = work, x.view(np.uint32)
+    factor, top = power.view(np.float32), grid.max & INF
+    # As operands, arrays of no dimension are faster than numbers.
+    infinite, scale, inverse = (np.array(f, np.uint32) for f in (INF, grid.scale, 254 << 23))
 
     def narrow() -> None:
-        np.bitwise_and(bits, infinite, out=power)
+        np.bitwise_and(bits, infinite, power)
         np.maximum(power, lowest, out=power)
-        if np.maximum.reduce(power) >= top:
+        if power.item(power.argmax()) >= top:  # a small array's maximum.reduce takes longer
             otherwise()
-        elif exact:
-            np.bitwise_and(bits, sign, out=signs)
-            np.add(power, push, out=power)
-            np.add(x, unit, out=out)
-            np.subtract(out, unit, out=out)
-            np.bitwise_or(result, signs, out=result)
-        else:
-            np.subtract(scale, power, out=power)
-            np.multiply(x, unit, out=out)
-            np.rint(out, out=out)
-            np.divide(out, unit, out=out)
+            return
+        np.subtract(scale, power, power)
+        np.multiply(x, factor, out)
+        np.rint(out, out)
+        np.subtract(inverse, power, power)
+        np.multiply(out, factor, out)
 
     return narrow

@@ -19,9 +19,10 @@ from policysearch.rounding.stochastic import Drawing, draws_of
 
 
 def round_span(grid: Grid, x: FloatArray, out: FloatArray, key: tuple[int, int]) -> None:
-    """Write `x`, at most SPAN elements, rounded onto `grid` to `out`, which may be `x`.
+    """Write `x`, rounded onto `grid` to `out`, which may be `x`.
 
-    `key` of `span_key` says what the stochastic mode draws. NaN stays NaN.
+    `key` of `span_key` says what the stochastic mode draws, for at most KEY_SPAN elements.
+    NaN stays NaN.
     """
     bits = x.view(np.uint32)
     if grid.wide and not grid.shift:

@@ -15,6 +15,7 @@ import numpy as np
 from policysearch.formats import Format, Rounding
 from policysearch.rounding.grid import (
     FIRSTS,
+    KEY_SPAN,
     MASK64,
     MODES,
     SPAN,
@@ -73,7 +74,7 @@ class Rounder:
         self.extension: ModuleType | None = _rounding if fast == "c" else None
         self.packed = grid.packed()
         if grid.stochastic and self.extension is not None:
-            self.packed += draw_table(SPAN + FIRSTS).tobytes()
+            self.packed += draw_table(KEY_SPAN + FIRSTS).tobytes()
         self.seed = seed & MASK64
         self._mixed_seed = mix64(self.seed)
         self._grid = grid
@@ -114,7 +115,7 @@ class Rounder:
         if self._short_cuts is None:
             drawn = self.bind_drawn(x, out)
             return lambda: drawn(0)
-        calls = [self._short_cuts.bind(*arrays) for arrays in _in_spans(x, out)]
+        calls = [self._short_cuts.bind(*arrays) for arrays in _in_spans(SPAN, x, out)]
         return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
 
     def bind_drawn(self, x: FloatArray, out: FloatArray) -> Callable[[int], object]:
@@ -127,9 +128,9 @@ class Rounder:
             round_into, packed, seed = self.extension.round_into, self.packed, self.seed
             return lambda counter: round_into(x, out, packed, seed, counter)
         if self._short_cuts is None:
-            calls = [self._plain(*arrays) for arrays in _in_spans(x, out)]
+            calls = [self._plain(*arrays) for arrays in _in_spans(KEY_SPAN, x, out)]
         else:
-            calls = [self._short_cuts.bind_drawn(*arrays) for arrays in _in_spans(x, out)]
+            calls = [self._short_cuts.bind_drawn(*arrays) for arrays in _in_spans(KEY_SPAN, x, out)]
 
         def run(counter: int) -> None:
             for span, call in enumerate(calls):
@@ -145,9 +146,9 @@ class Rounder:
         return span_key(self._mixed_seed, counter & MASK64, span) if stochastic else (0, 0)
 
 
-def _in_spans(*arrays: FloatArray) -> list[tuple[FloatArray, ...]]:
-    starts = range(0, max(arrays[0].size, 1), SPAN)
-    return [tuple(array[start : start + SPAN] for array in arrays) for start in starts]
+def _in_spans(length: int, *arrays: FloatArray) -> list[tuple[FloatArray, ...]]:
+    starts = range(0, max(arrays[0].size, 1), length)
+    return [tuple(array[start : start + length] for array in arrays) for start in starts]
 
 
 def _check(**arrays: FloatArray) -> None:

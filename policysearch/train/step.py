@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from policysearch.graph import Builder, Graph, Op, backward, size
+from policysearch.graph import Graph, Op, size
 from policysearch.nn.model import NEXT, OWN_LOSS, Model, Traced, emit_arrays, emit_data
 from policysearch.ops import loss as loss_ops
 from policysearch.ops import token_loss
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.shape import reshape

@@ -12,8 +12,9 @@ from policysearch.emulator.compile import compile_graph
 from policysearch.emulator.kernels.kernel import Kernel
 from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.emulator.plan import Plan
-from policysearch.graph import Attrs, Builder, FloatArray, Graph, Op, Shape, backward, size
+from policysearch.graph import Attrs, FloatArray, Graph, Op, Shape, size
 from policysearch.layout import stored
+from policysearch.ops.builder import Builder, backward
 from policysearch.ops.elementwise import add
 from policysearch.ops.pool import max_pool, max_pool_grad
 from policysearch.ops.source import data

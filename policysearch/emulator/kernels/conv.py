@@ -20,8 +20,9 @@ import numpy as np
 from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape, size
 from policysearch.layout import stored_view
-from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
+from policysearch.ops.conv import conv2d
 from policysearch.ops.conv_geometry import Geometry, geometry, is_plain
+from policysearch.ops.conv_grad import conv2d_dgrad, conv2d_wgrad
 
 try:
     import policysearch.emulator.kernels._convolution as _convolution

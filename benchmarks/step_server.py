@@ -1,0 +1,39 @@
+"""Takes training steps of the tree on PYTHONPATH as it is asked, for `benchmarks.before`.
+
+    PYTHONPATH=TREE python step_server.py NET BATCH FAST FORMAT...
+
+A line of the input is a format and a number of steps; the answer, the CPU seconds of one step.
+It works with trees in which `fast` was still called `compiled`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from typing import Any
+
+import benchmarks.nets as nets
+from benchmarks.timing import pin_one_thread
+
+
+def main() -> None:
+    """Run the command."""
+    net, batch, fast, *formats = sys.argv[1:]
+    pin_one_thread()
+    chosen: dict[str, Any] = {"fast": fast}
+    if "fast" not in inspect.signature(nets.our_step).parameters:
+        chosen = {"compiled": fast == "c"}
+    model = nets.NETS[net]()
+    calls = {name: nets.our_step(model, name, int(batch), **chosen) for name in formats}
+    for line in sys.stdin:
+        name, steps = line.split()
+        calls[name]()
+        start = time.process_time()
+        for _ in range(int(steps)):
+            calls[name]()
+        print((time.process_time() - start) / int(steps), flush=True)
+
+
+if __name__ == "__main__":
+    main()

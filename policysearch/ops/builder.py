@@ -1,0 +1,106 @@
+"""How a graph is made: nodes collected one by one, the gradient nodes of a value, new ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from policysearch.graph import Attrs, Graph, Node, Op, Shape
+
+
+class Builder:
+    """Collects nodes while a step is traced or rewritten."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._defaults: dict[str, Any] = {"layer": "", "role": "fprop", "source": ""}
+
+    @contextmanager
+    def scope(self, **defaults: Any) -> Iterator[None]:
+        """Nodes emitted inside take these fields (layer, role, source) unless told otherwise."""
+        outer = self._defaults
+        self._defaults = {**outer, **defaults}
+        try:
+            yield
+        finally:
+            self._defaults = outer
+
+    def emit(self, op: Op, *inputs: int, attrs: Attrs | None = None, **fields: Any) -> int:
+        """Append a node and return its id; shape and missing fields are derived."""
+        given = dict(attrs or {})
+        shape = op.shape([self.nodes[i].shape for i in inputs], given)
+        fields = {**self._defaults, **fields}
+        fields["source"] = fields["source"] or op.name
+        node = Node(
+            id=len(self.nodes),
+            op=op,
+            inputs=inputs,
+            shape=shape,
+            attrs=tuple(given.items()),
+            **fields,
+        )
+        self.nodes.append(node)
+        return node.id
+
+    def copy(self, node: Node, inputs: Sequence[int], **changes: Any) -> int:
+        """Append a copy of `node` with new inputs and changed fields; return its id."""
+        changes = {"inputs": tuple(inputs), "of": -1, **changes}
+        self.nodes.append(replace(node, id=len(self.nodes), **changes))
+        return len(self.nodes) - 1
+
+    def shape(self, id: int) -> Shape:
+        return self.nodes[id].shape
+
+    def graph(self, outputs: Mapping[str, int], updates: Sequence[tuple[int, int]] = ()) -> Graph:
+        return Graph(tuple(self.nodes), tuple(outputs.items()), tuple(updates))
+
+
+def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -> dict[int, int]:
+    """Emit the gradient nodes of `root` and return {wanted node: its gradient}.
+
+    `seed` is the gradient of `root`. Only paths that lead to a wanted node are followed. The
+    gradient of a parameter has role "wgrad", every other one "dgrad"; a value used more than
+    once gets its gradients summed by `add`, whose attribute "gradient_of" holds the layer and the
+    op of that value.
+    """
+    forward = list(b.nodes[: root + 1])
+    reaches = set(wanted)
+    for node in forward:
+        if any(i in reaches for i in node.inputs):
+            reaches.add(node.id)
+    grads: dict[int, int] = {root: seed}
+    for node in reversed(forward):
+        if node.id not in grads or node.op.kind == "source":
+            continue
+        for position, i in enumerate(node.inputs):
+            rule = node.op.gradients[position] if node.op.gradients else None
+            if i not in reaches or rule is None:
+                continue
+            role = "wgrad" if b.nodes[i].op.kind == "source" else "dgrad"
+            with b.scope(layer=node.layer, role=role, source=node.source, of=node.id):
+                grad = rule(b, node, grads[node.id])
+                of = {"gradient_of": (b.nodes[i].layer, b.nodes[i].op.name)}
+                fields: dict[str, Any] = {"attrs": of, "source": add.name, "of": i}
+                grads[i] = b.emit(add, grads[i], grad, **fields) if i in grads else grad
+    return {i: grads[i] for i in wanted if i in grads}
+
+
+def renumbered(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    """Return the graph of `nodes` alone, in their order, which gives the new ids.
+
+    They hold the inputs of each before it, the outputs of `graph` and both ends of every update.
+    """
+    place = {node.id: position for position, node in enumerate(nodes)}
+    moved = tuple(
+        replace(
+            node,
+            id=place[node.id],
+            inputs=tuple(place[i] for i in node.inputs),
+            of=place.get(node.of, -1),
+        )
+        for node in nodes
+    )
+    outputs = tuple((name, place[i]) for name, i in graph.outputs)
+    return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in graph.updates))
