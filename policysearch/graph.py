@@ -153,6 +153,12 @@ class Graph:
         outputs = tuple((name, place[i]) for name, i in self.outputs)
         return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in self.updates))
 
+    def without_unread(self) -> Graph:
+        """Return the graph without nodes that no output and no update needs (sources stay)."""
+        kept = {i for _, i in self.outputs} | {i for pair in self.updates for i in pair}
+        needed = self.needed(kept)
+        return self.renumbered([n for n in self.nodes if n.id in needed or n.op.kind == "source"])
+
     def needed(self, wanted: set[int]) -> set[int]:
         """Return the ids in `wanted` and those of all nodes that they are computed from."""
         found = set(wanted)
