@@ -1,4 +1,4 @@
-"""The cell of `tests/record_mindspore.py` that computes with what a cell inside it gives."""
+"""The cells of `tests/record_mindspore.py` that compute with what a cell inside them gives."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ from policysearch.ops.elementwise import add, multiply, relu
 from policysearch.ops.reduce import sum_over
 
 WIDTH = 8
-STEM, BLOCK, CHILD, ACT, WEIGHING = "stem", "block", "block.child", "block.act", "weighing"
+STEM, GATE, WEIGHING = "stem", "gate", "weighing"
+BLOCK, CHILD, ACT = "block", "block.child", "block.act"
 
 
 @dataclass(frozen=True)
 class BlockModel(Model):
-    """act(y) y + x of y = child(x) behind `stem`; the loss weighs every output with a number."""
+    """A block behind `stem` and `gate`; the loss weighs every output with a number.
 
+    It gives act(y) y + x of y = child(x) or, `gated`, y times what `gate` gives.
+    """
+
+    gated: bool = False
     name: str = "block"
     loss: str = OWN_LOSS
     inputs: tuple[Input, ...] = (Input("x", (WIDTH,)), Input("factors", (WIDTH,)))
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        return STEM, CHILD, ACT, BLOCK, WEIGHING
+        return STEM, CHILD, GATE if self.gated else ACT, BLOCK, WEIGHING
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         shape = (WIDTH, WIDTH)
-        return tuple(ParameterSpec(f"{layer}.weight", shape, layer, 1) for layer in (STEM, CHILD))
+        owners = (STEM, CHILD, GATE) if self.gated else (STEM, CHILD)
+        return tuple(ParameterSpec(f"{layer}.weight", shape, layer, 1) for layer in owners)
 
     def init(self, rng: np.random.Generator) -> dict[str, FloatArray]:
-        weights = rng.standard_normal((2, WIDTH, WIDTH)).astype(np.float32)
+        weights = rng.standard_normal((3, WIDTH, WIDTH)).astype(np.float32)
         return {spec.name: weights[i] for i, spec in enumerate(self.parameters())}
 
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
@@ -44,7 +50,10 @@ class BlockModel(Model):
 
         x = product(STEM, fed["x"])
         y = product(CHILD, x)
-        act = b.emit(relu, y, layer=ACT)
-        given = b.emit(add, b.emit(multiply, act, y, layer=BLOCK), x, layer=BLOCK)
+        if self.gated:
+            given = b.emit(multiply, y, product(GATE, fed["x"]), layer=BLOCK)
+        else:
+            act = b.emit(relu, y, layer=ACT)
+            given = b.emit(add, b.emit(multiply, act, y, layer=BLOCK), x, layer=BLOCK)
         weighed = b.emit(multiply, given, fed["factors"], layer=WEIGHING)
         return Traced(given, b.emit(sum_over, weighed, layer=WEIGHING))

@@ -5,9 +5,9 @@
 - `<policy>/loss` [50]: losses of LeNet-5 (tests/data/oracle/README.md says which), static loss
   scale 1024, for each of POLICIES, and `<policy>/bits/<layer>` [16, outputs]: bit patterns of what
   the dense layers give for the first 16 images of the first batch, where they are float16.
-- `block/<parent>/<child>/...`: one step of a cell that computes with what a cell inside it gives,
-  for all formats of the two: `output`, its `type`, and the gradients of the weights of `stem`, a
-  float32 layer before it, and of `child`.
+- `<cell>/<parent>/<child>/...`: one step of a cell, each of CELLS, that computes with what a cell
+  inside it gives, for all formats of the two: `output`, its `type`, and the gradients of the
+  weights of `stem` and `gate`, float32 layers before it, and of `child`.
 """
 
 from __future__ import annotations
@@ -68,21 +68,34 @@ class Block(nn.Cell):
         self.child, self.act = nn.Dense(*weight.shape, has_bias=False), nn.ReLU()
         self.child.weight.set_data(ms.Tensor(weight))
 
-    def construct(self, x: Any) -> Any:
+    def construct(self, x: Any, z: Any) -> Any:
         y = self.child(x)
         return self.act(y) * y + x
 
 
-class Net(nn.Cell):
-    """A block behind a layer; no format is set for the two together."""
+class Gated(Block):
+    """child(x) z, where each is read once."""
 
-    def __init__(self, weights: Any) -> None:
+    def construct(self, x: Any, z: Any) -> Any:
+        return self.child(x) * z
+
+
+CELLS = {"block": Block, "gated": Gated}
+
+
+class Net(nn.Cell):
+    """A block behind two layers; no format is set for the three together."""
+
+    def __init__(self, cell: type[Block], weights: Any) -> None:
         super().__init__()
-        self.stem, self.block = nn.Dense(*weights[0].shape, has_bias=False), Block(weights[1])
+        shape = weights[0].shape
+        self.stem, self.gate = nn.Dense(*shape, has_bias=False), nn.Dense(*shape, has_bias=False)
+        self.block = cell(weights[1])
         self.stem.weight.set_data(ms.Tensor(weights[0]))
+        self.gate.weight.set_data(ms.Tensor(weights[2]))
 
     def construct(self, x: Any) -> Any:
-        return self.block(self.stem(x))
+        return self.block(self.stem(x), self.gate(x))
 
 
 class Weighted(nn.Cell):
@@ -135,19 +148,20 @@ def blocks() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     x, factors = rng.standard_normal((2, 6, 8)).astype(np.float32)
     factors = factors.astype(np.float16).astype(np.float32)
-    weights = rng.standard_normal((2, 8, 8)).astype(np.float32)
-    arrays: dict[str, Any] = {"block/x": x, "block/factors": factors, "block/weights": weights}
+    weights = rng.standard_normal((3, 8, 8)).astype(np.float32)
+    arrays: dict[str, Any] = {"x": x, "factors": factors, "weights": weights}
     formats = ("float16", "float32")
-    for parent, child in [(p, c) for p in formats for c in formats]:
-        net = Net(weights)
+    for cell, parent, child in [(k, p, c) for k in CELLS for p in formats for c in formats]:
+        net = Net(CELLS[cell], weights)
         net.block.to_float(dtype(parent))
         net.block.child.to_float(dtype(child))
         given = net(ms.Tensor(x))
         step = ops.grad(Weighted(net, factors), None, net.trainable_params())
-        where = f"block/{parent}/{child}"
+        where = f"{cell}/{parent}/{child}"
         arrays[f"{where}/type"] = np.array(str(given.dtype).lower())
         arrays[f"{where}/output"] = given.asnumpy().astype(np.float32)
-        for layer, gradient in zip(("stem", "child"), step(ms.Tensor(x)), strict=True):
+        names = [parameter.name.split(".")[-2] for parameter in net.trainable_params()]
+        for layer, gradient in zip(names, step(ms.Tensor(x)), strict=True):
             arrays[f"{where}/{layer}"] = gradient.asnumpy().astype(np.float32)
         print(f"{where}: {given.dtype}", flush=True)
     return arrays
