@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs reference lint slow peers bench mutants clean
+.PHONY: front test docs reference lint slow peers mindspore bench mutants clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -42,6 +42,10 @@ slow: .venv/test.stamp
 
 peers: .venv/peers.stamp
 	$(BIN)/pytest -m "(peers or torch) and not slow"
+
+# MindSpore in an environment of its own: it needs an older numpy.
+mindspore: .venv/test.stamp .venv-mindspore/made.stamp
+	$(BIN)/pytest -m mindspore
 
 bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.rounding --peers
@@ -83,5 +87,11 @@ mutants: .venv/mutants.stamp
 	$(INSTALL) '.[test,torch,mutants]'
 	@touch $@
 
+.venv-mindspore/made.stamp:
+	$(PYTHON) -m venv .venv-mindspore
+	.venv-mindspore/bin/python -m pip install --quiet --disable-pip-version-check \
+		mindspore==2.10.0 'numpy<2' 'scipy<1.14'
+	@touch $@
+
 clean:
-	rm -rf .venv build dist *.egg-info $$(find policysearch -name '*.so')
+	rm -rf .venv .venv-mindspore build dist *.egg-info $$(find policysearch -name '*.so')

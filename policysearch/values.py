@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import math
 import types
 import typing
@@ -160,3 +161,30 @@ def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...
     return tuple(
         _read(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, data, strict=True))
     )
+
+
+def names_once(where: str, names: Iterable[str]) -> None:
+    """Raise InputError, beginning with `where`, for a name that is there twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{where}: {shown(name)} is given twice; expected each name once")
+        seen.add(name)
+
+
+def json_value(text: str, where: str, what: str) -> object:
+    """Return what the JSON `text` says; InputError where it is no JSON or gives a key twice.
+
+    `what` is what was expected there: "a policy".
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except ValueError as error:  # Also an integer of thousands of digits.
+        raise InputError(f"{where}: not {what}: {error}; expected JSON") from None
+    except RecursionError:
+        raise InputError(f"{where}: not {what}: nested too deep; expected JSON") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names_once("keys", (key for key, _ in pairs))
+    return dict(pairs)

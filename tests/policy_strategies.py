@@ -99,6 +99,8 @@ def policies(draw: st.DrawFn) -> Policy:
         fp32,
         promote,
         bias=draw(st.sampled_from(["fused", "rounded", "fp32"])),
+        casts=draw(st.sampled_from(["op", "layer"])),
+        norm_inner=draw(st.sampled_from(["float32", "format"])),
         master_weights=draw(st.booleans()),
         optimizer_state=draw(FORMAT_NAMES),
         optimizer_order=draw(st.sampled_from(["fused", "eager"])),

@@ -64,6 +64,8 @@ POLICY: dict[str, Pair] = {
     "fp32_ops": (LOW, HIGH),
     "promote_ops": (HIGH, _moved(HIGH, "relu", "promote_ops")),
     "bias": (LOW, replace(LOW, bias="rounded")),
+    "casts": (LOW, replace(LOW, casts="layer")),
+    "norm_inner": (LOW, replace(LOW, norm_inner="format")),
     "master_weights": tuple(
         replace(_with_layer(LOW, param="bfloat16"), master_weights=kept) for kept in (True, False)
     ),  # type: ignore[dict-item]

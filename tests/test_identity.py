@@ -177,6 +177,7 @@ OTHERS: dict[str, Any] = {
     "data": "digits32",
     "loss": "mean_squared_error",
     "activation": "tanh",
+    "graph_rules": ("net.py:rule",),
 }
 
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from policysearch.data.datasets import Dataset
 from policysearch.emulator.compile import compile_graph
-from policysearch.graph import FloatArray
 from policysearch.policy.policy import LossScale, Policy
-from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_forward
-from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, train
+from tests.recorded_lenet5 import Setup, recorded, recorded_setup
 
-FOLDER = Path(__file__).parent / "data" / "oracle"
 FIXED = LossScale("fixed", 1024.0, skip_on_overflow=False)
 MINDSPORE_FIXED = replace(FIXED, rule="mindspore.FixedLossScaleManager")
 GRAD_SCALER = LossScale("dynamic", 2.0**16, growth_interval=50, rule="torch.GradScaler")
@@ -38,55 +29,18 @@ RUNS: Mapping[str, tuple[str, LossScale]] = {
 SIXTEEN_BIT = ("torch_pol_all_bf16", "torch_pol_all_fp16", "torch_amp_fp16_gs16")
 
 
-@dataclass(frozen=True)
-class Setup:
-    task: Task
-    dataset: Dataset
-    initial: dict[str, FloatArray]
-    batches: NDArray[np.int64]
-
-    def policy(self, run: str) -> Policy:
-        name, loss_scale = RUNS[run]
-        layers = self.task.build_model(self.dataset).layer_names
-        return replace(preset(name, layers), loss_scale=loss_scale)
-
-    def replay(self, run: str, steps: int) -> Run:
-        return train(
-            replace(self.task, steps=steps),
-            self.policy(run),
-            seed=0,
-            dataset=self.dataset,
-            initial=self.initial,
-            batch_indices=self.batches,
-        )
-
-
-def recorded(name: str) -> dict[str, NDArray[Any]]:
-    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as arrays:
-        return dict(arrays)
+def policy_of(setup: Setup, run: str) -> Policy:
+    return setup.policy(*RUNS[run])
 
 
 @pytest.fixture(scope="module")
 def setup() -> Setup:
-    common = recorded("common")
-    with files("policysearch.data").joinpath("digits.npz").open("rb") as file, np.load(file) as d:
-        pixels, labels = d["images"].astype(np.float32), d["labels"].astype(np.int64)
-    large = np.kron(pixels / 16, np.ones((1, 4, 4), np.float32))
-    images = (large - np.float32(0.3053)) / np.float32(0.3760)
-    order = np.concatenate([common["train_idx"], common["test_idx"]]).astype(np.int64)
-    place = np.argsort(order)
-    counts = (len(common["train_idx"]), len(common["test_idx"]))
-    dataset = Dataset("digits32", (images[order][:, np.newaxis],), labels[order], *counts, 10)
-    initial = {k.removeprefix("init/"): v for k, v in common.items() if k.startswith("init/")}
-    task = Task(
-        learning_rate=float(common["lr"]), momentum=float(common["momentum"]), tail_steps=10
-    )
-    return Setup(task, dataset, initial, place[common["batches"].astype(np.int64)])
+    return recorded_setup()
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_losses(setup: Setup, run: str) -> None:
-    given = setup.replay(run, 50)
+    given = setup.replay(policy_of(setup, run), 50)
     difference = np.abs(given.losses - recorded(run)["loss"])
     assert difference[:10].max() <= 1e-5
     assert difference.max() <= 1e-3
@@ -95,7 +49,8 @@ def test_losses(setup: Setup, run: str) -> None:
 
 def test_grad_scaler_sequence(setup: Setup) -> None:
     """The run with GradScaler skips and rescales at the same steps, 200 of 200."""
-    given, expected = setup.replay("torch_amp_fp16_gs16", 200), recorded("torch_amp_fp16_gs16")
+    run = "torch_amp_fp16_gs16"
+    given, expected = setup.replay(policy_of(setup, run), 200), recorded(run)
     assert expected["skipped"].sum() == 2
     np.testing.assert_array_equal(given.skipped, expected["skipped"])
     np.testing.assert_array_equal(given.scales, expected["scale"])
@@ -105,7 +60,7 @@ def test_grad_scaler_sequence(setup: Setup) -> None:
 def test_activations_of_step_0(setup: Setup, run: str) -> None:
     """At least 98 % of the outputs of every layer have the recorded bits."""
     model = setup.task.build_model(setup.dataset)
-    graph = apply_policy(trace_forward(model, setup.task.batch_size), setup.policy(run))
+    graph = apply_policy(trace_forward(model, setup.task.batch_size), policy_of(setup, run))
     sums = tuple((node.layer, node.id) for node in graph.nodes if node.op.name == "bias")
     executable = compile_graph(replace(graph, outputs=sums))
     for name, value in setup.initial.items():

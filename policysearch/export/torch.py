@@ -161,6 +161,10 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
     )
     if has_low_bias and policy.bias != "fused":
         yield f"bias: torch adds it before the one rounding of the result, not {policy.bias!r}"
+    if policy.casts != "op":
+        yield f"casts: autocast casts what every op reads, not what enters a {policy.casts}"
+    if policy.norm_inner != "float32":
+        yield "norm_inner: torch's norms sum in float32, not in their format"
 
 
 def _whole_losses(policy: Policy) -> Iterator[str]:

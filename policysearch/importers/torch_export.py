@@ -49,17 +49,18 @@ def from_torch(
         loss=loss,
         labels=labels,
         draw=draw and draw.of(reader.kept_names()),
+        types={n: type(m).__name__ for n, m in net.named_modules(remove_duplicate=False)},
     )
-    if loss == OWN_LOSS and labels and labels not in [item.name for item in model.inputs]:
-        valid = ", ".join(item.name for item in model.inputs)
-        raise InputError(f"labels: {labels!r}; expected one of {valid}")
-    _check_result(model)
+    _check(model)
     _ = model.layer_names  # traces, so that what cannot be imported is said now
     return model
 
 
-def _check_result(model: TorchModel) -> None:
-    """Raise InputError where the first result is not one row, or more, per example."""
+def _check(model: TorchModel) -> None:
+    """Raise InputError for labels that are no input, or a first result without rows of examples."""
+    names = [item.name for item in model.inputs]
+    if model.loss == OWN_LOSS and model.labels and model.labels not in names:
+        raise InputError(f"labels: {model.labels!r}; expected one of {', '.join(names)}")
     shapes = {call.name: call.shape for call in model.program.calls}
     shape = shapes.get(model.program.results[0])
     if model.loss != OWN_LOSS and shape is not None and shape[:1] != (Extent(0, 1),):

@@ -46,6 +46,7 @@ class TorchModel(Model):
 
     `specs` and `kept` are its parameters and running statistics, `initial` their values by name.
     `draw` gives other values for another seed; without it every seed starts from `initial`.
+    `types` are the classes of its modules, by name.
     """
 
     name: str
@@ -58,6 +59,7 @@ class TorchModel(Model):
     loss: str = ""
     labels: str = ""
     draw: Draw | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
@@ -80,6 +82,11 @@ class TorchModel(Model):
         b = Builder()
         self.trace(b, self._sources(b, 2), training=True)
         return tuple(dict.fromkeys(node.layer for node in b.nodes if node.op.kind != "source"))
+
+    @cached_property
+    def layer_types(self) -> Mapping[str, str]:
+        """The class of each layer's module, by its name: "Conv2d", "LayerNorm"."""
+        return MappingProxyType({n: self.types[n] for n in self.layer_names if n in self.types})
 
     def _sources(self, b: Builder, batch_size: int) -> dict[str, int]:
         fed = self.emit_inputs(b, batch_size) | emit_arrays(b, self.specs)

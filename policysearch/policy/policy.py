@@ -7,14 +7,26 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import Rounding, format_named
 from policysearch.policy.scaling import Scaling
-from policysearch.values import InputError, from_plain, number, one_of, shown, to_plain
+from policysearch.values import (
+    InputError,
+    from_plain,
+    json_value,
+    names_once,
+    number,
+    one_of,
+    shown,
+    to_plain,
+)
 
 VERSION = 1
+LATER: Mapping[str, str] = MappingProxyType({"casts": "op", "norm_inner": "float32"})
+"""Fields that older files lack, with what holds there: so said, they are not in the digest."""
 
 LossScaleKind = Literal["none", "fixed", "dynamic", "schedule"]
 LossScaleRule = Literal[
@@ -154,6 +166,10 @@ class Policy:
     widest format among their inputs; an op used by the model must be in one of the three.
     `bias`: "fused" adds the bias before the one output rounding, "rounded" after it with a
     second rounding, "fp32" adds in float32 and leaves the result there.
+    `casts`: "op" brings what every op reads into its layer's format, as eager modes do; "layer"
+    casts what enters a layer, as MindSpore's graph mode does: its ops read what layers inside it
+    give as it is, and such an op runs in the widest format it reads. `norm_inner`: norms sum and
+    keep what is between in "float32" or in the "format" of their result.
     `optimizer_order`: "fused" computes a whole update in float32 and rounds what it stores;
     "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
     rounded state back. In the eager order the number of an addition (learning rate, weight
@@ -166,6 +182,8 @@ class Policy:
     fp32_ops: tuple[str, ...]
     promote_ops: tuple[str, ...]
     bias: Literal["fused", "rounded", "fp32"] = "fused"
+    casts: Literal["op", "layer"] = "op"
+    norm_inner: Literal["float32", "format"] = "float32"
     master_weights: bool = True
     optimizer_state: str = "float32"
     optimizer_order: Literal["fused", "eager"] = "fused"
@@ -186,9 +204,9 @@ class Policy:
                 format_named(getattr(self, name))
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
-        _names_once("layers", [name for name, _ in self.layers])
+        names_once("layers", [name for name, _ in self.layers])
         lists = (self.low_precision_ops, self.fp32_ops, self.promote_ops)
-        _names_once("op lists", [name for ops in lists for name in ops])
+        names_once("op lists", [name for ops in lists for name in ops])
         if self.gradient_clip_norm is not None:
             number("gradient_clip_norm", self.gradient_clip_norm, 1e-30, 1e30)
         firsts = [phase.first_step for phase in self.phases]
@@ -233,8 +251,9 @@ class Policy:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything but the name: equal digests train and cost the same."""
-        plain = {key: value for key, value in to_data(self).items() if key != "name"}
+        """SHA-256 of all but the name (and see LATER): equal digests train and cost the same."""
+        left_out = {"name": self.name, **LATER}
+        plain = {k: v for k, v in to_data(self).items() if k not in left_out or v != left_out[k]}
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -244,13 +263,7 @@ class Policy:
 
 def from_json(text: str, where: str = "policy") -> Policy:
     """Return the policy written in `text`; InputError names the place of a mistake."""
-    try:
-        data = json.loads(text, object_pairs_hook=_unique_keys)
-    except ValueError as error:  # Also an integer of thousands of digits.
-        raise InputError(f"{where}: not a policy: {error}; expected JSON") from None
-    except RecursionError:
-        raise InputError(f"{where}: not a policy: nested too deep; expected JSON") from None
-    return from_data(data, where)
+    return from_data(json_value(text, where, "a policy"), where)
 
 
 def to_data(policy: Policy) -> dict[str, Any]:
@@ -285,16 +298,3 @@ def _pairs(data: object, where: str) -> list[tuple[str, LayerPolicy]]:
     return [
         (name, from_plain(LayerPolicy, value, f"{where}.{name}")) for name, value in data.items()
     ]
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    _names_once("keys", [key for key, _ in pairs])
-    return dict(pairs)
-
-
-def _names_once(where: str, names: list[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InputError(f"{where}: {shown(name)} is given twice; expected each name once")
-        seen.add(name)

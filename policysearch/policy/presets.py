@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from policysearch.graph import Placement
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
@@ -58,6 +58,7 @@ class Preset:
     fp32: tuple[str, ...] = ()
     promote: tuple[str, ...] = ()
     bias: Literal["fused", "rounded", "fp32"] = "fused"
+    casts: Literal["op", "layer"] = "op"
     master_weights: bool = True
     optimizer_state: str = "float32"
     optimizer_order: Literal["fused", "eager"] = "fused"
@@ -73,6 +74,10 @@ class Preset:
         if op in self.promote:
             return "promote"
         return self.others if op in LISTED_OPS or op not in OPS else OPS[op].placement
+
+
+def _like(row: Preset, name: str, summary: str, **changes: Any) -> Preset:
+    return dataclasses.replace(row, name=name, summary=summary, **changes)
 
 
 MINDSPORE_DYNAMIC = LossScale(
@@ -105,6 +110,13 @@ _MINDSPORE_O2 = Preset(
     low=WIDE,
     fp32=NORMS,
     loss_scale=MINDSPORE_DYNAMIC,
+)
+_MINDSPORE_O3 = Preset(
+    "mindspore.O3",
+    "all in float16, float32 parameters, no loss scale",
+    _FLOAT16,
+    others="low",
+    low=WIDE,
 )
 _AUTOCAST = Preset(
     "torch.autocast.float16",
@@ -147,13 +159,7 @@ PRESETS: dict[str, Preset] = {
         ),
         _MINDSPORE_O1,
         _MINDSPORE_O2,
-        Preset(
-            "mindspore.O3",
-            "all in float16, float32 parameters, no loss scale",
-            _FLOAT16,
-            others="low",
-            low=WIDE,
-        ),
+        _MINDSPORE_O3,
         Preset(
             "mindspore.auto",
             "lists per primitive: products in float16, bias added in float32, no loss scale",
@@ -193,79 +199,80 @@ PRESETS: dict[str, Preset] = {
             optimizer_order="eager",
         ),
         _AUTOCAST,
-        dataclasses.replace(
+        _like(
             _AUTOCAST,
-            name="torch.autocast.bfloat16",
-            summary="CUDA lists of torch.autocast in bfloat16, no loss scale",
+            "torch.autocast.bfloat16",
+            "CUDA lists of torch.autocast in bfloat16, no loss scale",
             layer=_BFLOAT16,
             loss_scale=NO_LOSS_SCALE,
         ),
         _UNIFORM,
-        dataclasses.replace(
+        _like(
             _UNIFORM,
-            name="float16",
-            summary="every layer float16, normalisation and softmax in float32, GradScaler",
+            "float16",
+            "every layer float16, normalisation and softmax in float32, GradScaler",
             layer=_FLOAT16,
             loss_scale=GRAD_SCALER,
         ),
         _FLOAT8,
-        dataclasses.replace(
+        _like(
             _FLOAT8,
-            name="te.delayed",
-            summary="float8 with the amax of the last 1024 steps (Transformer Engine)",
+            "te.delayed",
+            "float8 with the amax of the last 1024 steps (Transformer Engine)",
             scaling=Scaling("delayed", margin=0, history=1024, amax="max"),
         ),
-        dataclasses.replace(
-            _FLOAT8, name="te.current", summary="float8, current scaling (Transformer Engine)"
-        ),
-        dataclasses.replace(
+        _like(_FLOAT8, "te.current", "float8, current scaling (Transformer Engine)"),
+        _like(
             _FLOAT8,
-            name="te.mxfp8",
-            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded up",
+            "te.mxfp8",
+            "float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded up",
             layer=_E4M3_ONLY,
             scaling=Scaling("mx_rceil"),
         ),
-        dataclasses.replace(
+        _like(
             _FLOAT8,
-            name="ocp.mxfp8",
-            summary="float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded down",
+            "ocp.mxfp8",
+            "float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded down",
             layer=_E4M3_ONLY,
             scaling=Scaling("mx"),
         ),
-        dataclasses.replace(
+        _like(
             _FLOAT8,
-            name="te.nvfp4",
-            summary="float4_e2m1fn, blocks of 16 with float8_e4m3fn scales, stochastic gradients",
+            "te.nvfp4",
+            "float4_e2m1fn, blocks of 16 with float8_e4m3fn scales, stochastic gradients",
             layer=uniform_layer("float4_e2m1fn"),
             scaling=Scaling("nvfp4"),
         ),
-        dataclasses.replace(
-            _FLOAT8, name="torchao.tensorwise", summary="float8, one current scale per tensor"
-        ),
-        dataclasses.replace(
+        _like(_FLOAT8, "torchao.tensorwise", "float8, one current scale per tensor"),
+        _like(
             _FLOAT8,
-            name="torchao.rowwise",
-            summary="float8_e4m3fn throughout, a power-of-two scale per row",
+            "torchao.rowwise",
+            "float8_e4m3fn throughout, a power-of-two scale per row",
             layer=_E4M3_ONLY,
             scaling=Scaling("rowwise", power_of_two=True),
         ),
-        dataclasses.replace(
-            _MINDSPORE_O2,
-            name="mindspore.O2.fixed128",
-            summary="mindspore.O2 with the fixed loss scale 128",
-            loss_scale=MINDSPORE_FIXED_128,
+        *(
+            _like(
+                row,
+                f"{row.name}.fixed128",
+                f"{row.name} with the fixed loss scale 128",
+                loss_scale=MINDSPORE_FIXED_128,
+            )
+            for row in (_MINDSPORE_O2, _MINDSPORE_O1)
         ),
-        dataclasses.replace(
+        _like(
             _MINDSPORE_O1,
-            name="mindspore.O1.fixed128",
-            summary="mindspore.O1 with the fixed loss scale 128",
-            loss_scale=MINDSPORE_FIXED_128,
-        ),
-        dataclasses.replace(
-            _MINDSPORE_O1,
-            name="mindspore.O1.dynamic",
-            summary="mindspore.O1 with the dynamic loss scale from 2^24",
+            "mindspore.O1.dynamic",
+            "mindspore.O1 with the dynamic loss scale from 2^24",
             loss_scale=MINDSPORE_DYNAMIC,
+        ),
+        *(
+            _like(row, f"{row.name}.pynative", f"{row.name} in PYNATIVE_MODE", bias="rounded")
+            for row in (_MINDSPORE_O1, _MINDSPORE_O2, _MINDSPORE_O3)
+        ),
+        *(
+            _like(row, f"{row.name}.graph", f"{row.name} in GRAPH_MODE", casts="layer")
+            for row in (_MINDSPORE_O2, _MINDSPORE_O3)
         ),
     )
 }
@@ -279,16 +286,12 @@ def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None
     row = PRESETS[one_of("preset", name, PRESETS)]
     named = {op: row.placement(op) for op in (*LISTED_OPS, *FORWARD_OPS)}
     placed: dict[str, Placement] = {**(ops or {}), **named}
+    owned, known = ({f.name for f in dataclasses.fields(kind)} for kind in (Preset, Policy))
     return Policy(
         name=name,
         layers=tuple((layer, row.layer) for layer in layers),
         low_precision_ops=tuple(op for op, place in placed.items() if place == "low"),
         fp32_ops=tuple(op for op, place in placed.items() if place == "fp32"),
         promote_ops=tuple(op for op, place in placed.items() if place == "promote"),
-        bias=row.bias,
-        master_weights=row.master_weights,
-        optimizer_state=row.optimizer_state,
-        optimizer_order=row.optimizer_order,
-        loss_scale=row.loss_scale,
-        scaling=row.scaling,
+        **{key: getattr(row, key) for key in owned & known - {"name"}},
     )

@@ -10,6 +10,8 @@ from policysearch.graph import Graph, Node, Role
 from policysearch.ops.builder import Builder, renumbered
 from policysearch.ops.source import cast
 from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.rewrite.boundaries import Boundaries
+from policysearch.rewrite.norm_pass import with_inner_formats
 from policysearch.rewrite.scaling_pass import Operand, ScalingPass, is_narrow
 from policysearch.rewrite.update_pass import UpdatePass
 from policysearch.rounding.inclusion import join
@@ -22,7 +24,8 @@ def apply_policy(graph: Graph, policy: Policy) -> Graph:
     Forward nodes follow the op list their op is in; gradient nodes follow the list of the op
     they differentiate. Raises InputError where an op is in no list or a layer has no formats.
     """
-    return _Pass(graph, policy).run()
+    made = _Pass(graph, policy).run().without_unread()
+    return with_inner_formats(made) if policy.norm_inner == "format" else made
 
 
 class _Pass:
@@ -46,6 +49,7 @@ class _Pass:
         self.readers = graph.readers()
         self.replaced_by = {new: old for old, new in graph.updates}
         self.stored: dict[int, int] = {}
+        self.boundaries = Boundaries(graph, policy, lambda node: self.placement(node) == "low")
         self.updating = UpdatePass(self.b, policy)
         self.scaling = ScalingPass(self.b, policy.scaling, trains=bool(graph.updates))
 
@@ -65,7 +69,7 @@ class _Pass:
         kept = {**self.new, **self.stored}
         updates = [(kept[old], kept[new]) for old, new in self.graph.updates]
         updates += self.scaling.updates()
-        return _without_unread(self.b.graph({**outputs, **self.scaling.outputs}, updates))
+        return self.b.graph({**outputs, **self.scaling.outputs}, updates)
 
     def source(self, node: Node) -> int:
         stored = "float32"
@@ -77,7 +81,8 @@ class _Pass:
         return self.b.copy(node, (), format=stored)
 
     def forward(self, node: Node) -> int:
-        placement = self.placement(node)
+        mixed = self.boundaries.find_mixed(node, lambda i: self.b.nodes[self.new[i]].format)
+        placement = "promote" if mixed else self.placement(node)
         if node.op.name == "bias" and placement == "low":
             made = self.bias(node)
         elif placement == "low":
@@ -95,7 +100,9 @@ class _Pass:
         self.gradient_formats[node.id] = self.gradient_format(node, placement)
         # parameters that a promoted op pins have their gradients in their own format
         owned = (i for i in node.inputs if self.graph.nodes[i].op.name == "parameter")
-        self.parameter_formats[node.id] = self.gradients_widest((*node.deciding, *owned))
+        self.parameter_formats[node.id] = (
+            self.layer(node).wgrad if mixed else self.gradients_widest((*node.deciding, *owned))
+        )
         return made
 
     def gradient_format(self, node: Node, placement: str) -> str:
@@ -110,6 +117,8 @@ class _Pass:
             return self.layer(node).dgrad
         if placement == "fp32":
             return "float32"
+        if node.id in self.boundaries.mixed:
+            return _widest(self.boundaries.arriving(node, self.gradient_formats))
         return self.gradients_widest(node.deciding)
 
     def gradients_widest(self, ids: Iterable[int]) -> str:
@@ -127,9 +136,9 @@ class _Pass:
     def gradient(self, node: Node) -> int:
         if "gradient_of" in node.attributes:
             # the gradients of a value are summed in the value's own format
-            flowing = self.gradient_formats[node.of]
+            flowing = self.boundaries.sum_format(node.of) or self.gradient_formats[node.of]
             return self.emit(node, [self.operand(i, flowing, node) for i in node.inputs], flowing)
-        placement = self.placement(node)
+        placement = "promote" if node.of in self.boundaries.mixed else self.placement(node)
         if placement == "low":
             return self.low_gradient(node)
         if placement == "fp32":
@@ -163,7 +172,7 @@ class _Pass:
         i, layer = node.inputs[position], self.layer(node)
         old, wanted = self.graph.nodes[i], layer.compute
         if self.is_gradient(i):
-            made, wanted, name = self.cast(self.new[i], layer.dgrad, node), layer.grad, "grad"
+            made, wanted, name = self.operand(i, layer.dgrad, node), layer.grad, "grad"
         else:
             # the scaled copy of a parameter is what is stored in its narrow `param` format
             same = old.op.name == "parameter" and layer.param == wanted and is_narrow(wanted)
@@ -217,6 +226,8 @@ class _Pass:
         made, old = self.new[i], self.graph.nodes[i]
         if old.op.name == "parameter" and old.layer in self.layers:
             made = self.cast(made, self.layers[old.layer].param, node)
+        for wanted in self.boundaries.crossed(i, node):
+            made = self.cast(made, wanted, node)
         return made
 
     def cast(self, made: int, wanted: str, node: Node) -> int:
@@ -266,7 +277,9 @@ class _Pass:
         )
 
     def widest(self, node: Node) -> str:
-        return _widest(self.b.nodes[self.new[i]].format for i in node.deciding)
+        mixed = node.id in self.boundaries.mixed
+        read = (self.read(i, node) if mixed else self.new[i] for i in node.deciding)
+        return _widest(self.b.nodes[i].format for i in read)
 
     def is_gradient(self, i: int) -> bool:
         node = self.graph.nodes[i]
@@ -282,6 +295,7 @@ class _Pass:
 def _widest(names: Iterable[str]) -> str:
     formats = {format_named(name) for name in names}
     return join(formats).name if len(formats) > 1 else formats.pop().name
+<<<<<<< HEAD
 
 
 def _without_unread(graph: Graph) -> Graph:
@@ -289,3 +303,5 @@ def _without_unread(graph: Graph) -> Graph:
     kept = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
     needed = graph.needed(kept)
     return renumbered(graph, [n for n in graph.nodes if n.id in needed or n.op.kind == "source"])
+=======
+>>>>>>> modes

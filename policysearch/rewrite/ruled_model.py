@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import NoneType
 
 import numpy as np
 
@@ -22,9 +23,9 @@ OUTPUT, LOSS = "logits", "loss"
 class RuledModel(Model):
     """`model` with `rules` of the stages "evaluation" and "forward" applied where they hold.
 
-    Gradients are made after them, so they are those of the changed pass. Inputs, layers,
-    parameters and statistics are the model's own. Raises InputError for a rule of another stage,
-    and in `trace` as `apply_rule` does.
+    Gradients are made after them, so they are those of the changed pass; rules of the stage "step"
+    are applied where a whole step is traced. Inputs, layers, parameters and statistics are the
+    model's own. Raises InputError for a rule of another stage, and in `trace` as `apply_rule` does.
     """
 
     model: Model
@@ -32,8 +33,8 @@ class RuledModel(Model):
 
     def __post_init__(self) -> None:
         for rule in self.rules:
-            if rule.stage not in ("evaluation", "forward"):
-                valid = "evaluation or forward, which change a model"
+            if rule.stage == "formats":
+                valid = "evaluation, forward or step"
                 raise InputError(f"rule {rule.name!r}: stage {rule.stage!r}; expected {valid}")
 
     @property
@@ -66,11 +67,19 @@ class RuledModel(Model):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 in hex of the model's own fingerprint, the rules' names and their code."""
+        """SHA-256 in hex of the model's own fingerprint, the rules' names and what they do.
+
+        That is their code and the numbers, names and tuples of those that it reads from around it.
+        """
         digest = hashlib.sha256(self.model.fingerprint.encode())
         for rule in self.rules:
-            digest.update(f"{rule.name} {rule.pattern} {inspect.getsource(rule.change)}".encode())
+            digest.update(f"{rule.name} {rule.pattern} {_code(rule.change)}".encode())
         return digest.hexdigest()
+
+    def ruled_step(self, step: Graph) -> Graph:
+        """Return the traced float32 step as rules of the stage "step" leave it."""
+        holding = [rule for rule in self.rules if rule.stage == "step"]
+        return apply_rules(step, holding, self.layer_types)[0]
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         return self.model.parameters()
@@ -89,12 +98,27 @@ class RuledModel(Model):
         outputs = {OUTPUT: traced.output, **{NEXT + name: i for name, i in traced.statistics}}
         if traced.loss is not None:
             outputs[LOSS] = traced.loss
-        holding = [rule for rule in self.rules if rule.stage == "forward" or not training]
+        stages = ("forward",) if training else ("forward", "evaluation")
+        holding = [rule for rule in self.rules if rule.stage in stages]
         graph, _ = apply_rules(part.graph(outputs), holding, self.layer_types)
         new = _copied(b, graph, fed)
         at = {name: new[i] for name, i in graph.outputs}
         moved = tuple((name, at[NEXT + name]) for name, _ in traced.statistics)
         return Traced(at[OUTPUT], at.get(LOSS), moved)
+
+
+def _code(change: Callable[..., None]) -> str:
+    function = inspect.unwrap(change)
+    around = inspect.getclosurevars(function)
+    read = {**around.globals, **around.nonlocals}
+    plain = sorted((name, value) for name, value in read.items() if _is_plain(value))
+    return f"{inspect.getsource(function)} {plain}"
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, int | float | str | NoneType)
 
 
 def _copied(b: Builder, graph: Graph, fed: Mapping[str, int]) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,14 +67,22 @@ def rule(
 ) -> Callable[[Callable[[Editor, Match], None]], Rule]:
     """Make a rule of a function that changes the graph at one match.
 
-    It is called after the function, unless it has a `name` of its own.
+    It is called after the function, unless it has a `name` of its own. Whatever the function raises
+    is said as an InputError that names rule and node.
     """
 
     def made(function: Callable[[Editor, Match], None]) -> Rule:
+        @functools.wraps(function)  # so that its source can be had
         def change(edit: Editor, found: Sequence[Match]) -> None:
             for match in found:
                 edit.begin()
-                function(edit, match)
+                try:
+                    function(edit, match)
+                except InputError:
+                    raise
+                except Exception as error:  # Whatever the user's own code does is said in a line.
+                    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    raise edit.refuse(match.nodes[-1], f"{said}; expected it to run") from error
 
         return Rule(name or function.__name__, pattern, change, stage, optional, overlapping)
 

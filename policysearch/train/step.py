@@ -14,6 +14,7 @@ from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.shape import reshape
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
+from policysearch.rewrite.ruled_model import RuledModel
 from policysearch.train.optimizers import Optimizer, emit_states, emit_update
 from policysearch.values import InputError, one_of
 
@@ -76,7 +77,8 @@ def trace_step(
         with b.scope(role="update", layer=b.nodes[params[name]].layer):
             fed = grad, scalars["learning_rate"], scalars["step"]
             updates += emit_update(b, optimizer, params[name], states[name], *fed)
-    return b.graph(outputs, updates)
+    step = b.graph(outputs, updates)
+    return model.ruled_step(step) if isinstance(model, RuledModel) else step
 
 
 def _emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:

@@ -15,12 +15,14 @@ import numpy as np
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
+from policysearch.rewrite.ruled_model import RuledModel
+from policysearch.rewrite.rules import Rule
 from policysearch.train.fitting import check_fits
 from policysearch.train.optimizers import Decays, Optimizer, OptimizerKind
 from policysearch.train.schedule import Schedule
 from policysearch.train.size import check_memory, needed_bytes
-from policysearch.train.step import LOSSES
-from policysearch.train.user_code import called, is_user_code
+from policysearch.train.step import LOSSES, trace_forward, trace_step
+from policysearch.train.user_code import called, is_user_code, value_of
 from policysearch.values import InputError, number, one_of, to_plain
 
 DEEPEST = 10_000
@@ -40,9 +42,11 @@ class Task:
     learns the data by `loss`, unless it has its own, over `steps` steps of `batch_size` examples.
     `data_folder` is where the files of a data set lie, if it has files; it is no part of the
     fingerprint. `tail_steps` is how many of the last steps the reported training loss is averaged
-    over. `learning_rate` is the rate of the `optimizer`, over the steps what `schedule` makes of
-    it; the optimizer's own fields are those of `Optimizer`. `weight_decay_for` "matrices" leaves
-    out biases and the weights of norms.
+    over. `graph_rules` change the model's graph, as "file.py:name" of a rule that
+    `policysearch.rewrite.rules.rule` made, or such rules in Python: **that runs the file**. They
+    are applied in order, in float32 too. `learning_rate` is the rate of the `optimizer`, over the
+    steps what `schedule` makes of it; the optimizer's own fields are those of `Optimizer`.
+    `weight_decay_for` "matrices" leaves out biases and the weights of norms.
     """
 
     model: str | Model = "lenet5"
@@ -65,6 +69,7 @@ class Task:
     batch_size: int = 64
     steps: int = 200
     tail_steps: int = 50
+    graph_rules: tuple[str | Rule, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str) and not is_user_code(self.model):
@@ -146,7 +151,7 @@ class Task:
 
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
-        model = self._model(dataset)
+        model = self._ruled(self._model(dataset))
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
 
@@ -164,17 +169,44 @@ class Task:
             raise InputError(f"model {self.model}: data set of {given}; expected {valid}")
         return model
 
+    def _ruled(self, model: Model) -> Model:
+        """Return the model under the graph rules, which fit it."""
+        if not self.graph_rules:
+            return model
+        where = f"graph_rules: {', '.join(map(_said, self.graph_rules))}"
+        try:
+            ruled = RuledModel(model, tuple(map(_rule, self.graph_rules)))
+            trace_step(ruled, self.loss, self.build_optimizer(), 2)
+            trace_forward(ruled, 2)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        return ruled
+
     def to_plain(self) -> dict[str, Any]:
         """Return every field that results depend on as plain data.
 
         The place of the files is left out, and a model and data set have fingerprints of their own.
         """
-        named = replace(self, model="lenet5", data="digits32")
+        named = replace(self, model="lenet5", data="digits32", graph_rules=())
         fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
-        del fields["data_folder"]
+        del fields["data_folder"], fields["graph_rules"]
+        if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's
+            fields["graph_rules"] = [_said(rule) for rule in self.graph_rules]
         return {**fields, "model": self.model_name, "data": self.data_name}
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 in hex of every field that results depend on (the data has its own)."""
         return hashlib.sha256(json.dumps(self.to_plain(), sort_keys=True).encode()).hexdigest()
+
+
+def _said(rule: str | Rule) -> str:
+    return rule if isinstance(rule, str) else rule.name
+
+
+def _rule(given: str | Rule) -> Rule:
+    if isinstance(given, Rule):
+        return given
+    if not is_user_code(given):
+        raise InputError(f"{given!r}; expected file.py:rule")
+    return value_of("rule", given, Rule)

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from policysearch.values import InputError, shown
 
+T = TypeVar("T")
 ENDING = ".py:"
 
 
@@ -38,17 +39,27 @@ def called(where: str, name: str, wanted: type) -> Any:
 
 def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
     """Return the function of the file at `path`."""
+    found: Callable[[], Any] = _found(where, path, function, "function", callable)
+    return found
+
+
+def value_of(where: str, name: str, wanted: type[T]) -> T:
+    """Return the value "file.py:name", a `wanted`, which runs the file; errors as of `called`."""
+    path, _, own = name.rpartition(":")
+    kind = wanted.__name__.lower()
+    found: T = _found(where, path, own, kind, lambda value: isinstance(value, wanted))
+    return found
+
+
+def _found(where: str, path: str, name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     if not Path(path).is_file():
         raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
     module = _tried(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
-    found = getattr(module, function, None)
-    if not callable(found):
-        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        raise InputError(
-            f"{where}: {path}: no function {function!r}; expected one of {', '.join(names)}"
-        )
-    made: Callable[[], Any] = found
-    return made
+    found = getattr(module, name, None)
+    if not fits(found):
+        names = [n for n, value in vars(module).items() if fits(value) and n[0] != "_"]
+        raise InputError(f"{where}: {path}: no {kind} {name!r}; expected one of {', '.join(names)}")
+    return found
 
 
 @functools.lru_cache(maxsize=64)

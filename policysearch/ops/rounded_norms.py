@@ -1,0 +1,209 @@
+"""Norms that sum, and keep what is between, in a format: devices that have no float32 inside.
+
+Every variant does what its op does, in the same order of operations, and rounds after each one onto
+the format `inner`. Sums have LANES partial sums side by side, each rounded after every addition;
+then half of them is added to the other half until one is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from policysearch.formats import Format, format_named
+from policysearch.graph import Attrs, FloatArray, Op, no_work
+from policysearch.ops.batch_norm import (
+    EPSILON,
+    batch_norm,
+    batch_norm_grad,
+    batch_norm_weight_grad,
+)
+from policysearch.ops.batch_statistics import batch_mean, batch_variance
+from policysearch.ops.lanes import LANES
+from policysearch.ops.layer_norm import (
+    layer_norm,
+    layer_norm_grad,
+    layer_norm_weight_grad,
+    layer_statistics,
+)
+from policysearch.rounding.rounder import quantise
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Arithmetic in a format: float32 operations, each rounded onto it.
+
+    Means are over the first axis of `[n, m]` or, of gradients of parameters, sums.
+    """
+
+    format: Format
+
+    def __call__(self, values: FloatArray) -> FloatArray:
+        return quantise(values, self.format)
+
+    def sum(self, values: FloatArray) -> FloatArray:
+        lanes = np.zeros((LANES, *values.shape[1:]), np.float32)
+        for start in range(0, len(values), LANES):
+            rows = values[start : start + LANES]
+            lanes[: len(rows)] = self(lanes[: len(rows)] + rows)
+        half = LANES // 2
+        while half:
+            lanes[:half] = self(lanes[:half] + lanes[half : 2 * half])
+            half //= 2
+        return lanes[0, ...]
+
+    def mean(self, values: FloatArray) -> FloatArray:
+        return self(self.sum(values) / np.float32(len(values)))
+
+    def variance(self, x: FloatArray, mean: FloatArray) -> FloatArray:
+        centred = self(x - mean)
+        return self.mean(self(centred * centred))
+
+    def inverse(self, variance: FloatArray, epsilon: float) -> FloatArray:
+        root = self(np.sqrt(self(self(variance) + np.float32(epsilon))))
+        return self(np.float32(1.0) / root)
+
+    def normal(self, x: FloatArray, mean: FloatArray, inverse: FloatArray) -> FloatArray:
+        return self(self(x - self(mean)) * self(inverse))
+
+    def gradient(
+        self, grad: FloatArray, normal: FloatArray, inverse: FloatArray, fixed: bool
+    ) -> FloatArray:
+        """Return (g - mean(g) - y mean(g y)) / deviation; g's alone where the rest is `fixed`."""
+        if not fixed:
+            along = self(normal * self.mean(self(grad * normal)))
+            grad = self(self(grad - self.mean(grad)) - along)
+        return self(grad * self(inverse))
+
+
+def _rows(x: FloatArray) -> FloatArray:
+    """Return [..., n] as [n, rows]: a layer norm is over the first axis of it."""
+    return x.reshape(-1, x.shape[-1]).T
+
+
+def _channels(x: FloatArray) -> FloatArray:
+    """Return [batch, channels, ...] as [values, channels], which a batch norm is over."""
+    return np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+
+
+def _like_rows(matrix: FloatArray, out: FloatArray) -> FloatArray:
+    return matrix.T.reshape(out.shape)
+
+
+def _like_channels(matrix: FloatArray, out: FloatArray) -> FloatArray:
+    moved = (out.shape[0], *out.shape[2:], out.shape[1])
+    return np.moveaxis(matrix.reshape(moved), -1, 1)
+
+
+Compute = Callable[[Inner, Sequence[FloatArray], FloatArray, Attrs], FloatArray]
+
+
+def _layer_statistics(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    x = _rows(inputs[0])
+    mean = r.mean(x)
+    inverse = r.inverse(r.variance(x, mean), attrs.get("epsilon", EPSILON))
+    return np.stack((mean, inverse), axis=-1).reshape(out.shape)
+
+
+def _layer_norm(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    x, statistics, *owned = inputs
+    y = r.normal(_rows(x), *_rows(statistics))
+    if owned:
+        weight, bias = (r(each)[:, np.newaxis] for each in owned)
+        y = r(r(y * weight) + bias)
+    return _like_rows(y, out)
+
+
+def _layer_norm_grad(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    grad, x, statistics, *owned = inputs
+    mean, inverse = _rows(statistics)
+    g = _rows(grad)
+    if owned:
+        g = r(g * r(owned[0])[:, np.newaxis])
+    normal = r.normal(_rows(x), mean, inverse)
+    return _like_rows(r.gradient(g, normal, inverse, bool(attrs.get("fixed"))), out)
+
+
+def _layer_norm_weight_grad(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    grad, x, statistics = inputs
+    normal = r.normal(_rows(x), *_rows(statistics))
+    return r.sum(r(normal * _rows(grad)).T)
+
+
+def _batch_mean(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    return r.mean(_channels(inputs[0]))
+
+
+def _batch_variance(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    x = _channels(inputs[0])
+    return r.variance(x, r.mean(x))
+
+
+def _batch_norm(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    x, mean, variance, weight, bias = inputs
+    factor = r(r.inverse(variance, attrs.get("epsilon", EPSILON)) * r(weight))
+    return _like_channels(r(r.normal(_channels(x), mean, factor) + r(bias)), out)
+
+
+def _batch_norm_grad(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    grad, x, mean, variance, weight = inputs
+    inverse = r.inverse(variance, attrs.get("epsilon", EPSILON))
+    normal, factor = r.normal(_channels(x), mean, inverse), r(inverse * r(weight))
+    fixed = not attrs.get("training")
+    return _like_channels(r.gradient(_channels(grad), normal, factor, fixed), out)
+
+
+def _batch_norm_weight_grad(
+    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+) -> FloatArray:
+    grad, x, mean, variance = inputs
+    inverse = r.inverse(variance, attrs.get("epsilon", EPSILON))
+    return r.sum(r(r.normal(_channels(x), mean, inverse) * _channels(grad)))
+
+
+def _variant(op: Op, compute: Compute) -> Op:
+    def bind(
+        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+    ) -> Callable[[], object]:
+        inner = Inner(format_named(attrs["inner"]))
+        return lambda: np.copyto(out, compute(inner, inputs, out, attrs))
+
+    return replace(op, name=f"{op.name}_inner", bind=bind, gradients=(), example=None, work=no_work)
+
+
+INNER: Mapping[str, Op] = MappingProxyType(
+    {
+        op.name: _variant(op, compute)
+        for op, compute in (
+            (layer_statistics, _layer_statistics),
+            (layer_norm, _layer_norm),
+            (layer_norm_grad, _layer_norm_grad),
+            (layer_norm_weight_grad, _layer_norm_weight_grad),
+            (batch_mean, _batch_mean),
+            (batch_variance, _batch_variance),
+            (batch_norm, _batch_norm),
+            (batch_norm_grad, _batch_norm_grad),
+            (batch_norm_weight_grad, _batch_norm_weight_grad),
+        )
+    }
+)
+"""By the name of the op with float32 inside: the one with a format, its attribute `inner`."""
