@@ -135,33 +135,6 @@ class Graph:
         outputs = tuple((name, i) for name, i in self.outputs if name in names)
         return replace(self, outputs=outputs)
 
-<<<<<<< HEAD
-=======
-    def renumbered(self, nodes: Sequence[Node]) -> Graph:
-        """Return the graph of `nodes` alone, in their order, which gives the new ids.
-
-        They hold the inputs of each before it, the outputs and both ends of every update.
-        """
-        place = {node.id: position for position, node in enumerate(nodes)}
-        moved = tuple(
-            replace(
-                node,
-                id=place[node.id],
-                inputs=tuple(place[i] for i in node.inputs),
-                of=place.get(node.of, -1),
-            )
-            for node in nodes
-        )
-        outputs = tuple((name, place[i]) for name, i in self.outputs)
-        return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in self.updates))
-
-    def without_unread(self) -> Graph:
-        """Return the graph without nodes that no output and no update needs (sources stay)."""
-        kept = {i for _, i in self.outputs} | {i for pair in self.updates for i in pair}
-        needed = self.needed(kept)
-        return self.renumbered([n for n in self.nodes if n.id in needed or n.op.kind == "source"])
-
->>>>>>> modes
     def needed(self, wanted: set[int]) -> set[int]:
         """Return the ids in `wanted` and those of all nodes that they are computed from."""
         found = set(wanted)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.graph import Builder, FloatArray
+from policysearch.graph import FloatArray
 from policysearch.nn.model import OWN_LOSS, Input, Model, ParameterSpec, Traced
+from policysearch.ops.builder import Builder
 from policysearch.ops.dense import matmul
 from policysearch.ops.elementwise import add, multiply, relu
 from policysearch.ops.reduce import sum_over

@@ -104,3 +104,10 @@ def renumbered(graph: Graph, nodes: Sequence[Node]) -> Graph:
     )
     outputs = tuple((name, place[i]) for name, i in graph.outputs)
     return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in graph.updates))
+
+
+def without_unread(graph: Graph) -> Graph:
+    """Return the graph without nodes that no output and no update needs (sources stay)."""
+    kept = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
+    needed = graph.needed(kept)
+    return renumbered(graph, [n for n in graph.nodes if n.id in needed or n.op.kind == "source"])

@@ -23,12 +23,8 @@ from policysearch.ops.batch_norm import (
 )
 from policysearch.ops.batch_statistics import batch_mean, batch_variance
 from policysearch.ops.lanes import LANES
-from policysearch.ops.layer_norm import (
-    layer_norm,
-    layer_norm_grad,
-    layer_norm_weight_grad,
-    layer_statistics,
-)
+from policysearch.ops.layer_norm import layer_norm, layer_statistics
+from policysearch.ops.layer_norm_grad import layer_norm_grad, layer_norm_weight_grad
 from policysearch.rounding.rounder import quantise
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node, Role
-from policysearch.ops.builder import Builder, renumbered
+from policysearch.ops.builder import Builder, without_unread
 from policysearch.ops.source import cast
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.boundaries import Boundaries
@@ -24,7 +24,7 @@ def apply_policy(graph: Graph, policy: Policy) -> Graph:
     Forward nodes follow the op list their op is in; gradient nodes follow the list of the op
     they differentiate. Raises InputError where an op is in no list or a layer has no formats.
     """
-    made = _Pass(graph, policy).run().without_unread()
+    made = without_unread(_Pass(graph, policy).run())
     return with_inner_formats(made) if policy.norm_inner == "format" else made
 
 
@@ -295,13 +295,3 @@ class _Pass:
 def _widest(names: Iterable[str]) -> str:
     formats = {format_named(name) for name in names}
     return join(formats).name if len(formats) > 1 else formats.pop().name
-<<<<<<< HEAD
-
-
-def _without_unread(graph: Graph) -> Graph:
-    """Return the graph without nodes that no output and no update needs (sources stay)."""
-    kept = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
-    needed = graph.needed(kept)
-    return renumbered(graph, [n for n in graph.nodes if n.id in needed or n.op.kind == "source"])
-=======
->>>>>>> modes
