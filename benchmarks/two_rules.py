@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the table; return 1 where no sampler has 95 % within MOST trainings in the median."""
     parser = argparse.ArgumentParser(description="search of two rules over 66 layers")
     parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS), default=["random", "tpe"])
-    parser.add_argument("--seeds", type=int, default=10, metavar="N")
+    parser.add_argument("--seeds", type=int, default=20, metavar="N")
     options = parser.parse_args(arguments)
     print(machine())
     trained = Trained()
