@@ -14,7 +14,8 @@ from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.model import Model
 from policysearch.nn.models import resnet, transformer
-from policysearch.ops.rounded_norms import INNER, Inner
+from policysearch.ops.inner import Inner
+from policysearch.ops.rounded_norms import INNER
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import NORMS, preset
 from policysearch.rewrite.policy_pass import apply_policy

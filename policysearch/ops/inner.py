@@ -1,0 +1,63 @@
+"""Arithmetic inside a norm whose values are all of one format.
+
+Sums have LANES partial sums side by side, each rounded after every addition; then half of them is
+added to the other half until one is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policysearch.formats import Format
+from policysearch.graph import FloatArray
+from policysearch.ops.lanes import LANES
+from policysearch.rounding.rounder import quantise
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Arithmetic in a format: float32 operations, each rounded onto it.
+
+    Means are over the first axis of `[n, m]` or, of gradients of parameters, sums.
+    """
+
+    format: Format
+
+    def __call__(self, values: FloatArray) -> FloatArray:
+        return quantise(values, self.format)
+
+    def sum(self, values: FloatArray) -> FloatArray:
+        lanes = np.zeros((LANES, *values.shape[1:]), np.float32)
+        for start in range(0, len(values), LANES):
+            rows = values[start : start + LANES]
+            lanes[: len(rows)] = self(lanes[: len(rows)] + rows)
+        half = LANES // 2
+        while half:
+            lanes[:half] = self(lanes[:half] + lanes[half : 2 * half])
+            half //= 2
+        return lanes[0, ...]
+
+    def mean(self, values: FloatArray) -> FloatArray:
+        return self(self.sum(values) / np.float32(len(values)))
+
+    def variance(self, x: FloatArray, mean: FloatArray) -> FloatArray:
+        centred = self(x - mean)
+        return self.mean(self(centred * centred))
+
+    def inverse(self, variance: FloatArray, epsilon: float) -> FloatArray:
+        root = self(np.sqrt(self(self(variance) + np.float32(epsilon))))
+        return self(np.float32(1.0) / root)
+
+    def normal(self, x: FloatArray, mean: FloatArray, inverse: FloatArray) -> FloatArray:
+        return self(self(x - self(mean)) * self(inverse))
+
+    def gradient(
+        self, grad: FloatArray, normal: FloatArray, inverse: FloatArray, fixed: bool
+    ) -> FloatArray:
+        """Return (g - mean(g) - y mean(g y)) / deviation; g's alone where the rest is `fixed`."""
+        if not fixed:
+            along = self(normal * self.mean(self(grad * normal)))
+            grad = self(self(grad - self.mean(grad)) - along)
+        return self(grad * self(inverse))
