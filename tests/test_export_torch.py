@@ -194,28 +194,39 @@ def test_a_module_that_does_not_fit_is_refused() -> None:
         apply_policy(short)
     extra = torch_lenet()
     extra.norm = torch.nn.LayerNorm(4)
-    with pytest.raises(ValueError, match=r"^module: layers 'norm' have no counterpart; expected"):
+    with pytest.raises(ValueError, match=r"^module: 'norm' with parameters, unknown to the policy"):
         apply_policy(extra)
     module = apply_policy(torch_lenet(as_submodules=False))
     with pytest.raises(ValueError, match="already been applied"):
         apply_policy(module)
 
 
-def scales_of(scale: LossScale, overflow: str) -> list[float]:
-    """Return the scale of every step of the exported scaler; "O" marks an overflow."""
+def stepped(scale: LossScale, overflow: str, state: Any = None, unscaled: bool = False) -> Any:
+    """Return the exported scaler after these steps, its scales as `seen`; "O" is an overflow."""
     torch = pytest.importorskip("torch")
     policy = dataclasses.replace(preset("float32", MODEL.layer_names), loss_scale=scale)
     scaler = run(policy)["make_grad_scaler"]()
+    if state is not None:
+        scaler.load_state_dict(state)
     weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.0)
-    scales = []
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.seen, scaler.weights = [], []
     for mark in overflow:
-        scales.append(scaler.get_scale())
+        scaler.seen.append(scaler.get_scale())
         weight.grad = torch.full((1,), math.inf if mark == "O" else 1.0)
         scaler.scale(torch.ones(()))
+        if unscaled:
+            scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-    return scales
+        scaler.weights.append(weight.item())
+    return scaler
+
+
+def scales_of(scale: LossScale, overflow: str) -> list[float]:
+    """Return the scale of every step of the exported scaler."""
+    seen: list[float] = stepped(scale, overflow).seen
+    return seen
 
 
 @pytest.mark.torch
@@ -248,6 +259,43 @@ def test_the_exported_loss_scale_moves_as_asked(scale: LossScale, expected: list
         emulated.append(state.scale)
         state = next_state(scale, state, mark == "F", step)
     assert emulated == expected
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "scale",
+    [
+        LossScale("schedule", 2.0, schedule=((1, 4.0), (5, 16.0))),
+        LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=8.0),
+        LossScale("fixed", 128.0),
+    ],
+)
+def test_a_loss_scale_goes_on_from_its_state(scale: LossScale) -> None:
+    whole = stepped(scale, "OOFFFFF")
+    first = stepped(scale, "OOFF")
+    state = first.state_dict()
+    assert (state["steps"], state["skipped"]) == (4, 2)
+    assert {"schedule", "lowest", "highest"} <= state.keys()
+    second = stepped(scale, "FFF", state)
+    assert second.seen == whole.seen[4:] and second.state_dict() == whole.state_dict()
+    plain = {
+        k: state[k] for k in state.keys() - {"schedule", "lowest", "highest", "steps", "skipped"}
+    }
+    assert stepped(scale, "", plain).get_scale() == first.get_scale()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["fixed", "schedule"])
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_a_scale_that_does_not_skip_takes_every_step(
+    kind: Any, skips: bool, unscaled: bool
+) -> None:
+    schedule = ((0, 8.0),) if kind == "schedule" else ()
+    scale = LossScale(kind, 8.0, skip_on_overflow=skips, schedule=schedule)
+    scaler = stepped(scale, "FOF", unscaled=unscaled)
+    assert [math.isfinite(w) for w in scaler.weights] == [True, skips, skips]
+    assert scaler.skipped == skips and scaler.steps == 3
 
 
 @pytest.mark.torch
