@@ -36,6 +36,7 @@ from policysearch.search.trials import Trial
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
 from policysearch.values import InputError, one_of
+from policysearch.verify.verdict import Verdict, verify
 
 __all__ = (
     "Dataset",
@@ -61,6 +62,7 @@ __all__ = (
     "run_study",
     "try_policy",
     "uniform_layer",
+    "verify_policy",
 )
 
 RESULTS_FOLDER = Path("results")
@@ -232,6 +234,17 @@ def export_policy(
         f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model, notes),
     }
     return write_files({key: text.encode() for key, text in files.items()}, Path(folder))
+
+
+def verify_policy(
+    policy: Policy, study: StudySpec, *, target: str = "torch", steps: int = 50, seed: int = 0
+) -> Verdict:
+    """Train the policy as `target` runs it, there and in the emulator, and compare.
+
+    Both start from the same values and take the same batches. Raises InputError where the target
+    is not installed or the policy does not fit.
+    """
+    return verify(policy, study.task, target=target, steps=steps, seed=seed)
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:

@@ -17,6 +17,7 @@ from policysearch.commands import (
     add_rules,
     add_study,
     add_try,
+    add_verify,
     add_views,
     confirmed,
     drop_output,
@@ -80,6 +81,7 @@ def parser() -> _Parser:
     _add_out(export)
     export.set_defaults(run=_export)
 
+    add_verify(commands)
     add_explain(commands)
     add_rules(commands)
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")

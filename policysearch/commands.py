@@ -26,6 +26,7 @@ from policysearch.search.rules_file import read_rules, rules_file_of
 from policysearch.search.spec import CostSection, StudySpec
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
+from policysearch.verify.page import verdict_page
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
@@ -166,6 +167,16 @@ def add_try(commands: Commands) -> None:
     tried.set_defaults(run=_try)
 
 
+def add_verify(commands: Commands) -> None:
+    """Add `verify`."""
+    verify = commands.add_parser("verify", help="train a policy as exported, beside the emulator")
+    verify.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+    verify.add_argument("--study", type=Path, metavar="STUDY.toml", required=True)
+    verify.add_argument("--target", default="torch", help="where it is trained (torch)")
+    verify.add_argument("--steps", type=int, default=50, metavar="N", help="steps to train (50)")
+    verify.set_defaults(run=_verify)
+
+
 def add_explain(commands: Commands) -> None:
     """Add `explain`."""
     explain = commands.add_parser("explain", help="print the training step under a policy")
@@ -251,6 +262,15 @@ def _try(options: argparse.Namespace) -> None:
     )
     print(tried_page(results, number, new))
     print(f"\nnext: policysearch show {places(options)} --trial {number}")
+
+
+def _verify(options: argparse.Namespace) -> None:
+    spec = api.load_study(options.study)
+    policy = api.policy_for(options.policy, spec)
+    verdict = api.verify_policy(policy, spec, target=options.target, steps=options.steps)
+    print(verdict_page(verdict))
+    if verdict.faults:
+        raise SystemExit(1)
 
 
 def make_streams_safe() -> None:

@@ -30,6 +30,10 @@ class Target(Protocol):
         """Return one line for each part of the policy the target cannot express."""
         ...
 
+    def runs(self, policy: Policy, model: Model) -> Policy:
+        """Return the policy that the target obeys when it is given this one."""
+        ...
+
 
 def targets() -> dict[str, Target]:
     """Return the target modules by name; a new file in this package is found on its own."""

@@ -36,8 +36,7 @@ def from_torch(
     """
     draw = None if isinstance(module, torch.nn.Module) else _Draw(module)
     net = module if draw is None else draw.module(0)
-    given = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    reader = Reader(net, given)
+    reader = Reader(net, example_inputs if isinstance(example_inputs, tuple) else (example_inputs,))
     model = TorchModel(
         name=name or type(net).__name__,
         inputs=reader.inputs,
@@ -49,6 +48,7 @@ def from_torch(
         loss=loss,
         labels=labels,
         draw=draw and draw.of(reader.kept_names()),
+        source=module,
     )
     if loss == OWN_LOSS and labels and labels not in [item.name for item in model.inputs]:
         valid = ", ".join(item.name for item in model.inputs)

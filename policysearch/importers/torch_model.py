@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class TorchModel(Model):
 
     `specs` and `kept` are its parameters and running statistics, `initial` their values by name.
     `draw` gives other values for another seed; without it every seed starts from `initial`.
+    `source` is the module or its maker; it stays behind where the model is sent.
     """
 
     name: str
@@ -57,6 +59,11 @@ class TorchModel(Model):
     loss: str = ""
     labels: str = ""
     draw: Draw | None = None
+    source: Any = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {row.name: getattr(self, row.name) for row in fields(self)}
+        return {**own, "source": None}  # what is cached is no part of the value
 
     @cached_property
     def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
