@@ -137,6 +137,9 @@ def _add_picks(export: argparse.ArgumentParser) -> None:
     )
     export.add_argument("--max-gap", type=float, metavar="X", help="largest loss gap, in nats")
     export.add_argument("--target", default="torch", help="what to write code for")
+    export.add_argument(
+        "--strict", action="store_true", help="refuse what the target runs otherwise"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,8 +222,18 @@ def _export(options: argparse.Namespace) -> None:
     results = api.load_results(spec, options.storage)
     trial = _picked(results, options)
     notes = exported_notes(results, trial)
+    running, different = api.as_exported(trial.policy, spec, options.target)
+    if different and options.strict:
+        raise InputError(
+            f"--strict: {different[0]} ({len(different)} such); expected a policy that "
+            f'{options.target} runs as it is, as with study.target = "{options.target}"'
+        )
     paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
     print("\n".join(notes))
+    if different:
+        found, number, _ = api.try_policy(running, spec, options.storage)
+        print(f"\nas {options.target} runs it:")
+        print("\n".join(exported_notes(found, found.trial(number))))
     for path in paths:
         print(f"wrote {path}")
 

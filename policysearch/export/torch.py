@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from string import Template
 
 from policysearch.export.torch_losses import losses
-from policysearch.export.torch_runs import runs
+from policysearch.export.torch_runs import offers, runs
 from policysearch.export.torch_template import TEMPLATE
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LossScale, Policy
 
-__all__ = ["SUFFIX", "export", "losses", "runs"]
+__all__ = ["SUFFIX", "export", "losses", "offers", "runs"]
 
 SUFFIX = ".py"
 

@@ -58,6 +58,11 @@ def runs(policy: Policy, model: Model) -> Policy:
     )
 
 
+def offers(formats: LayerPolicy, layer_type: str) -> bool:
+    """Return whether torch computes, and returns, in these formats, whatever the type of layer."""
+    return formats.compute in DTYPES and formats.output in DTYPES
+
+
 def runs_in(formats: LayerPolicy) -> str:
     """Return the format that the products of a layer run in."""
     if formats.compute in DTYPES:
