@@ -32,10 +32,12 @@ from policysearch.search.study import confirm_study as confirm_spec
 from policysearch.search.study import load_results as read_journal
 from policysearch.search.study import run_study as run_spec
 from policysearch.search.study import try_policy as try_spec
+from policysearch.search.target import as_run, differences
 from policysearch.search.trials import Trial
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
 from policysearch.values import InputError, one_of
+from policysearch.verify.verdict import Verdict, verify
 
 __all__ = (
     "Dataset",
@@ -48,6 +50,7 @@ __all__ = (
     "StudySpec",
     "Task",
     "Trial",
+    "as_exported",
     "confirm_study",
     "explain",
     "explain_passes",
@@ -61,6 +64,7 @@ __all__ = (
     "run_study",
     "try_policy",
     "uniform_layer",
+    "verify_policy",
 )
 
 RESULTS_FOLDER = Path("results")
@@ -234,6 +238,24 @@ def export_policy(
     return write_files({key: text.encode() for key, text in files.items()}, Path(folder))
 
 
+def as_exported(
+    policy: Policy, study: StudySpec, target: str = "torch"
+) -> tuple[Policy, tuple[str, ...]]:
+    """Return what `target` runs when it is given the policy, and how that differs, by lines."""
+    model = study.task.build_model(study.task.load_dataset())
+    return as_run(policy, model, target), differences(policy, model, target)
+
+
+def verify_policy(
+    policy: Policy, study: StudySpec, *, target: str = "torch", steps: int = 50, seed: int = 0
+) -> Verdict:
+    """Train the policy as `target` runs it, there and here, from the same values; compare.
+
+    Raises InputError where the target is not installed or the policy does not fit.
+    """
+    return verify(policy, study.task, target=target, steps=steps, seed=seed)
+
+
 def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
     """Write files by name into `folder`, made if missing: all of them or none."""
     make_folder(folder)
@@ -261,10 +283,11 @@ def policy_from(source: str, model: Model) -> Policy:
 
 def policy_for(source: str, study: StudySpec) -> Policy:
     """Return `policy_from` for a study: a preset with the accumulator its ladder has there."""
-    policy = policy_from(source, study.task.build_model(study.task.load_dataset()))
+    model = study.task.build_model(study.task.load_dataset())
+    policy = policy_from(source, model)
     if source.startswith(PRESET_PREFIX):
-        return with_accumulator(policy, study.space.accumulators[0])
-    return policy
+        policy = with_accumulator(policy, study.space.accumulators[0])
+    return as_run(policy, model, study.study.target)
 
 
 def task_for(model: str) -> Task:

@@ -23,6 +23,7 @@ from policysearch.commands.shared import (
     say,
     say_overruled,
 )
+from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.files import make_folder
 from policysearch.report import listings
@@ -77,6 +78,7 @@ def parser() -> _Parser:
     _add_out(export)
     export.set_defaults(run=_export)
 
+    add_verify(commands)
     add_explain(commands)
     add_rules(commands)
     add_profile(commands)
@@ -133,6 +135,9 @@ def _add_picks(export: argparse.ArgumentParser) -> None:
     )
     export.add_argument("--max-gap", type=float, metavar="X", help="largest loss gap, in nats")
     export.add_argument("--target", default="torch", help="what to write code for")
+    export.add_argument(
+        "--strict", action="store_true", help="refuse what the target runs otherwise"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,8 +220,18 @@ def _export(options: argparse.Namespace) -> None:
     results = api.load_results(spec, options.storage)
     trial = _picked(results, options)
     notes = exported_notes(results, trial)
+    running, different = api.as_exported(trial.policy, spec, options.target)
+    if different and options.strict:
+        raise InputError(
+            f"--strict: {different[0]} ({len(different)} such); expected a policy that "
+            f'{options.target} runs as it is, as with study.target = "{options.target}"'
+        )
     paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
     print("\n".join(notes))
+    if different:
+        found, number, _ = api.try_policy(running, spec, options.storage)
+        print(f"\nas {options.target} runs it:")
+        print("\n".join(exported_notes(found, found.trial(number))))
     for path in paths:
         print(f"wrote {path}")
 

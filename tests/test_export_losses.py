@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policysearch.export.targets import target_named, targets
-from policysearch.export.torch import export, losses
+from policysearch.export.torch import export, losses, runs
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.policy.policy import LayerPolicy, LossScale, Phase, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
@@ -24,7 +24,8 @@ def test_the_file_is_self_contained_and_states_its_losses(name: str) -> None:
     text = export(policy, MODEL)
     compile(text, "exported.py", "exec")
     assert policy.digest in text and "import policysearch" not in text
-    assert [line for line in text.splitlines() if "import" in line.split()] == ["import torch"]
+    imports = [line.split()[1] for line in text.splitlines() if "import" in line.split()]
+    assert imports == ["copy", "dataclasses", "torch", "torch.overrides"]
     for line in losses(policy, MODEL):
         assert f"#   - {line}\n" in text
     assert ("#   nothing" in text) == (losses(policy, MODEL) == ())
@@ -40,14 +41,7 @@ def test_the_file_is_self_contained_and_states_its_losses(name: str) -> None:
         ({"optimizer_order": "eager", "optimizer_scalars": "storage"}, None),
         ({"bias": "rounded"}, "bias: torch adds it before the one rounding"),
         ({"master_weights": False, "loss_scale": LossScale("fixed", 1024.0)}, None),
-        (
-            {"loss_scale": LossScale("fixed", 2.0, skip_on_overflow=False)},
-            "loss_scale: GradScaler skips",
-        ),
-        (
-            {"loss_scale": LossScale("fixed", 2.0, rule="apex")},
-            "loss_scale: GradScaler skips steps",
-        ),
+        ({"loss_scale": LossScale("fixed", 2.0, skip_on_overflow=False)}, None),
         (
             {"loss_scale": LossScale("dynamic", 2.0, rule="keras.LossScaleOptimizer")},
             "loss_scale: events follow the order of GradScaler, not of keras",
@@ -166,25 +160,32 @@ def test_float16_parameters_with_a_scale_are_said_to_be_refused(
     assert any("GradScaler refuses to unscale" in line for line in lines) == said
 
 
-@pytest.mark.parametrize("rule", ["torch.GradScaler", "apex"])
-@pytest.mark.parametrize("kind", ["fixed", "dynamic"])
-@pytest.mark.parametrize("skips", [True, False])
-def test_a_static_scale_that_never_skips_is_said(rule: Any, kind: Any, skips: bool) -> None:
-    scale = LossScale(kind, 8.0, rule=rule, skip_on_overflow=skips)
-    policy = dataclasses.replace(preset("bfloat16", MODEL.layer_names), loss_scale=scale)
-    said = any(line.startswith("loss_scale: GradScaler skips") for line in losses(policy, MODEL))
-    assert said == (kind == "fixed" and (rule == "apex" or not skips))
+def test_moves_that_round_are_said_where_that_shows() -> None:
+    """Only a move between two wider readers rounds what torch does not."""
+    policy = preset("bfloat16", MODEL.layer_names)
+    assert "reshape" in policy.low_precision_ops
+    narrow = {"flatten": uniform_layer("bfloat16")}
+    wide = dict.fromkeys(MODEL.layer_names, LayerPolicy())
+    said = "reshape: torch moves values in the dtype they have, without rounding them"
+    assert said in losses(policy.with_layers({**wide, **narrow}), MODEL)
+    assert said not in losses(policy.with_layers({"conv2": LayerPolicy()}), MODEL)
 
 
-def test_a_layer_without_a_product_computes_where_its_addition_does() -> None:
-    """The position embedding only adds: what it reshapes before is not where it computes."""
-    net = transformer((1, 8, 8), 10, 16, (24,), 2)
-    low = preset("bfloat16", net.layer_names)
-    lists = {
-        name: tuple(op for op in getattr(low, name) if op != "bias")
-        for name in ("low_precision_ops", "fp32_ops", "promote_ops")
-    }
-    wide = replace(low, **{**lists, "fp32_ops": (*lists["fp32_ops"], "bias")})  # type: ignore[arg-type]
-    row = "'position': ('{}', "
-    assert row.format("bfloat16") in target_named("torch").export(low, net)
-    assert row.format("float32") in target_named("torch").export(wide, net)
+def test_a_bias_apart_from_its_product_is_said() -> None:
+    policy = preset("bfloat16", MODEL.layer_names)
+    moved = tuple(op for op in policy.low_precision_ops if op != "bias")
+    apart = replace(policy, low_precision_ops=moved, fp32_ops=(*policy.fp32_ops, "bias"))
+    assert "bias: torch adds it where its product runs" in losses(apart, MODEL)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "model", [MODEL, mlp((64, 8, 10)), transformer((1, 8, 8), 10, 16, (24,), 2)]
+)
+def test_what_torch_runs_it_runs_as_it_is(name: str, model: Any) -> None:
+    """What is left to say of it is what the user's module and loop have to do."""
+    running = runs(preset(name, model.layer_names), model)
+    assert runs(running, model) == running
+    left = ("optimizer_", "loss_scale: GradScaler refuses")
+    said = [line for line in losses(running, model) if not line.startswith(left)]
+    assert all("only if the module has a submodule" in line for line in said)

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import policysearch.export
 from policysearch.nn.model import Model
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.values import one_of
 
 
@@ -28,6 +28,14 @@ class Target(Protocol):
 
     def losses(self, policy: Policy, model: Model) -> tuple[str, ...]:
         """Return one line for each part of the policy the target cannot express."""
+        ...
+
+    def offers(self, formats: LayerPolicy, layer_type: str) -> bool:
+        """Return whether a layer of this type, "" if not known, can run in these formats."""
+        ...
+
+    def runs(self, policy: Policy, model: Model) -> Policy:
+        """Return the policy that the target obeys when it is given this one."""
         ...
 
 

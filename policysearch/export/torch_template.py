@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-TEMPLATE = '''\
-"""A mixed-precision policy for a torch module, applied by layer name.
+from policysearch.export.torch_check import CHECK
+from policysearch.export.torch_ops import OPS
+from policysearch.export.torch_scaler import SCALER
+
+_HEAD = '''\
+"""A mixed-precision policy for a torch module, obeyed call by call.
 
     module = apply_policy(module, device_type="cuda")
     scaler = make_grad_scaler("cuda")
@@ -11,116 +15,235 @@ TEMPLATE = '''\
     scaler.scale(loss).backward()
     scaler.step(optimizer)  # an optimizer made after apply_policy
     scaler.update()
+
+`remove_policy(module)` takes it off again; `check(module, inputs, targets)` tells whether a
+gradient that torch.compile changes is changed without the policy too.
 """
 # Written by policysearch from the policy $name with digest
 # $digest
 $notes# What this file does not do as the policy says:
 $losses
 
-import torch
+import copy
+import dataclasses
 
-# layer: (dtype it computes in, dtype of its result, dtype of its stored parameters or None)
+import torch
+from torch.overrides import TorchFunctionMode
+
+# layer: (dtype of the operands of products, dtype of results, dtype of stored parameters or None)
 LAYERS = $layers
 
 # Layers without parameters: obeyed where the module has a submodule of this name.
 FUNCTIONS = $functions
 
+# The row of submodules that the policy does not know, with strict=False.
+DEFAULT = ("float32", "float32", None)
 
-def apply_policy(module: torch.nn.Module, device_type: str = "cpu") -> torch.nn.Module:
+# Where ops run: in the dtypes of their layer, in float32, or (all others) in the widest given.
+LOW = $low
+FLOAT32 = $wide
+'''
+
+_APPLY = '''\
+# Names that wrappers of torch put into the names of submodules.
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+def apply_policy(module, prefix="", strict=True, device_type="cpu"):
     """Make `module` compute as the policy says, in place, and return it; it returns float32.
 
-    Parameters, their names and `state_dict` stay as they are. Raises ValueError unless the
-    submodules with parameters are the layers of the policy, and on a second application.
+    Parameters, their names, `state_dict`, types and copies of the module stay as they are. `prefix`
+    is what submodules have in front of the names of the layers; that of a wrapper is found alone.
+    Raises ValueError where a layer is missing, where submodules with parameters are no layers of
+    the policy (unless not `strict`: they take the row DEFAULT), and on a second application.
+    Inside, autocast for `device_type` is off.
     """
-    if hasattr(type(module), "policy_base"):
-        raise ValueError("a policy has already been applied to this module")
-    parts = module.named_modules()
-    owners = {name for name, part in parts if name and list(part.parameters(False))}
-    for given, valid, where in ((LAYERS, owners, "policy"), (owners, LAYERS, "module")):
-        strangers = sorted(set(given) - set(valid))
-        if strangers:
-            raise ValueError(
-                f"{where}: layers {', '.join(map(repr, strangers))} have no counterpart; "
-                f"expected {', '.join(map(repr, sorted(valid)))}"
-            )
-    for name, (compute, result, stored) in LAYERS.items():
-        part = module.get_submodule(name)
-        if stored is not None:
-            part.to(getattr(torch, stored))
-        _wrap(part, getattr(torch, compute), getattr(torch, result), device_type)
-    for name, dtype in FUNCTIONS.items():
-        part = dict(module.named_modules()).get(name)
-        if part is not None:
-            _wrap(part, getattr(torch, dtype), getattr(torch, dtype), device_type, lists=False)
-    _wrap(module, None, torch.float32, device_type)
+    if _applied(module):
+        raise ValueError("a policy has already been applied to this module; remove it first")
+    rows = _rows(module, prefix, strict)
+    rows.setdefault(module, (None, None, None))
+    for part, row in rows.items():
+        result = torch.float32 if part is module else None
+        part.forward = _Forward(part, row, device_type, result).run  # torch.export wants a method
     return module
 
 
-def _cast(value, dtype):
-    is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if is_number and dtype is not None else value
+def remove_policy(module):
+    """Take the policy off `module` again and return it.
+
+    Parameters that it stored low get their old dtype back, not the bits they lost.
+    """
+    for part in _applied(module):
+        part.__dict__.pop("forward").__self__.put_back()
+    return module
 
 
-def _wrap(part, compute, result, device_type, lists=True):
-    """Give `part` a subclass of its class, so that copies of the module behave alike."""
-    base = type(part)
-    low = lists and compute in (torch.float16, torch.bfloat16)
+def _applied(module):
+    def is_ours(part):
+        return isinstance(getattr(part.__dict__.get("forward"), "__self__", None), _Forward)
 
-    def forward(self, *inputs, **options):
-        # Autocast that is off does not cast its inputs up, so they are cast here.
-        inputs = [_cast(value, compute) for value in inputs]
-        # The cast cache is keyed by tensor: a weight used under two dtypes must not hit it.
-        with torch.autocast(
-            device_type, dtype=compute if low else None, enabled=low, cache_enabled=False
-        ):
-            return _cast(base.forward(self, *inputs, **options), result)
-
-    part.__class__ = type(base.__name__, (base,), {"forward": forward, "policy_base": base})
+    return [part for part in module.modules() if is_ours(part)]
 
 
-class PolicyScaler(torch.amp.GradScaler):
-    """The loss scale of the policy."""
+def _rows(module, prefix, strict):
+    """Return {submodule: row of its layer}; a submodule of two names is one layer."""
+    names = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        names.setdefault(".".join(x for x in name.split(".") if x not in WRAPPERS), part)
+    prefix = _prefix(names, prefix)
+    rows, first = {}, {}
+    for layer, row in {**FUNCTIONS, **LAYERS}.items():
+        part = names.get((prefix + layer).rstrip("."))
+        if part is not None and rows.setdefault(part, row) != row:
+            raise ValueError(
+                f"policy: layers {first[part]!r} and {layer!r} are one submodule here; "
+                "give them the same formats"
+            )
+        first.setdefault(part, layer)
+    owners = {name: part for name, part in names.items() if list(part.parameters(False))}
+    strangers = sorted(name for name, part in owners.items() if part not in rows)
+    if strict and strangers:
+        raise ValueError(
+            f"module: {', '.join(map(repr, strangers))} with parameters, unknown to the policy; "
+            f"expected {', '.join(map(repr, sorted(LAYERS)))}, or strict=False for DEFAULT"
+        )
+    return {**rows, **{owners[name]: DEFAULT for name in strangers}}
 
-$update
 
-def make_grad_scaler(device_type: str = "cpu") -> torch.amp.GradScaler:
-    """Return the loss scale; where the policy has none it passes everything through."""
-    return PolicyScaler(
-        device_type,
-        init_scale=$init_scale,
-        growth_factor=$growth_factor,
-        backoff_factor=$backoff_factor,
-        growth_interval=$growth_interval,
-        enabled=$enabled,
+def _prefix(names, prefix):
+    """Return the prefix under which all layers with parameters are found."""
+    def missing(prefix):
+        return sorted(x for x in LAYERS if (prefix + x).rstrip(".") not in names)
+
+    some = next(iter(LAYERS), "")
+    found = [name[: -len(some)] for name in names if some and name.endswith("." + some)]
+    for given in (prefix, *sorted(found, key=len)):
+        if not missing(given):
+            return given
+    raise ValueError(
+        f"policy: layers {', '.join(map(repr, missing(prefix)))} have no counterpart; "
+        f"expected them in the module, which has {', '.join(repr(x) for x in sorted(names) if x)}"
     )
+
+
+class _Forward:
+    """The forward of one submodule, where calls of torch obey the row of its layer."""
+
+    def __init__(self, part, row, device_type, result):
+        compute, output, stored = (None if x is None else getattr(torch, x) for x in row)
+        self.part, self.result = part, result
+        self.mode = _Layer(compute, output, device_type)
+        self.before = part.__dict__.get("forward")
+        self.dtypes = {}
+        for name, parameter in part.named_parameters(recurse=False):
+            if stored is not None:
+                self.dtypes[name] = parameter.dtype
+                parameter.data = parameter.data.to(stored)
+
+    def run(self, *inputs, **options):
+        with self.mode:
+            if self.before is None:
+                made = type(self.part).forward(self.part, *inputs, **options)
+            else:
+                made = self.before(*inputs, **options)
+        return made if self.result is None else _cast(made, self.result)
+
+    def put_back(self):
+        if self.before is not None:
+            self.part.forward = self.before
+        for name, dtype in self.dtypes.items():
+            parameter = self.part.get_parameter(name)
+            parameter.data = parameter.data.to(dtype)
+
+
+class _Layer(TorchFunctionMode):
+    """Calls functions of torch in the dtypes of a layer: None where the policy has none."""
+
+    def __init__(self, compute, output, device_type):
+        super().__init__()
+        self.compute, self.output, self.device_type = compute, output, device_type
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function not in OP:
+            return function(*args, **kwargs)
+        # Not for the layers around this one, nor for an autocast around the module.
+        with torch._C.DisableTorchFunction():
+            if not torch.is_autocast_enabled(self.device_type):
+                return self.call(function, args, kwargs)
+            with torch.autocast(self.device_type, enabled=False):
+                return self.call(function, args, kwargs)
+
+    def call(self, function, args, kwargs):
+        op, given = OP[function], _floats((args, kwargs))
+        if len(given) == 1:
+            op = WITH_A_NUMBER.get(op, op)
+        wanted, result = self.dtypes(op, given)
+        if wanted is None:
+            return function(*args, **kwargs)
+        if op == "batch_norm":
+            cast, options = _norm_arguments(args, kwargs, wanted)
+        else:
+            cast, options = _cast(args, wanted), _cast(kwargs, wanted)
+        made = _cast(function(*cast, **options), result)
+        if function in IN_PLACE and cast[0] is not args[0]:  # it changed a copy
+            args[0].copy_(made)
+        return made
+
+    def dtypes(self, op, given):
+        """Return the dtypes of operands and of the result, None where they stay as they are."""
+        if op in FLOAT32:
+            return torch.float32, torch.float32
+        if op in LOW and self.output is not None:
+            return (self.compute if op in PRODUCTS else self.output), self.output
+        if op not in ONE_DTYPE or not given:
+            return None, None
+        widest = given[0].dtype
+        for value in given:
+            widest = torch.promote_types(widest, value.dtype)
+        return widest, widest
+
+def _norm_arguments(args, kwargs, wanted):
+    """The statistics are moved in place, and torch wants the parameters in their dtype."""
+    names = ("input", "running_mean", "running_var", "weight", "bias")
+    given = {**dict(zip(names, args)), **kwargs}
+    statistics = given.get("running_mean")
+    kept = torch.float32 if statistics is None else statistics.dtype
+    given["input"] = given["input"].to(wanted)
+    for name in ("weight", "bias"):
+        given[name] = _cast(given.get(name), kept)
+    return args[:0], {**given, **dict(zip(("training", "momentum", "eps"), args[5:]))}
+
+
+def _floats(value):
+    """Return the floating tensors of an argument, inside containers too."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [x for item in value for x in _floats(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _cast(value, dtype):
+    """Return `value` with its floating tensors as `dtype`, also those inside containers."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value) if field.init)
+        return dataclasses.replace(value, **{x: _cast(getattr(value, x), dtype) for x in fields})
+    if type(value) is dict:
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: _cast(item, dtype) for key, item in value.items()})
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cast(item, dtype) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)([_cast(item, dtype) for item in value])
+    return value
+
+
 '''
 
-UPDATES = {
-    "plain": "",
-    "fixed": '''\
-    def update(self, new_scale=None):
-        """Keep the scale as it is."""
-        super().update($scale if new_scale is None else new_scale)
-
-''',
-    "schedule": '''\
-    schedule = $schedule
-    steps = 0
-
-    def update(self, new_scale=None):
-        """Take the scale of the next step from the schedule."""
-        self.steps += 1
-        begun = [scale for first, scale in self.schedule if first <= self.steps]
-        scale = begun[-1] if begun else $init_scale
-        super().update(scale if new_scale is None else new_scale)
-
-''',
-    "bounded": '''\
-    def update(self, new_scale=None):
-        """Move the scale as GradScaler does, but not below or above these bounds."""
-        super().update(new_scale)
-        if self.is_enabled():
-            super().update(min(max(self.get_scale(), $lowest), $highest))
-
-''',
-}
+TEMPLATE = _HEAD + OPS + _APPLY + SCALER + CHECK

@@ -36,8 +36,7 @@ def from_torch(
     """
     draw = None if isinstance(module, torch.nn.Module) else _Draw(module)
     net = module if draw is None else draw.module(0)
-    given = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    reader = Reader(net, given)
+    reader = Reader(net, example_inputs if isinstance(example_inputs, tuple) else (example_inputs,))
     model = TorchModel(
         name=name or type(net).__name__,
         inputs=reader.inputs,
@@ -50,6 +49,7 @@ def from_torch(
         labels=labels,
         draw=draw and draw.of(reader.kept_names()),
         types={n: type(m).__name__ for n, m in net.named_modules(remove_duplicate=False)},
+        source=module,
     )
     _check(model)
     _ = model.layer_names  # traces, so that what cannot be imported is said now

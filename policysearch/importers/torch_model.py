@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,8 @@ class TorchModel(Model):
 
     `specs` and `kept` are its parameters and running statistics, `initial` their values by name.
     `draw` gives other values for another seed; without it every seed starts from `initial`.
-    `types` are the classes of its modules, by name.
+    `types` are the classes of its modules, by name. `source` is the module or its maker; it stays
+    behind where the model is sent.
     """
 
     name: str
@@ -60,6 +62,11 @@ class TorchModel(Model):
     labels: str = ""
     draw: Draw | None = None
     types: Mapping[str, str] = field(default_factory=dict)
+    source: Any = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {row.name: getattr(self, row.name) for row in fields(self)}
+        return {**own, "source": None}  # what is cached is no part of the value
 
     @cached_property
     def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]

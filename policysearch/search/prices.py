@@ -13,6 +13,7 @@ from policysearch.policy.presets import TF32, preset
 from policysearch.search.identity import code_fingerprints
 from policysearch.search.records import Asked, Records, compact
 from policysearch.search.spec import StudySpec
+from policysearch.search.target import as_run
 from policysearch.values import InputError, to_plain
 
 # What no price depends on.
@@ -70,6 +71,9 @@ class Prices:
         names = dict.fromkeys(("float32", *tf32, self._spec.study.baseline or "float32"))
         accumulator = self._spec.space.accumulators[0]
         policies = [with_accumulator(preset(name, layers), accumulator) for name in names]
+        if self._spec.study.target is not None:  # tfloat32 is a switch there, and stays itself
+            model, target = self._objective.model, self._spec.study.target
+            policies = [p if p.name == TF32 else as_run(p, model, target) for p in policies]
         found = zip(names, policies, strict=True) if layers else ()
         return [Asked(-1, -1, p.digest, compact(p), (name,), {}) for name, p in found]
 

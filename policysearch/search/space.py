@@ -29,6 +29,7 @@ from policysearch.rewrite.placed_rules import PlacedRule, apply_format_rules
 from policysearch.search.groups import complete_groups
 from policysearch.search.rules import nearest_option, rules_for
 from policysearch.search.spec import UNIFORM, Group, SpaceSection
+from policysearch.search.target import as_run, offered
 from policysearch.values import InputError
 
 Params = dict[str, Any]
@@ -53,6 +54,8 @@ class Space:
     groups: tuple[Group, ...]
     base: Policy
     rules: tuple[PlacedRule, ...] = ()
+    model: Model | None = None
+    target: str | None = None
 
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """Return the valid values of every decision, by parameter name."""
@@ -117,6 +120,7 @@ class Space:
         # again, for rules that name the accumulator of their layers
         policy = self._ruled(policy, params)
         policy = dataclasses.replace(policy, scaling=self._scaling(params, policy))
+        policy = self._as_run(policy)
         return dataclasses.replace(policy, name=self.describe(policy))
 
     def ladder(self, baseline: str | None = None) -> dict[str, tuple[Policy, tuple[str, ...]]]:
@@ -137,7 +141,11 @@ class Space:
 
     def preset(self, name: str) -> Policy:
         """Return the preset as it is tried here: summed in the first accumulator offered."""
-        return with_accumulator(preset(name, self.layers), self.section.accumulators[0])
+        summed = with_accumulator(preset(name, self.layers), self.section.accumulators[0])
+        return self._as_run(summed)
+
+    def _as_run(self, policy: Policy) -> Policy:
+        return policy if self.model is None else as_run(policy, self.model, self.target)
 
     def uniform(self) -> list[Policy]:
         """Return each format on every layer with each choice of master weights, widest first.
@@ -223,15 +231,24 @@ class Space:
         return {name: _nearest(name, wanted[name], values) for name, values in choices.items()}
 
 
-def make_space(section: SpaceSection, model: Model, rules: Sequence[FormatRule] = ()) -> Space:
+def make_space(
+    section: SpaceSection,
+    model: Model,
+    rules: Sequence[FormatRule] = (),
+    target: str | None = None,
+) -> Space:
     """Return the space of `section` for `model`, every policy of it as `rules` leave it.
+
+    With a `target` of the exporters every policy is as that target runs it.
 
     Raises InputError for a group with a layer the model lacks or that no or two groups name, and
     for a rule that matches nothing.
     """
+    section = offered(section, model, target)
     groups = complete_groups(section, model)
     names = model.layer_names
-    space = Space(section, names, groups, preset(section.base, names), rules_for(rules, model))
+    base, placed = preset(section.base, names), rules_for(rules, model)
+    space = Space(section, names, groups, base, placed, model, target)
     for accumulator in section.accumulators:
         for name in section.formats:
             formats = {f"format.{group.name}": name for group in groups}

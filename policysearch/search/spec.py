@@ -13,6 +13,7 @@ from policysearch.cost.devices import DEVICES
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.cost.stacks import STACKS
 from policysearch.data.datasets import Dataset
+from policysearch.export.targets import targets
 from policysearch.files import read_text
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
@@ -51,7 +52,9 @@ class StudySection:
     that are trained, and speedups are given against it as well. `fast` is what emulates: "c",
     "numpy" or, with the reference alone, "off"; by default the fastest there is, for the bits are
     the same. At its end the front is confirmed over `confirm_factor` times the steps, for at most
-    `confirm_share` of the training steps that the search took; 0 leaves that out.
+    `confirm_share` of the training steps that the search took; 0 leaves that out. With a `target`
+    to export to, only what runs there is searched: every policy is trained and priced as the
+    target obeys it.
     """
 
     name: str
@@ -64,6 +67,7 @@ class StudySection:
     fast: Fast | None = None
     confirm_factor: float = 10.0
     confirm_share: float = 0.5
+    target: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -76,6 +80,8 @@ class StudySection:
         one_of("sampler", self.sampler, SAMPLERS)
         if self.baseline is not None:
             one_of("baseline", self.baseline, PRESETS)
+        if self.target is not None:
+            one_of("target", self.target, targets())
         number("seed", self.seed, 0, 2**31)
         number("trials", self.trials, 1, 10**6)
         number("workers", self.workers, 1, 1024)

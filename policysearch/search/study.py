@@ -32,6 +32,7 @@ from policysearch.search.storage import (
     quiet,
     read_checked,
 )
+from policysearch.search.target import as_run
 from policysearch.values import InputError
 
 
@@ -108,6 +109,7 @@ def try_policy(
     whether it is new. Raises InputError as `run_study`, and where the policy does not fit the task.
     """
     objective = _objective(spec)
+    policy = as_run(policy, objective.model, spec.study.target)
     check_accumulators(policy)
     objective.price(policy)  # Says what is wrong with a policy before a file is made.
     with _session(spec, objective, storage) as session:
@@ -128,7 +130,7 @@ def _session(
         objective.dataset.fingerprint,
         objective.float32.digest,
     )
-    make_space(spec.space, objective.model, spec.rules)
+    make_space(spec.space, objective.model, spec.rules, spec.study.target)
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)

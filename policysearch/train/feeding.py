@@ -75,9 +75,14 @@ def feed_masks(step: Step, seed: int, index: int) -> None:
     for node in step.graph.nodes:
         share = node.attributes.get(DROPPED) if node.op.kind == "source" else None
         if share is not None:
-            count = size(node.shape)
-            key = np.random.SeedSequence([seed, index, places]).generate_state(1)[0]
-            drawn = draw_table(count, int(key) & ~0xFF)
-            kept = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))
-            step.arrays[node.name][...] = (kept / np.float32(1.0 - share)).reshape(node.shape)
+            mask = dropout_mask(size(node.shape), share, seed, index, places)
+            step.arrays[node.name][...] = mask.reshape(node.shape)
             places += 1
+
+
+def dropout_mask(count: int, share: float, seed: int, index: int, place: int) -> FloatArray:
+    """Return the mask [count] of step `index` at a place of the model, as `feed_masks` has it."""
+    key = np.random.SeedSequence([seed, index, place]).generate_state(1)[0]
+    drawn = draw_table(count, int(key) & ~0xFF)
+    kept = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))
+    return kept.astype(np.float32) / np.float32(1.0 - share)

@@ -1,0 +1,29 @@
+"""`verify`: whether an exported policy trains as the emulator does."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from policysearch import api
+from policysearch.commands.shared import Commands
+from policysearch.verify.page import verdict_page
+
+
+def add_verify(commands: Commands) -> None:
+    """Add `verify`."""
+    verify = commands.add_parser("verify", help="train a policy as exported, beside the emulator")
+    verify.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+    verify.add_argument("--study", type=Path, metavar="STUDY.toml", required=True)
+    verify.add_argument("--target", default="torch", help="where it is trained (torch)")
+    verify.add_argument("--steps", type=int, default=50, metavar="N", help="steps to train (50)")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(options: argparse.Namespace) -> None:
+    spec = api.load_study(options.study)
+    policy = api.policy_for(options.policy, spec)
+    verdict = api.verify_policy(policy, spec, target=options.target, steps=options.steps)
+    print(verdict_page(verdict))
+    if verdict.faults:
+        raise SystemExit(1)

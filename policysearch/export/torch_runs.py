@@ -1,0 +1,112 @@
+"""What torch makes of a policy: the nearest one that an exported file obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from policysearch.nn.model import Model
+from policysearch.ops.catalogue import FORWARD_OPS, OPS
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy, RoleRounding
+from policysearch.policy.scaling import Scaling
+from policysearch.train.loss_scale import skips_update
+from policysearch.train.step import LOSSES
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Formats that modules of torch compute and store in."""
+
+LISTS = ("low_precision_ops", "fp32_ops", "promote_ops")
+
+MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
+"""Ops that only move values: in torch they keep the dtype of what they move."""
+
+FLOORS: Mapping[str, float] = MappingProxyType(
+    {
+        "mindspore.DynamicLossScaleManager": 1.0,
+        "mindspore.DynamicLossScaler": 1.0,
+        "jmp.DynamicLossScale": 1.0,
+    }
+)
+"""Lowest dynamic scale of the rules that have one of their own (`train.loss_scale`)."""
+
+CAPS: Mapping[str, float] = MappingProxyType({"apex": 2.0**24})
+"""Highest dynamic scale, likewise."""
+
+
+def runs(policy: Policy, model: Model) -> Policy:
+    """Return the policy that the exported file obeys in a module of `model`.
+
+    Products of a layer torch has no dtype for take that of their result; gradients follow the
+    operands; values are moved in the format they have, biases added by the product before its one
+    rounding, losses float32. It is its own: `runs(runs(p)) == runs(p)`.
+    """
+    layers = tuple((name, _layer(formats, policy)) for name, formats in policy.layers)
+    lists = {op: LISTS[1] for op in LOSSES}
+    if "bias" in _placed(policy):
+        lists["bias"] = _placed(policy).get("matmul", _placed(policy)["bias"])
+    return replace(
+        _moved(with_free_moves(policy), lists),
+        layers=layers,
+        bias="fused",
+        optimizer_state="float32" if policy.master_weights else policy.optimizer_state,
+        all_reduce="float32",
+        loss_scale=_loss_scale(policy.loss_scale),
+        scaling=Scaling(),
+        rounding=RoleRounding(),
+        phases=(),
+    )
+
+
+def offers(formats: LayerPolicy, layer_type: str) -> bool:
+    """Return whether torch computes, and returns, in these formats, whatever the type of layer."""
+    return formats.compute in DTYPES and formats.output in DTYPES
+
+
+def runs_in(formats: LayerPolicy) -> str:
+    """Return the format that the products of a layer run in."""
+    if formats.compute in DTYPES:
+        return formats.compute
+    return formats.output if formats.output in DTYPES else "float32"
+
+
+def _layer(formats: LayerPolicy, policy: Policy) -> LayerPolicy:
+    compute = runs_in(formats)
+    stored = formats.param if formats.param in DTYPES and not policy.master_weights else "float32"
+    return LayerPolicy(
+        compute=compute,
+        output=formats.output if formats.output in DTYPES else "float32",
+        grad=compute,
+        wgrad=compute,
+        param=stored,
+    )
+
+
+def with_free_moves(policy: Policy) -> Policy:
+    """Return the policy whose moves keep the format of what they move."""
+    return _moved(policy, {op: LISTS[2] for op in MOVES})
+
+
+def _placed(policy: Policy) -> dict[str, str]:
+    """Return {op: name of its list}."""
+    return {op: name for name in LISTS for op in getattr(policy, name)}
+
+
+def _moved(policy: Policy, to: Mapping[str, str]) -> Policy:
+    """Return the policy with those of its ops in other lists."""
+    of = _placed(policy)
+    of |= {op: name for op, name in to.items() if op in of}
+    low, wide, promoted = (tuple(op for op in of if of[op] == name) for name in LISTS)
+    return replace(policy, low_precision_ops=low, fp32_ops=wide, promote_ops=promoted)
+
+
+def _loss_scale(scale: LossScale) -> LossScale:
+    """Return the same scale under the rule of GradScaler, with the bounds its own rule has."""
+    if scale.kind == "none":
+        return LossScale()
+    if scale.kind != "dynamic":
+        skips = skips_update(scale, finite=False)
+        return replace(scale, rule="torch.GradScaler", skip_on_overflow=skips)
+    lowest = FLOORS.get(scale.rule) if scale.min_scale is None else scale.min_scale
+    highest = CAPS.get(scale.rule) if scale.max_scale is None else scale.max_scale
+    return replace(scale, rule="torch.GradScaler", min_scale=lowest, max_scale=highest)

@@ -1,0 +1,64 @@
+"""A verdict as text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policysearch.train.divergence import tail_mean
+from policysearch.verify.verdict import BORDER, DRAWS, EARLY_STEPS, JITTER, Verdict
+
+SHOWN = 10
+"""So many steps are listed, evenly spread, and all whose scale or skip differs."""
+
+
+def verdict_page(verdict: Verdict) -> str:
+    """Return losses side by side, scales, skips, dtypes, the final gap, and pass or FAIL."""
+    blocks = [_steps(verdict), _dtypes(verdict), _summary(verdict)]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _steps(verdict: Verdict) -> list[str]:
+    here, count = verdict.here, len(verdict.losses)
+    parted = np.flatnonzero(verdict.scales != here.scales)[:SHOWN]
+    spread = np.linspace(0, count - 1, min(count, SHOWN)).astype(int)
+    rows = [f"{'step':>4}  {'emulator':>12}  {verdict.target:>12}  {'apart':>8}  loss scale"]
+    for step in sorted({*map(int, spread), *map(int, parted)}):
+        ours, theirs = here.scales[step], verdict.scales[step]
+        scale = f"{ours:g}" if ours == theirs else f"{ours:g} here, {theirs:g} there"
+        skipped = ", skipped" if verdict.skipped[step] else ""
+        rows.append(
+            f"{step:>4}  {here.losses[step]:>12.7f}  {verdict.losses[step]:>12.7f}  "
+            f"{verdict.gaps[step]:>8.1e}  {scale}{skipped}"
+        )
+    return rows
+
+
+def _dtypes(verdict: Verdict) -> list[str]:
+    rows = [f"{name or 'the module itself'}: {dtype}" for name, dtype in verdict.dtypes.items()]
+    return [f"results in {verdict.target}:", *(f"  {row}" for row in rows)]
+
+
+def _summary(verdict: Verdict) -> list[str]:
+    here, count = verdict.here, len(verdict.losses)
+    gaps = verdict.gaps[: verdict.compared]
+    tail = max(1, count // 4)
+    final = tail_mean(list(verdict.losses[-tail:])) - tail_mean(list(here.losses[-tail:]))
+    keys = "the same" if verdict.same_keys else "OTHER"
+    lines = [
+        f"skipped steps: {int(here.skipped.sum())} here, {int(verdict.skipped.sum())} there",
+        f"state_dict: {keys} {verdict.state_keys} keys as without the policy",
+        f"losses apart: {gaps[:EARLY_STEPS].max(initial=0.0):.1e} to step {EARLY_STEPS}, "
+        f"{gaps.max(initial=0.0):.1e} to step {len(gaps)}; "
+        f"allowed {verdict.allowed[0]:.1e} and {verdict.allowed[-1]:.1e}",
+        f"the emulator itself: {verdict.own_gap:.1e}, its initial values moved by {JITTER:g} "
+        f"(the largest of {DRAWS} draws)",
+        f"final gap, mean of {tail} steps: {final:+.1e} +- {verdict.own_gap:.1e}",
+    ]
+    if verdict.borderline:
+        lines.append(
+            f"from step {verdict.compared} on the loss scales differ: a gradient of step "
+            f"{verdict.compared - 1} is within {BORDER:.0%} of overflow; not compared further"
+        )
+    return [*lines, *(f"FAIL: {fault}" for fault in verdict.faults)] + (
+        [] if verdict.faults else ["pass"]
+    )

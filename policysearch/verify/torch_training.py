@@ -1,0 +1,167 @@
+"""Trains with an exported torch file, in a process of its own: `python -m ... FOLDER`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from policysearch.data.datasets import batches
+from policysearch.nn.chain import Chain
+from policysearch.nn.model import OWN_LOSS, Model
+from policysearch.policy.policy import Policy
+from policysearch.train.feeding import dropout_mask
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import initial_parameters
+from policysearch.verify.job import FILE, JOB, RESULT, Job
+from policysearch.verify.torch_twin import Twin
+
+
+def main(folder: Path) -> None:
+    """Train the job in the folder and write the result beside it."""
+    torch.set_num_threads(1)
+    job: Job = pickle.loads((folder / JOB).read_bytes())
+    dataset = job.task.load_dataset()
+    model = job.task.build_model(dataset)
+    module = _module(model, job.source)
+    _load(module, initial_parameters(model, job.seed))
+    spec = importlib.util.spec_from_file_location("exported", folder / FILE)
+    assert spec is not None and spec.loader is not None
+    exported = importlib.util.module_from_spec(spec)
+    sys.modules["exported"] = exported
+    spec.loader.exec_module(exported)
+    keys = list(module.state_dict())
+    module = exported.apply_policy(module.train())
+    dtypes = _watched(module)
+    steps = list(_steps(job, model, dataset, module, exported.make_grad_scaler()))
+    result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
+    (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys)}))
+
+
+def _module(model: Model, source: Any) -> Any:
+    if isinstance(model, Chain):
+        return Twin(model)
+    given: Any = source if source is not None else getattr(model, "source", None)
+    return given if isinstance(given, torch.nn.Module) else given()
+
+
+def _load(module: Any, arrays: Mapping[str, Any]) -> None:
+    """Give the parameters and running statistics their initial values."""
+    there = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name, array in arrays.items():
+            if isinstance(there[name], torch.nn.UninitializedParameter):
+                there[name].materialize(array.shape)
+            there[name].copy_(torch.from_numpy(np.array(array)))
+
+
+def _watched(module: Any) -> dict[str, str]:
+    """Return a dict that the first call of every submodule writes its result's dtype to."""
+    seen: dict[str, str] = {}
+
+    def note(name: str) -> Any:
+        def hook(_: Any, __: Any, result: Any) -> None:
+            first = _first(result)
+            if first is not None:
+                seen.setdefault(name, str(first.dtype).removeprefix("torch."))
+
+        return hook
+
+    for name, part in module.named_modules():
+        part.register_forward_hook(note(name))
+    return seen
+
+
+def _first(result: Any) -> Any:
+    """Return the first tensor of a result, None where there is none."""
+    if isinstance(result, torch.Tensor):
+        return result
+    values = result.values() if isinstance(result, Mapping) else result
+    found = (_first(x) for x in values) if isinstance(values, Sequence | Iterator) else ()
+    return next((x for x in found if x is not None), None)
+
+
+def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> Iterator[Any]:
+    """Yield (loss, scale, skipped) of every step."""
+    task, (inputs, labels) = job.task, dataset.train
+    optimizer = _optimizer(task, job.policy, list(module.parameters()))
+    order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([job.seed, 1]))
+    for step, indices in enumerate(order):
+        functional.dropout = _dropout(job.seed, step)
+        for group in optimizer.param_groups:
+            group["lr"] = task.rate_at(step)
+        optimizer.zero_grad()
+        loss = _loss(task, model, module, [x[indices] for x in inputs], labels[indices])
+        scale, skipped = scaler.get_scale(), scaler.skipped
+        scaler.scale(loss).backward()
+        if job.policy.gradient_clip_norm is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(module.parameters(), job.policy.gradient_clip_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        yield loss.item(), scale, scaler.skipped > skipped
+
+
+def _dropout(seed: int, step: int) -> Any:
+    """Return a dropout that multiplies by the masks the emulator takes in this step."""
+    drawn = iter(range(2**31))
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if has_torch_function_unary(input):
+            return handle_torch_function(dropout, (input,), input, p, training, inplace)
+        if not training or not p:
+            return input
+        mask = dropout_mask(input.numel(), p, seed, step, next(drawn))
+        return input * torch.from_numpy(mask).reshape(input.shape).to(input.dtype)
+
+    return dropout
+
+
+def _loss(task: Task, model: Model, module: Any, inputs: list[Any], labels: Any) -> Any:
+    given = [torch.from_numpy(np.array(x)) for x in inputs]
+    targets = torch.from_numpy(np.array(labels))
+    names = [item.name for item in model.inputs]
+    if model.labels:
+        given.insert(names.index(model.labels), targets)
+    made = module(*given)
+    if model.loss == OWN_LOSS:
+        values = made.values() if isinstance(made, Mapping) else made
+        return next(x for x in (made, *values) if isinstance(x, torch.Tensor) and x.ndim == 0)
+    logits = _first(made)
+    flat = logits.reshape(-1, logits.shape[-1])
+    if (model.loss or task.loss) != "mean_squared_error":
+        return functional.cross_entropy(flat, targets.reshape(-1))
+    if not targets.is_floating_point():
+        targets = functional.one_hot(targets.reshape(-1), flat.shape[1]).float()
+    return functional.mse_loss(flat, targets.reshape(flat.shape))
+
+
+def _optimizer(task: Task, policy: Policy, parameters: list[Any]) -> Any:
+    """Return torch's optimizer of the task, in two groups of weight decay."""
+    bare = [p for p in parameters if p.dim() < 2 and task.weight_decay_for == "matrices"]
+    groups = [
+        {"params": [p for p in parameters if all(p is not b for b in bare)]},
+        {"params": bare, "weight_decay": 0.0},
+    ]
+    given: dict[str, Any] = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
+    if not policy.master_weights:
+        given["fused"] = policy.optimizer_order == "fused"
+    if task.optimizer in ("sgd", "momentum"):
+        given["momentum"] = task.momentum if task.optimizer == "momentum" else 0.0
+        given |= {"dampening": task.dampening, "nesterov": task.nesterov}
+        return torch.optim.SGD(groups, **given)
+    given |= {"betas": (task.beta1, task.beta2), "eps": task.epsilon}
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer](groups, **given)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,199 @@
+"""Whether a policy trains in its target as it was trained here."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from policysearch.data.datasets import Dataset, batches
+from policysearch.export.targets import target_named
+from policysearch.graph import FloatArray
+from policysearch.nn.model import Model
+from policysearch.policy.policy import Policy
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import Run, Trainer, initial_parameters, train
+from policysearch.values import InputError, one_of
+from policysearch.verify.job import FILE, JOB, RESULT, Job
+
+Array = NDArray[Any]
+
+EARLY_STEPS = 10
+EARLY_GAP = 5e-5
+"""Largest difference of a loss in the first EARLY_STEPS steps, in nats."""
+LATE_GAP = 1e-4
+"""The same over all steps, where the emulator under JITTER does not move by half of it."""
+JITTER = 1e-7
+"""Share by which the initial parameters are moved, to see how far that alone moves the losses."""
+DRAWS = 8
+"""How often they are moved: of a chaotic training one draw tells little, by a factor of ten."""
+BORDER = 0.01
+"""A gradient this near to overflow may overflow in one of the two and not in the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Losses, loss scales and skips per step, `here` and in the target: `there`.
+
+    `gaps` are the differences of the losses, 0 where both are not finite; `own_gap` is how far the
+    emulator moves itself under JITTER, the largest of DRAWS. `compared` counts the steps before
+    the scales part, all of them where they do not; `borderline` says whether they part where a
+    gradient is within BORDER of overflow. `dtypes` are those of the results of the target's
+    submodules.
+    """
+
+    policy: Policy
+    target: str
+    here: Run
+    losses: Array
+    scales: Array
+    skipped: Array
+    own_gap: float
+    compared: int
+    borderline: bool
+    dtypes: dict[str, str]
+    state_keys: int
+    same_keys: bool
+
+    @property
+    def gaps(self) -> Array:
+        """Return the difference of the losses of every step."""
+        return gaps(self.losses, self.here.losses)
+
+    @property
+    def allowed(self) -> Array:
+        """Return the largest difference allowed at every step."""
+        early = np.arange(len(self.losses)) < EARLY_STEPS
+        return np.where(early, EARLY_GAP, max(LATE_GAP, 2.0 * self.own_gap))
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Return what does not agree, one line each."""
+        found = []
+        beyond = np.flatnonzero(self.gaps[: self.compared] > self.allowed[: self.compared])
+        if len(beyond):
+            step = int(beyond[0])
+            found.append(
+                f"step {step}: losses {self.gaps[step]:.1e} apart; "
+                f"expected at most {self.allowed[step]:.1e}"
+            )
+        if self.compared < len(self.losses) and not self.borderline:
+            found.append(f"step {self.compared}: other loss scales, no gradient near overflow")
+        if not self.same_keys:
+            found.append("state_dict: other keys than without the policy")
+        return tuple(found)
+
+
+def gaps(ours: Array, theirs: Array) -> Array:
+    """Return |ours - theirs|, 0 where both are not finite."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(ours - theirs)
+    both = ~np.isfinite(ours) & ~np.isfinite(theirs)
+    return np.where(both, 0.0, np.where(np.isnan(apart), math.inf, apart))
+
+
+def verify(
+    policy: Policy, task: Task, *, target: str = "torch", steps: int = 50, seed: int = 0
+) -> Verdict:
+    """Train the policy as `target` runs it, here and there, on the same values and batches.
+
+    The target runs in a process of its own. Raises InputError where it cannot be run here.
+    """
+    one_of("verify target", target, ("torch",))
+    task, dataset = task.with_steps(steps), task.load_dataset()
+    model = task.build_model(dataset)
+    running = target_named(target).runs(policy, model)
+    found = _in_torch(policy, task, model, seed)
+    here, *moved = (
+        train(task, running, seed, dataset=dataset, model=model, initial=initial)
+        for initial in _initials(model, seed)
+    )
+    columns = [np.array(column, np.float64) for column in zip(*found["steps"], strict=True)]
+    losses, scales, skipped = (column[: len(here.losses)] for column in columns)
+    parted = np.flatnonzero((scales != here.scales) | (skipped != here.skipped))
+    border, compared = False, len(losses)
+    if len(parted) and scales[parted[0]] == here.scales[parted[0]]:  # one of the two skips
+        border = _is_borderline(task, running, model, dataset, seed, int(parted[0]))
+    if len(parted):
+        compared = int(parted[0]) + border  # the loss of that step is before its update
+    return Verdict(
+        policy=running,
+        target=target,
+        here=here,
+        losses=losses,
+        scales=scales,
+        skipped=skipped.astype(bool),
+        own_gap=max(_largest_gap(here.losses, run.losses) for run in moved),
+        compared=compared,
+        borderline=border,
+        dtypes=found["dtypes"],
+        state_keys=found["keys"],
+        same_keys=found["same_keys"],
+    )
+
+
+def _initials(model: Model, seed: int) -> Iterator[dict[str, FloatArray]]:
+    """Yield the initial values of the seed, then the same under DRAWS draws of JITTER."""
+    initial = initial_parameters(model, seed)
+    yield initial
+    for draw in range(DRAWS):
+        rng = np.random.default_rng([seed, 2, draw])
+        yield {
+            name: (value * (1.0 + JITTER * rng.standard_normal(value.shape))).astype(np.float32)
+            for name, value in initial.items()
+        }
+
+
+def _largest_gap(ours: Array, theirs: Array) -> float:
+    count = min(len(ours), len(theirs))
+    return float(gaps(ours[:count], theirs[:count]).max())
+
+
+def _in_torch(policy: Policy, task: Task, model: Model, seed: int) -> dict[str, Any]:
+    """Return what the training with the exported file gave, in a fresh process."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / FILE).write_text(target_named("torch").export(policy, model))
+        given = None if isinstance(task.model, str) else getattr(model, "source", None)
+        job = Job(task, target_named("torch").runs(policy, model), seed, given)
+        (folder / JOB).write_bytes(pickle.dumps(job))
+        module = "policysearch.verify.torch_training"
+        done = subprocess.run(
+            [sys.executable, "-m", module, name], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise InputError(f"verify in torch: {said}; expected it to train")
+        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
+        return found
+
+
+def _is_borderline(
+    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, at: int
+) -> bool:
+    """Whether a loss scale BORDER higher or lower decides if step `at` has finite gradients."""
+    trainer = Trainer(model, task, policy, seed)
+    trainer.load(initial_parameters(model, seed))
+    inputs, labels = dataset.train
+    order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
+    with threadpool_limits(1):
+        for indices in order[:at]:
+            trainer.step([array[indices] for array in inputs], labels[indices])
+        batch = [array[order[at]] for array in inputs], labels[order[at]]
+        scale = trainer.scale_state.scale
+        found = [
+            trainer._forward_backward(False, *batch, scale * share).value("finite") == 1.0
+            for share in (1.0 - BORDER, 1.0 + BORDER)
+        ]
+    return bool(found[0] != found[1])

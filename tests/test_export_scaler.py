@@ -1,0 +1,111 @@
+"""The loss scale of an exported torch file: how it moves, skips, and goes on from its state."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from policysearch.policy.policy import LossScale
+from policysearch.policy.presets import preset
+from policysearch.train.loss_scale import initial_state, next_state
+from tests.test_export_torch import MODEL, run
+
+
+def stepped(scale: LossScale, overflow: str, state: Any = None, unscaled: bool = False) -> Any:
+    """Return the exported scaler after these steps, its scales as `seen`; "O" is an overflow."""
+    torch = pytest.importorskip("torch")
+    policy = dataclasses.replace(preset("float32", MODEL.layer_names), loss_scale=scale)
+    scaler = run(policy)["make_grad_scaler"]()
+    if state is not None:
+        scaler.load_state_dict(state)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.seen, scaler.weights = [], []
+    for mark in overflow:
+        scaler.seen.append(scaler.get_scale())
+        weight.grad = torch.full((1,), math.inf if mark == "O" else 1.0)
+        scaler.scale(torch.ones(()))
+        if unscaled:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        scaler.weights.append(weight.item())
+    return scaler
+
+
+def scales_of(scale: LossScale, overflow: str) -> list[float]:
+    """Return the scale of every step of the exported scaler."""
+    seen: list[float] = stepped(scale, overflow).seen
+    return seen
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (LossScale(), [1.0] * 7),
+        (LossScale("fixed", 128.0), [128.0] * 7),
+        (LossScale("dynamic", 8.0, growth_interval=2), [8, 4, 2, 2, 4, 4, 8]),
+        (
+            LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=4.0),
+            [8, 4, 4, 4, 4, 4, 4],
+        ),
+        (
+            LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=8.0),
+            [8, 4, 4, 4, 8, 8, 8],
+        ),
+        # One bound alone leaves the other side free.
+        (LossScale("dynamic", 8.0, growth_interval=1, min_scale=4.0), [8, 4, 4, 8, 16, 32, 64]),
+        (LossScale("dynamic", 8.0, growth_interval=1, max_scale=4.0), [8, 4, 2, 4, 4, 4, 4]),
+        (LossScale("dynamic", 8.0, 1.0, 1.0, 1), [8.0] * 7),
+        (LossScale("schedule", 2.0, schedule=((1, 4.0), (5, 16.0))), [2, 4, 4, 4, 4, 16, 16]),
+        (LossScale("schedule", 2.0, schedule=((0, 4.0), (3, 8.0))), [4, 4, 4, 8, 8, 8, 8]),
+    ],
+)
+def test_the_exported_loss_scale_moves_as_asked(scale: LossScale, expected: list[float]) -> None:
+    assert scales_of(scale, "OOFFFFF") == expected
+    state, emulated = initial_state(scale), []
+    for step, mark in enumerate("OOFFFFF"):
+        emulated.append(state.scale)
+        state = next_state(scale, state, mark == "F", step)
+    assert emulated == expected
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "scale",
+    [
+        LossScale("schedule", 2.0, schedule=((1, 4.0), (5, 16.0))),
+        LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=8.0),
+        LossScale("fixed", 128.0),
+    ],
+)
+def test_a_loss_scale_goes_on_from_its_state(scale: LossScale) -> None:
+    whole = stepped(scale, "OOFFFFF")
+    first = stepped(scale, "OOFF")
+    state = first.state_dict()
+    assert (state["steps"], state["skipped"]) == (4, 2)
+    assert {"schedule", "lowest", "highest"} <= state.keys()
+    second = stepped(scale, "FFF", state)
+    assert second.seen == whole.seen[4:] and second.state_dict() == whole.state_dict()
+    plain = {
+        k: state[k] for k in state.keys() - {"schedule", "lowest", "highest", "steps", "skipped"}
+    }
+    assert stepped(scale, "", plain).get_scale() == first.get_scale()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["fixed", "schedule"])
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_a_scale_that_does_not_skip_takes_every_step(
+    kind: Any, skips: bool, unscaled: bool
+) -> None:
+    schedule = ((0, 8.0),) if kind == "schedule" else ()
+    scale = LossScale(kind, 8.0, skip_on_overflow=skips, schedule=schedule)
+    scaler = stepped(scale, "FOF", unscaled=unscaled)
+    assert [math.isfinite(w) for w in scaler.weights] == [True, skips, skips]
+    assert scaler.skipped == skips and scaler.steps == 3

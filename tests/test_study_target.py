@@ -1,0 +1,98 @@
+"""A study with a target trains, prices and shows what its exported files run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from policysearch.export.targets import target_named
+from policysearch.nn.model import Model
+from policysearch.nn.models import lenet5
+from policysearch.policy.policy_file import read_policy
+from policysearch.policy.presets import preset
+from policysearch.search.spec import SpaceSection
+from policysearch.search.target import as_run, differences, offered
+from policysearch.values import InputError
+from tests.studies import write_study
+
+MODEL = lenet5()
+TARGET = 'name = "tiny"', 'name = "tiny"\ntarget = "torch"'
+FLOAT8 = 'ladder = ["bfloat16", "mindspore.O0", "apex.O3"]', 'ladder = ["te.current"]'
+
+
+def run(folder: Path, *changes: tuple[str, str]) -> list[str]:
+    """Run the tiny study in a folder; return how a command names it."""
+    study = write_study(folder, *changes)
+    places = [str(study), "--storage", str(folder / "tiny.journal")]
+    assert main(["run", *places, "--processes", "1", "--out", str(folder)]) == 0
+    return places
+
+
+def test_only_formats_of_the_target_are_offered() -> None:
+    section = SpaceSection(("float32", "bfloat16", "float8_e4m3fn"), scalings=("current", "none"))
+    there = offered(section, MODEL, "torch")
+    assert there.formats == ("float32", "bfloat16") and there.scalings == ()
+    assert offered(section, MODEL, None) is section
+    with pytest.raises(InputError, match=r"^space.formats: \['float8_e4m3fn'\] with study.target"):
+        offered(SpaceSection(("float8_e4m3fn",)), MODEL, "torch")
+
+
+def test_differences_are_what_the_target_changes() -> None:
+    low = preset("bfloat16", MODEL.layer_names)
+    assert differences(low, MODEL, "torch") == ()
+    narrow = preset("te.current", MODEL.layer_names)
+    assert any("float8_e4m3fn" in line for line in differences(narrow, MODEL, "torch"))
+    assert differences(as_run(narrow, MODEL, "torch"), MODEL, "torch") == ()
+    assert as_run(narrow, MODEL, None) is narrow
+
+
+def test_every_policy_of_a_study_with_a_target_is_what_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = run(tmp_path, TARGET, FLOAT8)
+    out = str(tmp_path / "out")
+    for number in range(6):
+        options = ["--trial", str(number), "--out", out, "--strict"]
+        assert main(["export", *places, *options]) == 0, capsys.readouterr().err
+        model = model_of(places[0])
+        policy = read_policy(Path(out) / "tiny-policy.json")
+        assert target_named("torch").runs(policy, model) == policy
+        assert differences(policy, model, "torch") == ()
+    capsys.readouterr()
+    assert main(["show", *places, "--policy", "preset:te.current"]) == 0  # the ladder's, as it runs
+    assert "float8" not in capsys.readouterr().out
+
+
+def model_of(study: str) -> Model:
+    from policysearch import load_study
+
+    task = load_study(study).task
+    return task.build_model(task.load_dataset())
+
+
+def test_an_export_of_what_runs_otherwise_shows_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = run(tmp_path, FLOAT8)
+    capsys.readouterr()
+    main(["show", *places, "--csv"])
+    rows = capsys.readouterr().out.splitlines()
+    number = next(row.split(",")[0] for row in rows if "te.current" in row)
+    assert main(["export", *places, "--trial", number, "--out", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().out
+    assert "\nas torch runs it:\ntrial " in said and said.count("modeled speedup") == 2
+    folder = tmp_path / "b"
+    assert main(["export", *places, "--trial", number, "--out", str(folder), "--strict"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("policysearch: --strict: layer ") and error.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_an_unknown_target_of_a_study_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, ('name = "tiny"', 'name = "tiny"\ntarget = "cobol"'))
+    assert main(["run", str(study), "--storage", str(tmp_path / "j")]) == 2
+    assert "study.target: 'cobol'; expected one of torch" in capsys.readouterr().err

@@ -1,0 +1,193 @@
+"""Exported policies trained in torch beside the emulator, and what the comparison finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policysearch.export.targets import target_named
+from policysearch.nn.models import lenet5
+from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import train
+from policysearch.values import InputError
+from policysearch.verify import verdict as verdicts
+from policysearch.verify.page import verdict_page
+from policysearch.verify.verdict import EARLY_GAP, LATE_GAP, Verdict, gaps, verify
+
+MLP = Task(model="mlp", data="digits", widths=(32, 32), batch_size=32)
+SCALES = (
+    LossScale(),
+    LossScale("fixed", 1024.0),
+    LossScale("dynamic", 2.0**24, growth_interval=20),
+)
+FORMATS = ("float32", "float16", "bfloat16")
+
+
+def drawn(names: tuple[str, ...], index: int) -> Policy:
+    """Return random policy `index`: formats by layer, op lists and loss scale."""
+    rng = np.random.default_rng([17, index])
+    base = ("bfloat16", "torch.autocast.bfloat16")[index % 2]
+    layers = {name: uniform_layer(FORMATS[rng.integers(3)]) for name in names}
+    policy = preset(base, names).with_layers(layers, f"random {index}")
+    return replace(policy, loss_scale=SCALES[rng.integers(3)])
+
+
+@pytest.fixture(scope="module")
+def mlp_verdict() -> Verdict:
+    pytest.importorskip("torch")
+    names = ("flatten", "fc1", "relu1", "fc2", "relu2", "fc3")
+    scale = LossScale("dynamic", 2.0**24, growth_interval=20)
+    policy = replace(preset("torch.autocast.float16", names), loss_scale=scale)
+    return verify(policy, MLP, steps=20)
+
+
+@pytest.mark.torch
+def test_a_policy_trains_in_torch_as_here(mlp_verdict: Verdict) -> None:
+    verdict = mlp_verdict
+    assert verdict.faults == () and len(verdict.losses) == verdict.compared == 20
+    assert verdict.gaps.max() > 0.0  # another machine's arithmetic, not a copy of the numbers
+    assert verdict.losses[-1] < verdict.losses[0]
+    assert np.array_equal(verdict.scales, verdict.here.scales)
+    assert np.array_equal(verdict.skipped, verdict.here.skipped) and verdict.skipped.sum() > 3
+    assert verdict.dtypes["fc1"] == "float16" and verdict.dtypes[""] == "float32"
+    assert verdict.same_keys and verdict.state_keys == 6
+    page = verdict_page(verdict)
+    assert page.endswith("pass") and "1.67772e+07, skipped" in page
+    assert f"{verdict.losses[0]:.7f}" in page and "fc1: float16" in page
+
+
+def with_losses(verdict: Verdict, step: int, by: float) -> Verdict:
+    losses = verdict.losses.copy()
+    losses[step] += by
+    return replace(verdict, losses=losses)
+
+
+@pytest.mark.torch
+def test_what_does_not_agree_is_a_fault(mlp_verdict: Verdict) -> None:
+    verdict = replace(mlp_verdict, own_gap=1e-3)
+    late = with_losses(verdict, 15, 1.9e-3)
+    assert late.faults == () and with_losses(verdict, 15, 2.2e-3).faults != ()
+    assert with_losses(verdict, 9, 2 * EARLY_GAP).faults[0].startswith("step 9: losses")
+    quiet = replace(verdict, own_gap=0.0)
+    assert quiet.allowed[-1] == LATE_GAP and quiet.allowed[0] == EARLY_GAP
+    assert with_losses(verdict, 3, math.nan).faults != ()
+    parted = replace(late, compared=12)
+    assert parted.faults == ("step 12: other loss scales, no gradient near overflow",)
+    near = replace(parted, borderline=True)
+    assert near.faults == () and "within 1% of overflow" in verdict_page(near)
+    other = replace(verdict, same_keys=False)
+    assert "FAIL: state_dict" in verdict_page(other)
+
+
+def test_losses_that_are_both_not_finite_agree() -> None:
+    ours, theirs = np.array([1.0, math.nan, math.inf, 1.0]), np.array([1.5, math.inf, math.nan, 1])
+    assert gaps(ours, theirs).tolist() == [0.5, 0.0, 0.0, 0.0]
+    assert gaps(ours, np.array([1.0, 1.0, math.inf, 1.0])).tolist() == [0.0, math.inf, 0.0, 0.0]
+
+
+@pytest.mark.torch
+def test_a_file_that_does_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    target = target_named("torch")
+
+    class Wrong:
+        """Exports another policy than it says it runs."""
+
+        runs = staticmethod(target.runs)
+
+        @staticmethod
+        def export(policy: Policy, model: Any) -> str:
+            return target.export(preset("bfloat16", model.layer_names), model)
+
+    monkeypatch.setattr(verdicts, "target_named", lambda name: Wrong)
+    names = ("flatten", "fc1", "relu1", "fc2", "relu2", "fc3")
+    assert verify(preset("torch.autocast.float16", names), MLP, steps=10).faults
+
+
+@pytest.mark.torch
+def test_a_gradient_near_overflow_is_found() -> None:
+    """The scale that just does not overflow, and half of it."""
+    task = MLP.with_steps(4)
+    dataset = task.load_dataset()
+    model = task.build_model(dataset)
+    policy = preset("torch.autocast.float16", model.layer_names)
+
+    def borderline(scale: float) -> bool:
+        given = replace(policy, loss_scale=LossScale("fixed", scale))
+        return verdicts._is_borderline(task, given, model, dataset, 0, 1)
+
+    low, high = 2.0**10, 2.0**30
+    while high / low > 1.001:  # between them overflow begins
+        middle = math.sqrt(low * high)
+        given = replace(policy, loss_scale=LossScale("fixed", middle))
+        run = train(task, given, 0, dataset=dataset, model=model)
+        low, high = (low, middle) if run.skipped[1] else (middle, high)
+    assert borderline(low) and borderline(high)
+    assert not borderline(low / 2) and not borderline(high * 2)
+
+
+def test_only_known_targets_can_be_verified() -> None:
+    policy = preset("float32", lenet5().layer_names)
+    with pytest.raises(InputError, match="verify target: 'cobol'; expected one of torch"):
+        verify(policy, Task(), target="cobol")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(10))
+def test_random_policies_of_lenet_agree(index: int) -> None:
+    pytest.importorskip("torch")
+    verdict = verify(drawn(lenet5().layer_names, index), Task())
+    assert len(verdict.losses) == 50 and verdict.faults == ()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(5))
+def test_random_policies_of_an_imported_gpt_agree(index: int) -> None:
+    """Attention, softmax and sums are functions in `forward`."""
+    task = gpt_task()
+    model = task.build_model(task.load_dataset())
+    verdict = verify(drawn(model.layer_names, index), task)
+    assert len(verdict.losses) == 50 and verdict.faults == ()
+
+
+@pytest.mark.torch
+def test_functions_in_forward_obey_the_lists() -> None:
+    """An imported GPT block under autocast's lists: softmax in float32, on a CPU too."""
+    task = gpt_task()
+    model = task.build_model(task.load_dataset())
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    assert "softmax" in policy.fp32_ops and {"attn", ""} <= set(model.layer_names)
+    verdict = verify(policy, task, steps=10)
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+    moved = dataclasses.replace(
+        policy,
+        fp32_ops=tuple(op for op in policy.fp32_ops if op != "softmax"),
+        low_precision_ops=(*policy.low_precision_ops, "softmax"),
+    )
+    losses = verify(moved, task, steps=10).losses
+    assert np.abs(losses - verdict.losses).max() > 1e-5
+
+
+def gpt_task() -> Task:
+    """Return a task of an imported GPT block: the next token of a sequence modulo a number."""
+    torch = pytest.importorskip("torch")
+    import policysearch
+    from tests.nets_of_torch import TIME, TOKENS, NanoGPT
+
+    ids = np.random.default_rng(0).integers(0, TOKENS, (600, TIME))
+    sums = (ids + np.roll(ids, 1, axis=1)) % TOKENS
+    data = policysearch.Dataset(
+        "sums", (ids,), sums, train_count=400, validation_count=200, classes=TOKENS
+    )
+    example = torch.zeros(2, TIME, dtype=torch.long)
+    model = policysearch.from_torch(NanoGPT, example, name="gpt")
+    return Task(model=model, data=data, batch_size=16, loss="token_cross_entropy")
