@@ -16,6 +16,7 @@ from policysearch.commands import (
     add_rules,
     add_study,
     add_try,
+    add_validation,
     add_views,
     drop_output,
     make_streams_safe,
@@ -80,6 +81,7 @@ def parser() -> _Parser:
 
     add_explain(commands)
     add_rules(commands)
+    add_validation(commands)
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
     add_study(mend)
     mend.set_defaults(run=_repair)

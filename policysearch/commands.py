@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policysearch import api
+from policysearch.cost.published import read_rows
+from policysearch.cost.validate import validate
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
 from policysearch.policy.policy_file import write_policy
@@ -18,6 +20,7 @@ from policysearch.report.front_data import csv_text
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import number_of, trial_page, tried_page
 from policysearch.report.table import front_table
+from policysearch.report.validation import validation_page
 from policysearch.rewrite.placed_rules import overruled
 from policysearch.search.results import Results
 from policysearch.search.rules import rules_for
@@ -132,6 +135,18 @@ def add_rules(commands: Commands) -> None:
     apply.set_defaults(run=_apply)
 
 
+def add_validation(commands: Commands) -> None:
+    """Add `validate-cost`."""
+    command = commands.add_parser(
+        "validate-cost", help="compare modeled speedups with published ones, each held out"
+    )
+    command.add_argument("--rows", type=Path, metavar="FILE", help="JSON rows (the package's)")
+    command.add_argument(
+        "--anchor", type=Path, metavar="FILE", help="rows of the same networks on other devices"
+    )
+    command.set_defaults(run=_validate)
+
+
 def _add_task(command: argparse.ArgumentParser) -> None:
     where = command.add_mutually_exclusive_group()
     where.add_argument("--study", type=Path, metavar="STUDY.toml", help="use the study's task")
@@ -171,6 +186,11 @@ def _apply(options: argparse.Namespace) -> None:
         return
     write_policy(policy, options.out)
     print(f"wrote {options.out}")
+
+
+def _validate(options: argparse.Namespace) -> None:
+    anchors = read_rows(options.anchor) if options.anchor else ()
+    print(validation_page(validate(read_rows(options.rows), anchors)))
 
 
 def _show(options: argparse.Namespace) -> None:
