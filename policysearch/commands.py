@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from policysearch import api
 from policysearch.cost.published import read_rows
+from policysearch.cost.published_narrow import read_narrow_rows
 from policysearch.cost.validate import validate
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
 from policysearch.policy.policy_file import write_policy
 from policysearch.report.front_data import csv_text
+from policysearch.report.narrow_validation import narrow_page
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import number_of, trial_page, tried_page
 from policysearch.report.table import front_table
@@ -144,6 +146,9 @@ def add_validation(commands: Commands) -> None:
     command.add_argument(
         "--anchor", type=Path, metavar="FILE", help="rows of the same networks on other devices"
     )
+    command.add_argument(
+        "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
+    )
     command.set_defaults(run=_validate)
 
 
@@ -189,6 +194,11 @@ def _apply(options: argparse.Namespace) -> None:
 
 
 def _validate(options: argparse.Namespace) -> None:
+    if options.narrow:
+        if options.anchor:
+            raise InputError("--anchor: 8-bit rows take no anchors")
+        print(narrow_page(read_narrow_rows(options.rows)))
+        return
     anchors = read_rows(options.anchor) if options.anchor else ()
     print(validation_page(validate(read_rows(options.rows), anchors)))
 

@@ -231,10 +231,17 @@ class Layers:
             if scaling is None:
                 self.single_product(e, batch * sum(sizes))
                 continue
-            flops = 2.0 * batch * m * n * k / scaling.rate
+            flops = 2.0 * batch * m * n * k
             narrow = format_named(scaling.format).bits / 8
             moved = narrow * (sum(sizes) - rows * columns) + 2 * rows * columns
-            work = Work(batch * moved, 0, flops, e, scaling.format, count=self.times)
+            work = Work(
+                batch * moved,
+                flops=flops,
+                product=e,
+                format=scaling.format,
+                count=self.times,
+                rate=scaling.rate,
+            )
             self.works.append(work)
         if scaling is not None:
             self.quantise(batch * (m * n), scaling.element_bytes, scaling.launches)

@@ -115,14 +115,18 @@ def _precisions(row: NarrowRow) -> tuple[Precision, Precision]:
     """Return what both runs multiply in: named formats, or bfloat16 and a scaling recipe."""
     words = [FORMATS.get(name) for name in row.formats]
     if words[0] and words[1]:
-        plain = (_plain(words[0]), _plain(words[1]))
-        return plain
-    if not any(name in row.formats[1].lower() for name in EIGHT_BIT):
+        return _plain(words[0]), _plain(words[1])
+    if not is_eight_bit(row):
         raise InputError(f"{row.formats[0]} against {row.formats[1]}: no 8-bit or smaller format")
     scaling = scaling_named(f"{row.recipe} {row.formats[1]}")
     if "pre-quantized" in row.model and scaling.name != "delayed":
         scaling = SCALINGS["quantised"]
     return BFLOAT16, replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+
+
+def is_eight_bit(row: NarrowRow) -> bool:
+    """Whether the narrow run multiplies in 8 bits of floating point or fewer."""
+    return any(name in row.formats[1].lower() for name in EIGHT_BIT)
 
 
 def _plain(format: str) -> Precision:

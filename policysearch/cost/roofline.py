@@ -86,7 +86,8 @@ FITTED = Constants(
 class Work:
     """What one kernel asks of a device: bytes moved, elements touched and, in a product, FLOPs.
 
-    `format` is the one a product runs in. `shifted_bytes` and `shifted_elements` are those of the
+    `format` is the one a product runs in, `rate` the share of the matrix unit's usual rate that its
+    scaling leaves. `shifted_bytes` and `shifted_elements` are those of the
     layout changes that the matrix unit needs around it. It runs `count` times a step with
     `launches` launches each, and waits `host_seconds` for the host.
     """
@@ -101,6 +102,7 @@ class Work:
     count: float = 1.0
     launches: float = 1.0
     host_seconds: float = 0.0
+    rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
         if work.format != "float32":
             share = aligned_share(e, device.align(work.format), stack.library)
             peak = device.peak(work.format)
-        matrix = plain / share if share else np.inf
+        matrix = plain / (share * work.rate) if share else np.inf
     return (
         work.bytes,
         work.elements,

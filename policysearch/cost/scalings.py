@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policysearch.formats import format_named
 from policysearch.values import InputError
 
-GATHERED_BYTES = 8
+GATHERED_BYTES = 16
 """More bytes for each element that is gathered wide, then transposed and quantised; assumed."""
 
 
@@ -48,6 +49,15 @@ SCALINGS: dict[str, Scaling] = {
 Rates, and the bytes of casts that nothing compiles, are assumed; the best products published reach
 1.77 (H100) to 1.98 (B200) times bfloat16's.
 """
+
+
+def product_rate(format: str, blocks: bool) -> float:
+    """Return the rate of products in a format, with scales of `blocks` or of whole tensors."""
+    if format_named(format).bits >= 16:
+        return 1.0
+    if format_named(format).bits <= 4:
+        return SCALINGS["nvfp4"].rate
+    return SCALINGS["mx" if blocks else "current"].rate
 
 
 def scaling_named(text: str) -> Scaling:

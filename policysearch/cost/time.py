@@ -21,6 +21,7 @@ from policysearch.cost.roofline import (
     kernel_seconds,
     load_of,
 )
+from policysearch.cost.scalings import product_rate
 from policysearch.cost.stacks import Stack
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import format_named
@@ -179,7 +180,8 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
     # by the operands, not by what the device makes of them: launches are no device's advantage
     launches = 1 + (SHIFT_LAUNCHES if shift[0] and operands[0].format != "float32" else 0)
     e = extents(node, operands, flops)
-    work = Work(moved, 0, flops, e, runs, *shift, launches=launches)
+    rate = product_rate(runs, blocks=len(node.inputs) > 2)
+    work = Work(moved, 0, flops, e, runs, *shift, launches=launches, rate=rate)
     yield _Part(kernel, work, runs, node.op.name, False)
 
 
