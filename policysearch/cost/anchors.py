@@ -20,8 +20,8 @@ OTHER_BASELINE = 0.3
 OTHER_FRAMEWORK = 0.5
 """Weight of an anchor of another framework; assumed."""
 
-SHRINKAGE = 0.5
-"""Weight of the model itself against one fully related anchor; assumed."""
+SHRINKAGE = 2.0
+"""Weight of the model itself, in fully related anchors; assumed."""
 
 
 @dataclass(frozen=True)
