@@ -21,6 +21,7 @@ from policysearch.cost.fit import (
 )
 from policysearch.cost.price import SPEEDUP_INTERVAL
 from policysearch.cost.published import SHIPPED, read_rows, setting_of
+from policysearch.cost.published_stacks import pair_named
 from policysearch.cost.roofline import FITTED
 from policysearch.cost.validate import Judged, Validation, settings_of, validate
 from policysearch.report.validation import validation_page
@@ -124,7 +125,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         for model, framework, hardware, mixed in (
             ("densenet121", "PyTorch 1.13", "RTX A6000", "fp16"),
             ("resnet49", "PyTorch 1.13", "RTX A6000", "fp16"),
-            ("vgg16", "Chainer", "RTX A6000", "fp16"),
+            ("vgg16", "Abacus", "RTX A6000", "fp16"),
             ("vgg16", "PyTorch 1.13", "Abacus", "fp16"),
             ("vgg16", "PyTorch 1.13", "RTX A6000", "int8"),
         )
@@ -135,7 +136,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     for reason in (
         "resnet49: unknown network 'resnet49'; did you mean",
-        "vgg16: unknown framework 'Chainer'",
+        "vgg16: unknown framework 'Abacus'",
         "vgg16: unknown device 'Abacus'",
         "vgg16: tf32 against int8: not float32 against half",
     ):
@@ -173,6 +174,29 @@ def test_what_float32_means_follows_the_framework() -> None:
         "PyTorch 1.7": ("tfloat32", "tfloat32"),
         "PyTorch 1.13": ("float32", "tfloat32"),
     }
+
+
+@pytest.mark.parametrize(
+    ("framework", "library", "layout", "compiled"),
+    [
+        ("PyTorch 0.3", 9, "NCHW", False),
+        ("PyTorch 1.4", 10, "NCHW", False),
+        ("PyTorch 1.13", 11, "NCHW", False),
+        ("PyTorch 2.1", 12, "NCHW", False),
+        ("TensorFlow 1.12", 10, "NHWC", False),
+        ("TF2.3 models", 11, "NHWC", False),
+        ("NGC TF1.15 (AMP w/ XLA)", 10, "NHWC", True),
+        ("NGC MXNet", 10, "NHWC", False),
+        ("MXNet gluon-cv", 10, "NCHW", False),
+        ("Caffe2", 9, "NCHW", False),
+        ("JAX", 11, "NHWC", True),
+    ],
+)
+def test_frameworks_have_the_stacks_of_their_time(
+    framework: str, library: int, layout: str, compiled: bool
+) -> None:
+    mixed = pair_named(framework).mixed
+    assert (mixed.library, mixed.layout, mixed.elementwise_fusion) == (library, layout, compiled)
 
 
 def test_every_family_has_constants_of_its_own() -> None:

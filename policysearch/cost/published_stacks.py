@@ -29,7 +29,7 @@ GRAPH = replace(
 """TensorFlow without XLA; kernels of a recurrent step and the cost of a launch are assumed."""
 
 LIBRARY = replace(EAGER, name="library", library=10)
-"""MXNet, Paddle and OneFlow: kernels of the library for composites, a fused update."""
+"""MXNet, Paddle, OneFlow and Caffe: the library's kernels for composites, a fused update."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def pair_named(framework: str, notes: tuple[str, ...] = ()) -> Pair:
     if "pytorch" in name or "hf transformers" in name:
         pair = _torch(name)
     elif "tensorflow" in name or re.search(r"\btf ?\d", name):
-        library = 11 if "2" in name else 10
+        library = 11 if re.search(r"(tensorflow|tf) ?2", name) else 10
         mixed = replace(GRAPH, layout="NHWC", library=library)
         pair = Pair("tensorflow", replace(GRAPH, library=library), mixed)
     elif "gluon" in name:
@@ -75,6 +75,12 @@ def pair_named(framework: str, notes: tuple[str, ...] = ()) -> Pair:
         if "paddlepaddle 1" in name:
             mixed = replace(mixed, norm_fusion=False)
         pair = Pair(name.split()[0], LIBRARY, mixed)
+    elif "caffe" in name or "chainer" in name:
+        older = replace(LIBRARY, library=9)
+        pair = Pair(name.split()[0], older, older)
+    elif "jax" in name:
+        newer = replace(LIBRARY, library=11, layout="NHWC")
+        pair = compiled(Pair("jax", newer, newer))
     else:
         raise InputError(f"unknown framework {framework!r}")
     if "XLA" in said:
