@@ -23,6 +23,7 @@ from policysearch.commands.shared import (
     say,
     say_overruled,
 )
+from policysearch.commands.validation import add_validation
 from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.files import make_folder
@@ -82,6 +83,7 @@ def parser() -> _Parser:
     add_explain(commands)
     add_rules(commands)
     add_profile(commands)
+    add_validation(commands)
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
     add_study(mend)
     mend.set_defaults(run=_repair)

@@ -10,9 +10,10 @@ import pytest
 
 from policysearch.cost.devices import DEVICES, SOURCES, device_named
 from policysearch.cost.gemm import product_format
-from policysearch.cost.price import PolicyCost, low_precision_share, price
+from policysearch.cost.price import SPEEDUP_INTERVAL, PolicyCost, low_precision_share, price
+from policysearch.cost.roofline import FITTED
 from policysearch.cost.stacks import STACKS, Stack, stack_named
-from policysearch.cost.time import ASSUMED, step_time
+from policysearch.cost.time import step_time
 from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.presets import PRESETS
 from policysearch.values import InputError, from_plain, to_plain
@@ -25,8 +26,9 @@ EAGER = STACKS["torch.eager"]
 def test_low_precision_is_faster_where_products_dominate() -> None:
     cost = price(step(WIDE, "float16", 8192), step(WIDE, "float32", 8192), V100, EAGER)
     assert 2 < cost.speedup < 125 / 15.7
-    assert cost.speedup_low == pytest.approx(cost.speedup * 0.82)
-    assert cost.speedup_high == pytest.approx(cost.speedup * 1.18)
+    low, high = SPEEDUP_INTERVAL
+    assert cost.speedup_low == pytest.approx(cost.speedup * low)
+    assert cost.speedup_high == pytest.approx(cost.speedup * high)
     assert cost.low_precision_share == 1.0
     assert cost.label == "modeled" and "modeled" in cost.summary and "ms" not in cost.summary
     for shares in (cost.layer_shares, cost.format_shares):
@@ -106,7 +108,7 @@ def test_every_number_of_every_device_has_a_source() -> None:
         numbers += [row for _, row in (*device.peaks, *device.achieved, *device.other)]
         assert all(row.source and row.value > 0 for row in numbers)
         assert device.peak("float32") > 0 and device.memory_bytes > 0
-        assert 0 < device.efficiency(device.formats[-1]) <= 1
+        assert device.issue_rate >= device.peak("float32") / 2 or device.arch == "davinci"
     assert "wp" in SOURCES
 
 
@@ -121,8 +123,7 @@ def test_marks_are_shown() -> None:
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 def test_every_stack_says_where_its_numbers_come_from(stack: Stack) -> None:
-    assert {"launch_seconds", "half_width"} <= set(dict(stack.sources))
-    assert 0 < stack.half_width < 1
+    assert "launch_seconds" in dict(stack.sources)
 
 
 def test_unknown_names_are_refused_with_the_valid_ones() -> None:
@@ -130,4 +131,4 @@ def test_unknown_names_are_refused_with_the_valid_ones() -> None:
         device_named("A1000")
     with pytest.raises(InputError, match=r"unknown stack 'jax'; expected one of torch\.eager, "):
         stack_named("jax")
-    assert ASSUMED.minimum_kernel_seconds == 2e-6
+    assert FITTED.minimum_kernel_seconds == 2e-6

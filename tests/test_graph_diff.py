@@ -52,5 +52,7 @@ def test_the_command_prints_every_change(capsys: pytest.CaptureFixture[str]) -> 
     assert len(plus) - len(minus) == len(after) - len(before)
     assert set(plus) >= set(after) - set(before)
     assert re.search(
-        r"modeled time 1\.000 to \d\.\d{3} \(\+-\d+%\), peak [\d.]+ to [\d.]+ MiB", text
+        r"modeled time 1\.000 to \d\.\d{3} \(times 0\.82 to 1\.15\), "
+        r"peak [\d.]+ to [\d.]+ MiB",
+        text,
     )

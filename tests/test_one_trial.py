@@ -60,7 +60,8 @@ def test_time_is_by_layer_format_and_cast_and_memory_says_whether_it_fits(
     assert f"casts {cost.cast_share:.1%}" in page
     assert f"optimizer {cost.optimizer_share:.1%}" in page
     assert f"{cost.low_precision_share:.1%} of the FLOPs" in page
-    assert "set by the kernels" in page and "fits on H100-SXM5 (80 GiB)" in page
+    bound = "launches by the host" if cost.host_bound else "the kernels"
+    assert f"set by {bound}" in page and "fits on H100-SXM5 (80 GiB)" in page
     assert f"peak {cost.peak_bytes / 2**20:.4g} MiB" in page and "reserved" in page
     assert "not confirmed" in page and "loss scale: none" in page
     assert cost.summary in page

@@ -165,7 +165,7 @@ def test_kernels_are_those_of_the_priced_step(wide: Results) -> None:
     assert f"the host takes {host:.2f} of the kernels' time" in page and host < 0.9
     seconds = sorted((kernel.seconds for kernel in time.kernels), reverse=True)
     longest = max(time.kernels, key=lambda kernel: kernel.seconds)
-    limit = {"bandwidth": "bandwidth", "compute": "compute"}[longest.bound]
+    limit = {"elements": "instructions per element"}.get(longest.bound, longest.bound)
     said = [longest.role, longest.format, f"{seconds[0] / sum(seconds):.1%}", limit]
     assert words(page, longest.op, longest.layer) == said
     rest = f"{len(seconds) - 8} shorter ones take {sum(seconds[8:]) / sum(seconds):.1%}"

@@ -14,9 +14,6 @@ from policysearch.formats import FORMATS, format_named
 from policysearch.rounding.inclusion import contains
 from policysearch.values import InputError, near_miss
 
-DEFAULT_MATRIX_EFFICIENCY = 0.8
-"""Achieved share of peak where the row has no measured maximum: their median, rounded; assumed."""
-
 
 @dataclass(frozen=True)
 class Sourced:
@@ -94,26 +91,16 @@ class Device:
         """Return the alignment in elements for a format; 1 where there is none to keep."""
         return dict(self.alignment).get(peak_key(name), 1)
 
-    def efficiency(self, name: str) -> float:
-        """Return the highest measured share of peak for a format.
-
-        Without a measurement of that format, that of bfloat16 serves its sister formats on the
-        same matrix unit; without any, DEFAULT_MATRIX_EFFICIENCY.
-        """
-        measured = dict(self.achieved)
-        for key in (peak_key(name), "bfloat16"):
-            if key in measured and name != "float32":
-                return measured[key].value / self._peaks[key]
-        return DEFAULT_MATRIX_EFFICIENCY
-
     @property
     def issue_rate(self) -> float:
-        """Element instructions per second of the vector unit: one multiply-add per lane and cycle.
+        """Element instructions per second that the device can issue, one per lane and cycle.
 
-        Half the vector FLOP/s: float16 on Ascend, whose vector unit is that wide, else float32.
+        The row's own number; else half the vector FLOP/s (a multiply-add per lane): of float16 on
+        Ascend, whose vector unit is that wide, of float32 elsewhere.
         """
+        own = dict(self.other).get("issues_per_second")
         vector = self._peaks.get("float16_vector") if self.arch == "davinci" else None
-        return (vector or self._peaks["float32"]) / 2
+        return own.value if own else (vector or self._peaks["float32"]) / 2
 
     @property
     def marks(self) -> tuple[tuple[str, str, str], ...]:

@@ -17,23 +17,48 @@ TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.75), (32, 32, 0.5))
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Parts the contracted axis may be split into; assumed."""
 
+SHALLOWEST = 32
+"""Least depth that a split leaves to each part; assumed."""
+
 PIPELINE_DEPTH = 64
 """Depth lost to filling a tile's pipeline: the 64 in K / (K + 64)."""
+
+FEWEST_WINOGRAD_CHANNELS = 16
+"""Channels from which float32 libraries are taken to choose Winograd's algorithm; assumed."""
+
+UNALIGNED_SHARE = 0.5
+"""What is left of the matrix unit's rate at worst where extents miss the alignment; assumed.
+
+Libraries have kernels that load single elements, so padding is never charged in full.
+"""
+
+OLDEST_UNALIGNED_LIBRARY = 11
+"""First CUDA generation whose cuBLAS takes the matrix unit for extents of any alignment."""
+
+OLDEST_MATRIX_CONVOLUTIONS = 10
+"""First CUDA generation whose cuDNN is taken to run whole trainings on the matrix unit."""
 
 
 @dataclass(frozen=True)
 class Extents:
     """A product as `batch` products of [rows, depth] and [depth, columns].
 
-    `packed` is the extent that lies contiguous in the operands and has to be padded to the
-    device's alignment; padding of rows and columns is in the tiles.
+    `packed` lists the extents that lie contiguous in memory and have to meet the device's
+    alignment: those of a product, the channels of a convolution. `winograd`: a 3 x 3 convolution
+    of stride 1, which float32 libraries do with fewer multiplications. `depthwise`: a convolution
+    without a sum over channels, which no matrix unit runs. `dilated`: the gradient of one with gaps
+    in its window, which old libraries run on plain units.
     """
 
     batch: int
     rows: int
     columns: int
     depth: float
-    packed: int
+    packed: tuple[int, ...]
+    convolution: bool = False
+    winograd: bool = False
+    depthwise: bool = False
+    dilated: bool = False
 
 
 def is_convolution(node: Node) -> bool:
@@ -48,30 +73,46 @@ def extents(node: Node, inputs: Sequence[Node], flops: int) -> Extents:
     depth = flops / (2 * size(node.shape))
     if not is_convolution(node):
         rows, columns = node.shape[-2], node.shape[-1]
-        return Extents(size(node.shape[:-2]), rows, columns, depth, max(1, round(depth)))
+        deep = max(1, round(depth))
+        return Extents(size(node.shape[:-2]), rows, columns, depth, (deep,))
     columns = node.shape[0 if node.role == "wgrad" else 1]
     channels = inputs[1 if node.role == "wgrad" else 0].shape[1]
-    return Extents(1, size(node.shape) // columns, columns, depth, channels)
+    weight = node.shape if node.role == "wgrad" else inputs[1].shape
+    return Extents(
+        1,
+        size(node.shape) // columns,
+        columns,
+        depth,
+        (channels,),
+        convolution=True,
+        winograd=is_winograd(weight[0], weight[1], weight[2:], node.attributes.get("stride", 1)),
+        depthwise=weight[1] == 1 and node.attributes.get("groups", 1) > 1,
+    )
 
 
-@lru_cache(maxsize=4096)
-def utilisation(e: Extents, multiprocessors: int, alignment: int) -> float:
-    """Return the share of the achievable rate: tile x wave x alignment x K / (K + 64).
+def is_winograd(c_out: int, c_in: int, window: tuple[int, ...], stride: object) -> bool:
+    """Whether a convolution has a fast algorithm of few multiplications (Lavin and Gray, 2015).
+
+    `c_in` is that of one group; libraries have it for windows of 3 x 3 and no stride.
+    """
+    few = tuple(window) == (3, 3) and stride in (1, (1, 1))
+    return few and min(c_out, c_in) >= FEWEST_WINOGRAD_CHANNELS
+
+
+@lru_cache(maxsize=65536)
+def utilisation(e: Extents, multiprocessors: int) -> float:
+    """Return the share of the achievable rate: tile x wave x K / (K + 64).
 
     The library is taken to choose the best tile and the best split of the contracted axis.
     """
-    padded = -(-e.packed // alignment) * alignment
-    return (
-        e.packed
-        / padded
-        * max(
-            efficiency
-            * _tile_fill(e, rows, columns)
-            * _wave_fill(e, rows, columns, split, multiprocessors)
-            * (e.depth / split / (e.depth / split + PIPELINE_DEPTH))
-            for rows, columns, efficiency in TILES
-            for split in SPLITS
-        )
+    return max(
+        efficiency
+        * _tile_fill(e, rows, columns)
+        * _wave_fill(e, rows, columns, split, multiprocessors)
+        * (e.depth / split / (e.depth / split + PIPELINE_DEPTH))
+        for rows, columns, efficiency in TILES
+        for split in SPLITS
+        if split == 1 or e.depth / split >= SHALLOWEST
     )
 
 
@@ -88,6 +129,23 @@ def _wave_fill(e: Extents, rows: int, columns: int, split: int, multiprocessors:
     return blocks / (-(-blocks // multiprocessors) * multiprocessors)
 
 
+def aligned_share(e: Extents, alignment: int, library: int) -> float:
+    """Return what the alignment of its extents leaves of the matrix unit's rate, 0 for nothing.
+
+    `library` is the CUDA generation of cuBLAS and cuDNN.
+    """
+    if e.depthwise or (e.convolution and library < OLDEST_MATRIX_CONVOLUTIONS):
+        return 0.0
+    if e.dilated and library < OLDEST_UNALIGNED_LIBRARY:
+        return 0.0
+    share = min(extent / (-(-extent // alignment) * alignment) for extent in e.packed)
+    if share == 1.0:
+        return 1.0
+    if not e.convolution and library < OLDEST_UNALIGNED_LIBRARY:
+        return 0.0
+    return max(share, UNALIGNED_SHARE)
+
+
 def product_format(operands: Sequence[Node], device: Device) -> str:
     """Return the format a product of these operands runs in on the device.
 
@@ -99,14 +157,3 @@ def product_format(operands: Sequence[Node], device: Device) -> str:
     if len(keys) == 1:
         return device.runs_as(sorted(names)[0])
     return device.runs_as(join(format_named(name) for name in names).name)
-
-
-def product_rates(format: str, device: Device) -> tuple[tuple[float, int], ...]:
-    """Return (achievable FLOP/s, alignment) of each way to run a product of a format.
-
-    Beside the matrix unit there is always float32 arithmetic without alignment, which libraries
-    fall back to where padding would cost more.
-    """
-    own = (device.peak(format) * device.efficiency(format), device.align(format))
-    plain = (device.peak("float32") * device.efficiency("float32"), 1)
-    return (own, plain) if own != plain else (own,)

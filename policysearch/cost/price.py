@@ -14,10 +14,16 @@ from policysearch.cost.time import StepTime, step_time
 from policysearch.formats import format_named
 from policysearch.graph import Graph
 
-MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.05, "memory_ratio": 0.15})
+MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.1, "memory_ratio": 0.15})
 """By axis, the least relative difference that the model can tell between two policies of one graph.
 
 Errors that the policies share cancel; see docs/cost-model.md.
+"""
+
+SPEEDUP_INTERVAL = (0.868, 1.225)
+"""Factors on a modeled speedup between which 80 % of published ones lie, their families held out.
+
+`policysearch validate-cost` prints them.
 """
 
 
@@ -37,8 +43,8 @@ class PolicyCost:
     """A policy's modeled cost against float32, same model, batch, device and stack.
 
     `speedup` is float32 step time over the policy's, `memory_ratio` the policy's peak over
-    float32's. `speedup_low` and `speedup_high` bound the speedup by the stack's half-width; steps
-    made of the same kernels have speedup 1 exactly. Shares are of the kernel seconds, except
+    float32's. `speedup_low` and `speedup_high` are SPEEDUP_INTERVAL times the speedup; steps made
+    of the same kernels have speedup 1 exactly. Shares are of the kernel seconds, except
     `low_precision_share`: of the FLOPs of matrix products, those with every operand below 32
     bits. `emulated` lists operand formats of products that the device does not multiply itself.
     `host_bound` says that launches, not kernels, set the time. `step_seconds` and
@@ -88,14 +94,17 @@ class Speedup:
 
 
 def speedup_over(cost: PolicyCost, reference: PolicyCost, name: str) -> Speedup:
-    """Return the speedup over the step `reference`, called `name`, with the stack's half-width.
+    """Return the speedup over the step `reference`, called `name`, with its interval.
 
     Both of one model, batch, device and stack. Equal steps have speedup 1 exactly.
     """
     value = reference.step_seconds / cost.step_seconds
-    same = _spread(cost) == _spread(reference)
-    half_width = 0.0 if same else stack_named(cost.stack).half_width
-    return Speedup(name, value, value * (1 - half_width), value * (1 + half_width))
+    low, high = _interval(_spread(cost) == _spread(reference))
+    return Speedup(name, value, value * low, value * high)
+
+
+def _interval(same: bool) -> tuple[float, float]:
+    return (1.0, 1.0) if same else SPEEDUP_INTERVAL
 
 
 def _spread(cost: PolicyCost) -> tuple[object, ...]:
@@ -127,15 +136,15 @@ def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> Polic
     """Return the cost from prices already made, so that float32 is priced once for many."""
     same = _kernels(policy.time) == _kernels(float32.time)
     speedup = float32.time.step_seconds / policy.time.step_seconds
-    half_width = 0.0 if same else policy.stack.half_width
+    low, high = _interval(same)
     kernel_seconds = policy.time.kernel_seconds
     memory = policy.memory
     return PolicyCost(
         device=policy.device.name,
         stack=policy.stack.name,
         speedup=speedup,
-        speedup_low=speedup * (1 - half_width),
-        speedup_high=speedup * (1 + half_width),
+        speedup_low=speedup * low,
+        speedup_high=speedup * high,
         memory_ratio=memory.peak_bytes / float32.memory.peak_bytes,
         peak_bytes=memory.peak_bytes,
         float32_peak_bytes=float32.memory.peak_bytes,

@@ -40,8 +40,10 @@ def parts_of(graph: Graph, slot_of: SlotOf, slots: int, device: Device, stack: S
     """Return the exact price of one step of `graph`, slot by slot."""
     homes = _homes(graph, slot_of, slots)
     seconds = np.zeros((slots + 1, 2))
-    for kernel in step_time(graph, device, stack).kernels:
-        taken = np.array([kernel.seconds, kernel.launches * stack.launch_seconds])
+    time = step_time(graph, device, stack)
+    per_launch = time.launch_seconds / max(1, sum(kernel.launches for kernel in time.kernels))
+    for kernel in time.kernels:
+        taken = np.array([kernel.seconds, kernel.launches * per_launch])
         for slot, share in _shares(graph, kernel, homes, slots).items():
             seconds[slot] += share * taken
     moments, live = _live(graph, homes, slots)

@@ -17,8 +17,15 @@ class Stack:
     `elementwise_fusion`: chains of elementwise ops (and a reduction at their end) are one kernel.
     `cast_fusion`: a cast is done by the kernel before or after it, unless both are matrix
     products. `fused_optimizer`: an update is one kernel over all parameters. `launch_seconds`:
-    time of the host per kernel. `half_width`: relative half-width of the speedup's interval.
+    time of the host per kernel, before `Constants.launch_factor`. `library`: CUDA generation of
+    cuBLAS and cuDNN, which decides what runs on the matrix unit. `float32_products` and
+    `float32_convolutions`: what the framework makes of float32 on a device that has tfloat32.
     `sources` says where each number and choice comes from.
+
+    The rest concerns layer lists. `composite_kernels`: layer norm, GELU and the like are one kernel
+    each way instead of a chain of ops. `norm_fusion`: batch norm takes the ReLU and the addition
+    behind it along. `float32_norms`: layer norm and softmax run in float32 under mixed precision.
+    `cell_kernels`: kernels of one step of a recurrence beside its product.
     """
 
     name: str
@@ -30,8 +37,14 @@ class Stack:
     cast_fusion: bool
     fused_optimizer: bool
     launch_seconds: float
-    half_width: float
     sources: tuple[tuple[str, str], ...]
+    library: int = 12
+    float32_products: Literal["float32", "tfloat32"] = "float32"
+    float32_convolutions: Literal["float32", "tfloat32"] = "float32"
+    composite_kernels: bool = True
+    norm_fusion: bool = False
+    float32_norms: bool = False
+    cell_kernels: int = 1
 
 
 STACKS: dict[str, Stack] = {
@@ -47,17 +60,13 @@ STACKS: dict[str, Stack] = {
             cast_fusion=False,
             fused_optimizer=True,
             launch_seconds=5e-6,
-            half_width=0.18,
             sources=(
                 ("fusion", "addmm and cuDNN take the bias; every other op is its own kernel"),
                 ("fused_optimizer", "assumed: fused=True; plain foreach moves more bytes"),
                 ("launch_seconds", "assumed; no published value found"),
-                (
-                    "half_width",
-                    "mean error 17.3 % of a roofline with textbook constants on published rows, "
-                    "rounded up; not reproduced with this code",
-                ),
+                ("float32_convolutions", "torch.backends.cudnn.allow_tf32 is on by default"),
             ),
+            float32_convolutions="tfloat32",
         ),
         Stack(
             "torch.compile",
@@ -69,13 +78,13 @@ STACKS: dict[str, Stack] = {
             cast_fusion=True,
             fused_optimizer=True,
             launch_seconds=2e-6,
-            half_width=0.20,
             sources=(
                 ("layout", "inductor turns convolutional nets to channels last"),
                 ("fusion", "inductor calls library products and fuses pointwise chains and casts"),
                 ("launch_seconds", "assumed; no CUDA graphs"),
-                ("half_width", "assumed: that of torch.eager, widened"),
+                ("float32_convolutions", "torch.backends.cudnn.allow_tf32 is on by default"),
             ),
+            float32_convolutions="tfloat32",
         ),
         Stack(
             "mindspore.graph",
@@ -87,12 +96,10 @@ STACKS: dict[str, Stack] = {
             cast_fusion=True,
             fused_optimizer=True,
             launch_seconds=1e-6,
-            half_width=0.25,
             sources=(
                 ("layout", "assumed: a channel-blocked layout is kept through the step"),
                 ("fusion", "assumed: graph kernel fusion on"),
                 ("launch_seconds", "assumed; data sinking leaves little to the host"),
-                ("half_width", "assumed: no published row of this stack to judge it by"),
             ),
         ),
     )

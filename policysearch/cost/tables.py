@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.cost.devices import Device
+from policysearch.cost.roofline import joined_seconds
 from policysearch.cost.slot_parts import Around, Parts, SlotOf, around_in, parts_of
 from policysearch.cost.stacks import Stack
-from policysearch.cost.time import step_seconds
 from policysearch.graph import Graph
 from policysearch.values import InputError
 
@@ -59,6 +59,7 @@ class PriceTable:
     exact prices it took.
     """
 
+    device: Device
     options: Choices
     constant: NDArray[np.float64]
     terms: tuple[Term, ...]
@@ -84,7 +85,7 @@ class PriceTable:
             )
         parts = [self._summed(given[at : at + ROWS]) for at in range(0, len(given), ROWS)]
         sums = np.concatenate(parts) if parts else np.empty((0, len(self.constant)))
-        return step_seconds(sums[:, 0], sums[:, 1]), sums[:, 2:].max(axis=1)
+        return joined_seconds(sums[:, 0], sums[:, 1], self.device), sums[:, 2:].max(axis=1)
 
     def _summed(self, choices: Drawn) -> NDArray[np.float64]:
         sums = np.tile(self.constant, (len(choices), 1))
@@ -126,7 +127,7 @@ def price_table(
     values = np.stack([_columns(parts, moments) for parts in exact])
     terms = _terms(choices[:-CHECKED], values[:-CHECKED], options, around)
     constant = values[:-CHECKED, slots].mean(axis=0)
-    table = PriceTable(tuple(options), constant, terms, math.nan, math.nan, len(exact))
+    table = PriceTable(device, tuple(options), constant, terms, math.nan, math.nan, len(exact))
     return _checked(table, choices[-CHECKED:], exact[-CHECKED:])
 
 
@@ -216,7 +217,8 @@ def _indicators(
 
 def _checked(table: PriceTable, choices: Drawn, exact: Sequence[Parts]) -> PriceTable:
     seconds, peaks = table.priced(choices)
-    true_seconds = [step_seconds(*parts.seconds.sum(axis=0)) for parts in exact]
+    sums = np.stack([parts.seconds.sum(axis=0) for parts in exact])
+    true_seconds = joined_seconds(sums[:, 0], sums[:, 1], table.device)
     true_peaks = [parts.peak_bytes for parts in exact]
     return dataclasses.replace(
         table,

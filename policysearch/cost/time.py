@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from policysearch.cost.devices import MINIMUM_KERNEL, Device
-from policysearch.cost.gemm import (
-    Extents,
-    extents,
-    is_convolution,
-    product_format,
-    product_rates,
-    utilisation,
-)
+from policysearch.cost.devices import Device
+from policysearch.cost.gemm import extents, is_convolution, product_format
 from policysearch.cost.kernels import Kernel, kernels_of
+from policysearch.cost.roofline import (
+    BOUNDS,
+    FITTED,
+    SHIFT_INSTRUCTIONS,
+    SHIFT_LAUNCHES,
+    Bound,
+    Constants,
+    Work,
+    joined_seconds,
+    kernel_seconds,
+    load_of,
+)
+from policysearch.cost.scalings import product_rate
 from policysearch.cost.stacks import Stack
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Role, size
-
-Bound = Literal["compute", "bandwidth", "elements", "minimum"]
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Global constants of the roofline. All assumed: none is fitted to a measurement."""
-
-    bandwidth_efficiency: float = 0.85
-    instructions_per_element: float = 12.0
-    minimum_kernel_seconds: float = MINIMUM_KERNEL.value
-
-
-ASSUMED = Constants()
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,7 @@ class KernelTime:
     `op`, `layer`, `role` and `format` are those of the node the kernel is called after; for a
     product `format` is the one it runs in on the device. `op` is "convert" for the passes around
     a product whose format the device lacks and "transpose" for layout changes around a
-    convolution. `launches` is 0 where a library call launches the kernel within another.
+    convolution.
     """
 
     node_ids: tuple[int, ...]
@@ -65,7 +53,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Modeled time of one step: max(sum of kernel seconds, seconds the host needs to launch)."""
+    """Modeled time of one step: kernels and the launches of the host, see `joined_seconds`."""
 
     step_seconds: float
     launch_seconds: float
@@ -110,141 +98,104 @@ def _shares(parts: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]
 
 
 def step_time(
-    graph: Graph, device: Device, stack: Stack, constants: Constants = ASSUMED
+    graph: Graph, device: Device, stack: Stack, constants: Constants = FITTED
 ) -> StepTime:
-    """Return the modeled time of one step of `graph`.
+    """Return the modeled time of one step of `graph`; the terms are in `roofline.kernel_seconds`.
 
-    Per kernel: max(flops / (peak * efficiency * utilisation), bytes / (bandwidth * efficiency),
-    elements * instructions / issue rate, minimum). Absolute seconds are not validated: compare
-    steps of one model on one device and stack.
+    Absolute seconds are not validated: compare steps of one model on one device and stack.
     """
-    pricer = _Pricer(graph, device, constants)
+    parts = [
+        part for kernel in kernels_of(graph, stack) for part in _parts(graph, kernel, device, stack)
+    ]
+    load = load_of((part.work for part in parts), device, stack)
+    seconds = kernel_seconds(load, constants)
     times: list[KernelTime] = []
-    for kernel in kernels_of(graph, stack):
-        if kernel.lead.op.kind == "gemm":
-            times += pricer.product(kernel, stack)
-        else:
-            times.append(pricer.other(kernel))
-    launch_seconds = sum(kernel.launches for kernel in times) * stack.launch_seconds
-    kernel_seconds = sum(kernel.seconds for kernel in times)
-    whole = float(step_seconds(kernel_seconds, launch_seconds))
+    for i, part in enumerate(parts):
+        times.append(part.time(float(seconds.kernel[i]), BOUNDS[seconds.bound[i]]))
+        if seconds.shift[i]:
+            times.append(part.shift(float(seconds.shift[i])))
+    launch_seconds = float(load.launch_seconds.sum()) * constants.launch_factor
+    total = sum(kernel.seconds for kernel in times)
+    whole = float(joined_seconds(total, launch_seconds, device))
     return StepTime(whole, launch_seconds, tuple(times))
 
 
-def step_seconds(kernel_seconds: ArrayLike, launch_seconds: ArrayLike) -> NDArray[np.float64]:
-    """Return the seconds of steps: the host launches while the kernels before run."""
-    return np.maximum(kernel_seconds, launch_seconds)
-
-
 @dataclass(frozen=True)
-class _Pricer:
-    graph: Graph
-    device: Device
-    constants: Constants
+class _Part:
+    """What a kernel of the graph asks for: itself, or a conversion of one of its operands."""
 
-    def limit(self, bytes: float, elements: int = 0, compute: float = 0.0) -> tuple[float, Bound]:
-        """Return the seconds of a kernel and the limit that sets them."""
-        c, device = self.constants, self.device
-        limits: tuple[tuple[float, Bound], ...] = (
-            (compute, "compute"),
-            (bytes / (device.bandwidth.value * c.bandwidth_efficiency), "bandwidth"),
-            (elements * c.instructions_per_element / device.issue_rate, "elements"),
-            (c.minimum_kernel_seconds, "minimum"),
+    kernel: Kernel
+    work: Work
+    format: str
+    op: str
+    is_cast: bool
+
+    def time(self, seconds: float, bound: Bound) -> KernelTime:
+        node = self.kernel.lead
+        return KernelTime(
+            tuple(sorted(n.id for n in self.kernel.nodes)),
+            node.layer,
+            self.op,
+            node.role,
+            self.format,
+            seconds,
+            bound,
+            int(self.work.bytes),
+            int(self.work.flops),
+            is_cast=self.is_cast,
         )
-        return max(limits, key=lambda limit: limit[0])
 
-    def flops(self, node: Node) -> int:
-        shapes = [made.shape for made in self.graph.inputs_of(node)]
-        return node.op.flops(shapes, node.shape, node.attributes)
-
-    def other(self, kernel: Kernel) -> KernelTime:
-        moved = sum(node_bytes(node) for node in (*kernel.reads, *kernel.writes))
-        elements = sum(size(node.shape) for node in (*kernel.reads, *kernel.writes))
-        return _time(
-            kernel,
-            self.limit(moved, elements),
-            format=kernel.lead.format,
+    def shift(self, seconds: float) -> KernelTime:
+        """Return the time of the layout changes around the product."""
+        moved = int(self.work.shifted_bytes)
+        return dataclasses.replace(
+            self.time(seconds, "bandwidth"),
+            op="transpose",
             bytes=moved,
-            flops=sum(self.flops(node) for node in kernel.nodes),
-            is_cast=kernel.only_casts,
+            flops=0,
+            launches=SHIFT_LAUNCHES,
         )
 
-    def product(self, kernel: Kernel, stack: Stack) -> list[KernelTime]:
-        """Return the kernel of a product, with the conversions and transposes it needs."""
-        node = kernel.lead
-        operands = self.graph.inputs_of(node)[:2]  # scales of blocks follow
-        runs = product_format(operands, self.device)
-        converted = [x for x in operands if format_named(x.format).bits != format_named(runs).bits]
-        extra = sum(self.widened(x, runs) - node_bytes(x) for x in converted)
-        moved = sum(node_bytes(n) for n in (*kernel.reads, *kernel.writes)) + extra
-        flops = self.flops(node)
-        e = extents(node, operands, flops)
-        ways = [
-            self.way(kernel, e, flops, moved, runs, stack, rate, alignment)
-            for rate, alignment in product_rates(runs, self.device)
-        ]
-        best = min(ways, key=lambda way: sum(k.seconds for k in way))
-        return [*(self.conversion(kernel, x, runs) for x in converted), *best]
 
-    def widened(self, operand: Node, runs: str) -> int:
-        return node_bytes(dataclasses.replace(operand, format=runs))
-
-    def conversion(self, kernel: Kernel, operand: Node, runs: str) -> KernelTime:
-        moved = node_bytes(operand) + self.widened(operand, runs)
-        limit = self.limit(moved, 2 * size(operand.shape))
-        return _time(kernel, limit, format=runs, bytes=moved, op="convert", is_cast=True)
-
-    def way(
-        self,
-        kernel: Kernel,
-        e: Extents,
-        flops: int,
-        moved: int,
-        runs: str,
-        stack: Stack,
-        rate: float,
-        alignment: int,
-    ) -> list[KernelTime]:
-        """Return the kernels of one way to run a product: the product, and its transposes."""
-        used = utilisation(e, int(self.device.multiprocessors.value), alignment)
-        limit = self.limit(moved, compute=flops / (rate * used))
-        times = [_time(kernel, limit, format=runs, bytes=moved, flops=flops)]
-        node = kernel.lead
-        if stack.layout == "NCHW" and alignment > 1 and is_convolution(node):
-            tensors = [*self.graph.inputs_of(node), node]
-            shifted = 2 * sum(node_bytes(tensor) for tensor in tensors)
-            elements = 2 * sum(size(tensor.shape) for tensor in tensors)
-            shift = self.limit(shifted, elements)
-            times.append(
-                _time(kernel, shift, format=runs, bytes=shifted, op="transpose", launches=0)
-            )
-        return times
-
-
-def _time(
-    kernel: Kernel,
-    limit: tuple[float, Bound],
-    *,
-    format: str,
-    bytes: int,
-    flops: int = 0,
-    op: str = "",
-    launches: int = 1,
-    is_cast: bool = False,
-) -> KernelTime:
+def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[_Part]:
+    """Yield the work of a kernel behind the conversions of its operands."""
     node = kernel.lead
-    ids = tuple(sorted(n.id for n in kernel.nodes))
-    seconds, bound = limit
-    return KernelTime(
-        ids,
-        node.layer,
-        op or node.op.name,
-        node.role,
-        format,
-        seconds,
-        bound,
-        bytes,
-        flops,
-        launches,
-        is_cast,
-    )
+    tensors = (*kernel.reads, *kernel.writes)
+    moved = sum(node_bytes(tensor) for tensor in tensors)
+    elements = sum(size(tensor.shape) for tensor in tensors)
+    if node.op.kind != "gemm":
+        flops = sum(_flops(graph, n) for n in kernel.nodes)
+        work = Work(moved, elements, flops)
+        yield _Part(kernel, work, node.format, node.op.name, kernel.only_casts)
+        return
+    operands = graph.inputs_of(node)[:2]  # scales of blocks follow
+    runs = product_format(operands, device)
+    for x in operands:
+        if format_named(x.format).bits != format_named(runs).bits:
+            wide = node_bytes(dataclasses.replace(x, format=runs))
+            moved += wide - node_bytes(x)
+            work = Work(node_bytes(x) + wide, 2 * size(x.shape))
+            yield _Part(kernel, work, runs, "convert", True)
+    flops = _flops(graph, node)
+    shift = _shifted(graph, node, stack)
+    # by the operands, not by what the device makes of them: launches are no device's advantage
+    launches = 1 + (SHIFT_LAUNCHES if shift[0] and operands[0].format != "float32" else 0)
+    e = extents(node, operands, flops)
+    rate = product_rate(runs, blocks=len(node.inputs) > 2)
+    work = Work(moved, 0, flops, e, runs, *shift, launches=launches, rate=rate)
+    yield _Part(kernel, work, runs, node.op.name, False)
+
+
+def _flops(graph: Graph, node: Node) -> int:
+    shapes = [made.shape for made in graph.inputs_of(node)]
+    return node.op.flops(shapes, node.shape, node.attributes)
+
+
+def _shifted(graph: Graph, node: Node, stack: Stack) -> tuple[float, float]:
+    """Return bytes and elements of the layout changes around a convolution on the matrix unit."""
+    if stack.layout == "NHWC" or not is_convolution(node):
+        return 0.0, 0.0
+    first, second = graph.inputs_of(node)[:2]
+    images = (first, second if node.role == "wgrad" else node)
+    moved = 2 * sum(node_bytes(tensor) for tensor in images)
+    return moved, 2 * SHIFT_INSTRUCTIONS * sum(size(tensor.shape) for tensor in images)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from policysearch.cost.price import StepPrice, step_price
+from policysearch.cost.price import SPEEDUP_INTERVAL, StepPrice, step_price
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.scaling import Scaling
@@ -59,11 +59,12 @@ def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[s
         f"{each.casts_removed} casts removed"
     )
     seconds = first.time.step_seconds
+    low, high = (1 / factor for factor in reversed(SPEEDUP_INTERVAL))
     yield (
         f"  nodes {len(each.before.nodes)} to {len(each.after.nodes)}, "
         f"modeled time {before.time.step_seconds / seconds:.3f} "
         f"to {after.time.step_seconds / seconds:.3f} "
-        f"(+-{after.stack.half_width:.0%}), "
+        f"(times {low:.2f} to {high:.2f}), "
         f"peak {before.memory.peak_bytes / MIB:.4g} to {after.memory.peak_bytes / MIB:.4g} MiB"
     )
 

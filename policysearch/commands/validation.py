@@ -1,0 +1,39 @@
+"""`validate-cost`: modeled speed beside published speed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from policysearch.commands.shared import Commands
+from policysearch.cost.published import read_rows
+from policysearch.cost.published_narrow import read_narrow_rows
+from policysearch.cost.validate import validate
+from policysearch.report.narrow_validation import narrow_page
+from policysearch.report.validation import validation_page
+from policysearch.values import InputError
+
+
+def add_validation(commands: Commands) -> None:
+    """Add `validate-cost`."""
+    command = commands.add_parser(
+        "validate-cost", help="compare modeled speedups with published ones, each held out"
+    )
+    command.add_argument("--rows", type=Path, metavar="FILE", help="JSON rows (the package's)")
+    command.add_argument(
+        "--anchor", type=Path, metavar="FILE", help="rows of the same networks on other devices"
+    )
+    command.add_argument(
+        "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
+    )
+    command.set_defaults(run=_validate)
+
+
+def _validate(options: argparse.Namespace) -> None:
+    if options.narrow:
+        if options.anchor:
+            raise InputError("--anchor: 8-bit rows take no anchors")
+        print(narrow_page(read_narrow_rows(options.rows)))
+        return
+    anchors = read_rows(options.anchor) if options.anchor else ()
+    print(validation_page(validate(read_rows(options.rows), anchors)))

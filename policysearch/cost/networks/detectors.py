@@ -1,0 +1,79 @@
+"""Object detectors on a ResNet."""
+
+from __future__ import annotations
+
+from math import prod
+
+from policysearch.cost.convolutions import convolution, update
+from policysearch.cost.layers import Layers
+from policysearch.cost.networks.network import Network, images
+from policysearch.cost.networks.residual import stages, stem
+
+PROPOSALS = 512
+"""Regions of an image that the second stage is trained on."""
+
+MATCHING_SECONDS = 0.05
+"""Host seconds per image for masks of polygons, matching and suppression; assumed."""
+
+
+def _ssd(step: Layers, batch: int) -> None:
+    """SSD of 300 x 300 images, three stages of ResNet-50, six feature maps (Liu et al., 2015)."""
+    channels, extent = stages(
+        step, batch, 50, stem(step, batch, (300, 300)), last_stride=1, first_stages=3
+    )
+    sources = [(channels, extent)]
+    steps = ((256, 512, 2), (256, 512, 2), (128, 256, 2), (128, 256, 2), (128, 256, 3))
+    for mid, c_out, stride in steps:
+        convolution(step, batch, channels, mid, extent, 1)
+        step.batch_norm(batch * mid * prod(extent))
+        extent = convolution(step, batch, mid, c_out, extent, 3, stride)
+        step.batch_norm(batch * c_out * prod(extent))
+        channels = c_out
+        sources.append((channels, extent))
+    for (channels, extent), boxes in zip(sources, (4, 6, 6, 6, 4, 4), strict=True):
+        for outputs in (4, 81):
+            convolution(step, batch, channels, boxes * outputs, extent, 3, bias=True)
+            step.copy(batch * boxes * outputs * prod(extent))
+    logits = batch * 8732 * 81
+    step.cross_entropy(logits)
+    step.move(2 * logits, logits, 4)  # hard negatives are sorted in float32
+    update(step, "sgd")
+
+
+def _mask_rcnn(step: Layers, batch: int) -> None:
+    """Mask R-CNN with a pyramid, images of 800 x 1344, two stages (He et al., 2017)."""
+    pooled = stem(step, batch, (800, 1344))
+    stages(step, batch, 50, pooled, frozen=True)
+    maps = [tuple(x // 2**i for x in pooled) for i in range(5)]
+    for c_in, extent in zip((256, 512, 1024, 2048), maps, strict=False):
+        convolution(step, batch, c_in, 256, extent, 1, bias=True)
+        convolution(step, batch, 256, 256, extent, 3, bias=True)
+        step.residual(batch * 256 * prod(extent))
+    for extent in maps:
+        convolution(step, batch, 256, 256, extent, 3, bias=True)
+        step.relu(batch * 256 * prod(extent))
+        convolution(step, batch, 256, 16, extent, 1, bias=True)
+    step.wait(batch * MATCHING_SECONDS)
+    regions = batch * PROPOSALS
+    for side, share in ((7, 1.0), (14, 0.25)):
+        elements = regions * share * 256 * side**2
+        step.cast(elements, 2)
+        step.move(4 * elements, elements, 4)  # four neighbours of each sample, in float32
+        step.move(elements, 4 * elements, 4)
+    step.linear(regions, 256 * 49, 1024)
+    step.linear(regions, 1024, 1024)
+    step.linear(regions, 1024, 81 * 5)
+    masks = regions // 4
+    for _ in range(4):
+        convolution(step, masks, 256, 256, (14, 14), 3, bias=True)
+        step.relu(masks * 256 * 196)
+    convolution(step, masks, 256, 256, (14, 14), 2, 2, transposed=True, bias=True)
+    convolution(step, masks, 256, 81, (28, 28), 1, bias=True)
+    step.cross_entropy(masks * 81 * 784)
+    update(step, "sgd")
+
+
+NETWORKS: dict[str, Network] = {
+    "ssd300-resnet50": Network("ssd300-resnet50", "ssd", images(_ssd)),
+    "mask-rcnn-r50-fpn": Network("mask-rcnn-r50-fpn", "mask-rcnn", images(_mask_rcnn)),
+}

@@ -1,0 +1,154 @@
+"""Image networks of depthwise convolutions: MobileNetV2, MnasNet, ShuffleNetV2, EfficientNet."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import ceil, prod
+
+from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.layers import Layers
+from policysearch.cost.networks.network import Network, images
+
+Rows = tuple[tuple[int, int, int, int, int], ...]
+
+MOBILENET: Rows = (
+    (1, 16, 1, 1, 3),
+    (6, 24, 2, 2, 3),
+    (6, 32, 3, 2, 3),
+    (6, 64, 4, 2, 3),
+    (6, 96, 3, 1, 3),
+    (6, 160, 3, 2, 3),
+    (6, 320, 1, 1, 3),
+)
+"""Expansion, width, blocks, stride and window of each stage (Sandler et al., 2018)."""
+
+MNASNET: Rows = (
+    (1, 16, 1, 1, 3),
+    (3, 24, 3, 2, 3),
+    (3, 40, 3, 2, 5),
+    (6, 80, 3, 2, 5),
+    (6, 96, 2, 1, 3),
+    (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
+)
+"""The same of MnasNet (Tan et al., 2018)."""
+
+EFFICIENTNET: Rows = (
+    (1, 16, 1, 1, 3),
+    (6, 24, 2, 2, 3),
+    (6, 40, 2, 2, 5),
+    (6, 80, 3, 2, 3),
+    (6, 112, 3, 1, 5),
+    (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
+)
+"""The same of EfficientNet-B0 (Tan and Le, 2019)."""
+
+
+def _rounded(width: float) -> int:
+    return max(8, int(width + 4) // 8 * 8)
+
+
+def _inverted(
+    step: Layers,
+    batch: int,
+    c_in: int,
+    row: tuple[int, int, int, int],
+    extent: Extent,
+    squeeze: bool,
+) -> Extent:
+    """Add an inverted residual block of (expansion, width, stride, window)."""
+    expansion, c_out, stride, window = row
+    mid = c_in * expansion
+    if expansion > 1:
+        convolution(step, batch, c_in, mid, extent, 1)
+        step.batch_norm(batch * mid * prod(extent))
+    out = convolution(step, batch, mid, mid, extent, window, stride, groups=mid)
+    elements = batch * mid * prod(out)
+    step.batch_norm(elements)
+    if squeeze:
+        step.move(elements, 0)
+        step.linear(batch, mid, max(1, c_in // 4))
+        step.linear(batch, max(1, c_in // 4), mid)
+        step.elementwise(elements)
+    convolution(step, batch, mid, c_out, out, 1)
+    step.batch_norm(batch * c_out * prod(out), relu=False)
+    if stride == 1 and c_in == c_out:
+        step.residual(batch * c_out * prod(out))
+    return out
+
+
+def _mobile(
+    step: Layers,
+    batch: int,
+    rows: Rows,
+    width: float = 1.0,
+    depth: float = 1.0,
+    side: int = 224,
+    squeeze: bool = False,
+) -> None:
+    c_in = _rounded(32 * width)
+    extent = convolution(step, batch, 3, c_in, (side, side), 3, 2, first=True)
+    step.batch_norm(batch * c_in * prod(extent))
+    for expansion, planes, blocks, stride, window in rows:
+        c_out = _rounded(planes * width)
+        for i in range(ceil(blocks * depth)):
+            row = (expansion, c_out, stride if i == 0 else 1, window)
+            extent = _inverted(step, batch, c_in, row, extent, squeeze)
+            c_in = c_out
+    last = _rounded(1280 * max(1.0, width))
+    convolution(step, batch, c_in, last, extent, 1)
+    step.batch_norm(batch * last * prod(extent))
+    step.dropout(batch * last)
+    step.linear(batch, last, 1000)
+    step.cross_entropy(batch * 1000)
+    update(step, "sgd")
+
+
+def _shufflenet(step: Layers, batch: int, widths: tuple[int, ...]) -> None:
+    """Halves of the channels through 1 x 1, depthwise and 1 x 1 (Ma et al., 2018)."""
+    extent = convolution(step, batch, 3, 24, (224, 224), 3, 2, first=True)
+    step.batch_norm(batch * 24 * prod(extent))
+    extent, c_in = tuple(x // 2 for x in extent), 24
+    step.pool(4 * batch * 24 * prod(extent), batch * 24 * prod(extent))
+    for c_out, blocks in zip(widths, (4, 8, 4), strict=False):
+        half = c_out // 2
+        for i in range(blocks):
+            stride, given = (2, c_in) if i == 0 else (1, half)
+            convolution(step, batch, given, half, extent, 1)
+            step.batch_norm(batch * half * prod(extent))
+            extent = convolution(step, batch, half, half, extent, 3, stride, groups=half)
+            step.batch_norm(batch * half * prod(extent), relu=False)
+            convolution(step, batch, half, half, extent, 1)
+            step.batch_norm(batch * half * prod(extent))
+            step.copy(2 * batch * c_out * prod(extent))
+        c_in = c_out
+    convolution(step, batch, c_in, widths[-1], extent, 1)
+    step.batch_norm(batch * widths[-1] * prod(extent))
+    step.linear(batch, widths[-1], 1000)
+    step.cross_entropy(batch * 1000)
+    update(step, "sgd")
+
+
+NETWORKS: dict[str, Network] = {
+    "mobilenet_v2": Network("mobilenet_v2", "mobilenet", images(partial(_mobile, rows=MOBILENET)))
+}
+for _width in (0.5, 0.75, 1.0, 1.3):
+    _name = f"mnasnet{_width}".replace(".", "_")
+    _build = partial(_mobile, rows=MNASNET, width=_width)
+    NETWORKS[_name] = Network(_name, "mnasnet", images(_build))
+for _name, _widths in (
+    ("shufflenet_v2_x0_5", (48, 96, 192, 1024)),
+    ("shufflenet_v2_x1_0", (116, 232, 464, 1024)),
+    ("shufflenet_v2_x1_5", (176, 352, 704, 1024)),
+    ("shufflenet_v2_x2_0", (244, 488, 976, 2048)),
+):
+    NETWORKS[_name] = Network(_name, "shufflenet", images(partial(_shufflenet, widths=_widths)))
+for _name, _width, _depth, _side in (
+    ("efficientnet-b0", 1.0, 1.0, 224),
+    ("efficientnet-b4", 1.4, 1.8, 380),
+):
+    _build = partial(
+        _mobile, rows=EFFICIENTNET, width=_width, depth=_depth, side=_side, squeeze=True
+    )
+    NETWORKS[_name] = Network(_name, "efficientnet", images(_build))

@@ -1,0 +1,162 @@
+"""Published throughputs in two precisions as rows, and what of each has to be known to price it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from policysearch.cost.devices import DEVICES, Device
+from policysearch.cost.gemm import OLDEST_UNALIGNED_LIBRARY
+from policysearch.cost.networks.catalogue import network_named
+from policysearch.cost.networks.network import Network
+from policysearch.cost.precision import FLOAT32, TFLOAT32, Precision
+from policysearch.cost.published_stacks import Pair, channels_last, compiled, pair_named
+from policysearch.cost.stacks import Stack
+from policysearch.values import InputError
+
+SHIPPED = ("published_speedups.json", "published_speedups_more_devices.json")
+"""Files of rows that come with the package; constants are fitted to the first."""
+
+FORMATS: Mapping[str, str] = MappingProxyType(
+    {"fp32": "float32", "tf32": "tfloat32", "fp16": "float16", "bf16": "bfloat16"}
+)
+"""Formats by the names that rows use."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published pair of throughputs on one device. Throughputs are samples per second.
+
+    `speedup` is the mixed throughput over the baseline's, `batches` baseline and mixed. `notes`
+    are the confounders and flags of the row's collector, `source` names repository and line.
+    """
+
+    id: str
+    model: str
+    framework: str
+    hardware: str
+    length: int | None
+    batches: tuple[int, int]
+    formats: tuple[str, str]
+    throughputs: tuple[float, float]
+    speedup: float
+    notes: tuple[str, ...]
+    source: str
+
+    @property
+    def pure(self) -> bool:
+        """Whether parameters are in half precision and nothing updates them."""
+        return "pure half" in self.formats[1]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row was run with: its network, device, and stack and precision of both runs."""
+
+    row: Row
+    network: Network
+    device: Device
+    stacks: Pair
+    precisions: tuple[Precision, Precision]
+
+    @property
+    def length(self) -> int:
+        return self.row.length or self.network.length
+
+
+def read_rows(path: Path | None = None, shipped: str = SHIPPED[0]) -> tuple[Row, ...]:
+    """Return the rows of a JSON file, or of one that comes with the package.
+
+    InputError where the file cannot be read or a row lacks a field, with its place.
+    """
+    where = str(path or shipped)
+    try:
+        text = (path or files("policysearch.cost") / shipped).read_text(encoding="utf-8")
+        data = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: {error}; expected a JSON list of published rows") from None
+    if not isinstance(data, list):
+        raise InputError(f"{where}: a JSON {type(data).__name__}; expected a list of rows")
+    return tuple(_row(f"{where}: row {i}", row) for i, row in enumerate(data))
+
+
+def _row(where: str, data: Mapping[str, Any]) -> Row:
+    try:
+        return Row(
+            id=str(data.get("id", where.rsplit(" ", 1)[1])),
+            model=str(data["model"]),
+            framework=str(data["framework"]),
+            hardware=str(data["hardware"]),
+            length=int(data["seq_len"]) if data.get("seq_len") else None,
+            batches=(int(data["batch_per_gpu_baseline"]), int(data["batch_per_gpu_mixed"])),
+            formats=(str(data["dtype_baseline"]), str(data["dtype_mixed"])),
+            throughputs=(float(data["throughput_baseline"]), float(data["throughput_mixed"])),
+            speedup=float(data["speedup"]),
+            notes=(*map(str, data.get("confounders", ())), *map(str, data.get("flags", ()))),
+            source=str(data.get("source", "")),
+        )
+    except KeyError as error:
+        raise InputError(f"{where}: no {error.args[0]!r}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def device_labelled(label: str) -> Device:
+    """Return the device that published rows call `label`, or its own name."""
+    spelled = label.replace("_", " ").lower()
+    for device in DEVICES.values():
+        names = (device.name, *device.labels)
+        if spelled in (name.replace("_", " ").lower() for name in names):
+            return device
+    raise InputError(f"unknown device {label!r}")
+
+
+def setting_of(row: Row) -> Setting:
+    """Return what a row was run with; InputError says what of it is not known.
+
+    Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
+    tfloat32 is what the framework makes of it by default.
+    """
+    network, device = network_named(row.model), device_labelled(row.hardware)
+    for batch in row.batches:
+        if batch < 1:
+            raise InputError(f"a batch of {batch}")
+    stacks = _of_recipe(pair_named(row.framework, row.notes), network)
+    tfloat32 = "tfloat32" in device.formats
+    if tfloat32:
+        newer = max(stacks.baseline.library, OLDEST_UNALIGNED_LIBRARY)
+        stacks = stacks.changed(library=newer)
+    narrow = row.formats[1].split(" ")[0]
+    if row.formats[0] not in ("fp32", "tf32") or narrow not in ("fp16", "bf16"):
+        raise InputError(f"{row.formats[0]} against {row.formats[1]}: not float32 against half")
+    wide = _wide(row.formats[0], stacks.baseline, tfloat32)
+    half = FORMATS[narrow]
+    mixed = Precision(half, half, half, masters=not row.pure, update=not row.pure)
+    return Setting(row, network, device, stacks, (replace(wide, update=not row.pure), mixed))
+
+
+def _of_recipe(stacks: Pair, network: Network) -> Pair:
+    """Return the stacks with what the network's published recipe changes in them."""
+    if stacks.framework in network.compiled:
+        stacks = compiled(stacks)
+    if stacks.framework in network.channels_last:
+        stacks = replace(stacks, mixed=channels_last(stacks.mixed))
+    if stacks.framework in network.fused_update:
+        stacks = stacks.changed(fused_optimizer=True)
+    if stacks.framework in network.unfused_update:
+        stacks = stacks.changed(fused_optimizer=False)
+    return stacks
+
+
+def _wide(given: str, stack: Stack, tfloat32: bool) -> Precision:
+    """Return what a baseline computes in; "fp32" is what the stack makes of it by default."""
+    if not tfloat32:
+        return FLOAT32
+    if given == "tf32":
+        return TFLOAT32
+    return Precision(stack.float32_products, stack.float32_convolutions, "float32")
