@@ -36,6 +36,7 @@ from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import Trial
 from policysearch.values import InputError, near_miss
+from policysearch.verify.command_line import add_calibrate, add_validate_cost
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -80,6 +81,8 @@ def parser() -> _Parser:
 
     add_explain(commands)
     add_rules(commands)
+    add_calibrate(commands)
+    add_validate_cost(commands)
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
     add_study(mend)
     mend.set_defaults(run=_repair)
