@@ -183,3 +183,17 @@ def test_a_fault_in_a_csv_is_one_line_and_nothing_is_written(
     said = capsys.readouterr().err
     assert fault in said and said.count("\n") == 1
     assert not made.exists()
+
+
+@pytest.mark.parametrize("command", [["calibrate", "x.toml"], ["validate-cost", "--measured"]])
+def test_without_torch_the_commands_say_so(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(command) == 2
+    assert "torch is not installed; expected policysearch[torch]" in capsys.readouterr().err
+
+
+def test_calibrate_refuses_what_is_no_device_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "x.json", "--csv", "kernels.csv"]) == 2
+    assert "x.json: expected a name that ends in .toml" in capsys.readouterr().err

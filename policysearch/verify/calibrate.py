@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -22,10 +23,9 @@ from policysearch.verify.torch_kernels import kernel
 from policysearch.verify.torch_step import net
 
 Call = Callable[[], object]
-FORMATS: Mapping[str, tuple[str, ...]] = {
-    "cpu": ("float32", "bfloat16"),
-    "cuda": ("float32", "float16", "bfloat16"),
-}
+FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
+)
 """What is timed by default: formats in which torch's products are no emulation there."""
 
 EXTENTS = (16, 64, 256, 1024)

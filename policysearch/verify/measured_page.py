@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from policysearch.verify.agreement import Agreement
 from policysearch.verify.measured import NetResult, accuracy
 
-MOST = {"own": (0.08, 0.10), "generic": (0.15, 0.15)}
+MOST: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"own": (0.08, 0.10), "generic": (0.15, 0.15)}
+)
 """Largest mean error of a large and of a small net: from its own kernels, and from generic ones."""
 MOST_P90 = 0.15
 LEAST_FOUND, MOST_FALSE = 0.8, 0.15
