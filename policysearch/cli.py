@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from policysearch import api
 from policysearch.commands.confirm import add_confirm, confirmed
+from policysearch.commands.measured import add_calibrate
 from policysearch.commands.policies import add_explain, add_rules
 from policysearch.commands.profile import add_profile
 from policysearch.commands.shared import (
@@ -84,6 +85,7 @@ def parser() -> _Parser:
     add_rules(commands)
     add_profile(commands)
     add_validation(commands)
+    add_calibrate(commands)
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
     add_study(mend)
     mend.set_defaults(run=_repair)

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.cost.devices import device_named
+from policysearch.cost.device_file import device_at
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
@@ -135,7 +135,7 @@ class Objective:
     ) -> None:
         self.task = task
         self.fast = check_fast(fast)
-        self.device = device_named(device)
+        self.device = device_at(device)
         self.stack = stack_named(stack)
         self.cost_batch_size = cost_batch_size or task.batch_size
         self._baselines: dict[int, Measurement] = {}

@@ -1,10 +1,11 @@
-"""`validate-cost`: modeled speed beside published speed."""
+"""`validate-cost`: modeled speed beside published speed, and beside what this machine measures."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from policysearch.commands.measured import add_measured, run_measured
 from policysearch.commands.shared import Commands
 from policysearch.cost.published import read_rows
 from policysearch.cost.published_narrow import read_narrow_rows
@@ -26,10 +27,14 @@ def add_validation(commands: Commands) -> None:
     command.add_argument(
         "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
     )
+    add_measured(command)
     command.set_defaults(run=_validate)
 
 
 def _validate(options: argparse.Namespace) -> None:
+    if options.measured:
+        run_measured(options)
+        return
     if options.narrow:
         if options.anchor:
             raise InputError("--anchor: 8-bit rows take no anchors")

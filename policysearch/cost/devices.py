@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
+from policysearch.cost.timings import NO_TIMINGS, Timings
 from policysearch.formats import FORMATS, format_named
 from policysearch.rounding.inclusion import contains
 from policysearch.values import InputError, near_miss
@@ -31,12 +32,35 @@ class Sourced:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """How far prices of per-layer policies were from the steps measured on the same machine.
+
+    Of the speedup over float32, as a share of it: the mean error, that of nine policies of ten,
+    and the mean by which a second measurement of the same policies differs from the first.
+    """
+
+    mean_error: float
+    p90_error: float
+    retest_error: float
+    policies: int
+
+    @property
+    def summary(self) -> str:
+        return f"mean error {self.mean_error:.1%} on {self.policies} policies measured there"
+
+
+@dataclass(frozen=True)
 class Device:
     """One accelerator. Peaks in dense FLOP/s and bandwidth in bytes/s, as sold, not achieved.
 
     `peaks` is keyed by format name; "float8" stands for both 8-bit formats and "float4" for
     float4_e2m1fn. `memory_gib` lists the sizes sold; `alignment` the elements a contiguous extent
     must be a multiple of to fill the matrix unit.
+
+    A device with `timings` of its kernels is priced from them. Then `cache_bytes` is the private
+    cache, `host_seconds` what the host spends on each kernel and `host_step_seconds` on each step,
+    which "adds" to the kernels' time or "overlaps" with it, and `accuracy` how far such prices were
+    from training steps, once measured.
     """
 
     name: str
@@ -50,6 +74,12 @@ class Device:
     other: tuple[tuple[str, Sourced], ...] = ()
     notes: str = ""
     labels: tuple[str, ...] = ()
+    timings: Timings = NO_TIMINGS
+    cache_bytes: int = 0
+    host: Literal["adds", "overlaps"] = "overlaps"
+    host_seconds: float = 0.0
+    host_step_seconds: float = 0.0
+    accuracy: Accuracy | None = None
 
     @property
     def memory_bytes(self) -> int:

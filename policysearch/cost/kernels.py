@@ -57,6 +57,7 @@ class _Grouping:
         self.graph = graph
         self.stack = stack
         self.root = roots(graph)
+        self.read = [tuple(self.root[i] for i in node.inputs) for node in graph.nodes]
         self.home = [-1] * len(graph.nodes)
         self.members: list[list[Node]] = []
         self.leads: list[Node] = []
@@ -66,8 +67,8 @@ class _Grouping:
         self.checked = dict(graph.outputs).get("finite", len(graph.nodes))
         self.free_reads: set[int] = set()
 
-    def inputs(self, node: Node) -> list[int]:
-        return [self.root[i] for i in node.inputs]
+    def inputs(self, node: Node) -> tuple[int, ...]:
+        return self.read[node.id]
 
     def place(self, node: Node) -> None:
         parents = {self.home[i] for i in self.inputs(node)} - {-1}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
-from policysearch.cost.devices import Device, device_named
+from policysearch.cost.device_file import device_at
+from policysearch.cost.devices import Device
+from policysearch.cost.measured import measured_time
 from policysearch.cost.memory import StepMemory, step_memory
 from policysearch.cost.stacks import Stack, stack_named
 from policysearch.cost.time import StepTime, step_time
@@ -43,9 +44,10 @@ class PolicyCost:
     """A policy's modeled cost against float32, same model, batch, device and stack.
 
     `speedup` is float32 step time over the policy's, `memory_ratio` the policy's peak over
-    float32's. `speedup_low` and `speedup_high` are SPEEDUP_INTERVAL times the speedup; steps made
-    of the same kernels have speedup 1 exactly. Shares are of the kernel seconds, except
-    `low_precision_share`: of the FLOPs of matrix products, those with every operand below 32
+    float32's. `speedup_low` and `speedup_high` are SPEEDUP_INTERVAL times the speedup or, on a
+    device whose prices were compared with steps measured there, within the error found, which
+    `label` names; steps made of the same kernels have speedup 1 exactly. Shares are of the kernel
+    seconds, except `low_precision_share`: of the FLOPs of products with every operand below 32
     bits. `emulated` lists operand formats of products that the device does not multiply itself.
     `host_bound` says that launches, not kernels, set the time. `step_seconds` and
     `float32_step_seconds` are for ratios only.
@@ -71,13 +73,13 @@ class PolicyCost:
     layer_shares: tuple[tuple[str, float], ...]
     format_shares: tuple[tuple[str, float], ...]
     emulated: tuple[str, ...]
-    label: Literal["modeled"] = "modeled"
+    label: str = "modeled"
 
     @property
     def summary(self) -> str:
         """One line for people: the speedup with its interval, and the memory."""
         return (
-            f"modeled on {self.device}, {self.stack}: {self.speedup:.2f}x float32 speed "
+            f"{self.label} on {self.device}, {self.stack}: {self.speedup:.2f}x float32 speed "
             f"({self.speedup_low:.2f} to {self.speedup_high:.2f}), "
             f"{self.memory_ratio:.2f}x its memory"
         )
@@ -99,12 +101,17 @@ def speedup_over(cost: PolicyCost, reference: PolicyCost, name: str) -> Speedup:
     Both of one model, batch, device and stack. Equal steps have speedup 1 exactly.
     """
     value = reference.step_seconds / cost.step_seconds
-    low, high = _interval(_spread(cost) == _spread(reference))
+    low, high = _interval(device_at(cost.device), _spread(cost) == _spread(reference))
     return Speedup(name, value, value * low, value * high)
 
 
-def _interval(same: bool) -> tuple[float, float]:
-    return (1.0, 1.0) if same else SPEEDUP_INTERVAL
+def _interval(device: Device, same: bool) -> tuple[float, float]:
+    """Prices that were measured against the machine carry the error found there."""
+    if same:
+        return (1.0, 1.0)
+    if device.accuracy is None:
+        return SPEEDUP_INTERVAL
+    return (1.0 - device.accuracy.p90_error, 1.0 + device.accuracy.p90_error)
 
 
 def _spread(cost: PolicyCost) -> tuple[object, ...]:
@@ -113,12 +120,22 @@ def _spread(cost: PolicyCost) -> tuple[object, ...]:
 
 def step_price(graph: Graph, device: Device | str, stack: Stack | str) -> StepPrice:
     """Return the modeled time and memory of one step; InputError for an unknown name."""
-    row = device if isinstance(device, Device) else device_named(device)
+    row = device if isinstance(device, Device) else device_at(device)
     profile = stack if isinstance(stack, Stack) else stack_named(stack)
     products = [node for node in graph.nodes if node.op.kind == "gemm"]
     used = {graph.nodes[i].format for node in products for i in node.inputs}
     emulated = tuple(sorted(name for name in used if row.runs_as(name) != name))
-    return StepPrice(row, profile, step_time(graph, row, profile), step_memory(graph), emulated)
+    return StepPrice(row, profile, time_on(graph, row, profile), step_memory(graph), emulated)
+
+
+def time_on(graph: Graph, device: Device, stack: Stack) -> StepTime:
+    """Return the time of a step from the device's own timings, or modeled where it has none."""
+    timed = bool(device.timings.rows)
+    return measured_time(graph, device, stack) if timed else step_time(graph, device, stack)
+
+
+def _label(device: Device) -> str:
+    return "modeled" if device.accuracy is None else f"modeled ({device.accuracy.summary})"
 
 
 def price(
@@ -136,7 +153,7 @@ def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> Polic
     """Return the cost from prices already made, so that float32 is priced once for many."""
     same = _kernels(policy.time) == _kernels(float32.time)
     speedup = float32.time.step_seconds / policy.time.step_seconds
-    low, high = _interval(same)
+    low, high = _interval(policy.device, same)
     kernel_seconds = policy.time.kernel_seconds
     memory = policy.memory
     return PolicyCost(
@@ -160,6 +177,7 @@ def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> Polic
         layer_shares=policy.time.layer_shares,
         format_shares=policy.time.format_shares,
         emulated=policy.emulated,
+        label=_label(policy.device),
     )
 
 

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from policysearch.cost.devices import Device
 from policysearch.cost.memory import lives
+from policysearch.cost.price import time_on
 from policysearch.cost.stacks import Stack
 from policysearch.cost.storage import node_bytes
-from policysearch.cost.time import KernelTime, step_time
+from policysearch.cost.time import KernelTime
 from policysearch.graph import Graph
 
 SlotOf = Callable[[str], "int | None"]
@@ -40,7 +41,7 @@ def parts_of(graph: Graph, slot_of: SlotOf, slots: int, device: Device, stack: S
     """Return the exact price of one step of `graph`, slot by slot."""
     homes = _homes(graph, slot_of, slots)
     seconds = np.zeros((slots + 1, 2))
-    time = step_time(graph, device, stack)
+    time = time_on(graph, device, stack)
     per_launch = time.launch_seconds / max(1, sum(kernel.launches for kernel in time.kernels))
     for kernel in time.kernels:
         taken = np.array([kernel.seconds, kernel.launches * per_launch])

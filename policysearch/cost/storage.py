@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from policysearch.formats import format_named
-from policysearch.graph import Graph, Node, size
+from policysearch.graph import Graph, Node, Shape, size
 
 
 def node_bytes(node: Node) -> int:
     """Return the bytes of a node's value in its format, rounded up to whole bytes."""
-    return -(-size(node.shape) * format_named(node.format).bits // 8)
+    return _bytes(node.shape, node.format)
+
+
+@lru_cache(maxsize=4096)
+def _bytes(shape: Shape, format: str) -> int:
+    return -(-size(shape) * format_named(format).bits // 8)
 
 
 def roots(graph: Graph) -> list[int]:

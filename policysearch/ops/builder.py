@@ -93,17 +93,18 @@ def renumbered(graph: Graph, nodes: Sequence[Node]) -> Graph:
     They hold the inputs of each before it, the outputs of `graph` and both ends of every update.
     """
     place = {node.id: position for position, node in enumerate(nodes)}
-    moved = tuple(
-        replace(
-            node,
-            id=place[node.id],
-            inputs=tuple(place[i] for i in node.inputs),
-            of=place.get(node.of, -1),
-        )
-        for node in nodes
-    )
+    moved = tuple(_moved(node, place) for node in nodes)
     outputs = tuple((name, place[i]) for name, i in graph.outputs)
     return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in graph.updates))
+
+
+def _moved(node: Node, place: Mapping[int, int]) -> Node:
+    """Return the node under new ids; itself where they are the old ones."""
+    id, of = place[node.id], place.get(node.of, -1)
+    inputs = tuple([place[i] for i in node.inputs])
+    if (id, of, inputs) == (node.id, node.of, node.inputs):
+        return node
+    return replace(node, id=id, inputs=inputs, of=of)
 
 
 def without_unread(graph: Graph) -> Graph:

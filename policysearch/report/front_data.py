@@ -63,6 +63,12 @@ def _references(results: Results) -> str:
     return f" Speedup is over strict float32; {said} that." if said else ""
 
 
+def _modeled(results: Results) -> str:
+    """Say what the prices are: with their error where they were compared with measured steps."""
+    labels = [trial.cost.label for trial in results.trials[:1]] or ["modeled"]
+    return "Modeled, not measured" if labels == ["modeled"] else labels[0].capitalize()
+
+
 def caption(results: Results) -> str:
     """Return on what the results rest: device, stack, batches, seeds, accumulator, noise.
 
@@ -79,7 +85,7 @@ def caption(results: Results) -> str:
         noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
     ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
     return (
-        f"{ranks}Modeled, not measured: speed and memory of {spec.cost.device} "
+        f"{ranks}{_modeled(results)}: speed and memory of {spec.cost.device} "
         f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}\n"
         f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"

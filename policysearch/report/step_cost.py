@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from policysearch.cost.devices import device_named
+from policysearch.cost.device_file import device_at
 from policysearch.cost.memory import StepMemory
 from policysearch.cost.price import PolicyCost
 from policysearch.cost.time import KernelTime, StepTime
@@ -105,7 +105,7 @@ def kernel_lines(time: StepTime) -> list[str]:
 def memory_lines(cost: PolicyCost) -> list[str]:
     """Return what is live at the peak, what a process reserves, and whether the device holds it."""
     low, high = cost.reserved_low_bytes / MIB, cost.reserved_high_bytes / MIB
-    sizes = "/".join(f"{size:g}" for size in device_named(cost.device).memory_gib)
+    sizes = "/".join(f"{size:g}" for size in device_at(cost.device).memory_gib)
     fits = "fits" if cost.fits else "does not fit"
     return [
         f"modeled memory: peak {cost.peak_bytes / MIB:.4g} MiB live "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from policysearch.accumulators import accumulator_named
+from policysearch.cost.device_file import device_at, is_device_file
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.cost.stacks import STACKS
@@ -97,6 +98,7 @@ class StudySection:
 class CostSection:
     """The `device` and software `stack` the step is priced on.
 
+    A device that ends in ".toml" is a file of your own, as `policysearch calibrate` writes it.
     `batch_size` is the batch of the priced step. One that is not that of the training must come
     with a `batch_size_reason`, which every view shows: the gap is then measured at one batch and
     the speed modeled at another.
@@ -108,7 +110,10 @@ class CostSection:
     batch_size_reason: str = ""
 
     def __post_init__(self) -> None:
-        one_of("device", self.device, DEVICES)
+        if is_device_file(self.device):
+            device_at(self.device)
+        else:
+            one_of("device", self.device, DEVICES)
         one_of("stack", self.stack, STACKS)
         if self.batch_size is not None:
             number("batch_size", self.batch_size, 1, 2**24)

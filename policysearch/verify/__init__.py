@@ -1,1 +1,1 @@
-"""Runs an exported policy where it is meant to run, beside the emulator."""
+"""Policies in the real framework, beside the emulator and the prices."""

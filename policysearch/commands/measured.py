@@ -1,0 +1,133 @@
+"""The commands `calibrate` and `validate-cost --measured`; torch is imported where they run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policysearch.commands.shared import Commands
+from policysearch.cost.device_file import ENDING, device_text, read_device
+from policysearch.cost.devices import Device
+from policysearch.cost.timed_device import Machine, read_timings, timed_device
+from policysearch.files import write_whole
+from policysearch.formats import format_named
+from policysearch.values import InputError, number, one_of
+
+CALIBRATE_ROUNDS = 7
+MEASURED_ROUNDS = 20
+
+
+def add_calibrate(commands: Commands) -> None:
+    """Add `calibrate`."""
+    made = commands.add_parser(
+        "calibrate", help="time kernels on this machine; write a device that studies can name"
+    )
+    made.add_argument("file", type=Path, metavar="DEVICE.toml", help="the file to write")
+    made.add_argument("--rounds", type=int, default=CALIBRATE_ROUNDS, metavar="N")
+    made.add_argument("--place", default="cpu", metavar="cpu|cuda", help="what runs the kernels")
+    made.add_argument("--formats", nargs="+", metavar="FORMAT", help="by default those it has")
+    made.add_argument("--csv", type=Path, metavar="FILE", help="read timed kernels, time none")
+    made.add_argument("--memory-gib", type=float, default=16.0, help="with --csv (16)")
+    made.add_argument("--cache-bytes", type=int, default=2**20, help="with --csv (1048576)")
+    made.add_argument("--host", default="adds", metavar="adds|overlaps", help="with --csv (adds)")
+    made.set_defaults(run=_calibrate)
+
+
+def add_measured(command: argparse.ArgumentParser) -> None:
+    """Let the command take what `run_measured` reads."""
+    command.add_argument("--measured", action="store_true", help="train policies in torch here")
+    command.add_argument(
+        "--device",
+        type=Path,
+        metavar="DEVICE.toml",
+        help="of `calibrate`, which gets the error; made anew by default",
+    )
+    command.add_argument("--rounds", type=int, default=MEASURED_ROUNDS, metavar="N")
+    command.add_argument("--seed", type=int, default=0)
+
+
+def run_measured(options: argparse.Namespace) -> None:
+    """Time policies on this machine, print them beside their prices, and record the error."""
+    torch = _torch("validate-cost --measured")
+    number("--rounds", options.rounds, 2, 10**6)
+    number("--seed", options.seed, 0, 2**31)
+    from policysearch.verify.calibrate import FORMATS, calibrate
+    from policysearch.verify.measured import accuracy, measured_report
+    from policysearch.verify.measured_page import measured_page
+
+    rng = np.random.default_rng(options.seed)
+    place = torch.device("cpu")
+    if options.device is None:
+        device = calibrate("cpu", place, FORMATS["cpu"], CALIBRATE_ROUNDS, rng, _say)
+    else:
+        device = read_device(options.device)
+    if not device.timings.rows:
+        raise InputError(f"--device: {options.device} has no timings; expected one of `calibrate`")
+    results = measured_report(device, place, options.rounds, rng, _say)
+    print(measured_page(results))
+    if options.device is not None:
+        name = options.device.stem
+        _write(replace(device, name=name, accuracy=accuracy(results)), options.device)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    if options.file.suffix != ENDING:
+        raise InputError(f"{options.file}: expected a name that ends in {ENDING}")
+    number("--rounds", options.rounds, 1, 10**6)
+    one_of("--place", options.place, ("cpu", "cuda"))
+    if options.csv is not None:
+        _write(_from_csv(options), options.file)
+        return
+    torch = _torch("calibrate")
+    if options.place == "cuda" and not torch.cuda.is_available():
+        raise InputError("--place: cuda, but torch finds no such device; expected cpu")
+    from policysearch.verify.calibrate import FORMATS, calibrate
+
+    formats = tuple(options.formats or FORMATS[options.place])
+    for name in formats:
+        if not hasattr(torch, format_named(name).name):
+            raise InputError(f"--formats: {name}; expected formats of torch")
+    if "float32" not in formats:
+        raise InputError(f"--formats: {', '.join(formats)}; expected float32 among them")
+    rng = np.random.default_rng(0)
+    place = torch.device(options.place)
+    made = calibrate(options.file.stem, place, formats, options.rounds, rng, _say)
+    _write(made, options.file)
+
+
+def _from_csv(options: argparse.Namespace) -> Device:
+    number("--memory-gib", options.memory_gib, 1e-6, 1e9)
+    number("--cache-bytes", options.cache_bytes, 0, 1e15)
+    host = one_of("--host", options.host, ("adds", "overlaps"))
+    machine = Machine(
+        arch="unknown",
+        memory_gib=options.memory_gib,
+        multiprocessors=1,
+        cache_bytes=options.cache_bytes,
+        host="adds" if host == "adds" else "overlaps",
+    )
+    timings = read_timings(options.csv)
+    return timed_device(options.file.stem, timings, machine, f"measured, {options.csv}")
+
+
+def _write(device: Device, path: Path) -> None:
+    write_whole({path: device_text(device).encode()})
+    print(f'wrote {path}; name it in a study as `device = "{path}"`')
+
+
+def _torch(where: str) -> Any:
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(f"{where}: torch is not installed; expected policysearch[torch]")
+    import torch
+
+    return torch
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,152 @@
+"""Measured seconds of single kernels, and an estimate between those that were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from policysearch.formats import format_named
+from policysearch.values import InputError, number
+
+Extents = tuple[int, ...]
+
+ANY_PASS = "add"
+"""The op that stands for one that was not timed and is no product: a pass over memory."""
+ANY_PRODUCT = "matmul.nt"
+"""The op that stands for a product that was not timed."""
+
+SAME_RATE = 1e-3
+"""Weight of "twice the extent, twice the time" in an estimate, beside 1 for a neighbour 2x off."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does, as far as its time on one device depends on it.
+
+    `op`: the op it is called after; of a product also which operands are transposed ("matmul.nt"),
+    or "linear" where the bias is added by the same call. `format`: of the first operand, with
+    ">" and the format of the result where that is another. `extents`: of a product (batch, rows,
+    columns, depth), of an update (tensors, elements), of others (rows, elements of a row).
+    """
+
+    op: str
+    format: str
+    extents: Extents
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measured seconds of one kernel.
+
+    `seconds`: with its operands evicted from the caches; `cached_seconds`: run again at once.
+    """
+
+    op: str
+    format: str
+    extents: Extents
+    seconds: float
+    cached_seconds: float
+
+    def __post_init__(self) -> None:
+        for name in self.format.split(">"):
+            format_named(name)
+        if not self.extents or min(self.extents) < 1:
+            raise InputError(f"extents: {list(self.extents)}; expected positive ones")
+        number("seconds", self.seconds, 1e-12, 1e6)
+        number("cached_seconds", self.cached_seconds, 1e-12, 1e6)
+
+    def within(self, cached_share: float) -> float:
+        """Return the seconds where this share of the operands is in the cache."""
+        return cached_share * self.cached_seconds + (1 - cached_share) * self.seconds
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Kernels that were timed on one device."""
+
+    rows: tuple[Timing, ...]
+
+    def seconds(self, work: Work, cached_share: float = 0.0) -> float:
+        """Return the seconds of a kernel with `cached_share` of its operands in the cache.
+
+        What was timed is looked up, the median of several timings; the rest is estimated from
+        kernels of the same op and format. An op or format that was not timed takes the likest
+        that was.
+        """
+        given = (work, round(cached_share, 6))
+        if given not in self._known:
+            self._known[given] = self._estimate(work, given[1])
+        return self._known[given]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Work, float], float]:
+        return {}
+
+    @cached_property
+    def _by_kind(self) -> dict[tuple[str, str], dict[Extents, list[Timing]]]:
+        found: dict[tuple[str, str], dict[Extents, list[Timing]]] = {}
+        for row in self.rows:
+            found.setdefault((row.op, row.format), {}).setdefault(row.extents, []).append(row)
+        return found
+
+    def _estimate(self, work: Work, cached_share: float) -> float:
+        rows = self._by_kind[self._likest(work)]
+        extents = work.extents
+        if extents in rows:
+            return float(np.median([row.within(cached_share) for row in rows[extents]]))
+        alike = {k: v for k, v in rows.items() if len(k) == len(extents)}
+        if not alike:  # a stand-in of another kind: only the number of elements compares
+            alike = {(math.prod(k),): v for k, v in rows.items()}
+            extents = (math.prod(extents),)
+        points = [row.within(cached_share) for many in alike.values() for row in many]
+        places = [k for k, many in alike.items() for _ in many]
+        return between(places, points, extents)
+
+    def _likest(self, work: Work) -> tuple[str, str]:
+        """Return the timed op and format that stand for those of `work`."""
+        if (work.op, work.format) in self._by_kind:
+            return work.op, work.format
+        stand_in = ANY_PRODUCT if work.op.startswith(("matmul", "linear")) else ANY_PASS
+        for op in (work.op, stand_in):
+            timed = [format for name, format in self._by_kind if name == op]
+            if timed:
+                return op, min(timed, key=lambda format: _difference(format, work.format))
+        raise InputError(f"timings: no kernel like {work.op!r}; expected {stand_in!r} among them")
+
+
+NO_TIMINGS = Timings(())
+
+
+def _difference(one: str, other: str) -> tuple[float, str]:
+    """How far apart two formats of kernels are: in bits per element, then by name."""
+    return abs(math.log(_bits(one) / _bits(other))), one
+
+
+def _bits(format: str) -> int:
+    first, _, last = format.partition(">")
+    return format_named(first).bits + format_named(last or first).bits
+
+
+def between(places: Sequence[Extents], seconds: Iterable[float], wanted: Extents) -> float:
+    """Return the seconds at the extents `wanted`, estimated from those measured at `places`.
+
+    log seconds = a + sum of b * log2 extent with no b below 0, fitted by least squares in which a
+    place counts as one over the fourth power of its distance in powers of two.
+    """
+    at = np.log2(np.asarray(places, float)) - np.log2(np.asarray(wanted, float))
+    logs = np.log(np.asarray(list(seconds), float))
+    weight: NDArray[np.float64] = 1 / (0.25 + np.sqrt((at**2).sum(axis=1))) ** 2
+    weight /= weight.max()
+    low = logs.min() - 100  # a itself may have either sign; what nnls finds may not
+    ones = np.ones((len(at), 1))
+    table = np.hstack([ones, at]) * weight[:, None]
+    same_rate = np.hstack([np.zeros((at.shape[1], 1)), np.eye(at.shape[1])]) * SAME_RATE
+    target = np.concatenate([(logs - low) * weight, np.full(at.shape[1], math.log(2)) * SAME_RATE])
+    found, _ = nnls(np.vstack([table, same_rate]), target)
+    return float(math.exp(found[0] + low))
