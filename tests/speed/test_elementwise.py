@@ -202,7 +202,7 @@ def test_spans_run_in_the_extension_without_scratch() -> None:
     for node in nodes:
         assert compiled.kernels[node.id].bind is not relu_grad.bind
         assert plain.kernels[node.id].bind is relu_grad.bind
-        assert node.id in plain.work and node.id not in compiled.work
+        assert node.id in plain.span_work and node.id not in compiled.span_work
 
 
 def test_the_extension_refuses_arrays_that_do_not_fit() -> None:

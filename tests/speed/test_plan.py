@@ -56,8 +56,10 @@ def test_buffers_lie_at_the_lowest_free_offset_the_largest_first(seed: int) -> N
     assert elements == max((b.offset + b.elements for b in buffers), default=0)
 
 
-def trained(scale: LossScale, fast: Fast, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[int]]:
-    """Return a run of two phases, and how many arenas there were whenever one was made."""
+def trained(
+    phases: tuple[str, str], scale: LossScale, fast: Fast, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Run, list[int]]:
+    """Return a run in two formats, and how many arenas there were whenever one was made."""
     arenas: list[weakref.ref[FloatArray]] = []
     there = []
 
@@ -71,21 +73,29 @@ def trained(scale: LossScale, fast: Fast, monkeypatch: pytest.MonkeyPatch) -> tu
     monkeypatch.setattr(arena, "aligned", counted)
     data = load_dataset("digits")
     layers = TASK.build_model(data).layer_names
-    low = Phase(21, tuple((layer, uniform_layer("float16")) for layer in layers))
-    policy = replace(preset("float32", layers), loss_scale=scale, phases=(low,))
+    first, second = (tuple((layer, uniform_layer(name)) for layer in layers) for name in phases)
+    policy = preset("float32", layers)
+    policy = replace(policy, layers=first, loss_scale=scale, phases=(Phase(21, second),))
     return train(TASK, policy, 3, dataset=data, fast=fast), there
 
 
 @pytest.mark.parametrize(
-    ("scale", "made"),
-    [(LossScale(), 1), (LossScale("dynamic", init_scale=2.0**20, growth_interval=6), 2)],
+    ("phases", "scale", "made"),
+    [
+        (("float16", "float32"), LossScale(), 1),
+        (
+            ("float32", "float16"),
+            LossScale("dynamic", init_scale=2.0**20, growth_interval=6),
+            2,
+        ),
+    ],
     ids=["the first step needs most", "the second phase needs most, and skips steps"],
 )
 def test_a_training_has_one_arena_at_a_time(
-    scale: LossScale, made: int, monkeypatch: pytest.MonkeyPatch
+    phases: tuple[str, str], scale: LossScale, made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, there = trained(scale, "numpy", monkeypatch)
-    reference, none = trained(scale, "off", monkeypatch)
+    run, there = trained(phases, scale, "numpy", monkeypatch)
+    reference, none = trained(phases, scale, "off", monkeypatch)
     assert (there, none) == ([0] * made, [])
     assert bool(set(np.flatnonzero(run.skipped)) - {20}) == (scale.kind == "dynamic")
     np.testing.assert_array_equal(run.losses, reference.losses)
