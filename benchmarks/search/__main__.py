@@ -16,6 +16,7 @@ import argparse
 import sys
 
 import numpy as np
+import optuna
 
 from benchmarks.search.samplers import make
 from benchmarks.search.tables import NAMES, Problem, floor, load, mean_problem, problems
@@ -107,6 +108,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=200, help="at most")
     parser.add_argument("--batch", type=int, default=1, help="asked for together")
     options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in options.tables:
         table = load(name)
         least = [floor(each, SHARES) for each in problems(table)]

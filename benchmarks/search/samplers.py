@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
 
 from benchmarks.search.tables import Table
-from policysearch.search.samplers import sampler_named, system_attrs
+from policysearch.search.samplers import sampler_named
 from policysearch.search.searcher import Listed, Searcher
 
 PATIENCE = 3
@@ -58,7 +58,7 @@ class Stock:
     """A sampler of Optuna on the raw decisions, with the ladder first where `ladder`."""
 
     def __init__(self, table: Table, sampler: str, seed: int, ladder: bool) -> None:
-        self._table, self._kind = table, sampler
+        self._table = table
         self._sampler, self._random = sampler_named(sampler, seed), sampler_named("random", seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -66,7 +66,7 @@ class Stock:
         self._choices = [int(column.max()) + 1 for column in table.raw.T]
         self._places = {tuple(row): i for i, row in enumerate(table.raw.tolist())}
         self._known: set[int] = set()
-        self._count = 0
+        self._running: dict[int, optuna.Trial] = {}
         for place in table.start if ladder else ():
             self._study.enqueue_trial(
                 dict(zip(self._names, table.raw[place].tolist(), strict=True))
@@ -87,11 +87,12 @@ class Stock:
                 for name, size in zip(self._names, self._choices, strict=True)
             ]
             place = self._places[tuple(int(str(value)) for value in row)]
-            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
             if place in self._known:
+                self._study.tell(trial, state=TrialState.FAIL)
                 streak += 1
                 continue
             self._known.add(place)
+            self._running[place] = trial
             found.append(place)
             streak = 0
         return found
@@ -99,17 +100,7 @@ class Stock:
     def tell(self, place: int, gap: float) -> None:
         table = self._table
         values = table.measure.points(np.array([gap]), table.costs[[place]])[0].tolist()
-        row = zip(self._names, self._choices, table.raw[place].tolist(), strict=True)
-        kinds = {name: CategoricalDistribution(list(range(size))) for name, size, _ in row}
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(zip(self._names, table.raw[place].tolist(), strict=True)),
-                distributions=dict(kinds),
-                values=values,
-                system_attrs=system_attrs(self._kind, self._count),
-            )
-        )
-        self._count += 1
+        self._study.tell(self._running.pop(place), values)
 
 
 def make(name: str, table: Table, seed: int) -> Search:
