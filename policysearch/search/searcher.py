@@ -7,7 +7,7 @@ is an integral over one Gaussian, and exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from policysearch.search.decisions import Decisions
+from policysearch.search.front import non_dominated
 from policysearch.search.gain import Yardstick
 from policysearch.search.hypervolume import Array, free_areas
 from policysearch.search.sensitivity import Belief, Sensitivity
@@ -29,11 +30,11 @@ WORST = 20.0
 class Pool(Protocol):
     """The policies that can be asked for."""
 
-    def propose(self, told: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
+    def propose(self, members: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
         """Return candidates [n, places + modifiers] and their costs [n, 2] (time, memory).
 
-        `told` are those that were asked for so far, `theta` what each decision is thought to cost
-        (`Sensitivity.theta`). Equal arguments give equal candidates, in the same order.
+        `members` are the front of those asked for so far, `theta` what each decision is thought to
+        cost (`Sensitivity.theta`). Equal arguments give equal candidates, in the same order.
         """
         ...
 
@@ -45,15 +46,9 @@ class Listed:
     rows: NDArray[np.int64]
     costs: Array
 
-    def propose(self, told: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
+    def propose(self, members: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
         """Return every policy with its costs."""
         return self.rows, self.costs
-
-
-@dataclass
-class _Told:
-    costs: tuple[float, float]
-    gaps: list[float] = field(default_factory=list)
 
 
 class Searcher:
@@ -72,14 +67,25 @@ class Searcher:
     ) -> None:
         self._decisions, self._pool, self._measure = decisions, pool, measure
         self._start = [(row, costs) for row, costs in start]
-        self._told: dict[Row, _Told] = {}
+        self._told: dict[Row, tuple[float, float]] = {}
+        self._gaps: dict[Row, list[float]] = {}
         self._expected: dict[Row, float] = {}
+        self._beside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
         """Expected new volume of the last policy asked for; infinity for those of the start."""
 
     def tell(self, row: Row, costs: tuple[float, float], gap: float) -> None:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
-        self._told.setdefault(row, _Told(costs)).gaps.append(gap)
+        self._told.setdefault(row, costs)
+        self._gaps.setdefault(row, []).append(gap)
+
+    def tell_beside(self, costs: tuple[float, float], gap: float) -> None:
+        """Count a policy that is none of the pool: others gain by what it does not dominate."""
+        self._beside.append((*costs, gap))
+
+    def expect(self, row: Row, costs: tuple[float, float]) -> None:
+        """Count a policy as outstanding: asked for elsewhere, and not told yet."""
+        self._told.setdefault(row, costs)
 
     def ask(self, count: int = 1) -> list[tuple[Row, tuple[float, float]]]:
         """Return up to `count` policies to train, with their costs; fewer where there are no more.
@@ -93,7 +99,7 @@ class Searcher:
             if following is None:
                 break
             row, costs = following
-            self._told[row] = _Told(costs)
+            self._told[row] = costs
             found.append((row, costs))
         return found
 
@@ -103,7 +109,7 @@ class Searcher:
                 self.expected_gain = np.inf
                 return first
         belief = self._belief()
-        rows, costs = self._pool.propose(list(self._told), belief.theta())
+        rows, costs = self._pool.propose(self._members(), belief.theta())
         fresh = np.array([tuple(row) not in self._told for row in rows.tolist()], dtype=bool)
         rows, costs = rows[fresh], costs[fresh]
         if not len(rows):
@@ -116,16 +122,23 @@ class Searcher:
 
     def _belief(self) -> Sensitivity:
         """Return what is believed once all that are outstanding came out as expected."""
-        known = [row for row, each in self._told.items() if each.gaps]
-        gaps = np.array([float(np.mean(self._told[row].gaps)) for row in known])
+        known = list(self._gaps)
+        gaps = np.array([float(np.mean(each)) for each in self._gaps.values()])
         belief = self._learned(known, gaps)
-        outstanding = [row for row, each in self._told.items() if not each.gaps]
+        outstanding = [row for row in self._told if row not in self._gaps]
         self._expected = dict(zip(known, gaps.tolist(), strict=True))
         if outstanding:
             expected = _means(belief.predict(self._array(outstanding)), self._measure.smallest_gap)
             self._expected |= zip(outstanding, expected.tolist(), strict=True)
             belief = self._learned([*known, *outstanding], np.concatenate([gaps, expected]))
         return belief
+
+    def _members(self) -> list[Row]:
+        """Return the front of what was told and expected."""
+        rows = list(self._expected)
+        costs = np.array([self._told[row] for row in rows]).reshape(len(rows), 2)
+        points = self._measure.points(np.array(list(self._expected.values())), costs)
+        return [rows[i] for i in non_dominated([tuple(point) for point in points.tolist()])]
 
     def _learned(self, rows: Sequence[Row], gaps: Array) -> Sensitivity:
         measure = self._measure
@@ -140,8 +153,9 @@ class Searcher:
     def _gains(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
         """Return the expected new volume of each candidate: [n]."""
         measure, expected = self._measure, self._expected
-        told = np.array([self._told[row].costs for row in expected]).reshape(len(expected), 2)
-        archive = measure.points(np.array(list(expected.values())), told)
+        known = [(*self._told[row], gap) for row, gap in expected.items()] + self._beside
+        told = np.array(known).reshape(len(known), 3)
+        archive = measure.points(told[:, 2], told[:, :2])
         cuts, free = free_areas(archive, costs, measure.corner)
         hopeful = np.flatnonzero(free[0] > 0.0)
         gains = np.zeros(len(rows))
