@@ -6,8 +6,8 @@
 - `char-transformer`: characters, width 16, 2 heads, 16 tokens, Adam at 4e-3, 120 steps of 8. Five
   groups of layers in float32, bfloat16 stored in bfloat16, e4m3 forward with e5m2 gradients, or
   e4m3. Two training seeds; gap of the validation loss over the tail.
-- `mlp-digits-0.1.0`: the net of studies/mlp-digits.toml with momentum .9 at a constant rate of .01:
-  four layers in four formats, masters or not, no loss scale or 128. Three training seeds.
+- `mlp-digits-0.1.0`: every policy of `mlp-digits-0.1.0.toml`, made by `tabulate.py`: four layers in
+  four formats, masters or not, no loss scale or 128. Three training seeds.
 
 Times and memory of the first two are of an invented roofline, those of the third the modeled ones.
 """
