@@ -21,7 +21,7 @@ STUDY_MISTAKES = (
     ('trials = 6', 'trails = 6', "study: unknown key 'trails'; expected one of name, seed"),
     ('name = "tiny"', '', "study: missing key 'name'"),
     ('name = "tiny"', 'name = "a/b"', "study.name: 'a/b'; expected letters"),
-    ('"random"', '"cmaes"', "study.sampler: 'cmaes'; expected one of random, tpe, nsga2, gp"),
+    ('"random"', '"cmaes"', "study.sampler: 'cmaes'; expected one of gain, random, tpe, nsga2, gp"),
     ('seeds = [0, 1]', 'seeds = []', "study.seeds: []; expected different training seeds"),
     ('seeds = [0, 1]', 'seeds = [0, "1"]', "study.seeds[1]: '1'; expected int"),
     ('"H100-SXM5"', '"H100"', "cost.device: 'H100'; expected one of V100-SXM2"),

@@ -22,7 +22,7 @@ from policysearch.search.study import load_results, run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 
-SAMPLERS = ("random", "tpe", "nsga2")
+SAMPLERS = ("gain", "random", "tpe", "nsga2")
 
 
 def with_sampler(spec: StudySpec, sampler: str) -> StudySpec:

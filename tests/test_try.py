@@ -34,7 +34,7 @@ def searched(results: Results) -> list[object]:
 
 
 @pytest.mark.parametrize("stop_at", [0.5, 3.5, 11.0, 21.5])
-@pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - {"gp"}))
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "gp"])
 def test_the_search_goes_on_as_if_nothing_had_been_tried(
     sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:

@@ -37,21 +37,27 @@ def _gp(seed: int) -> BaseSampler:
     return optuna.samplers.GPSampler(seed=seed)
 
 
-SAMPLERS: Mapping[str, Callable[[int], BaseSampler]] = MappingProxyType(
+STOCK: Mapping[str, Callable[[int], BaseSampler]] = MappingProxyType(
     {"random": _random, "tpe": _tpe, "nsga2": _nsga2, "gp": _gp}
 )
 
+OWN = "gain"
+"""The sampler that knows prices and learns the loss gap alone; see `search.gain_sampler`."""
+
+SAMPLERS = (OWN, *STOCK)
+"""What a study file may name."""
+
 
 def sampler_named(name: str, seed: int) -> BaseSampler:
-    """Return a fresh sampler; InputError for an unknown name or a missing extra.
+    """Return a fresh sampler of Optuna; InputError for an unknown name or a missing extra.
 
     `random`, `tpe` (multivariate), `nsga2` (population 16) and `gp` (expected hypervolume
     improvement of a Gaussian process).
     """
-    one_of("sampler", name, SAMPLERS)
+    one_of("sampler", name, STOCK)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return SAMPLERS[name](seed)
+        return STOCK[name](seed)
 
 
 def system_attrs(name: str, index: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,15 +13,16 @@ from policysearch.objective import DIVERGED_GAP, JITTER, Failure, Objective, Out
 from policysearch.policy.policy import Policy, from_json
 from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor, Job
+from policysearch.search.gain_sampler import GainSampler, gain_sampler
 from policysearch.search.prices import Prices
 from policysearch.search.records import Asked, Records, RunKey, compact
 from policysearch.search.results import Results
-from policysearch.search.samplers import sampler_named
+from policysearch.search.samplers import OWN, sampler_named
 from policysearch.search.scoring import read_results, scored
 from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import FailedTrial, Trial, policy_name
-from policysearch.search.view import History, Seen, fits, sampler_view
+from policysearch.search.view import History, Seen, fits, gap_of, sampler_view
 
 MOST_DUPLICATES = 64
 """So many known policies proposed in a row mean that the space has no others."""
@@ -138,7 +140,8 @@ class Session:
         shown, names = self.history.shown(count), self.spec.objectives.names
         view = sampler_view(shown, self.space, names, settings.sampler)
         seeds = np.random.SeedSequence([settings.seed, batch]).generate_state(2)
-        chosen = sampler_named(settings.sampler, int(seeds[0]))
+        own = settings.sampler == OWN
+        chosen = self._own if own else sampler_named(settings.sampler, int(seeds[0]))
         at_random = sampler_named("random", int(seeds[1]))
         found: list[Asked] = []
         streak = 0
@@ -158,6 +161,11 @@ class Session:
             found.append(Asked(-1, batch, policy.digest, compact(policy), known_as, params))
             streak = 0
         return found
+
+    @cached_property
+    def _own(self) -> GainSampler:
+        """The package's own sampler; it keeps the prices of the space."""
+        return gain_sampler(self.spec, self.objective, gap_of)
 
     def _train(
         self, executor: Executor, runs: Mapping[RunKey, Policy], progress: Progress | None

@@ -25,7 +25,7 @@ from policysearch.policy.scaling import RECIPES, Recipe
 from policysearch.rewrite.format_rules import FormatRule
 from policysearch.rounding.rounder import Fast
 from policysearch.search.rules import rules_from_data
-from policysearch.search.samplers import SAMPLERS
+from policysearch.search.samplers import OWN, SAMPLERS
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, number, one_of, shown
 
@@ -49,7 +49,8 @@ class StudySection:
     `name` is part of the names of result files. `trials` policies are trained, each with every
     training seed of `seeds`. `workers` of them are asked for together before any of them is
     told; results depend on that number, never on how many processes the machine can run. `seed`
-    drives the `sampler`. `baseline` is the preset that is in use today: always among the policies
+    drives the `sampler`: "gain" asks for what promises most new volume with prices known, the
+    others are Optuna's. `baseline` is the preset that is in use today: always among the policies
     that are trained, and speedups are given against it as well. `fast` is what emulates: "c",
     "numpy" or, with the reference alone, "off"; by default the fastest there is, for the bits are
     the same. At its end the front is confirmed over `confirm_factor` times the steps, for at most
@@ -61,7 +62,7 @@ class StudySection:
     name: str
     seed: int = 0
     trials: int = 40
-    sampler: str = "tpe"
+    sampler: str = OWN
     baseline: str | None = None
     workers: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -19,7 +19,7 @@ from policysearch.search.identity import (
 from policysearch.search.prices import Prices
 from policysearch.search.records import Records
 from policysearch.search.results import Results
-from policysearch.search.samplers import sampler_named
+from policysearch.search.samplers import OWN, sampler_named
 from policysearch.search.scoring import read_results
 from policysearch.search.session import Progress, Session
 from policysearch.search.space import check_accumulators, make_space
@@ -123,7 +123,8 @@ def _session(
     spec: StudySpec, objective: Objective, storage: Path, accept_changes: bool = False
 ) -> Iterator[Session]:
     """Hold the journal at `storage` and yield a session on it."""
-    sampler_named(spec.study.sampler, spec.study.seed)
+    if spec.study.sampler != OWN:
+        sampler_named(spec.study.sampler, spec.study.seed)  # Says what is missing.
     identity = identity_of(
         spec.task,
         objective.model.fingerprint,

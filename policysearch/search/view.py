@@ -52,6 +52,11 @@ class Seen:
         return [axes[name] for name in names]
 
 
+def gap_of(value: float) -> float:
+    """Return the loss gap in nats that the sampler sees as `value`."""
+    return math.sinh(value) * GAP_UNIT
+
+
 class History:
     """The trials so far, and the few of them that a sampler is shown."""
 

@@ -1,0 +1,166 @@
+"""The searcher behind Optuna's interface, for the product's studies and for a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from optuna import Study
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from policysearch.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.search.effective import Effective
+from policysearch.search.gain import SMALLEST_GAP, Yardstick, yardstick
+from policysearch.search.pool import SpacePool
+from policysearch.search.searcher import Row, Searcher
+from policysearch.search.space import Params, Space, make_space
+from policysearch.search.spec import ObjectiveName, StudySpec
+from policysearch.values import InputError
+
+Price = Callable[[Policy], tuple[float, float] | None]
+"""(step time, peak memory) of a policy over float32's; None where it has no price."""
+
+AS_GOOD = 10.0 * SMALLEST_GAP
+"""A gap in nats up to which a policy leaves nothing to be gained by slower ones."""
+
+UNCOUNTED = 0.5
+"""Time or memory of every policy where that is no objective."""
+
+FLOAT32 = Yardstick(1.05, 1.15)
+"""Volumes are measured from float32 until a policy of the ladder is `AS_GOOD`."""
+
+
+class GainSampler(BaseSampler):
+    """Samples the policy of `space` with the largest expected gain in dominated volume.
+
+    The trials of the study have `objectives` as values, and all parameters of the space; prices
+    come from `price`. `gap_of` makes nats of the value of the loss gap. `ladder` are policies whose
+    prices set the corner that volumes are measured from. Trials that run count as expected to come
+    out. It keeps prices, nothing else: equal studies give equal proposals.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        price: Price,
+        objectives: Sequence[ObjectiveName],
+        ladder: Sequence[Policy] = (),
+        gap_of: Callable[[float], float] = float,
+        seed: int = 0,
+    ) -> None:
+        self.space, self._price, self._objectives = space, price, tuple(objectives)
+        self._gap_of, self._seed = gap_of, seed
+        self._effective = Effective(space)
+        self._pool = SpacePool(space, self._effective, self._costs, seed)
+        self._random = RandomSampler(seed=seed)
+        priced = [costs for policy in ladder if (costs := self._axes(price(policy))) is not None]
+        self._measure = yardstick(np.array(priced)) if priced else FLOAT32
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return every decision of the space."""
+        return self.space.distributions()
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> Params:
+        """Return the parameters of the policy to train next, none where there is no new one."""
+        told = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
+        known = [(self._row(each), each) for each in told if self._counts(each)]
+        rows = [(row, each) for row, each in known if row is not None]
+        searcher = Searcher(self._effective.decisions, self._pool, self._measured(rows))
+        for row, each in rows:
+            self._learn(searcher, row, each)
+        asked = searcher.ask()
+        return dict(self._pool.params_of(asked[0][0])) if asked else {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
+    ) -> Any:
+        """Return a random value: of parameters that are not the space's, or once it is empty."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+    def _learn(self, searcher: Searcher, row: Row, trial: FrozenTrial) -> None:
+        """Tell the searcher of a trial; parameters may only be the nearest to what it trained."""
+        costs = self._pool.costs(row)
+        if not trial.values:
+            if costs is not None:
+                searcher.expect(row, costs)
+            return
+        measured = self._measured_costs(trial)
+        if costs is not None and np.allclose(costs, measured, rtol=1e-6):
+            searcher.tell(row, costs, self._gap(trial))
+        else:
+            searcher.tell_beside(measured, self._gap(trial))
+
+    def _measured_costs(self, trial: FrozenTrial) -> tuple[float, float]:
+        """Return (time, memory) of a trial by its values; infinite time where it has no price."""
+        values = dict(zip(self._objectives, trial.values, strict=True))
+        speedup = values.get("speedup", 2.0)
+        return 1.0 / speedup if speedup > 0.0 else np.inf, values.get("memory_ratio", UNCOUNTED)
+
+    def _counts(self, trial: FrozenTrial) -> bool:
+        return trial.state in (TrialState.COMPLETE, TrialState.RUNNING)
+
+    def _row(self, trial: FrozenTrial) -> Row | None:
+        # A trial that was enqueued and has suggested nothing yet says what it will be.
+        params = trial.params or trial.system_attrs.get("fixed_params", {})
+        names = self.space.choices().keys()
+        return self._pool.add(dict(params)) if params.keys() >= names else None
+
+    def _gap(self, trial: FrozenTrial) -> float:
+        return self._gap_of(trial.values[self._objectives.index("loss_gap")])
+
+    def _measured(self, rows: Sequence[tuple[Row, FrozenTrial]]) -> Yardstick:
+        """Return the ladder's yardstick once a policy within its corner is as good as float32."""
+        most = self._measure
+        for _, trial in rows:
+            if trial.values and self._gap(trial) <= AS_GOOD:
+                time, memory = self._measured_costs(trial)
+                if time < most.time and memory < most.memory:
+                    return most
+        return FLOAT32
+
+    def _costs(self, params: Params) -> tuple[float, float] | None:
+        return self._axes(self._price(self.space.policy(params)))
+
+    def _axes(self, costs: tuple[float, float] | None) -> tuple[float, float] | None:
+        """Return the costs that count: an axis that is no objective is the same for all."""
+        if costs is None:
+            return None
+        time, memory = costs
+        speeds, sizes = ("speedup" in self._objectives, "memory_ratio" in self._objectives)
+        return time if speeds else UNCOUNTED, memory if sizes else UNCOUNTED
+
+
+def gain_sampler(
+    spec: StudySpec, objective: Objective | None = None, gap_of: Callable[[float], float] = float
+) -> GainSampler:
+    """Return the sampler of the space, prices and ladder of a study file.
+
+    For an Optuna study of one's own, whose trials make the decisions of
+    `sampler.space.suggest(trial)` and whose values are the study's objectives in their order, the
+    loss gap in nats unless `gap_of` makes nats of it. `objective` prices; None makes it anew.
+    """
+    cost = spec.cost
+    priced = objective or Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    space = make_space(spec.space, priced.model, spec.rules)
+    ladder = [
+        policy
+        for digest, (policy, _) in space.ladder(spec.study.baseline).items()
+        if digest != priced.float32.digest
+    ]
+
+    def price(policy: Policy) -> tuple[float, float] | None:
+        try:
+            modeled = priced.price(policy)
+        except InputError:
+            return None
+        return 1.0 / modeled.speedup, modeled.memory_ratio
+
+    return GainSampler(space, price, spec.objectives.names, ladder, gap_of, spec.study.seed)

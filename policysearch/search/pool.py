@@ -1,0 +1,170 @@
+"""The policies of a space that can be asked for, with their modeled costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.search.effective import Effective
+from policysearch.search.hypervolume import Array
+from policysearch.search.searcher import Row
+from policysearch.search.space import Params, Space
+
+MOST_LISTED = 1024
+"""Spaces with more policies, loss scales apart, are not listed but drawn from."""
+
+DRAWN = 64
+"""Policies drawn per proposal: best sums of price and gap for weights drawn at random."""
+
+NEIGHBOURS = 192
+"""At most so many policies per proposal that differ from a member of the front in one decision."""
+
+UNPRICED = 10.0
+"""Time and memory added by a decision without a price, over float32's: never drawn by choice."""
+
+THETA_SD = 1.0
+"""How far sensitivities are moved, in nats, to draw policies that a sure fit would not."""
+
+SCALES = ("loss_scale", "log2_scale", "growth_interval")
+
+Costs = Callable[[Params], tuple[float, float] | None]
+"""(time, memory) of the policy of these parameters, over float32's; None where it has no price.
+
+A price table can serve it: nothing here asks how a price is made.
+"""
+
+
+class SpacePool:
+    """Policies of `space`: all of them, or drawn ones and the neighbours of the front so far.
+
+    Loss scales other than the first are proposed for members of the front alone.
+    """
+
+    def __init__(self, space: Space, effective: Effective, costs: Costs, seed: int) -> None:
+        self._effective, self._price, self._seed = effective, costs, seed
+        self._choices = space.choices()
+        self._plain = {n: v for n, v in self._choices.items() if n not in SCALES}
+        self._usual = {name: self._choices[name][0] for name in SCALES if name in self._choices}
+        self._params: dict[Row, Params] = {}
+        self._costs: dict[Row, tuple[float, float] | None] = {}
+        self._singles: dict[object, dict[str, tuple[Array, NDArray[np.int64]]]] = {}
+        self._listed: list[Row] | None = None
+        count = int(np.prod([float(len(values)) for values in self._plain.values()]))
+        if count <= MOST_LISTED:
+            every = product(*self._plain.values())
+            names = list(self._plain)
+            rows = [self.add(dict(zip(names, each, strict=True)) | self._usual) for each in every]
+            self._listed = list(dict.fromkeys(rows))
+
+    def add(self, params: Params) -> Row:
+        """Return the row of `params`, which `params_of` then knows; the first of equal ones."""
+        row = self._effective.row(params)
+        self._params.setdefault(row, params)
+        return row
+
+    def params_of(self, row: Row) -> Params:
+        """Return parameters that make the policy of a row that was added or proposed."""
+        return self._params[row]
+
+    def costs(self, row: Row) -> tuple[float, float] | None:
+        """Return (time, memory) of a row that was added; None where it has no price."""
+        if row not in self._costs:
+            # The value of a loss scale is a constant of the step: it changes no kernel.
+            usual = {n: v for n, v in self._usual.items() if n != "loss_scale"}
+            plain = self._effective.row(self._params[row] | usual)
+            self._params.setdefault(plain, self._params[row] | usual)
+            if plain not in self._costs:
+                self._costs[plain] = self._price(self._params[plain])
+            self._costs[row] = self._costs[plain]
+        return self._costs[row]
+
+    def propose(self, members: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
+        """Return candidates and their costs; see `searcher.Pool`."""
+        rng = np.random.default_rng([self._seed, len(members)])
+        rows = dict.fromkeys(self._listed or self._drawn(theta, rng))
+        near = self._near(members)
+        if len(near) > NEIGHBOURS:
+            near = [near[i] for i in np.sort(rng.permutation(len(near))[:NEIGHBOURS])]
+        rows |= {self.add(self._params[row] | {name: value}): None for row, name, value in near}
+        priced = [(row, costs) for row in rows if (costs := self.costs(row)) is not None]
+        width = len(self._effective.decisions.places) + len(self._effective.decisions.modifiers)
+        kept = np.array([row for row, _ in priced], dtype=np.int64).reshape(len(priced), width)
+        return kept, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
+
+    def _near(self, members: Sequence[Row]) -> list[tuple[Row, str, object]]:
+        """Return (member, decision, other value); of listed spaces for their loss scales alone."""
+        names = [n for n in self._choices if self._listed is None or n in SCALES]
+        return [
+            (row, name, value)
+            for row in members
+            if row in self._params
+            for name in names
+            for value in self._choices[name]
+            if value != self._params[row].get(name)
+        ]
+
+    def _drawn(self, theta: Array, rng: np.random.Generator) -> list[Row]:
+        """Return the best policies for drawn weights of gap, time and memory.
+
+        With costs taken as sums over the decisions, each decision has its best option by itself.
+        """
+        rows = []
+        for _ in range(DRAWN):
+            common = self._common(rng)
+            single = self._single(common)
+            # A weight at which decisions as sensitive as a drawn one are torn.
+            torn = theta[rng.integers(len(theta))] if len(theta) else 0.0
+            weight = np.exp(rng.standard_normal() - torn) / max(1, len(single))
+            moved = np.append(np.exp(theta + THETA_SD * rng.standard_normal(len(theta))), 0.0)
+            share = rng.uniform()
+            params = dict(common)
+            for name, (costs, decisions) in single.items():
+                scores = weight * moved[decisions] + costs @ [share, 1.0 - share]
+                params[name] = self._plain[name][int(scores.argmin())]
+            rows.append(self.add(params))
+        return rows
+
+    def _single(self, common: Params) -> dict[str, tuple[Array, NDArray[np.int64]]]:
+        """Return by decision what each value adds to the costs [values, 2], and its theta.
+
+        All other decisions are their first; a value that costs no gap has the theta after the last.
+        """
+        key = tuple(sorted(common.items()))
+        if key not in self._singles:
+            counted = {pair: i for i, pair in enumerate(self._effective.decisions.counted())}
+            names = [name for name in self._plain if name not in common]
+            self._singles[key] = {
+                name: (
+                    np.array([self._added(common, name, value) for value in self._plain[name]]),
+                    np.array(
+                        [
+                            counted.get((place, self._full_row(common, name, value)[place]), -1)
+                            for value in self._plain[name]
+                        ]
+                    ),
+                )
+                for place, name in enumerate(names)
+            }
+        return self._singles[key]
+
+    def _full_row(self, common: Params, name: str, value: object) -> Row:
+        first = {name: values[0] for name, values in self._choices.items()}
+        return self.add(first | common | {name: value})
+
+    def _added(self, common: Params, name: str, value: object) -> tuple[float, float]:
+        """Return what one decision adds to time and memory; much where it has no price."""
+        before = self.costs(self._full_row(common, name, self._plain[name][0]))
+        after = self.costs(self._full_row(common, name, value))
+        if before is None or after is None:
+            return UNPRICED, UNPRICED
+        return after[0] - before[0], after[1] - before[1]
+
+    def _common(self, rng: np.random.Generator) -> Params:
+        """Return drawn values of the decisions that all groups share, and the usual loss scale."""
+        shared = ("master_weights", "accumulator", "scaling")
+        names = [name for name in shared if name in self._plain]
+        drawn = {n: self._plain[n][int(rng.integers(len(self._plain[n])))] for n in names}
+        return drawn | self._usual

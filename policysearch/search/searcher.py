@@ -1,0 +1,196 @@
+"""Which policy to train next: the one that promises most new volume, for its price is known.
+
+Of the three axes only the loss gap must be trained for, so the expected gain in dominated volume
+is an integral over one Gaussian, and exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from policysearch.search.decisions import Decisions
+from policysearch.search.front import non_dominated
+from policysearch.search.gain import Yardstick
+from policysearch.search.hypervolume import Array, free_areas
+from policysearch.search.sensitivity import Belief, Sensitivity
+
+Row = tuple[int, ...]
+"""A policy as integers: the option in each place, then the value of each modifier."""
+
+WORST = 20.0
+"""Gaps above so many times the largest that counts are learned as that: divergence is learned."""
+
+
+class Pool(Protocol):
+    """The policies that can be asked for."""
+
+    def propose(self, members: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
+        """Return candidates [n, places + modifiers] and their costs [n, 2] (time, memory).
+
+        `members` are the front of those asked for so far, `theta` what each decision is thought to
+        cost (`Sensitivity.theta`). Equal arguments give equal candidates, in the same order.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A pool of all policies, for spaces that can be counted."""
+
+    rows: NDArray[np.int64]
+    costs: Array
+
+    def propose(self, members: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
+        """Return every policy with its costs."""
+        return self.rows, self.costs
+
+
+class Searcher:
+    """Asks for policies and is told their gaps, in any order; `asked` policies may be outstanding.
+
+    What it asks for next depends on what it was told and what is outstanding alone. `start` are
+    policies to begin with, each with its costs.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        pool: Pool,
+        measure: Yardstick,
+        start: Sequence[tuple[Row, tuple[float, float]]] = (),
+    ) -> None:
+        self._decisions, self._pool, self._measure = decisions, pool, measure
+        self._start = [(row, costs) for row, costs in start]
+        self._told: dict[Row, tuple[float, float]] = {}
+        self._gaps: dict[Row, list[float]] = {}
+        self._expected: dict[Row, float] = {}
+        self._beside: list[tuple[float, float, float]] = []
+        self.expected_gain = np.inf
+        """Expected new volume of the last policy asked for; infinity for those of the start."""
+
+    def tell(self, row: Row, costs: tuple[float, float], gap: float) -> None:
+        """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
+        self._told.setdefault(row, costs)
+        self._gaps.setdefault(row, []).append(gap)
+
+    def tell_beside(self, costs: tuple[float, float], gap: float) -> None:
+        """Count a policy that is none of the pool: others gain by what it does not dominate."""
+        self._beside.append((*costs, gap))
+
+    def expect(self, row: Row, costs: tuple[float, float]) -> None:
+        """Count a policy as outstanding: asked for elsewhere, and not told yet."""
+        self._told.setdefault(row, costs)
+
+    def ask(self, count: int = 1) -> list[tuple[Row, tuple[float, float]]]:
+        """Return up to `count` policies to train, with their costs; fewer where there are no more.
+
+        Each is chosen as if those before it, and all that are outstanding, had come out as
+        expected.
+        """
+        found: list[tuple[Row, tuple[float, float]]] = []
+        while len(found) < count:
+            following = self._following()
+            if following is None:
+                break
+            row, costs = following
+            self._told[row] = costs
+            found.append((row, costs))
+        return found
+
+    def _following(self) -> tuple[Row, tuple[float, float]] | None:
+        for first in self._start:
+            if first[0] not in self._told:
+                self.expected_gain = np.inf
+                return first
+        belief = self._belief()
+        rows, costs = self._pool.propose(self._members(), belief.theta())
+        fresh = np.array([tuple(row) not in self._told for row in rows.tolist()], dtype=bool)
+        rows, costs = rows[fresh], costs[fresh]
+        if not len(rows):
+            return None
+        gains = self._gains(belief, rows, costs)
+        best = int(gains.argmax())
+        self.expected_gain = float(gains[best])
+        time, memory = costs[best].tolist()
+        return tuple(rows[best].tolist()), (time, memory)
+
+    def _belief(self) -> Sensitivity:
+        """Return what is believed once all that are outstanding came out as expected."""
+        known = list(self._gaps)
+        gaps = np.array([float(np.mean(each)) for each in self._gaps.values()])
+        belief = self._learned(known, gaps)
+        outstanding = [row for row in self._told if row not in self._gaps]
+        self._expected = dict(zip(known, gaps.tolist(), strict=True))
+        if outstanding:
+            expected = _means(belief.predict(self._array(outstanding)), self._measure.smallest_gap)
+            self._expected |= zip(outstanding, expected.tolist(), strict=True)
+            belief = self._learned([*known, *outstanding], np.concatenate([gaps, expected]))
+        return belief
+
+    def _members(self) -> list[Row]:
+        """Return the front of what was told and expected."""
+        rows = list(self._expected)
+        costs = np.array([self._told[row] for row in rows]).reshape(len(rows), 2)
+        points = self._measure.points(np.array(list(self._expected.values())), costs)
+        return [rows[i] for i in non_dominated([tuple(point) for point in points.tolist()])]
+
+    def _learned(self, rows: Sequence[Row], gaps: Array) -> Sensitivity:
+        measure = self._measure
+        gaps = np.minimum(gaps, WORST * measure.largest_gap)
+        scale = measure.smallest_gap, measure.largest_gap
+        return Sensitivity(self._decisions, self._array(rows), gaps, *scale)
+
+    def _array(self, rows: Sequence[Row]) -> NDArray[np.int64]:
+        width = len(self._decisions.places) + len(self._decisions.modifiers)
+        return np.array(rows, dtype=np.int64).reshape(len(rows), width)
+
+    def _gains(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
+        """Return the expected new volume of each candidate: [n]."""
+        measure, expected = self._measure, self._expected
+        known = [(*self._told[row], gap) for row, gap in expected.items()] + self._beside
+        told = np.array(known).reshape(len(known), 3)
+        archive = measure.points(told[:, 2], told[:, :2])
+        cuts, free = free_areas(archive, costs, measure.corner)
+        hopeful = np.flatnonzero(free[0] > 0.0)
+        gains = np.zeros(len(rows))
+        if len(hopeful):
+            beliefs = belief.predict(rows[hopeful])
+            gains[hopeful] = expected_improvements(beliefs, cuts, free[:, hopeful], measure)
+        return gains
+
+
+def expected_improvements(
+    beliefs: Sequence[Belief], cuts: Array, free: Array, measure: Yardstick
+) -> Array:
+    """Return the expected new volume of n candidates: [n].
+
+    `cuts` [k + 1] and `free` [k, n] as `free_areas` gives them. The integral over the gap axis of
+    the free area times the chance of a gap below, in closed form.
+    """
+    # The axis is the scale of the belief, over its value at the largest gap.
+    unit = np.log1p(measure.largest_gap / measure.smallest_gap)
+    found = np.zeros(free.shape[1])
+    for belief in beliefs:
+        mean, sd = belief.mean / unit, belief.sd / unit
+        below = _integrated((cuts[:, None] - mean) / sd) * sd
+        found += belief.weight * (free * np.diff(below, axis=0)).sum(axis=0)
+    return found
+
+
+def _integrated(z: Array) -> Array:
+    """Return the integral of the standard normal distribution function up to `z`."""
+    return np.asarray(z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi))
+
+
+def _means(beliefs: Sequence[Belief], smallest_gap: float) -> Array:
+    """Return the expected gaps in nats, at the mean of their scale: [n]."""
+    mean = sum(belief.weight * belief.mean for belief in beliefs)
+    total = sum(belief.weight for belief in beliefs)
+    scaled = np.asarray(mean / total)
+    return np.asarray(np.sign(scaled) * np.expm1(np.abs(scaled)) * smallest_gap)

@@ -1,0 +1,263 @@
+"""What is believed of the loss gap of policies that were not trained, from those that were.
+
+The gap of a policy is the sum of what each of its decisions costs by itself, one sensitivity
+exp(theta) per decision, and of what pairs of decisions do together. To second order a decision
+moves the trained parameters by some v, and the loss by g v + v H v / 2: alone that is a
+sensitivity s, and two together add a term of either sign up to 2 sqrt(s s'). So pairs enter as a
+Gaussian process whose covariance is the product of the sensitivities that two policies share. It is
+large for coarse formats, whose v is chance; what storing parameters in bfloat16 does adds up.
+
+theta has a hierarchical Gaussian prior: one level for all, one per kind of decision, one per place,
+and its own. It is fitted by Gauss-Newton steps, and near the fit all is Gaussian (Laplace's
+approximation) on a logarithmic scale of the gap. Hyperparameters are averaged by their evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+from policysearch.search.decisions import Decisions, Option
+from policysearch.search.hypervolume import Array
+
+COARSE = 2.0**-5
+"""Machine epsilon from which on two decisions together are chance rather than a sum."""
+
+STORAGE_WEIGHT = 4.0
+"""Prior of what rounding stored parameters costs, over rounding operands to the same format."""
+
+LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 3.0, 1.0, 0.7, 0.5
+"""Prior standard deviations of theta, in nats: for all, per kind, per place, its own."""
+
+COARSE_PAIRS = (0.4, 1.0)
+"""Size of pair terms between coarse decisions, over the sensitivities; averaged over."""
+
+FINE_PAIRS = 0.2
+SINGLE = 0.25
+UNSHARED = 0.15
+RELATIVE_NOISE = 0.03
+ABSOLUTE_NOISE = 0.02
+"""Of the pair terms: for decisions that are not coarse, for a decision by itself (it may help), and
+the share that neighbours do not have in common. Noise over the gap, and over the smallest gap."""
+
+MODIFIERS = (0.03, 0.4)
+"""By how much of a gap a modifier may change it; averaged over where there are modifiers."""
+
+STEPS = 12
+LARGEST_STEP = 1.0
+SETTLED = 0.02
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Policies as numbers: `shares` [n, decisions] zeros and ones, `modifiers` [n, modifiers]."""
+
+    shares: Array
+    modifiers: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A Gaussian of the scaled gap per policy, `mean` and `sd` [n], with its weight."""
+
+    weight: float
+    mean: Array
+    sd: Array
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """Mean and covariance of theta, how coarse each decision is, the gap that is small."""
+
+    mean: Array
+    covariance: Array
+    coarse: NDArray[np.bool_]
+    smallest_gap: float
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The model at its fit: for one pair size and modifier size."""
+
+    pairs: float
+    modifier: float
+    theta: Array
+    told: Rows
+    slopes: Array
+    factor: Array
+    weights: Array
+    evidence: float
+
+
+class Sensitivity:
+    """The belief after training the policies `rows` [n, places + modifiers] with `gaps` [n].
+
+    Gaps in nats, on the scale sign(gap) log(1 + |gap| / smallest_gap); `largest_gap` sets where
+    the prior lies. Equal arguments give equal beliefs.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        rows: NDArray[np.int64],
+        gaps: Array,
+        smallest_gap: float,
+        largest_gap: float,
+    ) -> None:
+        self._decisions = decisions
+        self._prior = _prior(decisions, smallest_gap, largest_gap)
+        scaled = np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)
+        told = _with_float32(self.rows(rows))
+        scaled = np.concatenate([[0.0], scaled])
+        sizes = product(COARSE_PAIRS, MODIFIERS if decisions.modifiers else (0.0,))
+        self._fits = [_fit(self._prior, told, scaled, *size) for size in sizes]
+
+    def rows(self, rows: NDArray[np.int64]) -> Rows:
+        """Return policies as the model reads them."""
+        counted = self._decisions.counted()
+        shares = [rows[:, place] == index for place, index in counted]
+        places = len(self._decisions.places)
+        return Rows(
+            np.array(shares, dtype=float).reshape(len(shares), len(rows)).T, rows[:, places:]
+        )
+
+    @property
+    def weights(self) -> Array:
+        """How much each set of hyperparameters counts: their evidence, sum 1."""
+        evidence = np.array([fit.evidence for fit in self._fits])
+        likely = np.exp(evidence - evidence.max())
+        return np.asarray(likely / likely.sum())
+
+    def predict(self, rows: NDArray[np.int64]) -> list[Belief]:
+        """Return what is believed of the policies `rows` [n, places + modifiers]."""
+        read = self.rows(rows)
+        pairs = zip(self.weights, self._fits, strict=True)
+        return [Belief(float(w), *_predict(self._prior, fit, read)) for w, fit in pairs if w > 0.01]
+
+    def theta(self) -> Array:
+        """Return the fitted logarithms of the sensitivities in nats, as `Decisions.counted`."""
+        fits = zip(self.weights, self._fits, strict=True)
+        return np.asarray(sum(weight * fit.theta for weight, fit in fits))
+
+
+def _with_float32(rows: Rows) -> Rows:
+    """Return the policies after one that decides nothing: its gap is zero, untrained."""
+    return Rows(
+        np.concatenate([np.zeros((1, rows.shares.shape[1])), rows.shares]),
+        np.concatenate([np.zeros((1, rows.modifiers.shape[1]), dtype=np.int64), rows.modifiers]),
+    )
+
+
+def _prior(decisions: Decisions, smallest_gap: float, largest_gap: float) -> _Prior:
+    counted = decisions.counted()
+    options = [decisions.places[place][index] for place, index in counted]
+    place = np.array([place for place, _ in counted])
+    name = np.array([option.name for option in options])
+    covariance = (
+        LEVEL_SD**2
+        + KIND_SD**2 * (name[:, None] == name)
+        + PLACE_SD**2 * (place[:, None] == place)
+        + OWN_SD**2 * np.eye(len(counted))
+    )
+    mean = math.log(largest_gap) + np.array([_level(option) for option in options])
+    coarse = np.array([option.operand_epsilon >= COARSE for option in options], dtype=bool)
+    return _Prior(mean, covariance, coarse, smallest_gap)
+
+
+def _level(option: Option) -> float:
+    """Return the logarithm of what the option is thought to cost, over the largest gap."""
+    return 1.0 + math.log(option.operand_epsilon + STORAGE_WEIGHT * option.storage_epsilon)
+
+
+def _expected(prior: _Prior, rows: Rows, theta: Array) -> tuple[Array, Array, Array]:
+    """Return the expected gap [n], on its scale [n], and the slopes of that [n, decisions]."""
+    parts = rows.shares * np.exp(theta)
+    gap = parts.sum(axis=1)
+    slopes = parts / (gap + prior.smallest_gap)[:, None]
+    return gap, np.log1p(gap / prior.smallest_gap), slopes
+
+
+def _sizes(prior: _Prior, rows: Rows, theta: Array, pairs: float) -> Array:
+    """Return what each decision of each policy brings into pairs, as a root: [n, decisions]."""
+    parts = rows.shares * np.exp(theta)
+    size = np.where(prior.coarse, pairs, min(FINE_PAIRS, pairs))
+    return np.asarray(np.sqrt(parts * size / (parts.sum(axis=1) + prior.smallest_gap)[:, None]))
+
+
+def _shared(left: Array, right: Array) -> Array:
+    """Return the covariance [n, m] of the pair terms of policies with these sizes."""
+    once, twice = left @ right.T, (left * left) @ (right * right).T
+    return np.asarray(0.5 * (once * once - twice) + SINGLE * twice)
+
+
+def _own(sizes: Array) -> Array:
+    """Return the variance [n] of the pair terms: the diagonal of `_shared`."""
+    squares = sizes * sizes
+    once, twice = squares.sum(axis=1), (squares * squares).sum(axis=1)
+    return np.asarray(0.5 * (once * once - twice) + SINGLE * twice)
+
+
+def _modified(left: Rows, right: Rows) -> Array:
+    """Return how many unusual modifiers two policies have in common: [n, m]."""
+    same = left.modifiers[:, None, :] == right.modifiers[None, :, :]
+    return np.asarray((same & (left.modifiers[:, None, :] != 0)).sum(axis=2), dtype=float)
+
+
+def _fit(prior: _Prior, told: Rows, scaled: Array, pairs: float, modifier: float) -> _Fit:
+    """Return the most likely theta and what prediction needs there."""
+    theta, common = prior.mean, modifier**2 * _modified(told, told)
+    for _ in range(STEPS):
+        factor, weights, slopes, _ = _linear(prior, told, scaled, theta, pairs, common)
+        step = prior.mean + prior.covariance @ (slopes.T @ weights) - theta
+        size = float(np.abs(step).max(initial=0.0))
+        theta = theta + step * min(1.0, LARGEST_STEP / max(size, LARGEST_STEP))
+        if size < SETTLED:
+            break
+    factor, weights, slopes, left = _linear(prior, told, scaled, theta, pairs, common)
+    likelihood = -0.5 * float(left @ weights) - float(np.log(np.diag(factor)).sum())
+    return _Fit(pairs, modifier, theta, told, slopes, factor, weights, likelihood)
+
+
+def _linear(
+    prior: _Prior, told: Rows, scaled: Array, theta: Array, pairs: float, common: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return the model linear in theta: Cholesky factor, weights, slopes, residuals of the told."""
+    gap, expected, slopes = _expected(prior, told, theta)
+    share = gap / (gap + prior.smallest_gap)
+    sizes = _sizes(prior, told, theta, pairs)
+    covariance = _shared(sizes, sizes) + common * share[:, None] * share
+    covariance += np.diag(UNSHARED * _own(sizes) + _noise(prior, gap))
+    covariance += slopes @ prior.covariance @ slopes.T
+    factor, lower = cho_factor(covariance, lower=True)
+    left = scaled - expected - slopes @ (prior.mean - theta)
+    return np.asarray(factor), np.asarray(cho_solve((factor, lower), left)), slopes, left
+
+
+def _noise(prior: _Prior, gap: Array) -> Array:
+    """Return the variance [n] that no model of the decisions explains, on the scale."""
+    noise = (RELATIVE_NOISE * gap) ** 2 + (ABSOLUTE_NOISE * prior.smallest_gap) ** 2
+    return np.asarray(noise / (gap + prior.smallest_gap) ** 2)
+
+
+def _predict(prior: _Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
+    """Return mean and standard deviation [n] of the scaled gap."""
+    gap, expected, slopes = _expected(prior, rows, fit.theta)
+    told, _, _ = _expected(prior, fit.told, fit.theta)
+    share, beside = (f / (f + prior.smallest_gap) for f in (gap, told))
+    sizes = _sizes(prior, rows, fit.theta, fit.pairs)
+    known = _shared(sizes, _sizes(prior, fit.told, fit.theta, fit.pairs))
+    if fit.modifier:
+        known += fit.modifier**2 * _modified(rows, fit.told) * share[:, None] * beside
+    spread = slopes @ prior.covariance
+    known += spread @ fit.slopes.T
+    mean = expected + slopes @ (prior.mean - fit.theta) + known @ fit.weights
+    variance = (spread * slopes).sum(axis=1) + (1.0 + UNSHARED) * _own(sizes) + _noise(prior, gap)
+    variance += (fit.modifier * share) ** 2 * (rows.modifiers != 0).sum(axis=1)
+    explained = solve_triangular(fit.factor, known.T, lower=True)
+    variance -= (explained * explained).sum(axis=0)
+    return mean, np.sqrt(np.maximum(variance, 1e-10))

@@ -1,0 +1,57 @@
+"""The tables that searches are counted on are what their script makes, and what training gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem
+from benchmarks.search.tabulate import described, every, gaps
+from policysearch.objective import Objective
+from policysearch.search.space import make_space
+from policysearch.search.spec import StudySpec, load_spec
+
+STUDY = Path(__file__).parents[1] / "benchmarks" / "search" / "mlp-digits-0.1.0.toml"
+
+
+@pytest.fixture(scope="module")
+def spec() -> StudySpec:
+    return load_spec(STUDY)
+
+
+@pytest.fixture(scope="module")
+def objective(spec: StudySpec) -> Objective:
+    return Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+
+
+def test_the_policies_and_the_start_are_those_of_the_study(
+    spec: StudySpec, objective: Objective
+) -> None:
+    made = described(spec, objective)
+    with np.load(FOLDER / f"{spec.study.name}.npz") as data:
+        for name in ("places", "modifiers"):
+            assert str(data[name]) == made[name]
+        for name in ("rows", "raw", "start"):
+            np.testing.assert_array_equal(data[name], made[name])
+
+
+def test_a_gap_of_the_table_is_that_of_a_training(spec: StudySpec, objective: Objective) -> None:
+    params = every(make_space(spec.space, objective.model, spec.rules))
+    places = [700, 1023]
+    trained = gaps(spec, objective, [params[i] for i in places], [1])
+    np.testing.assert_allclose(trained[0], load(spec.study.name).gaps[1, places], rtol=1e-3)
+    assert (trained > 1e-3).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_is_whole(name: str) -> None:
+    table = load(name)
+    count = len(table.costs)
+    assert table.rows.shape[0] == table.raw.shape[0] == table.gaps.shape[1] == count
+    assert len(np.unique(table.raw, axis=0)) == count
+    assert np.abs(table.gaps[:, table.exact]).max() < 1e-9 and table.exact.any()
+    problem = mean_problem(table)
+    everything = problem.share(list(range(count)))
+    assert everything == 1.0 and 0 < floor(problem, (0.95,))[0] < 10

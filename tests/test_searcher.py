@@ -1,0 +1,165 @@
+"""The searcher: its expected gains against sampling, its belief against data, its asks."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from benchmarks.search.__main__ import counts, trained_by
+from benchmarks.search.tables import floor, load, mean_problem
+from policysearch.search.decisions import Decisions, Option
+from policysearch.search.gain import Yardstick
+from policysearch.search.hypervolume import free_areas, improvements
+from policysearch.search.searcher import Listed, Searcher, expected_improvements
+from policysearch.search.sensitivity import Belief, Sensitivity
+
+OPTIONS = (
+    Option("float32"),
+    Option("bfloat16", 2.0**-7),
+    Option("stored", 2.0**-7, 2.0**-7),
+    Option("float8", 2.0**-3),
+)
+COSTS = np.array([1.0, 0.5, 0.4, 0.3])
+GAPS = np.array([0.0, 2e-5, 1e-3, 4e-3])
+PLACES = np.array([1.0, 3.0, 0.5, 1.5])
+MEASURE = Yardstick(0.9, 0.9)
+
+
+def every_row(places: int, modifiers: tuple[int, ...] = ()) -> np.ndarray:
+    ranges = [range(len(OPTIONS))] * places + [range(count) for count in modifiers]
+    return np.array(list(itertools.product(*ranges)), dtype=np.int64)[1:]
+
+
+def costs_of(rows: np.ndarray) -> np.ndarray:
+    """Time and memory of rows of four places: the second is dearer where parameters are kept."""
+    time = COSTS[rows[:, :4]].mean(axis=1)
+    return np.column_stack([time, np.where(rows[:, :4] == 2, 0.5, 0.7).mean(axis=1)])
+
+
+def gaps_of(rows: np.ndarray) -> np.ndarray:
+    return np.asarray((GAPS[rows[:, :4]] * PLACES).sum(axis=1))
+
+
+def searcher(modifiers: tuple[int, ...] = ()) -> tuple[Searcher, np.ndarray]:
+    rows = every_row(4, modifiers)
+    decisions = Decisions((OPTIONS,) * 4, modifiers)
+    start = [tuple([option] * 4 + [0] * len(modifiers)) for option in (1, 2, 3)]
+    first = [(row, tuple(costs_of(np.array([row]))[0].tolist())) for row in start]
+    return Searcher(decisions, Listed(rows, costs_of(rows)), MEASURE, first), rows
+
+
+def asked(steps: int, batch: int = 1, modifiers: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    search, _ = searcher(modifiers)
+    found = []
+    for _ in range(steps):
+        for row, costs in search.ask(batch):
+            found.append(row)
+            search.tell(row, costs, float(gaps_of(np.array([row]))[0]))
+    return found
+
+
+def test_an_expected_improvement_is_the_mean_over_samples() -> None:
+    rng = np.random.default_rng(0)
+    archive = MEASURE.points(10.0 ** rng.uniform(-5, -2, 6), rng.uniform(0.3, 0.9, (6, 2)))
+    costs = rng.uniform(0.2, 0.8, (5, 2))
+    beliefs = [
+        Belief(0.25, rng.uniform(-1.0, 5.0, 5), rng.uniform(0.2, 2.0, 5)),
+        Belief(0.75, rng.uniform(-1.0, 5.0, 5), rng.uniform(0.2, 2.0, 5)),
+    ]
+    found = expected_improvements(beliefs, *free_areas(archive, costs, MEASURE.corner), MEASURE)
+    sampled = np.zeros(5)
+    for belief in beliefs:
+        draws = rng.normal(belief.mean, belief.sd, (4000, 5))
+        gaps = np.sign(draws) * np.expm1(np.abs(draws)) * MEASURE.smallest_gap
+        gains = [improvements(MEASURE.points(g, costs), archive, MEASURE.corner) for g in gaps]
+        sampled += belief.weight * np.mean(gains, axis=0)
+    assert (sampled > 1e-3).any()
+    np.testing.assert_allclose(found, sampled, rtol=0.1, atol=3e-4)
+
+
+def test_the_belief_is_sure_of_what_was_trained_and_right_about_what_was_not() -> None:
+    rows = every_row(4)
+    told = np.random.default_rng(1).choice(len(rows), 40, replace=False)
+    gaps = gaps_of(rows)
+    belief = Sensitivity(Decisions((OPTIONS,) * 4), rows[told], gaps[told], 1e-4, 0.05)
+    scaled = np.log1p(gaps / 1e-4)
+    for each in belief.predict(rows):
+        assert np.abs(each.mean - scaled)[told].max() < 0.2
+        assert np.sqrt(np.mean((each.mean - scaled) ** 2)) < 0.1 * scaled.std()
+    assert belief.weights.sum() == pytest.approx(1.0)
+
+
+def test_before_any_training_float32_alone_is_known() -> None:
+    decisions = Decisions((OPTIONS,) * 4)
+    belief = Sensitivity(decisions, np.empty((0, 4), dtype=np.int64), np.empty(0), 1e-4, 0.05)
+    for each in belief.predict(np.array([[0, 0, 0, 0], [3, 3, 3, 3]])):
+        assert abs(each.mean[0]) < 1e-6 and each.sd[0] < 0.05
+        assert each.sd[1] > 1.0
+
+
+def test_nothing_is_asked_for_twice_and_the_start_comes_first() -> None:
+    found = asked(30)
+    assert found[:3] == [(1,) * 4, (2,) * 4, (3,) * 4]
+    assert len(set(found)) == 30
+    assert asked(30) == found
+
+
+def test_it_ends_with_the_space() -> None:
+    search, rows = searcher()
+    assert len(search.ask(1000)) == len(rows)
+    assert search.ask(1) == []
+
+
+def test_a_batch_does_not_repeat_itself_and_believes_itself() -> None:
+    found = asked(4, batch=4)
+    assert len(set(found)) == 16
+    search, _ = searcher()
+    first = search.ask(8)
+    for row, costs in first[:3]:
+        search.tell(row, costs, float(gaps_of(np.array([row]))[0]))
+    assert {row for row, _ in search.ask(4)}.isdisjoint(row for row, _ in first)
+
+
+def test_what_is_told_in_another_order_is_asked_alike() -> None:
+    rows = every_row(4)[[5, 20, 77, 140, 200]]
+    following = []
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        search, _ = searcher()
+        for row, costs in zip(rows[order], costs_of(rows[order]), strict=True):
+            search.tell(tuple(row.tolist()), tuple(costs.tolist()), float(gaps_of(row[None])[0]))
+        following.append([row for row, _ in search.ask(6)])
+    assert following[0] == following[1]
+
+
+def test_a_diverged_policy_is_learned_from() -> None:
+    """Where 8 bits in the second layer diverge, nothing else with them is worth a training."""
+    search, _ = searcher()
+    after = []
+    for step in range(25):
+        ((row, costs),) = search.ask()
+        after += [row] if step >= 15 else []
+        bad = row[1] == 3
+        search.tell(row, costs, 100.0 if bad else float(gaps_of(np.array([row]))[0]))
+    assert sum(row[1] == 3 for row in after) <= 2
+
+
+def test_a_modifier_that_does_nothing_costs_little() -> None:
+    plain, with_it = asked(14), asked(16, modifiers=(21,))
+    corner, every = MEASURE.corner, every_row(4)
+    whole = MEASURE.volume(gaps_of(every), costs_of(every))
+    assert corner[0] == 1.0
+
+    def share(found: list[tuple[int, ...]]) -> float:
+        rows = np.array(found)
+        return MEASURE.volume(gaps_of(rows), costs_of(rows)) / whole
+
+    assert share(with_it) >= min(share(plain), 0.99)
+
+
+@pytest.mark.parametrize(("name", "most"), [("char-transformer", 14), ("mlp-digits-0.1.0", 16)])
+def test_the_front_of_a_table_is_found(name: str, most: int) -> None:
+    problem = mean_problem(load(name))
+    found = counts(problem, trained_by(problem, "own", 0, 40, 1), 40)
+    assert floor(problem, (0.99,))[0] <= found[1] <= most
