@@ -22,7 +22,7 @@ from policysearch.cost.tables import Drawn
 from policysearch.objective import Objective
 from policysearch.search.price_table import format_table, formats_of
 from policysearch.search.space import Space, make_space
-from policysearch.search.spec import SpaceSection
+from policysearch.search.space_section import SpaceSection
 from policysearch.train.tasks import Task
 
 FORMATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -28,13 +28,8 @@ from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.samplers import SAMPLERS
 from policysearch.search.space import make_space
-from policysearch.search.spec import (
-    CostSection,
-    ObjectivesSection,
-    SpaceSection,
-    StudySection,
-    StudySpec,
-)
+from policysearch.search.space_section import SpaceSection
+from policysearch.search.spec import CostSection, ObjectivesSection, StudySection, StudySpec
 from policysearch.search.study import run_study
 from policysearch.train.tasks import Task
 

@@ -17,7 +17,8 @@ from policysearch.search.effective import Effective
 from policysearch.search.gain_sampler import gain_sampler
 from policysearch.search.pool import SpacePool
 from policysearch.search.space import Params, Space, make_space
-from policysearch.search.spec import DIRECTIONS, Group, StudySection, StudySpec, load_spec
+from policysearch.search.space_section import Group
+from policysearch.search.spec import DIRECTIONS, StudySection, StudySpec, load_spec
 from tests.studies import write_study
 
 

@@ -9,7 +9,7 @@ from policysearch.cost.tables import CHECKED, PriceTable
 from policysearch.objective import Objective
 from policysearch.search.price_table import format_table, formats_of
 from policysearch.search.space import Space, make_space
-from policysearch.search.spec import SpaceSection
+from policysearch.search.space_section import SpaceSection
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 

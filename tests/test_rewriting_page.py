@@ -14,7 +14,7 @@ from policysearch.cli import main
 from policysearch.nn.models import lenet5
 from policysearch.search.rules import rules_for, rules_from_data
 from policysearch.search.space import make_space
-from policysearch.search.spec import SpaceSection
+from policysearch.search.space_section import SpaceSection
 
 TEXT = (Path(__file__).parents[1] / "docs" / "rewriting.md").read_text(encoding="utf-8")
 

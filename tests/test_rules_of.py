@@ -17,7 +17,7 @@ from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.format_rules import LayerMatch
 from policysearch.search.rules_file import read_rules, rules_file_of
 from policysearch.search.space import make_space
-from policysearch.search.spec import SpaceSection
+from policysearch.search.space_section import SpaceSection
 from policysearch.values import InputError
 from tests.policy_strategies import layer_policies, policies
 

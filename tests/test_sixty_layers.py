@@ -12,7 +12,7 @@ from policysearch.policy.policy import from_data, to_data
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.space import make_space
-from policysearch.search.spec import SpaceSection
+from policysearch.search.space_section import SpaceSection
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import train
 

@@ -15,7 +15,7 @@ from policysearch.policy.policy import from_json
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.search.front import dominates, knee, non_dominated
 from policysearch.search.space import Space, make_space
-from policysearch.search.spec import Group, SpaceSection
+from policysearch.search.space_section import Group, SpaceSection
 from policysearch.values import InputError
 
 SECTION = SpaceSection(

@@ -12,7 +12,8 @@ from policysearch.policy.policy import LayerPolicy, uniform_layer
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.rules import rules_from_data
 from policysearch.search.space import make_space
-from policysearch.search.spec import SpaceSection, load_spec
+from policysearch.search.space_section import SpaceSection
+from policysearch.search.spec import load_spec
 from policysearch.search.study import run_study
 from policysearch.values import InputError
 from tests.studies import write_study

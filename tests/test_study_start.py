@@ -16,7 +16,8 @@ from policysearch.report.front_data import caption
 from policysearch.report.plots import VIEWS, figure
 from policysearch.search.results import Results
 from policysearch.search.space import make_space
-from policysearch.search.spec import SpaceSection, StudySpec, load_spec, spec_from_data
+from policysearch.search.space_section import SpaceSection
+from policysearch.search.spec import StudySpec, load_spec, spec_from_data
 from policysearch.search.study import load_results, run_study
 from policysearch.train.trainer import train
 from policysearch.values import InputError

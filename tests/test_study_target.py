@@ -12,7 +12,7 @@ from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
-from policysearch.search.spec import SpaceSection
+from policysearch.search.space_section import SpaceSection
 from policysearch.search.target import as_run, differences, offered
 from policysearch.values import InputError
 from tests.studies import write_study

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policysearch.nn.model import Model
-from policysearch.search.spec import Group, SpaceSection
+from policysearch.search.space_section import Group, SpaceSection
 from policysearch.values import InputError, one_of
 
 

@@ -28,7 +28,7 @@ from policysearch.rewrite.format_rules import FormatRule
 from policysearch.rewrite.placed_rules import PlacedRule, apply_format_rules
 from policysearch.search.groups import complete_groups
 from policysearch.search.rules import nearest_option, rules_for
-from policysearch.search.spec import UNIFORM, Group, SpaceSection
+from policysearch.search.space_section import UNIFORM, Group, SpaceSection
 from policysearch.search.target import as_run, offered
 from policysearch.values import InputError
 

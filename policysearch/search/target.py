@@ -7,7 +7,7 @@ from dataclasses import replace
 from policysearch.export.targets import Target, target_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy, uniform_layer
-from policysearch.search.spec import SpaceSection
+from policysearch.search.space_section import SpaceSection
 from policysearch.values import InputError
 
 
