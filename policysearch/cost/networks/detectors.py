@@ -13,7 +13,8 @@ PROPOSALS = 512
 """Regions of an image that the second stage is trained on."""
 
 MATCHING_SECONDS = 0.05
-"""Host seconds per image for masks of polygons, matching and suppression; assumed."""
+"""Host seconds per image for masks of polygons, matching and suppression; assumed, with the two
+published rows of this network in view."""
 
 
 def _ssd(step: Layers, batch: int) -> None:
