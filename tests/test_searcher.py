@@ -13,7 +13,7 @@ from policysearch.search.decisions import Decisions, Option
 from policysearch.search.gain import Yardstick
 from policysearch.search.hypervolume import free_areas, improvements
 from policysearch.search.searcher import Listed, Searcher, expected_improvements
-from policysearch.search.sensitivity import Belief, Sensitivity
+from policysearch.search.sensitivity import SINGLE, Belief, Sensitivity, _own, _shared
 
 OPTIONS = (
     Option("float32"),
@@ -163,3 +163,18 @@ def test_the_front_of_a_table_is_found(name: str, most: int) -> None:
     problem = mean_problem(load(name))
     found = counts(problem, trained_by(problem, "own", 0, 40, 1), 40)
     assert floor(problem, (0.99,))[0] <= found[1] <= most
+
+
+def test_policies_share_the_pairs_they_have_in_common() -> None:
+    """Against sums over pairs: each pair's covariance is the product of both sensitivities."""
+    rng = np.random.default_rng(2)
+    size = rng.uniform(0.1, 1.0, 6)
+    left, right = (rng.integers(0, 2, (n, 6)).astype(float) for n in (4, 3))
+    expected = np.zeros((4, 3))
+    for i, j in itertools.product(range(4), range(3)):
+        both = [k for k in range(6) if left[i, k] and right[j, k]]
+        expected[i, j] = sum(size[a] * size[b] for a, b in itertools.combinations(both, 2))
+        expected[i, j] += SINGLE * sum(size[a] ** 2 for a in both)
+    np.testing.assert_allclose(_shared(left * np.sqrt(size), right * np.sqrt(size)), expected)
+    every = np.sqrt(size) * left
+    np.testing.assert_allclose(np.diag(_shared(every, every)), _own(every))
