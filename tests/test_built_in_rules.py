@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,8 +56,8 @@ def test_a_model_with_a_fold_trains_as_before_and_evaluates_folded() -> None:
     expected = run(trace_forward(RESNET, 4), arrays).value("logits")
     np.testing.assert_allclose(run(evaluated, arrays).value("logits"), expected, rtol=1e-4)
     assert model.fingerprint != RESNET.fingerprint
-    with pytest.raises(InputError, match="stage 'step'; expected evaluation or forward"):
-        RuledModel(RESNET, (clip_by_norm(1.0),))
+    with pytest.raises(InputError, match="stage 'formats'; expected evaluation"):
+        RuledModel(RESNET, (replace(clip_by_norm(1.0), stage="formats"),))
 
 
 def clipped_by_hand(

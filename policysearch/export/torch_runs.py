@@ -39,7 +39,8 @@ def runs(policy: Policy, model: Model) -> Policy:
 
     Products of a layer torch has no dtype for take that of their result; gradients follow the
     operands; values are moved in the format they have, biases added by the product before its one
-    rounding, losses float32. It is its own: `runs(runs(p)) == runs(p)`.
+    rounding; every op casts what it reads, norms have float32 inside, losses are float32. It is
+    its own: `runs(runs(p)) == runs(p)`.
     """
     layers = tuple((name, _layer(formats, policy)) for name, formats in policy.layers)
     lists = {op: LISTS[1] for op in LOSSES}
@@ -49,6 +50,8 @@ def runs(policy: Policy, model: Model) -> Policy:
         _moved(with_free_moves(policy), lists),
         layers=layers,
         bias="fused",
+        casts="op",
+        norm_inner="float32",
         optimizer_state="float32" if policy.master_weights else policy.optimizer_state,
         all_reduce="float32",
         loss_scale=_loss_scale(policy.loss_scale),

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.search.hypervolume import Array, hypervolume
 
 SMALLEST_GAP = 1e-4
 """The gap axis is linear to about this many nats and logarithmic from there."""
+
+MARGIN = (1.05, 1.15)
+"""How much further out than a preset's time and memory the corner lies, and what beats a preset."""
 
 LARGEST_GAP = 0.05
 """The loss gap, in nats, from which on a policy adds nothing."""
@@ -63,15 +65,15 @@ def yardstick(presets: Array) -> Yardstick:
     """Return the yardstick of presets with costs [n, 2]; their gaps play no part.
 
     Its corner is the slowest time and the largest memory among the presets that no other beats in
-    both by more than the cost model can tell, each one such resolution further out. The gap is cut
+    both by more than MARGIN, each that much further out. The gap is cut
     at LARGEST_GAP. Raises ValueError for no presets.
     """
     if not len(presets):
         raise ValueError("yardstick of no presets")
-    told = 1.0 + np.array([MODEL_RESOLUTION["speedup"], MODEL_RESOLUTION["memory_ratio"]])
-    slower = presets[:, None, :] > presets[None, :, :] * told
+    margin = np.array(MARGIN)
+    slower = presets[:, None, :] > presets[None, :, :] * margin
     beaten = np.any(np.all(slower, axis=2), axis=1)
-    time, memory = (presets[~beaten] * told).max(axis=0)
+    time, memory = (presets[~beaten] * margin).max(axis=0)
     return Yardstick(float(time), float(memory))
 
 
