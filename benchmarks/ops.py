@@ -151,11 +151,17 @@ def _attention(tokens: Shape) -> Iterator[Row]:
 
 
 def ours(parts: Sequence[Part], *, compiled: bool) -> Call:
-    """Return the call that runs the nodes, each with its kernel in C if `compiled`."""
+    """Return the call that runs the nodes, each with its kernel in C if `compiled`.
+
+    As in a step they read the same arrays: inputs of one shape are one array for the first of each
+    node, another for the second.
+    """
     rng, runs = np.random.default_rng(0), []
+    arrays: dict[tuple[Shape, int], FloatArray] = {}
     for part in parts:
         op = OPS[part.op]
-        inputs = [_filled(rng, shape) for shape in part.inputs]
+        keys = [(shape, part.inputs[:i].count(shape)) for i, shape in enumerate(part.inputs)]
+        inputs = [arrays.setdefault(key, _filled(rng, key[0])) for key in keys]
         out = empty(op.shape(part.inputs, part.attrs))
         kernel = kernel_of(op, part.inputs, out.shape, part.attrs) if compiled else None
         kernel = kernel or Kernel(op.bind, op.work)
