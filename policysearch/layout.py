@@ -58,6 +58,11 @@ def stored_view(array: FloatArray) -> FloatArray:
     return array.T if array.ndim == 2 else array
 
 
+def stored_flat(array: FloatArray) -> FloatArray:
+    """Return the array's numbers in the order in which they are stored, [size]."""
+    return stored_view(array).reshape(-1)
+
+
 def last_axis_first(array: FloatArray) -> FloatArray:
     """Return the view [length, ...] with the last axis first, the others as they are stored."""
     return np.moveaxis(stored_view(array), stored_last_axis(array.ndim), 0)

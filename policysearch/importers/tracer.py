@@ -71,10 +71,6 @@ class Tracer:
             return tuple(self.argument(item) for item in value)
         return resolved(value, self.batch)
 
-    def array_name(self, name: str) -> str:
-        """Return the full name of the parameter or statistic that calls know as `name`."""
-        return self._names[name]
-
     def _source(self, name: str) -> Tensor:
         if name in self._constants:
             return self._constant(self._constants[name])

@@ -12,11 +12,6 @@ from policysearch.graph import Graph
 from policysearch.objective import Objective
 from policysearch.policy.policy import LossScale, Policy, uniform_layer
 
-NARROWER = {"float32": "bfloat16", "tfloat32": "bfloat16"}
-"""What a format gives way to, one step narrower; 16-bit formats give way to float8_e4m3fn."""
-
-NARROWEST = "float8_e4m3fn"
-
 
 @dataclass(frozen=True)
 class Change:
@@ -131,4 +126,4 @@ def narrower(format: str) -> str | None:
     """Return the format one step narrower: 16 bits, then float8_e4m3fn, then none."""
     if format_named(format).bits < 16:
         return None
-    return NARROWER.get(format, NARROWEST)
+    return "bfloat16" if format in ("float32", "tfloat32") else "float8_e4m3fn"

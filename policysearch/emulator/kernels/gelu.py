@@ -13,7 +13,7 @@ import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, Bind, FloatArray
-from policysearch.layout import stored_view
+from policysearch.layout import stored_flat
 from policysearch.ops import gelu
 
 try:
@@ -31,14 +31,10 @@ CONSTANTS = np.array(
 ).tobytes()
 
 
-def _flat(array: FloatArray) -> FloatArray:
-    return stored_view(array).reshape(-1)
-
-
 def _bind(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    x, t = _flat(inputs[0]), _flat(out)
+    x, t = stored_flat(inputs[0]), stored_flat(out)
 
     def run_tanh() -> None:
         _gelu.inner_tanh(x, t, CONSTANTS)
@@ -51,7 +47,7 @@ def _bind(
 def _bind_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    grad, x, t = (_flat(array) for array in (*inputs, out))
+    grad, x, t = (stored_flat(array) for array in (*inputs, out))
 
     def run_tanh() -> None:
         _gelu.inner_tanh(x, t, CONSTANTS)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, Bind, FloatArray, Shape, size
-from policysearch.layout import empty, stored_view
+from policysearch.layout import empty, stored_flat
 from policysearch.ops.shape import seen_alike
 from policysearch.ops.transpose import permuted
 
@@ -71,7 +71,7 @@ def _bind(axes: Sequence[Axis]) -> Bind:
     def bind(
         inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
     ) -> Callable[[], object]:
-        flat = (stored_view(array).reshape(-1) for array in (inputs[0], out))
+        flat = (stored_flat(array) for array in (inputs[0], out))
         return partial(_permute.permute, *flat, packed)
 
     return bind

@@ -9,7 +9,7 @@ import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, FloatArray, Shape, size
-from policysearch.layout import stored_view
+from policysearch.layout import stored_flat
 
 try:
     import policysearch.emulator.kernels._silu as _silu
@@ -17,14 +17,10 @@ except ImportError:
     _silu = None
 
 
-def _flat(array: FloatArray) -> FloatArray:
-    return stored_view(array).reshape(-1)
-
-
 def _bind(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    x, t = _flat(inputs[0]), _flat(out)
+    x, t = stored_flat(inputs[0]), stored_flat(out)
 
     def run() -> None:
         _silu.inner(x, t)
@@ -37,7 +33,7 @@ def _bind(
 def _bind_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
-    grad, x, result = (_flat(array) for array in (*inputs, out))
+    grad, x, result = (stored_flat(array) for array in (*inputs, out))
     t = work[: x.size]
 
     def run() -> None:
