@@ -11,7 +11,7 @@ from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.cast_rules import cancel_casts, sink_casts
-from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rewrite.policy_pass import policy_pass
 from policysearch.rewrite.rules import Pass, apply_rules, node_lines
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
@@ -28,12 +28,12 @@ def policy_passes(task: Task, model: Model, policy: Policy) -> tuple[Pass, ...]:
     policy.check_layers(model.layer_names)
     optimizer, clip_norm = task.build_optimizer(), policy.gradient_clip_norm
     step = trace_step(model, task.loss, optimizer, task.batch_size, clip_norm)
-    unscaled = apply_policy(step, replace(policy, scaling=Scaling()))
-    passes = [Pass("policy", len(step.nodes), step, unscaled)]
+    passes = [policy_pass(step, replace(policy, scaling=Scaling()))]
     if policy.scaling.recipe != "none":
-        whole = apply_policy(step, policy)
-        products = sum(node.op.kind == "gemm" for node in step.nodes)
-        passes.append(Pass("scaling", products, unscaled, whole))
+        whole, known = policy_pass(step, policy), dict(passes[0].by_rule)
+        scaled = tuple((rule, count) for rule, count in whole.by_rule if rule not in known)
+        products = sum(count for _, count in scaled)
+        passes.append(Pass("scaling", products, passes[0].after, whole.after, by_rule=scaled))
     idle = apply_rules(passes[-1].after, (sink_casts, cancel_casts))[1]
     return (*passes, *(replace(each, name=f"{each.name}{IDLE}") for each in idle))
 
@@ -58,6 +58,8 @@ def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[s
         f"pass {each.name}: {each.matched} matched, {each.changed} nodes changed, "
         f"{each.casts_removed} casts removed"
     )
+    if each.by_rule:
+        yield "  by rule: " + ", ".join(f"{rule} {count}" for rule, count in each.by_rule if count)
     seconds = first.time.step_seconds
     low, high = (1 / factor for factor in reversed(SPEEDUP_INTERVAL))
     yield (
