@@ -149,7 +149,7 @@ def gain_sampler(
     """
     cost = spec.cost
     priced = objective or Objective(spec.task, cost.device, cost.stack, cost.batch_size)
-    space = make_space(spec.space, priced.model, spec.rules)
+    space = make_space(spec.space, priced.model, spec.rules, spec.study.target, spec.task.steps)
     ladder = [
         policy
         for digest, (policy, _) in space.ladder(spec.study.baseline).items()

@@ -44,7 +44,9 @@ class Session:
 
     def __init__(self, spec: StudySpec, objective: Objective, records: Records) -> None:
         self.spec, self.objective, self.records = spec, objective, records
-        self.space = make_space(spec.space, objective.model, spec.rules, spec.study.target)
+        self.space = make_space(
+            spec.space, objective.model, spec.rules, spec.study.target, spec.task.steps
+        )
         self.float32 = objective.float32
         self.ladder = self.space.ladder(spec.study.baseline)
         self.prices = Prices(objective, records, spec)

@@ -131,7 +131,7 @@ def _session(
         objective.dataset.fingerprint,
         objective.float32.digest,
     )
-    make_space(spec.space, objective.model, spec.rules, spec.study.target)
+    make_space(spec.space, objective.model, spec.rules, spec.study.target, spec.task.steps)
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)
