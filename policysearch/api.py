@@ -196,12 +196,7 @@ def load_results(study: StudySpec, storage: str | Path | None = None) -> Results
     return read_journal(study, default_storage(study) if storage is None else Path(storage))
 
 
-def pick(
-    results: Results,
-    rule: str = "knee",
-    *,
-    max_gap: float | None = None,
-) -> Trial:
+def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) -> Trial:
     """Return one member of the front.
 
     `rule`: "knee" is the member nearest to the ideal (see `Results.knee`), "fastest" the one of
@@ -223,7 +218,6 @@ def export_policy(
     """Write the policy, its JSON Schema and a file that applies it; return their paths.
 
     `notes` stand in the head of that file: what is known of the policy beside its formats.
-
     Files of an earlier export with these names are replaced; nothing is written unless all can
     be made.
     """
@@ -247,13 +241,19 @@ def as_exported(
 
 
 def verify_policy(
-    policy: Policy, study: StudySpec, *, target: str = "torch", steps: int = 50, seed: int = 0
+    policy: Policy,
+    study: StudySpec,
+    *,
+    target: str = "torch",
+    steps: int = 50,
+    seed: int = 0,
+    place: str = "cpu",
 ) -> Verdict:
-    """Train the policy as `target` runs it, there and here, from the same values; compare.
+    """Train the policy as `target` runs it, there on `place` and here, from the same values.
 
     Raises InputError where the target is not installed or the policy does not fit.
     """
-    return verify(policy, study.task, target=target, steps=steps, seed=seed)
+    return verify(policy, study.task, target=target, steps=steps, seed=seed, place=place)
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
