@@ -287,7 +287,7 @@ def policy_for(source: str, study: StudySpec) -> Policy:
     policy = policy_from(source, model)
     if source.startswith(PRESET_PREFIX):
         policy = with_accumulator(policy, study.space.accumulators[0])
-    return as_run(policy, model, study.study.target)
+    return study.parallel.spread(as_run(policy, model, study.study.target))
 
 
 def task_for(model: str) -> Task:

@@ -17,6 +17,7 @@ from policysearch.data.datasets import Dataset
 from policysearch.data.shared import shared
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
+from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, check_fast
@@ -122,7 +123,8 @@ class Objective:
     """Trains policies of one task and prices them for one device and stack.
 
     `cost_batch_size` is the batch of the priced step, by default that of the task. `fast` is how
-    it trains; it changes no result.
+    it trains; it changes no result. `parallel` is how float32 is spread over devices, beside which
+    every policy is priced, spread as it says itself.
     """
 
     def __init__(
@@ -132,13 +134,16 @@ class Objective:
         stack: str,
         cost_batch_size: int | None = None,
         fast: Fast | None = None,
+        parallel: Parallel = Parallel(),
     ) -> None:
         self.task = task
+        self.parallel = parallel
         self.fast = check_fast(fast)
         self.device = device_at(device)
         self.stack = stack_named(stack)
         self.cost_batch_size = cost_batch_size or task.batch_size
         self._baselines: dict[int, Measurement] = {}
+        self._tracings: dict[int, Tracing] = {}
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -166,26 +171,26 @@ class Objective:
         return preset("float32", self.model.layer_names)
 
     @cached_property
-    def _tracing(self) -> Tracing:
-        return Tracing(self.task, self.model, self.cost_batch_size)
-
-    @cached_property
     def float32_price(self) -> StepPrice:
         """The modeled step under float32, made once."""
-        return step_price(self.step_graph(self.float32), self.device, self.stack)
+        return self.step_price(replace(self.float32, parallel=self.parallel))
 
     def step_graph(self, policy: Policy) -> Graph:
-        """Return the priced step under `policy`, every cast a node."""
-        return self._tracing.step_graph(policy)
+        """Return the priced step under `policy`, every cast a node, on the batch of one group."""
+        batch = policy.parallel.batch(self.cost_batch_size)
+        if batch not in self._tracings:
+            self._tracings[batch] = Tracing(self.task, self.model, batch)
+        return self._tracings[batch].step_graph(policy)
 
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step; nothing is trained."""
         graph = self.step_graph(policy)
-        return compare(graph, step_price(graph, self.device, self.stack), self.float32_price)
+        spread = step_price(graph, self.device, self.stack, policy)
+        return compare(graph, spread, self.float32_price)
 
     def step_price(self, policy: Policy) -> StepPrice:
         """Return the modeled step kernel by kernel, and its memory part by part."""
-        return step_price(self.step_graph(policy), self.device, self.stack)
+        return step_price(self.step_graph(policy), self.device, self.stack, policy)
 
     def measure(
         self, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None

@@ -9,8 +9,10 @@ from policysearch.commands.measured import add_measured, run_measured
 from policysearch.commands.shared import Commands
 from policysearch.cost.published import read_rows
 from policysearch.cost.published_narrow import read_narrow_rows
+from policysearch.cost.ranks import ranks_of
 from policysearch.cost.validate import validate
 from policysearch.report.narrow_validation import narrow_page
+from policysearch.report.ranks_page import ranks_page
 from policysearch.report.validation import validation_page
 from policysearch.values import InputError
 
@@ -27,6 +29,9 @@ def add_validation(commands: Commands) -> None:
     command.add_argument(
         "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
     )
+    command.add_argument(
+        "--ranks", action="store_true", help="speedups on several devices over those on one"
+    )
     add_measured(command)
     command.set_defaults(run=_validate)
 
@@ -34,6 +39,11 @@ def add_validation(commands: Commands) -> None:
 def _validate(options: argparse.Namespace) -> None:
     if options.measured:
         run_measured(options)
+        return
+    if options.ranks:
+        if options.anchor or options.narrow:
+            raise InputError("--ranks: takes both kinds of rows, and no anchors; expected --rows")
+        print(ranks_page(*ranks_of(options.rows)))
         return
     if options.narrow:
         if options.anchor:

@@ -31,6 +31,7 @@ class Layers:
         self.parameters = 0.0
         self.tensors = 0.0
         self.times = 1.0
+        self.accumulation = 1
 
     def repeat(self, times: float) -> None:
         """Count what follows `times` times."""

@@ -27,6 +27,7 @@ LIMITS: Mapping[str, str] = MappingProxyType(
         "bandwidth": "bandwidth",
         "elements": "instructions per element",
         "minimum": "launch (shortest kernel)",
+        "link": "links between devices",
     }
 )
 """What sets the time of a kernel (`KernelTime.bound`), in words."""
@@ -42,7 +43,13 @@ def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
     """
     spec, cost = results.spec, trial.cost
     told = [f"{speedups(results, trial)}; {batches(spec)}"]
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    objective = Objective(
+        spec.task,
+        spec.cost.device,
+        spec.cost.stack,
+        spec.cost.batch_size,
+        parallel=spec.parallel.base,
+    )
     try:
         step = objective.step_price(trial.policy)
     except InputError as error:

@@ -12,6 +12,7 @@ from itertools import product
 from policysearch.formats import format_named
 from policysearch.rewrite.format_rules import OFF
 from policysearch.search.decisions import Decisions, Option
+from policysearch.search.parallel_space import PREFIX, parallel_option
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
 
@@ -40,7 +41,7 @@ class Effective:
         self._others = [
             name
             for name in self._choices
-            if name == "optimizer_state" or name.startswith(("op.", "rule."))
+            if name == "optimizer_state" or name.startswith(("op.", "rule.", PREFIX))
         ]
         self._formats = section.formats
         values = [self._choices.get(name, (self._fixed[name],)) for name in _LAYER]
@@ -92,7 +93,9 @@ def _layer_option(name: str, master: bool, accumulator: str, scaling: str) -> Op
 
 
 def _other_option(name: str, value: str) -> Option:
-    """Return what an op, a rule or the format of the optimizer's state decides."""
+    """Return what an op, a rule, the format of the optimizer's state or the spread decides."""
+    if name.startswith(PREFIX):
+        return parallel_option(name, value)
     said = f"{name}={value}"
     if value in ("fp32", "float32", OFF):
         return Option(said)

@@ -14,8 +14,9 @@ from policysearch.policy.policy import Policy, from_json
 from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor, Job
 from policysearch.search.gain_sampler import GainSampler, gain_sampler
+from policysearch.search.parallel_space import spread_space
 from policysearch.search.prices import Prices
-from policysearch.search.records import Asked, Records, RunKey, compact
+from policysearch.search.records import Asked, Records, RunKey, compact, trained_digest
 from policysearch.search.results import Results
 from policysearch.search.samplers import OWN, sampler_named
 from policysearch.search.scoring import read_results, scored
@@ -44,7 +45,8 @@ class Session:
 
     def __init__(self, spec: StudySpec, objective: Objective, records: Records) -> None:
         self.spec, self.objective, self.records = spec, objective, records
-        self.space = make_space(spec.space, objective.model, spec.rules, spec.study.target)
+        space = make_space(spec.space, objective.model, spec.rules, spec.study.target)
+        self.space = spread_space(space, spec.parallel)
         self.float32 = objective.float32
         self.ladder = self.space.ladder(spec.study.baseline)
         self.prices = Prices(objective, records, spec)
@@ -96,7 +98,7 @@ class Session:
     def _missing(self, trials: Sequence[Asked]) -> dict[RunKey, Policy]:
         """Return the runs that `trials`, and float32 beside them, still need."""
         runs, seeds = self.records.runs, self.spec.study.seeds
-        wanted = [(asked, RunKey(asked.digest, seed)) for asked in trials for seed in seeds]
+        wanted = [(asked, RunKey(asked.trained, seed)) for asked in trials for seed in seeds]
         missing = {
             key: from_json(asked.text, "stored policy") for asked, key in wanted if key not in runs
         }
@@ -196,7 +198,8 @@ class Session:
             key: policy
             for policy in policies
             for seed in horizon.seeds
-            if (key := RunKey(policy.digest, seed, 0.0, horizon.steps)) not in self.records.runs
+            if (key := RunKey(trained_digest(policy), seed, 0.0, horizon.steps))
+            not in self.records.runs
         }
 
     def _record(self, asked: Asked) -> None:
@@ -221,7 +224,7 @@ class Session:
         self.records.add_trial(
             asked,
             self.space.distributions(),
-            {seed: self.records.runs[RunKey(asked.digest, seed)] for seed in seeds},
+            {seed: self.records.runs[RunKey(asked.trained, seed)] for seed in seeds},
             self.prices.key,
             self.prices(asked),
             values,
