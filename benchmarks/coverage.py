@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from policysearch.objective import DIVERGED_GAP, Measurement, Objective, gap
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
 from policysearch.policy.policy import Policy
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.noise import Interval, intervals

@@ -32,7 +32,7 @@ from policysearch.emulator.compile import compile_graph
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
-from policysearch.objective import curve_of
+from policysearch.objective.score import curve_of
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe

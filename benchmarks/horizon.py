@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 from policysearch import api
-from policysearch.objective import Measurement, Objective, gap
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement, gap
 from policysearch.report.table import aligned
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.ranking import rank_correlation

@@ -17,7 +17,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from policysearch.objective import JITTER, Measurement, Objective, gap
+from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.score import Measurement, gap
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-from policysearch.objective import Measurement, Objective
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
 from policysearch.search.results import Results
 from policysearch.search.spec import load_spec
 from policysearch.search.study import run_study

@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.coverage import drawn
-from policysearch.objective import DIVERGED_GAP, JITTER, Measurement, Objective, gap
+from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.noise import intervals
 from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank, split_half

@@ -31,7 +31,7 @@ from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.cost.roofline import FITTED, Constants
 from policysearch.cost.time import step_time
 from policysearch.graph import Graph
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.train.tracing import Tracing

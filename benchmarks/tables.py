@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
 from policysearch.cost.tables import Drawn
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.price_table import format_table, formats_of
 from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import SpaceSection

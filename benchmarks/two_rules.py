@@ -23,7 +23,8 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.timing import machine
-from policysearch.objective import JITTER, Measurement, Objective, gap
+from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.score import Measurement, gap
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.samplers import SAMPLERS

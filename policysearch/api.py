@@ -10,15 +10,12 @@ from policysearch.data.datasets import Dataset
 from policysearch.export.targets import target_named
 from policysearch.files import make_folder, write_whole
 from policysearch.nn.model import Model
-from policysearch.nn.models import MODELS
 from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,
     Policy,
     uniform_layer,
-    with_accumulator,
 )
-from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
@@ -69,7 +66,6 @@ __all__ = (
 )
 
 RESULTS_FOLDER = Path("results")
-PRESET_PREFIX = "preset:"
 
 
 def load_study(path: str | Path) -> StudySpec:
@@ -278,29 +274,3 @@ def explain_passes(policy: Policy, task: Task, device: str, stack: str) -> str:
     """Return what each pass does to the training step of `task`: nodes, casts, time and bytes."""
     model = task.build_model(task.load_dataset())
     return diff_of(policy_passes(task, model, policy), device, stack)
-
-
-def policy_from(source: str, model: Model) -> Policy:
-    """Return the policy `preset:NAME` for `model`, or the one in the JSON file `source`."""
-    if source.startswith(PRESET_PREFIX):
-        return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
-    return read_policy(Path(source))
-
-
-def policy_for(source: str, study: StudySpec) -> Policy:
-    """Return `policy_from` for a study: a preset with the accumulator its ladder has there."""
-    model = study.task.build_model(study.task.load_dataset())
-    policy = policy_from(source, model)
-    if source.startswith(PRESET_PREFIX):
-        policy = with_accumulator(policy, study.space.accumulators[0])
-    return as_run(policy, model, study.study.target)
-
-
-def task_for(model: str) -> Task:
-    """Return a small task with the model called `model`, to show policies on."""
-    one_of("model", model, MODELS)
-    if model == "mlp":
-        return Task(model=model, data="digits", widths=(64, 64))
-    if model == "gpt":
-        return Task(model=model, activation="gelu", data="sums")
-    return Task(model=model)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS, Rounding
+from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,
@@ -78,6 +79,20 @@ def roundings() -> st.SearchStrategy[Rounding]:
 
 
 @st.composite
+def parallels(draw: st.DrawFn) -> Parallel:
+    """Any valid way to spread a step."""
+    tensor = draw(st.integers(1, 16))
+    return Parallel(
+        tensor * draw(st.integers(1, 64)),
+        tensor,
+        draw(st.integers(0, 3)),
+        draw(st.sampled_from(["tensors", "buckets", "combined"])),
+        draw(st.floats(1e-3, 1e3)),
+        draw(st.booleans()),
+    )
+
+
+@st.composite
 def policies(draw: st.DrawFn) -> Policy:
     """Any valid policy, its op lists a partition of the known ops."""
     layers = draw(st.dictionaries(NAMES, layer_policies(), max_size=3))
@@ -106,6 +121,7 @@ def policies(draw: st.DrawFn) -> Policy:
         optimizer_order=draw(st.sampled_from(["fused", "eager"])),
         optimizer_scalars=draw(st.sampled_from(["float32", "storage"])),
         all_reduce=draw(FORMAT_NAMES),
+        parallel=draw(parallels()),
         loss_scale=draw(loss_scales()),
         scaling=draw(scalings()),
         rounding=draw(st.builds(RoleRounding, *[roundings()] * 4)),

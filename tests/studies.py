@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from policysearch.objective import Measurement, Objective
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 
 TINY = """

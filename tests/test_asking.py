@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import pytest
 
-from policysearch.objective import Objective, Outcome
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Outcome
 from policysearch.search.coordinator import Coordinator
 from policysearch.search.executors import Job
 from policysearch.search.records import Asked, Records

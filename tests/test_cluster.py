@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from policysearch import api
-from policysearch.objective import Failure, Objective
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Failure
 from policysearch.search import cluster as module
 from policysearch.search.cluster import ATTEMPTS, Cluster, ClusterExecutor, cluster_at
 from policysearch.search.executors import Job

@@ -11,14 +11,8 @@ import pytest
 
 from policysearch import api
 from policysearch.cli import main
-from policysearch.objective import (
-    CURVE_SHARES,
-    Failure,
-    Measurement,
-    Objective,
-    Outcome,
-    curve_of,
-)
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import CURVE_SHARES, Failure, Measurement, Outcome, curve_of
 from policysearch.policy.policy import Policy
 from policysearch.search.confirm import candidates, confirmations, horizon_of, within_budget
 from policysearch.search.records import RunKey

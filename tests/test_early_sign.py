@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from policysearch.objective import Measurement, Objective
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.report.front_data import csv_text

@@ -11,6 +11,7 @@ import pytest
 from policysearch.export.targets import Target, targets
 from policysearch.formats import Rounding
 from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,
@@ -73,6 +74,7 @@ POLICY: dict[str, Pair] = {
     "optimizer_order": (BARE, replace(BARE, optimizer_order="fused")),
     "optimizer_scalars": (BARE, replace(BARE, optimizer_scalars="storage")),
     "all_reduce": (LOW, replace(LOW, all_reduce="bfloat16")),
+    "parallel": (LOW, replace(LOW, parallel=Parallel(devices=8, zero=2))),
     "loss_scale": (LOW, DYNAMIC),
     "scaling": (LOW, replace(LOW, scaling=Scaling("current"))),
     "rounding": (LOW, replace(LOW, rounding=RoleRounding(wgrad=Rounding("stochastic")))),

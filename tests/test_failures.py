@@ -14,7 +14,8 @@ import pytest
 
 from policysearch import api
 from policysearch.cli import main
-from policysearch.objective import DIVERGED_GAP, Failure, Measurement, Objective
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement
 from policysearch.policy.policy import Policy
 from policysearch.search import executors
 from policysearch.search.executors import Job, ProcessExecutor, SerialExecutor

@@ -12,7 +12,7 @@ import numpy as np
 import optuna
 import pytest
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.decided.base import Group
 from policysearch.search.effective import Effective
 from policysearch.search.gain_sampler import gain_sampler

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from policysearch.api import task_for
 from policysearch.cli import main
+from policysearch.commands.sources import task_for
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.kernels import kernels_of
 from policysearch.cost.stacks import STACKS

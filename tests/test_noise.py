@@ -87,7 +87,7 @@ def test_apart_is_welchs_question() -> None:
 
 def studied(folder: Path, spread: float, seeds: str = "[0, 1, 2]") -> Results:
     """A study whose policies differ by their rank, and by `spread` from seed to seed."""
-    from policysearch.objective import Measurement
+    from policysearch.objective.score import Measurement
     from policysearch.policy.policy import Policy
 
     def stand(policy: Policy, seed: int) -> Measurement:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import LossScale, Policy
 from policysearch.search.effective import Effective
 from policysearch.search.normal import normal, scale_acts

@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 
 from policysearch.graph import Graph
-from policysearch.objective import (
-    DIVERGED_GAP,
-    JITTER,
-    Measurement,
-    Objective,
-    gap,
-    score,
-)
+from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.score import DIVERGED_GAP, Measurement, gap, score
 from policysearch.policy.policy import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train import tracing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policysearch.cost.price import MODEL_RESOLUTION
-from policysearch.objective import Measurement
+from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.report.one_trial import number_of, standing, trial_page, tried_page

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.horizon import stretched
 from policysearch.policy.policy import LossScale, Phase, Policy, uniform_layer
 from policysearch.policy.presets import preset

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policysearch.cost.tables import CHECKED, PriceTable
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.price_table import format_table, formats_of
 from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import SpaceSection

@@ -11,7 +11,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.cost.memory import live_by_kind
 from policysearch.cost.price import step_price
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
 from policysearch.report.causes import Changes, narrower, wider
 from policysearch.report.profile_page import profile_page

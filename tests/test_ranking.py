@@ -13,7 +13,7 @@ from scipy import stats
 
 from policysearch import api
 from policysearch.cli import main
-from policysearch.objective import JITTER
+from policysearch.objective.objective import JITTER
 from policysearch.report.front_data import caption, csv_text
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import standing

@@ -12,7 +12,8 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective import DIVERGED_GAP, JITTER, Failure, Measurement, Objective, Outcome
+from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement, Outcome
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
 from policysearch.search.journal import read_journal

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from policysearch.objective import DIVERGED_GAP, Objective, Score
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import DIVERGED_GAP, Score
 from policysearch.policy.presets import preset
 from policysearch.search.ranking import RESOLUTION
 from policysearch.search.records import compact

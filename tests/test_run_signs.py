@@ -10,7 +10,8 @@ import pytest
 
 from policysearch.cost.memory import step_memory
 from policysearch.cost.time import step_time
-from policysearch.objective import Measurement, Objective
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import trial_page
 from policysearch.report.table import confirmed_table

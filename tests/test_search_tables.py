@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem
 from benchmarks.search.tabulate import described, every, gaps
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec
 

@@ -17,7 +17,8 @@ import pytest
 
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.data.shared import SharedDataset, shared
-from policysearch.objective import Measurement, Objective
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
 from policysearch.policy.presets import preset
 from policysearch.search import executors
 from policysearch.search.executors import Job, ProcessExecutor, SerialExecutor

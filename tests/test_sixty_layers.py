@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import from_data, to_data
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from policysearch.cost.price import MODEL_RESOLUTION
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search import identity
 from policysearch.search.front import dominates
 from policysearch.search.results import Results

@@ -10,7 +10,7 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.nn.models import lenet5
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.report.front_data import caption
 from policysearch.report.plots import VIEWS, figure

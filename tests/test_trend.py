@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from policysearch.objective import GapCurve, Measurement, Objective, gap_curve
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import GapCurve, Measurement, gap_curve
 from policysearch.policy.presets import preset
 from policysearch.search.trend import ONE_SEED, GapPoint, Trend, columns, trends
 from policysearch.train.tasks import Task

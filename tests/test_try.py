@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from policysearch.cli import main
-from policysearch.objective import Measurement
+from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.report.plots import VIEWS, figure

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.search.tables import FOLDER
-from policysearch.objective import DIVERGED_GAP, Measurement, Objective, gap
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
 from policysearch.policy.presets import preset
 from policysearch.search.effective import Effective
 from policysearch.search.executors import Job, make_executor

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from policysearch import api
 from policysearch.commands.shared import Commands, add_task, model_of, say, task_of
+from policysearch.commands.sources import policy_from
 from policysearch.policy.policy_file import write_policy
 from policysearch.rewrite.placed_rules import overruled
 from policysearch.search.rules import rules_for
@@ -27,7 +28,7 @@ def add_explain(commands: Commands) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    policy = api.policy_from(options.policy, model_of(options))
+    policy = policy_from(options.policy, model_of(options))
     if not options.diff:
         print(api.explain(policy, task_of(options)).rstrip("\n"))
         return
@@ -50,7 +51,7 @@ def add_rules(commands: Commands) -> None:
 
 def _rules(options: argparse.Namespace) -> None:
     model = model_of(options)
-    print(rules_file_of(api.policy_from(options.policy, model), model).text().rstrip("\n"))
+    print(rules_file_of(policy_from(options.policy, model), model).text().rstrip("\n"))
 
 
 def _apply(options: argparse.Namespace) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from policysearch import api
 from policysearch.commands.shared import Commands, add_task, task_of
+from policysearch.commands.sources import policy_from
 from policysearch.files import write_whole
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.report.causes import Changes
 from policysearch.report.profile_page import profile_page
 from policysearch.report.profile_plot import profile_plot
+from policysearch.search.parallel_space import ParallelSection
 from policysearch.values import InputError
 
 DEVICE, STACK = "H100-SXM5", "torch.compile"
@@ -33,14 +35,16 @@ def add_profile(commands: Commands) -> None:
 def _profile(options: argparse.Namespace) -> None:
     if options.batch is not None and options.batch < 1:
         raise InputError(f"--batch: {options.batch}; expected at least 1")
-    task, given = task_of(options), api.load_study(options.study).cost if options.study else None
+    task, study = task_of(options), api.load_study(options.study) if options.study else None
+    given, parallel = (study.cost, study.parallel) if study else (None, ParallelSection())
     objective = Objective(
         task,
         options.device or (given.device if given else DEVICE),
         options.stack or (given.stack if given else STACK),
         options.batch or (given.batch_size if given else None),
+        parallel=parallel.base,
     )
-    policy = api.policy_from(options.policy, objective.model)
+    policy = parallel.spread(policy_from(options.policy, objective.model))
     changes = Changes(objective, policy)
     print(profile_page(objective, changes))
     if options.out is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policysearch import api
+from policysearch.commands.sources import task_for
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
 from policysearch.rewrite.placed_rules import overruled
@@ -50,7 +51,7 @@ def add_task(command: argparse.ArgumentParser) -> None:
 
 def task_of(options: argparse.Namespace) -> Task:
     """Return the task of the study that was named, or a small one with the model."""
-    return api.load_study(options.study).task if options.study else api.task_for(options.model)
+    return api.load_study(options.study).task if options.study else task_for(options.model)
 
 
 def model_of(options: argparse.Namespace) -> Model:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from policysearch import api
 from policysearch.commands.shared import Commands
+from policysearch.commands.sources import policy_for
 from policysearch.verify.page import verdict_page
 
 
@@ -23,7 +24,7 @@ def add_verify(commands: Commands) -> None:
 
 def _verify(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
-    policy = api.policy_for(options.policy, spec)
+    policy = policy_for(options.policy, spec)
     verdict = api.verify_policy(
         policy, spec, target=options.target, steps=options.steps, place=options.place
     )

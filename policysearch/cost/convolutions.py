@@ -87,6 +87,7 @@ def update(step: Layers, optimizer: OptimizerName, accumulation: int = 1) -> Non
     In a mixed step it also writes the narrow copies, and gradients are unscaled and checked
     before it.
     """
+    step.accumulation = accumulation
     p, precision = step.parameters / accumulation, step.precision
     step.repeat(1)
     step.optimizer = optimizer

@@ -28,10 +28,10 @@ class Layers:
         self.stack = stack
         self.precision = precision
         self.works: list[Work] = []
-        self.parameters = 0.0
-        self.tensors = 0.0
+        self.parameters = self.tensors = 0.0
         self.times = 1.0
         self.optimizer = ""
+        self.accumulation = 1
 
     def repeat(self, times: float) -> None:
         """Count what follows `times` times."""

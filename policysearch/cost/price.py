@@ -10,10 +10,15 @@ from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.cost.measured import measured_time
 from policysearch.cost.memory import StepMemory, step_memory
+from policysearch.cost.parallel.spread import Spread, spread_step
 from policysearch.cost.stacks import Stack, stack_named
 from policysearch.cost.time import StepTime, step_time
 from policysearch.formats import format_named
 from policysearch.graph import Graph
+from policysearch.policy.policy import Policy
+
+EXCHANGES = ("all_reduce", "reduce_scatter", "all_gather", "amax_reduce")
+"""Kernels, by op, in which a step waits for other devices."""
 
 MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.1, "memory_ratio": 0.15})
 """By axis, the least relative difference that the model can tell between two policies of one graph.
@@ -30,13 +35,17 @@ SPEEDUP_INTERVAL = (0.868, 1.225)
 
 @dataclass(frozen=True)
 class StepPrice:
-    """Modeled time and memory of one step on one device and stack."""
+    """Modeled time and memory of one step on one device and stack.
+
+    `parallel` says of how many devices it is one, "" where it is alone.
+    """
 
     device: Device
     stack: Stack
     time: StepTime
     memory: StepMemory
     emulated: tuple[str, ...]
+    parallel: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ class PolicyCost:
     seconds, except `low_precision_share`: of the FLOPs of products with every operand below 32
     bits. `emulated` lists operand formats of products that the device does not multiply itself.
     `host_bound` says that launches, not kernels, set the time. `step_seconds` and
-    `float32_step_seconds` are for ratios only.
+    `float32_step_seconds` are for ratios only. `parallel` says how the step is spread over devices,
+    "" on one; bytes are those of each, and `communication_share` is what it waits for the others.
     """
 
     device: str
@@ -74,12 +84,16 @@ class PolicyCost:
     format_shares: tuple[tuple[str, float], ...]
     emulated: tuple[str, ...]
     label: str = "modeled"
+    parallel: str = ""
+    communication_share: float = 0.0
 
     @property
     def summary(self) -> str:
         """One line for people: the speedup with its interval, and the memory."""
+        spread = f" ({self.parallel})" * bool(self.parallel)
         return (
-            f"{self.label} on {self.device}, {self.stack}: {self.speedup:.2f}x float32 speed "
+            f"{self.label} on {self.device}{spread}, {self.stack}: "
+            f"{self.speedup:.2f}x float32 speed "
             f"({self.speedup_low:.2f} to {self.speedup_high:.2f}), "
             f"{self.memory_ratio:.2f}x its memory"
         )
@@ -118,14 +132,24 @@ def _spread(cost: PolicyCost) -> tuple[object, ...]:
     return cost.step_seconds, cost.layer_shares, cost.format_shares
 
 
-def step_price(graph: Graph, device: Device | str, stack: Stack | str) -> StepPrice:
-    """Return the modeled time and memory of one step; InputError for an unknown name."""
+def step_price(
+    graph: Graph, device: Device | str, stack: Stack | str, policy: Policy | None = None
+) -> StepPrice:
+    """Return the modeled time and memory of one step; InputError for an unknown name.
+
+    With the `policy` that it is under, it is spread over devices as that says, and the graph is
+    the step on the batch of one of their groups.
+    """
     row = device if isinstance(device, Device) else device_at(device)
     profile = stack if isinstance(stack, Stack) else stack_named(stack)
     products = [node for node in graph.nodes if node.op.kind == "gemm"]
     used = {graph.nodes[i].format for node in products for i in node.inputs}
     emulated = tuple(sorted(name for name in used if row.runs_as(name) != name))
-    return StepPrice(row, profile, time_on(graph, row, profile), step_memory(graph), emulated)
+    if policy is None or policy.parallel.devices == 1:
+        return StepPrice(row, profile, time_on(graph, row, profile), step_memory(graph), emulated)
+    spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, row)
+    time, memory = spread_step(graph, spread, lambda part: time_on(part, row, profile))
+    return StepPrice(row, profile, time, memory, emulated, policy.parallel.summary)
 
 
 def time_on(graph: Graph, device: Device, stack: Stack) -> StepTime:
@@ -178,7 +202,14 @@ def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> Polic
         format_shares=policy.time.format_shares,
         emulated=policy.emulated,
         label=_label(policy.device),
+        parallel=policy.parallel,
+        communication_share=communication_seconds(policy.time) / kernel_seconds,
     )
+
+
+def communication_seconds(time: StepTime) -> float:
+    """Return the seconds that a step waits for other devices."""
+    return sum(kernel.seconds for kernel in time.kernels if kernel.op in EXCHANGES)
 
 
 def low_precision_share(graph: Graph) -> float:

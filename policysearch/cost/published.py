@@ -30,7 +30,7 @@ FORMATS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Row:
-    """One published pair of throughputs on one device. Throughputs are samples per second.
+    """One published pair of throughputs on `devices` devices, of all of them together.
 
     `speedup` is the mixed throughput over the baseline's, `batches` baseline and mixed. `notes`
     are the confounders and flags of the row's collector, `source` names repository and line.
@@ -47,6 +47,7 @@ class Row:
     speedup: float
     notes: tuple[str, ...]
     source: str
+    devices: int = 1
 
     @property
     def pure(self) -> bool:
@@ -99,6 +100,7 @@ def _row(where: str, data: Mapping[str, Any]) -> Row:
             speedup=float(data["speedup"]),
             notes=(*map(str, data.get("confounders", ())), *map(str, data.get("flags", ()))),
             source=str(data.get("source", "")),
+            devices=int(data.get("n_gpu") or 1),
         )
     except KeyError as error:
         raise InputError(f"{where}: no {error.args[0]!r}") from None

@@ -14,11 +14,13 @@ from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.decoders import DECODERS, Decoder, block, decoder
+from policysearch.cost.parallel.layer_lists import Run, waited_seconds
 from policysearch.cost.precision import Precision
 from policysearch.cost.published import FORMATS, device_labelled
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
 from policysearch.cost.scalings import SCALINGS, Scaling, scaling_named
 from policysearch.cost.stacks import STACKS, Stack
+from policysearch.policy.parallel import Parallel
 from policysearch.values import InputError
 
 SHIPPED = "published_narrow.json"
@@ -52,6 +54,17 @@ class NarrowRow:
     sizes: tuple[int, int, int, int]
     speedup: float
     notes: tuple[str, ...]
+    devices: int = 1
+    framework: str = ""
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
+        found = re.search(r"TP=(\d+)", self.parallelism)
+        tensor = int(found[1]) if found and self.devices % int(found[1]) == 0 else 1
+        said = self.parallelism
+        zero = 3 if "FSDP" in said else 1 if re.search(r"\bDP\b", said) else 0
+        return Parallel(self.devices, tensor, zero)
 
 
 def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
@@ -85,6 +98,8 @@ def _row(i: int, data: Mapping[str, Any]) -> NarrowRow:
         (_whole(sizes[0]), _whole(sizes[1]), _whole(sizes[2]), _whole(sizes[3])),
         float(data["speedup"]),
         tuple(map(str, data.get("confounders") or ())),
+        _whole(data.get("n_gpu")) or 1,
+        data.get("framework") or "",
     )
 
 
@@ -100,7 +115,11 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
     for precision, batch in zip((baseline, mixed), row.batches, strict=True):
         step = Layers(_stack(row, precision is mixed), precision)
         _build(row, step, batch)
-        seconds.append(_seconds(step, device, constants) / batch)
+        alone = _seconds(step, device, constants)
+        micro = max(1, round(row.accumulation * row.batches[0] / batch))
+        run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro)
+        waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
+        seconds.append((alone + waited) / batch)
     return seconds[0] / seconds[1]
 
 

@@ -15,7 +15,7 @@ from policysearch.cost.stacks import Stack
 
 Array = NDArray[np.float64]
 
-Bound = Literal["compute", "bandwidth", "elements", "minimum"]
+Bound = Literal["compute", "bandwidth", "elements", "minimum", "link"]
 
 BOUNDS: tuple[Bound, ...] = ("compute", "bandwidth", "elements", "minimum")
 

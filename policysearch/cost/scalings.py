@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from policysearch.formats import format_named
 from policysearch.values import InputError
@@ -19,6 +20,9 @@ class Scaling:
     gradient, and of a weight, both orientations; `launches`: kernels per tensor. `rate`: share of
     what the ratio of peaks promises over 16 bits. `gathers_narrow`: whether a tensor can be
     quantised before it is gathered from other devices. `format` is that of the operands.
+    `amaxes`: devices scale by the largest value of their "own" part, or agree on it over all of
+    them, on all tensors at once after the forward and after the backward pass of a "step", or on
+    each "tensor" as it is quantised.
     """
 
     name: str
@@ -28,13 +32,14 @@ class Scaling:
     launches: int
     rate: float
     gathers_narrow: bool = True
+    amaxes: Literal["own", "step", "tensor"] = "own"
 
 
 SCALINGS: dict[str, Scaling] = {
     row.name: row
     for row in (
         Scaling("quantised", "float8_e4m3fn", 0, 0, 0, 0.97),
-        Scaling("delayed", "float8_e4m3fn", 4, 6, 1, 0.97),
+        Scaling("delayed", "float8_e4m3fn", 4, 6, 1, 0.97, amaxes="step"),
         Scaling("current", "float8_e4m3fn", 6, 8, 2, 0.91),
         Scaling("row", "float8_e4m3fn", 10, 10, 4, 0.68, gathers_narrow=False),
         Scaling("block", "float8_e4m3fn", 8, 10, 2, 0.8),
@@ -47,8 +52,17 @@ SCALINGS: dict[str, Scaling] = {
 """Bytes of delayed, current and row from torchao's roofline of float8 training, the others alike.
 
 Rates, and the bytes of casts that nothing compiles, are assumed; the best products published reach
-1.77 (H100) to 1.98 (B200) times bfloat16's.
+1.77 (H100) to 1.98 (B200) times bfloat16's. Transformer Engine reduces delayed amaxes over
+devices, once each way (`fp8_autocast(fp8_group=...)`), and leaves current ones to each.
 """
+
+
+def amax_messages(recipe: str, tensors: int) -> int:
+    """Return how many times a step reduces the largest values of so many tensors over devices."""
+    row = SCALINGS.get(recipe)
+    if row is None or row.amaxes == "own":
+        return 0
+    return min(2, tensors) if row.amaxes == "step" else tensors
 
 
 def product_rate(format: str, blocks: bool) -> float:

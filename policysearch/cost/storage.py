@@ -21,9 +21,11 @@ def _bytes(shape: Shape, format: str) -> int:
 def roots(graph: Graph) -> list[int]:
     """Return, for each node, the node whose memory holds its value (mostly itself).
 
-    Three kinds of node have no memory: a reshape is a view; a cast between float32 and tfloat32
+    Four kinds of node have no memory: a reshape is a view; a cast between float32 and tfloat32
     happens as the matrix unit reads; a cast that an update makes of what is stored narrow
-    (parameters without masters, their gradients, optimizer state) stays in registers.
+    (parameters without masters, their gradients, optimizer state) stays in registers; the casts
+    of a float32 gradient into the format it is reduced in, and back, are done by the copies into
+    and out of the buffer of the reduction, which float32 needs as well.
     """
     narrow = {
         (node.layer, node.shape)
@@ -33,7 +35,8 @@ def roots(graph: Graph) -> list[int]:
     root = list(range(len(graph.nodes)))
     for node in graph.nodes:
         if node.op.kind == "move" or (
-            node.op.name == "cast" and _free(node, graph.nodes[node.inputs[0]], narrow)
+            node.op.name == "cast"
+            and (_free(node, graph.nodes[node.inputs[0]], narrow) or _reduces(node, graph))
         ):
             root[node.id] = root[node.inputs[0]]
     return root
@@ -44,3 +47,15 @@ def _free(cast: Node, given: Node, narrow: set[tuple[str, tuple[int, ...]]]) -> 
         return True
     kept_narrow = given.op.kind == "source" or (cast.layer, cast.shape) in narrow
     return cast.role == "update" and kept_narrow
+
+
+def _reduces(cast: Node, graph: Graph) -> bool:
+    """Whether a cast is of the reduction of a gradient over devices, into its buffer or out."""
+    given = graph.nodes[cast.inputs[0]]
+    if cast.role != "update" or cast.format == given.format:
+        return False
+    if given.role in ("dgrad", "wgrad"):
+        return cast.format != "float32" and given.op.name != "amax"
+    before = graph.nodes[given.inputs[0]] if given.op.name == "cast" else given
+    gradient = given.role == "update" and before.role in ("dgrad", "wgrad")
+    return gradient and before.format == "float32" == cast.format

@@ -143,6 +143,8 @@ def _whole_losses(policy: Policy) -> Iterator[str]:
     yield from _order_losses(policy)
     if policy.all_reduce != "float32":
         yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
+    if policy.parallel.summary:
+        yield f"parallel: the training script has to set up {policy.parallel.summary}"
     if policy.scaling.recipe != "none":
         yield f"scaling: no tensor is scaled ({policy.scaling.recipe!r} asked)"
     if policy.phases:

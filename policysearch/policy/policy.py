@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import Rounding, format_named
+from policysearch.policy.parallel import Parallel
 from policysearch.policy.scaling import Scaling
 from policysearch.values import (
     InputError,
@@ -25,7 +26,7 @@ from policysearch.values import (
 )
 
 VERSION = 1
-LATER: Mapping[str, str] = MappingProxyType({"casts": "op", "norm_inner": "float32"})
+LATER = MappingProxyType({"casts": "op", "norm_inner": "float32", "parallel": to_plain(Parallel())})
 """Fields that older files lack, with what holds there: so said, they are not in the digest."""
 
 LossScaleKind = Literal["none", "fixed", "dynamic", "schedule"]
@@ -98,15 +99,12 @@ class LayerPolicy:
     accumulator: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("compute", "output", "grad", "wgrad", "param"):
+        names = dict.fromkeys(("compute", "output", "grad", "wgrad", "param"), format_named)
+        for name, known in {**names, "accumulator": accumulator_named}.items():
             try:
-                format_named(getattr(self, name))
+                known(getattr(self, name))
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
-        try:
-            accumulator_named(self.accumulator)
-        except InputError as error:
-            raise InputError(f"accumulator: {error}") from None
 
     @property
     def dgrad(self) -> str:
@@ -174,6 +172,7 @@ class Policy:
     "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
     rounded state back. In the eager order the number of an addition (learning rate, weight
     decay, epsilon) is float32 or, `optimizer_scalars` "storage", has the format of that tensor.
+    `all_reduce`: gradients are rounded to it once, when reduced. `parallel` is priced, not trained.
     """
 
     name: str
@@ -189,6 +188,7 @@ class Policy:
     optimizer_order: Literal["fused", "eager"] = "fused"
     optimizer_scalars: Literal["float32", "storage"] = "float32"
     all_reduce: str = "float32"
+    parallel: Parallel = Parallel()
     loss_scale: LossScale = LossScale()
     scaling: Scaling = Scaling()
     rounding: RoleRounding = RoleRounding()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from policysearch.cost.price import StepPrice, step_price
 from policysearch.formats import format_named
 from policysearch.graph import Graph
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import LossScale, Policy, uniform_layer
 
 
@@ -45,7 +45,7 @@ class Changes:
     def __init__(self, objective: Objective, policy: Policy) -> None:
         self._objective, self.policy = objective, policy
         self.graph: Graph = objective.step_graph(policy)
-        self.price: StepPrice = step_price(self.graph, objective.device, objective.stack)
+        self.price: StepPrice = objective.step_price(policy)
 
     def layers(self) -> tuple[LayerMargins, ...]:
         """Return the margins of the layers with products, in the order of the model."""
@@ -67,7 +67,7 @@ class Changes:
     def without_launches(self) -> float:
         """Return the speedup if the host launched its kernels in no time."""
         free = dataclasses.replace(self._objective.stack, launch_seconds=0.0)
-        after = step_price(self.graph, self._objective.device, free)
+        after = step_price(self.graph, self._objective.device, free, self.policy)
         return self.price.time.step_seconds / after.time.step_seconds
 
     def _margins(self, layer: str) -> LayerMargins:

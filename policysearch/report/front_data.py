@@ -63,6 +63,17 @@ def _references(results: Results) -> str:
     return f" Speedup is over strict float32; {said} that." if said else ""
 
 
+def _spread(spec: StudySpec) -> str:
+    """Say over how many devices a step is spread, and what of that is emulated."""
+    base = spec.parallel.base
+    if base.devices == 1:
+        return ""
+    return (
+        f" Each of {spec.parallel.devices} devices, float32 with {base.summary}; trained is one "
+        "replica of the whole batch, gradients rounded once to the format they are reduced in."
+    )
+
+
 def _modeled(results: Results) -> str:
     """Say what the prices are: with their error where they were compared with measured steps."""
     labels = [trial.cost.label for trial in results.trials[:1]] or ["modeled"]
@@ -86,7 +97,7 @@ def caption(results: Results) -> str:
     ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
     return (
         f"{ranks}{_modeled(results)}: speed and memory of {spec.cost.device} "
-        f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}\n"
+        f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}{_spread(spec)}\n"
         f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
         f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."

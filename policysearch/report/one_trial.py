@@ -111,6 +111,7 @@ def _settings(policy: Policy) -> str:
         f"loss scale: {_loss_scale(policy.loss_scale)}; tensor scaling: {policy.scaling.recipe}; "
         f"masters: {masters}; optimizer state: {policy.optimizer_state}; "
         f"accumulator: {', '.join(sums)}"
+        + (f"; gradients reduced in {policy.all_reduce}" * (policy.parallel.devices > 1))
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from policysearch.cost.memory import Kind, live_by_kind
 from policysearch.cost.price import compare
 from policysearch.cost.time import KernelTime
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.report.causes import Change, Changes, LayerMargins
 from policysearch.report.step_cost import MIB, kernel_lines, live_line, memory_lines, time_lines
 from policysearch.report.table import aligned

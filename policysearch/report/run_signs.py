@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 
-from policysearch.objective import Score
+from policysearch.objective.score import Score
 from policysearch.report.table import aligned
 from policysearch.search.results import Results
 from policysearch.search.trend import ONE_SEED, Trend

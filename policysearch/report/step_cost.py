@@ -12,7 +12,7 @@ from policysearch.cost.device_file import device_at
 from policysearch.cost.memory import StepMemory
 from policysearch.cost.price import PolicyCost
 from policysearch.cost.time import KernelTime, StepTime
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.table import aligned
 from policysearch.search.results import Results
@@ -27,6 +27,7 @@ LIMITS: Mapping[str, str] = MappingProxyType(
         "bandwidth": "bandwidth",
         "elements": "instructions per element",
         "minimum": "launch (shortest kernel)",
+        "link": "links between devices",
     }
 )
 """What sets the time of a kernel (`KernelTime.bound`), in words."""
@@ -42,7 +43,13 @@ def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
     """
     spec, cost = results.spec, trial.cost
     told = [f"{speedups(results, trial)}; {batches(spec)}"]
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    objective = Objective(
+        spec.task,
+        spec.cost.device,
+        spec.cost.stack,
+        spec.cost.batch_size,
+        parallel=spec.parallel.base,
+    )
     try:
         step = objective.step_price(trial.policy)
     except InputError as error:

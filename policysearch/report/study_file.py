@@ -57,6 +57,7 @@ NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
         "space.optimizer_states": (*FORMATS, "e<2-8>m<1-23>[fn]"),
         "space.accumulators": (*ACCUMULATORS, "chunked:<length>:<format>[:<rounding mode>]"),
         "space.ladder": PRESETS,
+        "parallel.all_reduce": (*FORMATS, "e<2-8>m<1-23>[fn]"),
         "rules.formats": (*FORMATS, "e<2-8>m<1-23>[fn]"),
         "rules.ops": FORWARD_OPS,
     }

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from optuna.trial import TrialState
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.gain_sampler import GainSampler, gain_sampler
 from policysearch.search.records import Asked, compact
 from policysearch.search.samplers import OWN, sampler_named

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
-from policysearch.objective import Failure, Objective, Outcome
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Failure, Outcome
 from policysearch.search.executors import Attempt, Job, Queue
 from policysearch.search.identity import differences
 from policysearch.search.worker import Payload, measured, prepared, said_identity

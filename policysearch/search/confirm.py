@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policysearch.objective import DIVERGED_GAP, Measurement, Outcome, gap, gap_curve
+from policysearch.objective.score import DIVERGED_GAP, Measurement, Outcome, gap, gap_curve
 from policysearch.search.front import non_dominated
 from policysearch.search.records import RunKey
 from policysearch.search.results import Results

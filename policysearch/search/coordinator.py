@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from policysearch.objective import Outcome
+from policysearch.objective.score import Outcome
 from policysearch.policy.policy import Policy
 from policysearch.search.asking import Proposer
 from policysearch.search.executors import Executor, Job
@@ -101,7 +101,8 @@ class Coordinator:
         """Record how the run at place `index` of `jobs` ended, and the trials that end with it."""
         key = self._keys[index]
         self._records.add_run(key, outcome)
-        self._finished += key.digest in self._records.outstanding and not key.jitter
+        if not key.jitter:
+            self._finished += len(self._waiting(key.digest))
         self._settle(key.digest)
 
     def _begin(self, asked: Asked) -> None:
@@ -110,16 +111,19 @@ class Coordinator:
         runs = self._session.missing([asked])
         self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
         self._begun |= runs.keys()
-        own = [key for key in runs if key.digest == asked.digest and not key.jitter]
+        own = [key for key in runs if key.digest == asked.trained and not key.jitter]
         self._finished += self._seeds - len(own)
-        self._settle(asked.digest)
+        self._settle(asked.trained)
+
+    def _waiting(self, digest: str) -> list[Asked]:
+        """Return what is outstanding and trained by runs of the policy `digest`."""
+        return [each for each in self._records.outstanding.values() if each.trained == digest]
 
     def _settle(self, digest: str) -> None:
         """Record the trials whose runs have all ended, now that one of the policy `digest` has."""
-        outstanding = self._records.outstanding
-        waiting = list(outstanding.values())
+        waiting = list(self._records.outstanding.values())
         if not self._in_order and digest != self._session.float32.digest:
-            waiting = [outstanding[digest]] if digest in outstanding else []
+            waiting = self._waiting(digest)
         for asked in waiting:
             if self._session.ended(asked):
                 self._session.record(asked)

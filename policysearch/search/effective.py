@@ -21,6 +21,7 @@ from policysearch.search.decided.base import Group
 from policysearch.search.decided.layer_formats import ROLES
 from policysearch.search.decisions import Decisions, Option
 from policysearch.search.normal import has_short_range, moves_by_powers, over_run
+from policysearch.search.parallel_space import PREFIX, parallel_option
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
 from policysearch.search.space_section import MODIFYING, SHARED, is_named
@@ -183,7 +184,9 @@ def _idle(name: str) -> Option:
 
 
 def _other_option(name: str, value: str) -> Option:
-    """Return what an op, a rule or the format of the optimizer's state decides."""
+    """Return what an op, a rule, the format of the optimizer's state or the spread decides."""
+    if name.startswith(PREFIX):
+        return parallel_option(name, value)
     said = f"{name}={value}"
     if value in ("fp32", "float32", OFF):
         return Option(said)

@@ -19,7 +19,8 @@ from typing import Protocol, Self
 
 from threadpoolctl import threadpool_limits
 
-from policysearch.objective import Failure, Objective, Outcome
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Failure, Outcome
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.tasks import Task

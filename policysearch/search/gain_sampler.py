@@ -11,10 +11,11 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.effective import Effective
 from policysearch.search.gain import SMALLEST_GAP, Yardstick, yardstick
+from policysearch.search.parallel_space import spread_space
 from policysearch.search.pool import SpacePool
 from policysearch.search.searcher import Row, Searcher
 from policysearch.search.space import Params, Space, make_space
@@ -159,12 +160,16 @@ def gain_sampler(
     loss gap in nats unless `gap_of` makes nats of it. `objective` prices; None makes it anew.
     """
     cost = spec.cost
-    priced = objective or Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    base = spec.parallel.base
+    priced = objective or Objective(
+        spec.task, cost.device, cost.stack, cost.batch_size, parallel=base
+    )
     space = make_space(spec.space, priced.model, spec.rules, spec.study.target, spec.task.steps)
+    space = spread_space(space, spec.parallel)
     ladder = [
         policy
-        for digest, (policy, _) in space.ladder(spec.study.baseline).items()
-        if digest != priced.float32.digest
+        for policy, names in space.ladder(spec.study.baseline).values()
+        if "float32" not in names
     ]
 
     def price(policy: Policy) -> tuple[float, float] | None:

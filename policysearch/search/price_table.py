@@ -6,7 +6,7 @@ import numpy as np
 
 from policysearch.cost.tables import Choices, PriceTable, price_table
 from policysearch.graph import Graph
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.space import Params, Space
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import from_json, with_accumulator
 from policysearch.policy.presets import TF32, preset
 from policysearch.search.identity import code_fingerprints
@@ -34,6 +34,7 @@ class Prices:
             "device": repr(objective.device),
             "stack": to_plain(objective.stack),
             "batch_size": objective.cost_batch_size,
+            "parallel": to_plain(objective.parallel),
             "task": spec.task.to_plain(),
             # as recorded: results are shown without making the model
             "model": [identity.get("model", "") for identity in records.identities[-1:]],
@@ -74,6 +75,7 @@ class Prices:
         if self._spec.study.target is not None:  # tfloat32 is a switch there, and stays itself
             model, target = self._objective.model, self._spec.study.target
             policies = [p if p.name == TF32 else as_run(p, model, target) for p in policies]
+        policies = [self._spec.parallel.spread(policy) for policy in policies]
         found = zip(names, policies, strict=True) if layers else ()
         return [Asked(-1, p.digest, compact(p), (name,), {}) for name, p in found]
 

@@ -7,6 +7,7 @@ are read from the package's own lines only.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,9 @@ from optuna.distributions import BaseDistribution, json_to_distribution
 from optuna.trial import TrialState
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective import Failure, Measurement, Outcome
-from policysearch.policy.policy import Policy
+from policysearch.objective.score import Failure, Measurement, Outcome
+from policysearch.policy.parallel import Parallel
+from policysearch.policy.policy import Policy, from_json
 from policysearch.search.journal import Line
 from policysearch.search.storage import OpenJournal
 from policysearch.values import from_plain, to_plain
@@ -72,6 +74,23 @@ class Asked:
     told: int = 0
     start: bool = False
     by_hand: bool = False
+
+    @property
+    def trained(self) -> str:
+        """The digest of the policy that trains: equal where policies are only spread otherwise."""
+        return digest_of_runs(self.text, self.digest)
+
+
+def trained_digest(policy: Policy) -> str:
+    """Return the digest of the policy without how it is spread, which changes no training."""
+    return replace(policy, parallel=Parallel()).digest
+
+
+@functools.lru_cache(maxsize=65536)
+def digest_of_runs(text: str, digest: str) -> str:
+    """Return `trained_digest` of the policy written as `text`, whose own digest is known."""
+    devices = json.loads(text).get("parallel", {}).get("devices", 1)
+    return digest if devices == 1 else trained_digest(from_json(text, "stored policy"))
 
 
 class Records:
@@ -142,7 +161,8 @@ class Records:
         )
         self._end(self.trials[-1])
         for seed, plain in attrs["runs"].items():
-            self.runs.setdefault(RunKey(digest, int(seed)), _outcome(plain))
+            key = RunKey(digest_of_runs(attrs["policy"], digest), int(seed))
+            self.runs.setdefault(key, _outcome(plain))
         if attrs["cost"] is not None:
             cost = from_plain(PolicyCost, attrs["cost"], f"trial {self._trials_made} cost")
             self.prices[attrs["priced_on"], digest] = cost

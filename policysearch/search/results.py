@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from policysearch.cost.price import PolicyCost, Speedup, speedup_over
-from policysearch.objective import DIVERGED_GAP
+from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.presets import TF32
 from policysearch.search.front import Point, covers, knee, thinned
 from policysearch.search.noise import Interval, intervals

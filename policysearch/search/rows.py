@@ -28,6 +28,8 @@ class Row:
     tfloat32 products, and in a study that names no `baseline`. Gaps are of `batch_size` examples a
     step, speed and memory of `priced_batch_size`.
     `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
+    `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
+    reduced in, and `communication_share` which share of the step waits for other devices.
     """
 
     trial: int
@@ -78,6 +80,9 @@ class Row:
     batch_size: int = 0
     priced_batch_size: int = 0
     cannot_rank: str = ""
+    parallel: str = ""
+    all_reduce: str = "float32"
+    communication_share: float = 0.0
 
     @property
     def label(self) -> str:
@@ -109,4 +114,7 @@ def own_columns(trial: Trial) -> dict[str, Any]:
         "swamped_step": trial.swamped_step,
         "swamped_layer": trial.swamped_layer,
         "early_sign": trial.early_sign,
+        "parallel": cost.parallel,
+        "all_reduce": trial.policy.all_reduce,
+        "communication_share": cost.communication_share,
     }

@@ -8,14 +8,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective import JITTER, Failure, Measurement, Outcome, gap, score
+from policysearch.objective.objective import JITTER
+from policysearch.objective.score import Failure, Measurement, Outcome, gap, score
 from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
 from policysearch.search.ranking import Learned
-from policysearch.search.records import Asked, Records, RunKey
+from policysearch.search.records import Asked, Records, RunKey, digest_of_runs
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
-from policysearch.search.trials import FailedTrial, Trial
+from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.train.tasks import Task
 
 Prices = Callable[[Asked], PolicyCost | None]
@@ -53,11 +54,20 @@ def read_results(
         tuple(
             change for old, new in pairwise(records.identities) for change in differences(old, new)
         ),
-        tuple(confirmations(records.runs, base, [trial.digest for trial in trials]).items()),
+        _confirmed(records, base, trials),
         tuple(references),
         learned(records.runs, base, seeds),
         records.stops[-1] if records.stops else "",
     )
+
+
+def _confirmed(
+    records: Records, base: str, trials: Sequence[Trial]
+) -> tuple[tuple[str, Confirmation], ...]:
+    """Return (digest, confirmation) of the trials whose policy was trained longer."""
+    trained = {trial.digest: digest_of_runs(trial.text, trial.digest) for trial in trials}
+    found = confirmations(records.runs, base, list(dict.fromkeys(trained.values())))
+    return tuple((digest, found[run]) for digest, run in trained.items() if run in found)
 
 
 def _each_once(trials: Sequence[Asked]) -> list[Asked]:
@@ -84,8 +94,9 @@ def scored(
 
     `base` is the digest of float32. Where float32 has no measurement the gap is DIVERGED_GAP.
     """
-    outcomes = [runs.get(RunKey(asked.digest, seed)) for seed in seeds]
-    if any(RunKey(digest, seed) not in runs for seed in seeds for digest in (asked.digest, base)):
+    trained = asked.trained
+    outcomes = [runs.get(RunKey(trained, seed)) for seed in seeds]
+    if any(RunKey(digest, seed) not in runs for seed in seeds for digest in (trained, base)):
         return None
     reasons = [o.reason for o in outcomes if isinstance(o, Failure)]
     cost = prices(asked)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from policysearch.objective import DIVERGED_GAP, JITTER, Failure, Objective, Outcome
+from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.score import DIVERGED_GAP, Failure, Outcome
 from policysearch.policy.policy import Policy, from_json
 from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor, Job
+from policysearch.search.parallel_space import spread_space
 from policysearch.search.prices import Prices
-from policysearch.search.records import Asked, Records, RunKey, compact
+from policysearch.search.records import Asked, Records, RunKey, compact, trained_digest
 from policysearch.search.results import Results
 from policysearch.search.scoring import read_results, scored
 from policysearch.search.space import Params, make_space
@@ -32,9 +34,10 @@ class Session:
 
     def __init__(self, spec: StudySpec, objective: Objective, records: Records) -> None:
         self.spec, self.objective, self.records = spec, objective, records
-        self.space = make_space(
+        space = make_space(
             spec.space, objective.model, spec.rules, spec.study.target, spec.task.steps
         )
+        self.space = spread_space(space, spec.parallel)
         self.float32 = objective.float32
         self.prices = Prices(objective, records, spec)
 
@@ -70,7 +73,7 @@ class Session:
     def missing(self, trials: Sequence[Asked]) -> dict[RunKey, Policy]:
         """Return the runs that `trials`, and float32 beside them, still need."""
         runs, seeds = self.records.runs, self.spec.study.seeds
-        wanted = [(asked, RunKey(asked.digest, seed)) for asked in trials for seed in seeds]
+        wanted = [(asked, RunKey(asked.trained, seed)) for asked in trials for seed in seeds]
         missing = {
             key: from_json(asked.text, "stored policy") for asked, key in wanted if key not in runs
         }
@@ -81,7 +84,7 @@ class Session:
 
     def ended(self, asked: Asked) -> bool:
         """Whether the runs that the policy is scored by have ended, float32's among them."""
-        digests = (asked.digest, self.float32.digest)
+        digests = (asked.trained, self.float32.digest)
         keys = [RunKey(digest, seed) for seed in self.spec.study.seeds for digest in digests]
         return all(key in self.records.runs for key in keys)
 
@@ -101,7 +104,8 @@ class Session:
             key: policy
             for policy in policies
             for seed in horizon.seeds
-            if (key := RunKey(policy.digest, seed, 0.0, horizon.steps)) not in self.records.runs
+            if (key := RunKey(trained_digest(policy), seed, 0.0, horizon.steps))
+            not in self.records.runs
         }
 
     def record(self, asked: Asked) -> None:
@@ -126,7 +130,7 @@ class Session:
         self.records.add_trial(
             asked,
             self.space.distributions(),
-            {seed: self.records.runs[RunKey(asked.digest, seed)] for seed in seeds},
+            {seed: self.records.runs[RunKey(asked.trained, seed)] for seed in seeds},
             self.prices.key,
             self.prices(asked),
             values,

@@ -19,6 +19,7 @@ from policysearch.nn.model import Model
 from policysearch.policy.presets import PRESETS
 from policysearch.rewrite.format_rules import FormatRule
 from policysearch.rounding.rounder import Fast
+from policysearch.search.parallel_space import ParallelSection
 from policysearch.search.rules import rules_from_data
 from policysearch.search.samplers import OWN, SAMPLERS
 from policysearch.search.space_section import SpaceSection
@@ -155,8 +156,13 @@ class StudySpec:
     space: SpaceSection
     objectives: ObjectivesSection = ObjectivesSection()
     rules: tuple[FormatRule, ...] = ()
+    parallel: ParallelSection = ParallelSection()
 
     def __post_init__(self) -> None:
+        try:
+            self.parallel.check_batch(self.priced_batch_size)
+        except InputError as error:
+            raise InputError(f"cost.{error}") from None
         trained, priced = self.task.batch_size, self.priced_batch_size
         if trained != priced and not self.cost.batch_size_reason:
             raise InputError(
@@ -219,6 +225,7 @@ def spec_from_data(data: Mapping[str, object], where: str) -> StudySpec:
         _section(SpaceSection, data, "space", where),
         _section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
         rules_from_data(data, where),
+        _section(ParallelSection, {"parallel": {}, **data}, "parallel", where),
     )
     try:
         return StudySpec(*sections)

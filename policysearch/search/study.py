@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.confirm import candidates, horizon_of, within_budget
 from policysearch.search.coordinator import search
@@ -119,7 +119,7 @@ def try_policy(
     whether it is new. Raises InputError as `run_study`, and where the policy does not fit the task.
     """
     objective = _objective(spec)
-    policy = as_run(policy, objective.model, spec.study.target)
+    policy = spec.parallel.spread(as_run(policy, objective.model, spec.study.target))
     check_accumulators(policy)
     objective.price(policy)  # Says what is wrong with a policy before a file is made.
     with _session(spec, objective, storage) as session:
@@ -155,7 +155,8 @@ def _session(
 
 def _objective(spec: StudySpec) -> Objective:
     cost = spec.cost
-    return Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast)
+    base = spec.parallel.base
+    return Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast, base)
 
 
 def _opened(spec: StudySpec, storage: Path) -> OpenJournal:

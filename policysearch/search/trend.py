@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policysearch.objective import CURVE_SHARES, GapCurve
+from policysearch.objective.score import CURVE_SHARES, GapCurve
 from policysearch.search.noise import Interval, intervals
 
 ONE_SEED = "one seed"

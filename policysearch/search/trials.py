@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective import DIVERGED_GAP, GapCurve, Score
+from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score
 from policysearch.policy.policy import Policy, from_json
 
 GROWTH = 3.0

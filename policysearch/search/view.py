@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from policysearch.objective import DIVERGED_GAP
+from policysearch.objective.score import DIVERGED_GAP
 from policysearch.search.front import Point, non_dominated
 from policysearch.search.samplers import system_attrs
 from policysearch.search.space import Params, Space

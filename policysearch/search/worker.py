@@ -10,7 +10,8 @@ from typing import Any
 
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
-from policysearch.objective import Objective, Outcome
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Outcome
 from policysearch.rounding.rounder import Fast
 from policysearch.search.executors import Job, attempted
 from policysearch.search.identity import code_fingerprints, libraries

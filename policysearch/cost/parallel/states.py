@@ -1,0 +1,176 @@
+"""Memory of one device of several: what ZeRO divides among them, and what is left whole.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
+(2020): of parameters, gradients, and masters with optimizer state, each stage divides one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from policysearch.cost.memory import Kind, Life, StepMemory, lives
+from policysearch.cost.storage import node_bytes
+from policysearch.formats import format_named
+from policysearch.graph import Graph, Node, size
+from policysearch.policy.parallel import Parallel
+
+PREFETCHED = 2
+"""Layers whose parameters are gathered at once under stage 3: the one that runs and the next."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the step, and the format in which the forward pass reads it.
+
+    `master` says that it is only read through a copy of fewer bits.
+    """
+
+    node: Node
+    working_format: str
+
+    @property
+    def working_bytes(self) -> int:
+        return -(-size(self.node.shape) * format_named(self.working_format).bits // 8)
+
+    @property
+    def master(self) -> bool:
+        return format_named(self.working_format).bits < format_named(self.node.format).bits
+
+
+def parameters_of(graph: Graph) -> dict[int, Parameter]:
+    """Return the parameters that the step updates, by node id.
+
+    Of an 8-bit layer a copy in bfloat16 is kept: its scale is that of the whole tensor.
+    """
+    trained = {old for old, _ in graph.updates}
+    read: dict[int, list[str]] = {
+        n.id: [] for n in graph.nodes if n.op.name == "parameter" and n.id in trained
+    }
+    for node in graph.nodes:
+        for i in node.inputs:
+            if i in read and node.role != "update" and node.op.name != "amax":
+                made = node.format if node.op.converts else graph.nodes[i].format
+                read[i].append(made if format_named(made).bits >= 16 else "bfloat16")
+    found = {}
+    for i, formats in read.items():
+        own = graph.nodes[i].format
+        widest = max(formats, key=lambda name: format_named(name).bits, default=own)
+        narrower = format_named(widest).bits < format_named(own).bits
+        found[i] = Parameter(graph.nodes[i], widest if narrower else own)
+    return found
+
+
+def gradients_of(graph: Graph) -> list[Node]:
+    """Return the gradients of parameters as backward leaves them, in the order they are made."""
+    read = {i for node in graph.nodes if node.role == "update" for i in node.inputs}
+    nodes = (graph.nodes[i] for i in sorted(read))
+    return [n for n in nodes if n.role in ("wgrad", "dgrad") and n.op.name != "amax"]
+
+
+def state_bytes(graph: Graph, parallel: Parallel) -> float:
+    """Return the bytes that a device keeps of the model: parameters, gradients, optimizer state.
+
+    Without activations and buffers. With Adam, 16-bit layers and float32 masters that is 16,
+    4 + 12/n, 2 + 14/n and 16/n for each parameter, by stage, over n devices.
+    """
+    n, zero = parallel.groups, parallel.zero
+    parameters = parameters_of(graph).values()
+    working = sum(p.working_bytes for p in parameters)
+    masters = sum(node_bytes(p.node) for p in parameters if p.master)
+    state = sum(node_bytes(node) for node in graph.nodes if node.op.name == "state")
+    gradients = sum(node_bytes(node) for node in gradients_of(graph))
+    return (
+        (masters + state) / (n if zero >= 1 else 1)
+        + gradients / (n if zero >= 2 else 1)
+        + working / (n if zero >= 3 else 1)
+    )
+
+
+def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemory:
+    """Return the modeled memory of one device; `graph` is its part of the step.
+
+    Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
+    another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
+    """
+    change: list[dict[Kind, float]] = [{} for _ in range(len(graph.nodes) + 2)]
+    for kind, first, last, held in _held(graph, parallel, all_reduce):
+        for i, bytes in ((first, held), (last + 1, -held)):
+            change[i][kind] = change[i].get(kind, 0.0) + bytes
+    live: dict[Kind, float] = {}
+    most: dict[Kind, float] = {}
+    peak, peak_node = -1.0, 0
+    for i in range(len(graph.nodes)):
+        for kind, bytes in change[i].items():
+            live[kind] = live.get(kind, 0.0) + bytes
+        if sum(live.values()) > peak:
+            peak, peak_node, most = sum(live.values()), i, dict(live)
+    return StepMemory(
+        peak_bytes=round(peak),
+        peak_node=peak_node,
+        parameter_bytes=round(most.get("parameter", 0)),
+        optimizer_bytes=round(most.get("optimizer", 0)),
+        gradient_bytes=round(most.get("gradient", 0)),
+        weight_copy_bytes=round(most.get("weight_copy", 0)),
+        activation_bytes=round(most.get("activation", 0)),
+    )
+
+
+def _held(
+    graph: Graph, parallel: Parallel, all_reduce: str
+) -> Iterator[tuple[Kind, int, int, float]]:
+    """Yield (kind, first node, last node, bytes) of everything that a device holds."""
+    parameters = parameters_of(graph)
+    masters = {i for i, parameter in parameters.items() if parameter.master}
+    end = len(graph.nodes)
+    for life in lives(graph):
+        share = _share(life, parallel, masters, parameters)
+        first, last = life.first, life.last
+        if life.kind == "weight_copy" and parallel.zero and parallel.groups > 1:
+            first, last = 0, end
+        yield life.kind, first, last, life.bytes * share
+    if parallel.groups == 1:
+        return
+    gradients = gradients_of(graph)
+    if gradients:
+        last = max(node.id for node in graph.nodes if node.role != "update")
+        buffer = reduction_buffer_bytes(gradients, parallel, all_reduce)
+        yield "gradient", gradients[0].id, max(last, gradients[0].id), buffer
+    if parallel.zero == 3:
+        yield "weight_copy", 0, end, PREFETCHED * max(layer_bytes(parameters).values(), default=0)
+
+
+def layer_bytes(parameters: dict[int, Parameter]) -> dict[str, int]:
+    """Return the bytes that stage 3 gathers for each layer."""
+    found: dict[str, int] = {}
+    for parameter in parameters.values():
+        layer = parameter.node.layer
+        found[layer] = found.get(layer, 0) + parameter.working_bytes
+    return found
+
+
+def reduction_buffer_bytes(gradients: list[Node], parallel: Parallel, all_reduce: str) -> float:
+    """Return the bytes of the buffer that gradients of another format are reduced in."""
+    copied = sum(size(n.shape) for n in gradients if n.format != all_reduce)
+    if parallel.gradients == "tensors":
+        copied = max((size(n.shape) for n in gradients if n.format != all_reduce), default=0)
+    if parallel.gradients == "buckets":
+        copied = min(copied, int(parallel.bucket_mib * 2**20 / 4))
+    return copied * format_named(all_reduce).bits / 8
+
+
+def _share(
+    life: Life, parallel: Parallel, masters: set[int], parameters: dict[int, Parameter]
+) -> float:
+    """Return the share of a buffer that one device holds."""
+    n, zero, owner = parallel.groups, parallel.zero, life.owner
+    updated = life.kind == "optimizer" or owner.role == "update" or owner.id in masters
+    if life.kind == "parameter":
+        divided = owner.id in parameters and (zero == 3 or (updated and zero >= 1))
+    elif life.kind == "weight_copy":
+        divided = zero == 3
+    elif life.kind == "gradient" or updated:
+        divided = zero >= (1 if updated else 2)
+    else:
+        divided = False
+    return 1 / n if divided else 1.0

@@ -1,0 +1,151 @@
+"""What training runs showed, and what a policy is worth by them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.cost.price import PolicyCost
+from policysearch.train.lost import Lost
+from policysearch.train.swamped import NOT_COUNTED, Swamped
+
+DIVERGED_GAP = 100.0
+"""Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
+
+CURVE_SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Where along a run its loss is kept: a gap that grows says more than one that is large."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one training run showed, before it is compared with float32.
+
+    `tail_loss`: mean training loss over the last steps, in nats; None where the run diverged, in
+    step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `curve` holds
+    (steps taken, mean loss of the last of them in nats) at the shares CURVE_SHARES of the run,
+    each mean over the same share of the task's tail; what was not reached is left out.
+    `swamped`: updates that vanish. `lost`: by layer and role what overflowed, underflowed or was
+    swamped, () in records older than it. `scales`: (step, loss scale from there on) pairs, () where
+    the policy has none. `skips`: the steps skipped. `fast`: what ran, as in
+    `rounding.rounder.FASTS`. `first_loss`: training loss of the first batch, before any update, in
+    nats; None where it is not finite.
+    """
+
+    tail_loss: float | None
+    validation_accuracy: float
+    diverged_at: int | None
+    skipped_steps: int
+    overflows: tuple[tuple[str, int], ...]
+    underflows: tuple[tuple[str, int], ...]
+    fast: str = ""
+    curve: tuple[tuple[int, float], ...] = ()
+    swamped: Swamped = NOT_COUNTED
+    lost: tuple[Lost, ...] = ()
+    scales: tuple[tuple[int, float], ...] = ()
+    skips: tuple[int, ...] = ()
+    first_loss: float | None = None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run was lost; see `train.trainer.Run`."""
+        return self.diverged_at is not None
+
+    @property
+    def divergence(self) -> str:
+        """Say in which step the run diverged, and the layer that overflowed most, if any did."""
+        if not self.overflows:
+            return f"diverged in step {self.diverged_at}"
+        layer, _ = max(self.overflows, key=lambda pair: pair[1])
+        return f"diverged in step {self.diverged_at}, most overflows in {layer}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a training run ended without a measurement, in one line."""
+
+    reason: str
+
+
+Outcome = Measurement | Failure
+
+GapCurve = tuple[tuple[int, float, float], ...]
+"""(steps taken, loss gap, float32's own loss there), in nats."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A policy's worth with one training seed.
+
+    `loss_gap`: tail loss minus that of float32 with the same seed and batches, in nats;
+    DIVERGED_GAP where the run diverged, and at most that. `gap_curve`: (steps taken, gap,
+    float32's own loss there) at CURVE_SHARES of the run, as far as both runs got.
+    """
+
+    loss_gap: float
+    validation_accuracy: float
+    diverged: bool
+    overflows: tuple[tuple[str, int], ...]
+    underflows: tuple[tuple[str, int], ...]
+    skipped_steps: int
+    cost: PolicyCost
+    fast: str = ""
+    swamped: Swamped = NOT_COUNTED
+    lost: tuple[Lost, ...] = ()
+    scales: tuple[tuple[int, float], ...] = ()
+    skips: tuple[int, ...] = ()
+    gap_curve: GapCurve = ()
+
+
+def curve_of(
+    losses: NDArray[np.float64], steps: int, tail_steps: int
+) -> tuple[tuple[int, float], ...]:
+    """Return (steps taken, mean loss up to there in nats) at CURVE_SHARES of a run of `steps`."""
+    points = []
+    for share in CURVE_SHARES:
+        taken, window = math.ceil(steps * share), max(1, round(tail_steps * share))
+        part = losses[max(0, taken - window) : taken]
+        if taken <= len(losses) and np.isfinite(part).all():
+            points.append((taken, math.fsum(part) / len(part)))
+    return tuple(points)
+
+
+def gap_curve(measurement: Measurement, baseline: Measurement | None) -> GapCurve:
+    """Return (steps taken, gap, float32's own loss there), in nats, where both runs got.
+
+    A point where float32's loss is zero is left out: nothing can be told beside it.
+    """
+    beside = dict(baseline.curve) if baseline else {}
+    return tuple(
+        (taken, loss - beside[taken], beside[taken])
+        for taken, loss in measurement.curve
+        if beside.get(taken)
+    )
+
+
+def gap(measurement: Measurement, baseline: Measurement | None) -> float:
+    """Return the loss gap in nats, DIVERGED_GAP at most and where either run has no tail loss."""
+    if measurement.tail_loss is None or baseline is None or baseline.tail_loss is None:
+        return DIVERGED_GAP
+    return min(measurement.tail_loss - baseline.tail_loss, DIVERGED_GAP)
+
+
+def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCost) -> Score:
+    """Return the score of a run against float32's with the same seed and batches, if it has one."""
+    return Score(
+        loss_gap=gap(measurement, baseline),
+        validation_accuracy=measurement.validation_accuracy,
+        diverged=measurement.diverged,
+        overflows=measurement.overflows,
+        underflows=measurement.underflows,
+        skipped_steps=measurement.skipped_steps,
+        cost=cost,
+        fast=measurement.fast,
+        swamped=measurement.swamped,
+        lost=measurement.lost,
+        scales=measurement.scales,
+        skips=measurement.skips,
+        gap_curve=gap_curve(measurement, baseline),
+    )
