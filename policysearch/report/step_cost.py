@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from policysearch.cost.device_file import device_at
-from policysearch.cost.memory import StepMemory
+from policysearch.cost.memory import Kind, StepMemory
 from policysearch.cost.price import PolicyCost
 from policysearch.cost.time import KernelTime, StepTime
 from policysearch.objective import Objective
@@ -30,6 +30,18 @@ LIMITS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What sets the time of a kernel (`KernelTime.bound`), in words."""
+
+KIND_NAMES: Mapping[Kind, str] = MappingProxyType(
+    {
+        "parameter": "parameters",
+        "master": "master weights",
+        "optimizer": "optimizer state",
+        "gradient": "gradients",
+        "weight_copy": "low copies of parameters",
+        "activation": "activations and the rest",
+        "mask": "dropout masks",
+    }
+)
 
 LONGEST = 8
 """So many kernels are shown, the longest first."""
@@ -117,11 +129,5 @@ def memory_lines(cost: PolicyCost) -> list[str]:
 
 def live_line(memory: StepMemory) -> str:
     """Return what the bytes that are live at the peak belong to."""
-    parts = (
-        ("parameters", memory.parameter_bytes),
-        ("optimizer state", memory.optimizer_bytes),
-        ("gradients", memory.gradient_bytes),
-        ("low copies of parameters", memory.weight_copy_bytes),
-        ("activations and the rest", memory.activation_bytes),
-    )
-    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in parts)
+    held = [(KIND_NAMES[kind], bytes) for kind, bytes in memory.parts if bytes]
+    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in held)
