@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from policysearch.cost.device_file import device_at
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
+from policysearch.cost.recompute import layers_of_blocks, recomputed
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
 from policysearch.data.shared import shared
@@ -121,7 +122,8 @@ class Score:
 class Objective:
     """Trains policies of one task and prices them for one device and stack.
 
-    `cost_batch_size` is the batch of the priced step, by default that of the task. `fast` is how
+    `cost_batch_size` is the batch of the priced step, by default that of the task; in it the blocks
+    of `recompute` are computed again in backward (`cost.recompute`), in float32 too. `fast` is how
     it trains; it changes no result.
     """
 
@@ -132,12 +134,14 @@ class Objective:
         stack: str,
         cost_batch_size: int | None = None,
         fast: Fast | None = None,
+        recompute: tuple[str, ...] = (),
     ) -> None:
         self.task = task
         self.fast = check_fast(fast)
         self.device = device_at(device)
         self.stack = stack_named(stack)
         self.cost_batch_size = cost_batch_size or task.batch_size
+        self.recompute = recompute
         self._baselines: dict[int, Measurement] = {}
 
     @cached_property
@@ -176,7 +180,12 @@ class Objective:
 
     def step_graph(self, policy: Policy) -> Graph:
         """Return the priced step under `policy`, every cast a node."""
-        return self._tracing.step_graph(policy)
+        return self.recomputed(self._tracing.step_graph(policy))
+
+    def recomputed(self, graph: Graph) -> Graph:
+        """Return a step of the model in which its blocks are computed again in backward."""
+        blocks = layers_of_blocks(self.model.layer_names, self.recompute)
+        return recomputed(graph, blocks)
 
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step; nothing is trained."""

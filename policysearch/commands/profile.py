@@ -28,6 +28,9 @@ def add_profile(commands: Commands) -> None:
     profile.add_argument("--stack", help=f"the study's, or {STACK}")
     profile.add_argument("--batch", type=int, metavar="B", help="the study's, or the task's")
     profile.add_argument(
+        "--recompute", nargs="+", metavar="BLOCK", help="layers computed again in backward"
+    )
+    profile.add_argument(
         "--largest-batch", action="store_true", help="the largest batch that the device holds too"
     )
     profile.add_argument("--out", type=Path, metavar="FILE.png", help="draw it too")
@@ -43,6 +46,7 @@ def _profile(options: argparse.Namespace) -> None:
         options.device or (given.device if given else DEVICE),
         options.stack or (given.stack if given else STACK),
         options.batch or (given.batch_size if given else None),
+        recompute=tuple(options.recompute or (given.recompute if given else ())),
     )
     policy = api.policy_from(options.policy, objective.model)
     changes = Changes(objective, policy)

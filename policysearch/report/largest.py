@@ -12,7 +12,7 @@ from policysearch.train.tracing import Tracing
 def memory_at(objective: Objective, policy: Policy, batch_size: int) -> StepMemory:
     """Return the modeled memory of a step at another batch."""
     tracing = Tracing(objective.task, objective.model, batch_size)
-    return step_memory(tracing.step_graph(policy))
+    return step_memory(objective.recomputed(tracing.step_graph(policy)))
 
 
 def largest_batches(objective: Objective, policy: Policy) -> tuple[int, int]:

@@ -12,10 +12,10 @@ from policysearch.cost.device_file import device_at
 from policysearch.cost.memory import Kind, StepMemory
 from policysearch.cost.price import PolicyCost
 from policysearch.cost.time import KernelTime, StepTime
-from policysearch.objective import Objective
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.table import aligned
 from policysearch.search.results import Results
+from policysearch.search.spec import objective_of
 from policysearch.search.trials import Trial
 from policysearch.values import InputError
 
@@ -54,7 +54,7 @@ def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
     """
     spec, cost = results.spec, trial.cost
     told = [f"{speedups(results, trial)}; {batches(spec)}"]
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    objective = objective_of(spec)
     try:
         step = objective.step_price(trial.policy)
     except InputError as error:
