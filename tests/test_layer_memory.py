@@ -31,7 +31,7 @@ def saved_by_torch(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> fl
     The net lives on the meta device. Dropout is the op that CUDA calls, with its mask of a byte.
     """
     torch = pytest.importorskip("torch")
-    from benchmarks.gpu_nets import NETS
+    from benchmarks.live_nets import NETS
 
     def dropout(own: Any, x: Any) -> Any:
         return torch.native_dropout(x, own.p, True)[0]

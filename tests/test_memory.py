@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.memory import Life, StepMemory, lives, step_memory
 from policysearch.cost.price import price
+from policysearch.cost.reserved import CONTEXT_BYTES, GROWTH
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import FORMATS
 from policysearch.graph import Graph
@@ -16,6 +19,7 @@ from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
+from policysearch.ops.masks import dropout
 from policysearch.ops.optimizers import sgd_step, sgd_velocity
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data, parameter, state
@@ -128,14 +132,7 @@ def test_peak_equals_brute_force(seed: int) -> None:
 def test_parts_add_up_and_buffers_cover_every_read(policy: str) -> None:
     graph = step(lenet5(), policy, 8)
     memory = step_memory(graph)
-    parts = (
-        memory.parameter_bytes,
-        memory.optimizer_bytes,
-        memory.gradient_bytes,
-        memory.weight_copy_bytes,
-        memory.activation_bytes,
-    )
-    assert sum(parts) == memory.peak_bytes
+    assert sum(bytes for _, bytes in memory.parts) == memory.peak_bytes
     rows = lives(graph)
     assert live_at(rows, memory.peak_node) == memory.peak_bytes
     assert max(live_at(rows, i) for i in range(len(graph.nodes))) == memory.peak_bytes
@@ -169,7 +166,9 @@ def test_weight_copies_make_mixed_precision_larger_on_weight_heavy_nets(policy: 
     mixed, plain = step(model, policy, 1), step(model, "float32", 1)
     cost = price(mixed, plain, "A100-SXM4-80GB", "torch.eager")
     assert cost.memory_ratio > 1
-    assert step_memory(mixed).parameter_bytes == step_memory(plain).parameter_bytes
+    narrow, wide = step_memory(mixed), step_memory(plain)
+    assert wide.master_bytes == 0 and narrow.master_bytes > 4 * 4096**2
+    assert narrow.parameter_bytes + narrow.master_bytes == wide.parameter_bytes
 
 
 def test_low_precision_parameters_without_masters_are_smaller() -> None:
@@ -194,6 +193,34 @@ def test_reserved_memory_is_above_the_peak_and_decides_what_fits() -> None:
     assert device.memory_bytes == 16 * 2**30
     memory = StepMemory(10 * 2**30, 0, 10 * 2**30, 0, 0, 0, 0)
     assert memory.peak_bytes < memory.reserved_low_bytes < memory.reserved_high_bytes
-    assert memory.reserved_low_bytes == round(10 * 2**30 / 0.79)
-    assert not memory.fits(device)  # 16.7 GiB at worst, though 12.7 at best
+    assert memory.reserved_low_bytes == round(10 * 2**30 * GROWTH.low + CONTEXT_BYTES)
+    assert not memory.fits(device)  # 17.2 GiB at worst, though 12.7 at best
     assert StepMemory(9 * 2**30, 0, 9 * 2**30, 0, 0, 0, 0).fits(device)
+
+
+def test_masks_of_dropout_are_bytes_of_their_own_kind() -> None:
+    b = Builder()
+    x, mask = (b.emit(data, attrs={"shape": (100,)}) for _ in range(2))
+    b.emit(dropout, x, mask, attrs={"p": 0.5})
+    memory = step_memory(b.graph({}))
+    assert (memory.mask_bytes, memory.activation_bytes) == (100, 800)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_wider_format_never_needs_less_without_casts(seed: int) -> None:
+    """Any node of a random graph one format wider, the others as they were."""
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng)
+    before, widened = step_memory(graph).peak_bytes, 0
+    for node in graph.nodes:
+        if node.op.kind in ("source", "move"):
+            continue
+        for name, format in FORMATS.items():
+            if format.bits > FORMATS[node.format].bits:
+                nodes = list(graph.nodes)
+                nodes[node.id] = dataclasses.replace(node, format=name)
+                widened += 1
+                assert (
+                    step_memory(dataclasses.replace(graph, nodes=tuple(nodes))).peak_bytes >= before
+                )
+    assert widened

@@ -11,9 +11,11 @@ import pytest
 from policysearch.cli import main
 from policysearch.cost.memory import live_by_kind
 from policysearch.cost.price import step_price
+from policysearch.cost.reserved import GIB, GROWTH, visible_bytes, wanted_bytes
 from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
 from policysearch.report.causes import Changes, narrower, wider
+from policysearch.report.largest import largest_batches, memory_at
 from policysearch.report.profile_page import profile_page
 from policysearch.train.tasks import Task
 
@@ -78,7 +80,30 @@ def test_memory_by_kind_has_the_peak_and_its_parts(changes: Changes) -> None:
     assert max(totals) == memory.peak_bytes
     held = moments[int(np.argmax(totals))][1]
     assert held["activation"] == memory.activation_bytes > 0
-    assert held["parameter"] == memory.parameter_bytes > 0
+    assert held["parameter"] == memory.parameter_bytes
+    assert held["master"] == memory.master_bytes
+    assert memory.parameter_bytes + memory.master_bytes > 0
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Surely is by the upper bound of what is reserved, the other by the expected."""
+    task = Task(model="mlp", data="digits", widths=(4096, 4096))
+    small = Objective(task, "V100-SXM2", "torch.eager", 64)
+    policy, device = preset("torch.autocast.float16", small.model.layer_names), small.device
+    sure, expected = largest_batches(small, policy)
+    visible = visible_bytes(device.memory_bytes / GIB)
+    assert 1 < sure < expected
+    for batch, holds in ((sure, True), (sure + 1, False)):
+        assert memory_at(small, policy, batch).fits(device) == holds
+    for batch, holds in ((expected, True), (expected + 1, False)):
+        live = memory_at(small, policy, batch).peak_bytes
+        assert (wanted_bytes(live, GROWTH.expected) <= visible) == holds
+    where = ["--model", "mlp", "--device", device.name, "--largest-batch"]
+    assert main(["profile", "preset:torch.autocast.float16", *where]) == 0
+    last = capsys.readouterr().out.rstrip().split("\n")[-3:]
+    assert last[0] == "largest batch that fits on V100-SXM2" and "surely" in last[1]
 
 
 @pytest.mark.parametrize(

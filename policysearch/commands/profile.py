@@ -11,6 +11,7 @@ from policysearch.commands.sources import policy_from
 from policysearch.files import write_whole
 from policysearch.objective.objective import Objective
 from policysearch.report.causes import Changes
+from policysearch.report.largest import largest_lines
 from policysearch.report.profile_page import profile_page
 from policysearch.report.profile_plot import profile_plot
 from policysearch.search.parallel_space import ParallelSection
@@ -28,6 +29,12 @@ def add_profile(commands: Commands) -> None:
     profile.add_argument("--device", help=f"the study's, or {DEVICE}")
     profile.add_argument("--stack", help=f"the study's, or {STACK}")
     profile.add_argument("--batch", type=int, metavar="B", help="the study's, or the task's")
+    profile.add_argument(
+        "--recompute", nargs="+", metavar="BLOCK", help="layers computed again in backward"
+    )
+    profile.add_argument(
+        "--largest-batch", action="store_true", help="the largest batch that the device holds too"
+    )
     profile.add_argument("--out", type=Path, metavar="FILE.png", help="draw it too")
     profile.set_defaults(run=_profile)
 
@@ -43,10 +50,13 @@ def _profile(options: argparse.Namespace) -> None:
         options.stack or (given.stack if given else STACK),
         options.batch or (given.batch_size if given else None),
         parallel=parallel.base,
+        recompute=tuple(options.recompute or (given.recompute if given else ())),
     )
     policy = parallel.spread(policy_from(options.policy, objective.model))
     changes = Changes(objective, policy)
     print(profile_page(objective, changes))
+    if options.largest_batch:
+        print("\n" + "\n".join(largest_lines(objective, policy)))
     if options.out is not None:
         where = f"{objective.device.name}, {objective.stack.name}"
         title = f"{policy.name}: one step of {task.model_name}, modeled on {where}"

@@ -7,30 +7,23 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from policysearch.cost.devices import Device
+from policysearch.cost.reserved import GIB, GROWTH, visible_bytes, wanted_bytes
 from policysearch.cost.storage import node_bytes, roots
-from policysearch.graph import Graph, Node
+from policysearch.graph import Graph, Node, size
 
-RESERVED_SHARE_HIGH = 0.79
-RESERVED_SHARE_LOW = 0.60
-"""Peak of live bytes as a share of the memory a process reserves, best and worst case.
-
-0.73 to 0.79 is the median found when such liveness was compared with published memory readings
-of PyTorch on V100 (reserved by the caching allocator plus context); 0.60 for the worst case is
-assumed.
-"""
-
-Kind = Literal["parameter", "optimizer", "gradient", "weight_copy", "activation"]
+Kind = Literal["parameter", "master", "optimizer", "gradient", "weight_copy", "activation", "mask"]
 
 
 @dataclass(frozen=True)
 class StepMemory:
     """Modeled memory of one step in bytes.
 
-    `peak_bytes` is the most that is live at once, and the five parts are what is live then:
-    parameters, optimizer state, gradients of parameters (their float32 casts included),
-    low-precision copies of parameters, and all else. `peak_node` is the id of the node that runs
-    at that moment. A process is expected to reserve between the two `reserved` bounds; its
-    constant context (hundreds of MB with CUDA) comes on top for small nets.
+    `peak_bytes` is the most that is live at once, and the parts are what is live then: parameters
+    (running statistics included) and those that are masters, which products read as narrow copies;
+    optimizer state; gradients of parameters (their float32 casts included); narrow copies of
+    parameters; masks of dropout, a byte each; and all else. `peak_node` is the id of the node that
+    runs at that moment. A process reserves between the two `reserved` bounds, its context included
+    (`cost/reserved.py`).
     """
 
     peak_bytes: int
@@ -40,18 +33,25 @@ class StepMemory:
     gradient_bytes: int
     weight_copy_bytes: int
     activation_bytes: int
+    master_bytes: int = 0
+    mask_bytes: int = 0
 
     @property
     def reserved_low_bytes(self) -> int:
-        return round(self.peak_bytes / RESERVED_SHARE_HIGH)
+        return round(wanted_bytes(self.peak_bytes, GROWTH.low))
 
     @property
     def reserved_high_bytes(self) -> int:
-        return round(self.peak_bytes / RESERVED_SHARE_LOW)
+        return round(wanted_bytes(self.peak_bytes, GROWTH.high))
+
+    @property
+    def parts(self) -> tuple[tuple[Kind, int], ...]:
+        """(kind, bytes) of what is live at the peak."""
+        return tuple((kind, getattr(self, f"{kind}_bytes")) for kind in get_args(Kind))
 
     def fits(self, device: Device) -> bool:
         """Whether the upper bound of the reserved memory is within the smallest size sold."""
-        return self.reserved_high_bytes <= device.memory_bytes
+        return self.reserved_high_bytes <= visible_bytes(device.memory_bytes / GIB)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Life:
 
     @property
     def bytes(self) -> int:
-        return node_bytes(self.owner)
+        return size(self.owner.shape) if self.kind == "mask" else node_bytes(self.owner)
 
 
 def lives(graph: Graph) -> tuple[Life, ...]:
@@ -87,8 +87,9 @@ def lives(graph: Graph) -> tuple[Life, ...]:
         if not node.fused:
             end = len(graph.nodes) if node.op.kind == "source" else last[node.id]
             ends[buffer[node.id]] = max(ends.get(buffer[node.id], 0), end)
+    kinds = _kinds(graph)
     return tuple(
-        Life(owner, 0 if owner.op.kind == "source" else i, end, _kind(graph, owner))
+        Life(owner, 0 if owner.op.kind == "source" else i, end, kinds[i])
         for i, end in ends.items()
         for owner in (graph.nodes[i],)
     )
@@ -106,19 +107,11 @@ def step_memory(graph: Graph) -> StepMemory:
         live += change[i]
         if live > peak:
             peak, peak_node = live, i
-    parts: dict[Kind, int] = {}
+    parts = dict.fromkeys(get_args(Kind), 0)
     for life in rows:
         if life.first <= peak_node <= life.last:
-            parts[life.kind] = parts.get(life.kind, 0) + life.bytes
-    return StepMemory(
-        peak_bytes=peak,
-        peak_node=peak_node,
-        parameter_bytes=parts.get("parameter", 0),
-        optimizer_bytes=parts.get("optimizer", 0),
-        gradient_bytes=parts.get("gradient", 0),
-        weight_copy_bytes=parts.get("weight_copy", 0),
-        activation_bytes=parts.get("activation", 0),
-    )
+            parts[life.kind] += life.bytes
+    return StepMemory(peak, peak_node, **{f"{kind}_bytes": held for kind, held in parts.items()})
 
 
 def live_by_kind(graph: Graph) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
@@ -168,6 +161,20 @@ def _overwritten(graph: Graph, node: Node, buffer: list[int], last: list[int]) -
         if fits and last[i] == node.id:
             return owner.id
     return node.id
+
+
+def _kinds(graph: Graph) -> list[Kind]:
+    """Return the kind of each node's buffer."""
+    kinds = [_kind(graph, node) for node in graph.nodes]
+    for node in graph.nodes:
+        if node.op.name == "dropout" and graph.nodes[node.inputs[1]].op.kind == "source":
+            kinds[node.inputs[1]] = "mask"
+        if kinds[node.id] == "weight_copy":
+            origin = graph.nodes[node.inputs[0]]
+            narrower = node_bytes(node) < node_bytes(origin)
+            if origin.op.name == "parameter" and narrower:
+                kinds[origin.id] = "master"
+    return kinds
 
 
 def _kind(graph: Graph, node: Node) -> Kind:

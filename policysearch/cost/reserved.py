@@ -56,16 +56,22 @@ def reserved_bytes(live: float, growth: float, visible: float) -> float:
 def largest_batch(live_at: Callable[[int], float], growth: float, visible: float) -> int:
     """Return the largest batch that fits where memory grows with the batch; 0 if none does.
 
-    `live_at` gives the live bytes at a batch; it is called some forty times at most.
+    `live_at` gives the live bytes at a batch. Between the last batch that fits and the first that
+    does not it is taken for straight, and asked where that line meets what there is.
     """
-
-    def fits(batch: int) -> bool:
-        return wanted_bytes(live_at(batch), growth) <= visible
-
-    low, high = 0, 1
-    while high <= LARGEST_BATCH and fits(high):
-        low, high = high, 2 * high
+    room = (visible - CONTEXT_BYTES) / growth
+    low, held, high = 0, 0.0, 1
+    while (needed := live_at(high)) <= room and high < LARGEST_BATCH:
+        low, held, high = high, needed, 8 * high
+    if needed <= room:
+        return high
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        straight = low + int((high - low) * (room - held) / (needed - held))
+        middle = min(max(straight, low + 1), high - 1)
+        if (here := live_at(middle)) <= room:
+            if live_at(middle + 1) > room:
+                return middle
+            low, held = middle, here
+        else:
+            high, needed = middle, here
     return low

@@ -12,6 +12,7 @@ import numpy as np
 from policysearch.cost.device_file import device_at
 from policysearch.cost.phases import over_phases
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
+from policysearch.cost.recompute import layers_of_blocks, recomputed
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
 from policysearch.data.shared import shared
@@ -35,7 +36,8 @@ JITTER = 1e-6
 class Objective:
     """Trains policies of one task and prices them for one device and stack.
 
-    `cost_batch_size` is the batch of the priced step, by default that of the task. `fast` is how
+    `cost_batch_size` is the batch of the priced step, by default that of the task; in it the blocks
+    of `recompute` are computed again in backward (`cost.recompute`), in float32 too. `fast` is how
     it trains; it changes no result. `parallel` is how float32 is spread over devices, beside which
     every policy is priced, spread as it says itself.
     """
@@ -48,6 +50,7 @@ class Objective:
         cost_batch_size: int | None = None,
         fast: Fast | None = None,
         parallel: Parallel = Parallel(),
+        recompute: tuple[str, ...] = (),
     ) -> None:
         self.task = task
         self.parallel = parallel
@@ -55,6 +58,7 @@ class Objective:
         self.device = device_at(device)
         self.stack = stack_named(stack)
         self.cost_batch_size = cost_batch_size or task.batch_size
+        self.recompute = recompute
         self._baselines: dict[int, Measurement] = {}
         self._tracings: dict[int, Tracing] = {}
 
@@ -93,7 +97,11 @@ class Objective:
         batch = policy.parallel.batch(self.cost_batch_size)
         if batch not in self._tracings:
             self._tracings[batch] = Tracing(self.task, self.model, batch)
-        return self._tracings[batch].step_graph(policy)
+        return self.recomputed(self._tracings[batch].step_graph(policy))
+
+    def recomputed(self, graph: Graph) -> Graph:
+        """Return a step of the model in which its blocks are computed again in backward."""
+        return recomputed(graph, layers_of_blocks(self.model.layer_names, self.recompute))
 
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step, the mean one over its phases; nothing is trained."""

@@ -27,11 +27,14 @@ def csv_text(results: Results) -> str:
 
 
 def batches(spec: StudySpec) -> str:
-    """Say at which batch a step was trained and priced, and why at two."""
+    """Say at which batch a step was trained and priced, why at two, and what it computes again."""
     trained, priced = spec.task.batch_size, spec.priced_batch_size
+    blocks = ", ".join(spec.cost.recompute)
+    again = f", {blocks} computed again in backward" if blocks else ""
     if trained == priced:
-        return f"trained and priced at batch {trained}"
-    return f"trained at batch {trained}, priced at batch {priced} ({spec.cost.batch_size_reason})"
+        return f"trained and priced at batch {trained}{again}"
+    why = spec.cost.batch_size_reason
+    return f"trained at batch {trained}, priced at batch {priced} ({why}){again}"
 
 
 def speedups(results: Results, trial: Trial) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 from policysearch.cost.memory import Kind, live_by_kind
 from policysearch.cost.price import compare
@@ -20,7 +21,7 @@ MOST_LAYERS = 40
 LEAST_GAIN = 0.005
 """Changes that gain less are not told."""
 
-KINDS: tuple[Kind, ...] = ("parameter", "optimizer", "gradient", "weight_copy", "activation")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def profile_page(objective: Objective, changes: Changes) -> str:

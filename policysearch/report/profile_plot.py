@@ -12,18 +12,10 @@ from matplotlib.figure import Figure
 from policysearch.cost.memory import live_by_kind
 from policysearch.report.causes import Changes
 from policysearch.report.profile_page import KINDS
-from policysearch.report.step_cost import MIB
+from policysearch.report.step_cost import KIND_NAMES, MIB
 
 MOST_BARS = 24
 """So many layers have a bar of their own; the others share one."""
-
-NAMES = {
-    "parameter": "parameters",
-    "optimizer": "optimizer state",
-    "gradient": "gradients",
-    "weight_copy": "low copies of parameters",
-    "activation": "activations and the rest",
-}
 
 
 def profile_plot(changes: Changes, title: str) -> bytes:
@@ -78,7 +70,9 @@ def _by_layer(changes: Changes) -> dict[str, dict[str, float]]:
 def _memory(axes: Axes, changes: Changes) -> None:
     moments = live_by_kind(changes.graph)
     held = [[live.get(kind, 0) / MIB for _, live in moments] for kind in KINDS]
-    axes.stackplot(range(len(moments)), held, labels=[NAMES[kind] for kind in KINDS])
+    shown = [(kind, row) for kind, row in zip(KINDS, held, strict=True) if any(row)]
+    rows, labels = [row for _, row in shown], [KIND_NAMES[kind] for kind, _ in shown]
+    axes.stackplot(range(len(moments)), rows, labels=labels)
     peak = int(np.argmax(np.sum(held, axis=0)))
     axes.axvline(peak, color="black", linestyle=":", label=f"peak: {moments[peak][0]}")
     axes.set_xlim(0, len(moments) - 1)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from policysearch.cost.device_file import device_at
-from policysearch.cost.memory import StepMemory
+from policysearch.cost.memory import Kind, StepMemory
 from policysearch.cost.price import PolicyCost
 from policysearch.cost.time import KernelTime, StepTime
-from policysearch.objective.objective import Objective
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.table import aligned
 from policysearch.search.results import Results
+from policysearch.search.spec import objective_of
 from policysearch.search.trials import Trial
 from policysearch.values import InputError
 
@@ -32,6 +32,18 @@ LIMITS: Mapping[str, str] = MappingProxyType(
 )
 """What sets the time of a kernel (`KernelTime.bound`), in words."""
 
+KIND_NAMES: Mapping[Kind, str] = MappingProxyType(
+    {
+        "parameter": "parameters",
+        "master": "master weights",
+        "optimizer": "optimizer state",
+        "gradient": "gradients",
+        "weight_copy": "low copies of parameters",
+        "activation": "activations and the rest",
+        "mask": "dropout masks",
+    }
+)
+
 LONGEST = 8
 """So many kernels are shown, the longest first."""
 
@@ -43,13 +55,7 @@ def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
     """
     spec, cost = results.spec, trial.cost
     told = [f"{speedups(results, trial)}; {batches(spec)}"]
-    objective = Objective(
-        spec.task,
-        spec.cost.device,
-        spec.cost.stack,
-        spec.cost.batch_size,
-        parallel=spec.parallel.base,
-    )
+    objective = objective_of(spec)
     try:
         step = objective.step_price(trial.policy)
     except InputError as error:
@@ -124,11 +130,5 @@ def memory_lines(cost: PolicyCost) -> list[str]:
 
 def live_line(memory: StepMemory) -> str:
     """Return what the bytes that are live at the peak belong to."""
-    parts = (
-        ("parameters", memory.parameter_bytes),
-        ("optimizer state", memory.optimizer_bytes),
-        ("gradients", memory.gradient_bytes),
-        ("low copies of parameters", memory.weight_copy_bytes),
-        ("activations and the rest", memory.activation_bytes),
-    )
-    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in parts)
+    held = [(KIND_NAMES[kind], bytes) for kind, bytes in memory.parts if bytes]
+    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in held)

@@ -19,7 +19,7 @@ from policysearch.search.parallel_space import spread_space
 from policysearch.search.pool import SpacePool
 from policysearch.search.searcher import Row, Searcher
 from policysearch.search.space import Params, Space, make_space
-from policysearch.search.spec import ObjectiveName, StudySpec
+from policysearch.search.spec import ObjectiveName, StudySpec, objective_of
 from policysearch.values import InputError
 
 Price = Callable[[Policy], tuple[float, float] | None]
@@ -159,11 +159,7 @@ def gain_sampler(
     `sampler.space.suggest(trial)` and whose values are the study's objectives in their order, the
     loss gap in nats unless `gap_of` makes nats of it. `objective` prices; None makes it anew.
     """
-    cost = spec.cost
-    base = spec.parallel.base
-    priced = objective or Objective(
-        spec.task, cost.device, cost.stack, cost.batch_size, parallel=base
-    )
+    priced = objective or objective_of(spec)
     space = make_space(spec.space, priced.model, spec.rules, spec.study.target, spec.task.steps)
     space = spread_space(space, spec.parallel)
     ladder = [

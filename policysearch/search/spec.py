@@ -16,6 +16,7 @@ from policysearch.data.datasets import Dataset
 from policysearch.export.targets import targets
 from policysearch.files import read_text
 from policysearch.nn.model import Model
+from policysearch.objective.objective import Objective
 from policysearch.policy.presets import PRESETS
 from policysearch.rewrite.format_rules import FormatRule
 from policysearch.rounding.rounder import Fast
@@ -110,13 +111,17 @@ class CostSection:
     A device that ends in ".toml" is a file of your own, as `policysearch calibrate` writes it.
     `batch_size` is the batch of the priced step. One that is not that of the training must come
     with a `batch_size_reason`, which every view shows: the gap is then measured at one batch and
-    the speed modeled at another.
+    the speed modeled at another. `recompute` names blocks of layers whose activations are not kept
+    but computed again in the backward pass, in float32 too: a layer, what stands before a dot in
+    the names of several ("block1"), or all from one to another ("conv1..relu1"). It saves memory
+    and takes time in the priced step; training and files of exporters are as without.
     """
 
     device: str
     stack: str
     batch_size: int | None = None
     batch_size_reason: str = ""
+    recompute: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if is_device_file(self.device):
@@ -192,6 +197,13 @@ class StudySpec:
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""
         return replace(self, study=replace(self.study, trials=trials))
+
+
+def objective_of(spec: StudySpec) -> Objective:
+    """Return what trains and prices the policies of a study."""
+    cost = spec.cost
+    where = cost.device, cost.stack, cost.batch_size
+    return Objective(spec.task, *where, spec.study.fast, spec.parallel.base, cost.recompute)
 
 
 def load_spec(path: Path) -> StudySpec:

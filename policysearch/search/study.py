@@ -26,7 +26,7 @@ from policysearch.search.samplers import OWN, sampler_named
 from policysearch.search.scoring import read_results
 from policysearch.search.session import Progress, Session
 from policysearch.search.space import check_accumulators, make_space
-from policysearch.search.spec import DIRECTIONS, StudySpec
+from policysearch.search.spec import DIRECTIONS, StudySpec, objective_of
 from policysearch.search.stopping import Clock
 from policysearch.search.storage import (
     OpenJournal,
@@ -62,7 +62,7 @@ def run_study(
     only with `retry_failed`.
     """
     jobs = spec.study.workers * len(spec.study.seeds)
-    with _session(spec, _objective(spec), storage, accept_changes) as session:
+    with _session(spec, objective_of(spec), storage, accept_changes) as session:
         made = executor or partial(make_executor, processes=processes, jobs=jobs)
         with made(session.objective) as running:
             search(session, running, progress, retry_failed, clock)
@@ -88,7 +88,7 @@ def confirm_study(
     and with `every` each policy of the study that did not diverge.
     Raises InputError as `run_study`.
     """
-    with _session(spec, _objective(spec), storage) as session:
+    with _session(spec, objective_of(spec), storage) as session:
         results = session.results()
         horizon = horizon_of(spec.study.seeds, spec.task.steps, factor, seeds)
         chosen = candidates(results, every)
@@ -118,7 +118,7 @@ def try_policy(
     the search does next does not depend on it. Returns the results, the trial's number, and
     whether it is new. Raises InputError as `run_study`, and where the policy does not fit the task.
     """
-    objective = _objective(spec)
+    objective = objective_of(spec)
     policy = spec.parallel.spread(as_run(policy, objective.model, spec.study.target))
     check_accumulators(policy)
     objective.price(policy)  # Says what is wrong with a policy before a file is made.
@@ -153,12 +153,6 @@ def _session(
         yield Session(spec, objective, records)
 
 
-def _objective(spec: StudySpec) -> Objective:
-    cost = spec.cost
-    base = spec.parallel.base
-    return Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast, base)
-
-
 def _opened(spec: StudySpec, storage: Path) -> OpenJournal:
     names = list(spec.objectives.names)
     return open_for_writing(storage, spec.study.name, [DIRECTIONS[n] for n in names], names)
@@ -180,5 +174,5 @@ def load_results(spec: StudySpec, storage: Path) -> Results:
     if not records.identities:
         raise InputError(f"storage {storage}: no results yet; expected those of a run")
     check_task(records.identities[-1], spec.task.to_plain(), str(storage))
-    prices = Prices(_objective(spec), records, spec)
+    prices = Prices(objective_of(spec), records, spec)
     return read_results(records, spec, prices, prices.references)

@@ -1,4 +1,4 @@
-"""Nets without a publication, measured by `benchmarks/gpu_memory.py`."""
+"""Nets without a publication, measured by `benchmarks/live_memory.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nets of `benchmarks/gpu_memory.py`, under the names of the cost model's catalogue.
+"""Nets of `benchmarks/live_memory.py`, under the names of the cost model's catalogue.
 
 Own definitions, so that nothing is downloaded; random batches on the device.
 """
