@@ -27,6 +27,7 @@ from policysearch.commands.shared import (
 from policysearch.commands.validation import add_validation
 from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
+from policysearch.commands.why import add_why
 from policysearch.files import make_folder
 from policysearch.report import listings
 from policysearch.report.one_trial import exported_notes
@@ -69,6 +70,7 @@ def parser() -> _Parser:
     add_confirm(commands)
     add_views(commands)
     add_try(commands)
+    add_why(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
     add_study(plot)
     _add_out(plot)
