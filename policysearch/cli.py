@@ -15,6 +15,7 @@ from policysearch.commands.confirm import add_confirm, confirmed
 from policysearch.commands.measured import add_calibrate
 from policysearch.commands.policies import add_explain, add_rules
 from policysearch.commands.profile import add_profile
+from policysearch.commands.propose import add_propose
 from policysearch.commands.shared import (
     add_study,
     drop_output,
@@ -71,6 +72,7 @@ def parser() -> _Parser:
     add_views(commands)
     add_try(commands)
     add_why(commands)
+    add_propose(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
     add_study(plot)
     _add_out(plot)

@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray, Node
-from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import Array, feed_inputs
 from policysearch.train.loss_scale import inverse
-from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters
+from policysearch.train.trainer import Trainer, initial_parameters
 
 Gradients = Mapping[str, NDArray[np.float64]]
 Observer = Callable[[Node, FloatArray, FloatArray], None]
@@ -52,19 +50,16 @@ class Beside:
         return {name: self._step.value(name).astype(np.float64) for name in self._names}
 
 
-def probed(
-    trainer: Trainer, task: Task, data: Dataset
-) -> Iterator[tuple[int, Sequence[Array], Array]]:
-    """Train from the initial values of the trainer's seed; yield what every probed step reads.
+def along(trainer: Trainer, data: Dataset) -> Iterator[tuple[int, Sequence[Array], Array]]:
+    """Train from the initial values of the trainer's seed; yield what every step reads.
 
     That is (step, inputs, labels), before the step is taken.
     """
     trainer.load(initial_parameters(trainer.model, trainer.seed))
-    rng = np.random.default_rng([trainer.seed, 1])
+    task, rng = trainer.task, np.random.default_rng([trainer.seed, 1])
     for index, chosen in enumerate(batches(data, task.batch_size, task.steps, rng)):
         inputs, labels = [x[chosen] for x in data.train[0]], data.train[1][chosen]
-        if index % PROBE_INTERVAL == 0:
-            yield index, inputs, labels
+        yield index, inputs, labels
         trainer.step(inputs, labels)
 
 
@@ -77,8 +72,3 @@ def ratio(size: Gradients, low: Gradients, exact: Gradients) -> float:
     """Return the norm of `size` over that of what `low` and `exact` differ by."""
     noise = norm({name: low[name] - exact[name] for name in low})
     return norm(size) / noise if noise else math.inf
-
-
-def model_of(task: Task, data: Dataset) -> Model:
-    """Return the model of the task for its data."""
-    return task.build_model(data)
