@@ -36,7 +36,9 @@ from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
+from policysearch.search.inert import inert_lines
 from policysearch.search.results import Results
+from policysearch.search.space import space_of
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import Trial
 from policysearch.values import InputError, near_miss
@@ -204,7 +206,7 @@ def _run(options: argparse.Namespace) -> None:
         share = spec.study.confirm_share
         results = confirmed(options, spec, spec.study.confirm_factor, 1, share)
     print(front_table(results))
-    print()
+    print("\n".join(["", *inert_lines(results, space_of(spec))]))
     _write_plots(results, options.out)
     print(next_commands(results, options))
 

@@ -25,6 +25,7 @@ from policysearch.search.groups import complete_groups, layers_of_ops
 from policysearch.search.normal import normal
 from policysearch.search.rules import rules_for
 from policysearch.search.space_section import DECIDED, UNIFORM, SpaceSection
+from policysearch.search.spec import StudySpec
 from policysearch.search.target import as_run, offered
 from policysearch.values import InputError
 
@@ -189,6 +190,12 @@ def make_space(
         for option in each.rule.options:
             check_accumulators(space.policy({f"rule.{each.name}": option}))
     return space
+
+
+def space_of(spec: StudySpec) -> Space:
+    """Return the space of a study file; its model is made."""
+    model = spec.task.build_model(spec.task.load_dataset())
+    return make_space(spec.space, model, spec.rules, spec.study.target, spec.task.steps)
 
 
 def check_accumulators(policy: Policy) -> None:

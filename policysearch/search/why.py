@@ -9,7 +9,7 @@ from policysearch.policy.policy import Policy
 from policysearch.search.neighbours import Neighbour, Verdict, group_of, neighbours, verdict
 from policysearch.search.results import Results
 from policysearch.search.session import Progress
-from policysearch.search.space import make_space
+from policysearch.search.space import space_of
 from policysearch.search.spec import StudySpec
 from policysearch.search.study import try_policy
 from policysearch.search.trials import FailedTrial, Trial
@@ -50,8 +50,7 @@ def why(
     the study decides together change together. Raises InputError as `try_policy`, and for a layer
     there is not.
     """
-    model = spec.task.build_model(spec.task.load_dataset())
-    space = make_space(spec.space, model, spec.rules, spec.study.target, spec.task.steps)
+    space = space_of(spec)
     near = neighbours(policy, layer, space)
     numbers = []
     for each in (policy, *(n.policy for n in near)):
