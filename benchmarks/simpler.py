@@ -5,7 +5,8 @@
 Both are searched, or go on from their journals in `--folder`, and their fronts confirmed over
 `confirm_factor` times the steps on three seeds that neither search saw. Of each policy that uses
 the decision it says the best one of the other front that takes no more time: its gap, and by how
-much it is behind.
+much it is behind. First it says how many policies each search trained to reach the volume that
+the simpler one ends with.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from policysearch.files import make_folder
 from policysearch.report.table import aligned
+from policysearch.search.gain import Yardstick, yardstick
 from policysearch.search.results import Results
+from policysearch.search.space import space_of
 from policysearch.search.space_section import SpaceSection
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import confirm_study, run_study
@@ -26,6 +32,7 @@ from policysearch.search.trials import Trial
 from policysearch.values import InputError, one_of
 
 SEEDS = 3
+SHARES = (0.9, 0.95, 0.99, 1.0)
 TITLES = ("policy", "time", "memory", "gap", "sd", "best without, no slower", "time", "gap", "sd")
 
 
@@ -42,9 +49,10 @@ def without(spec: StudySpec, keys: Sequence[str]) -> StudySpec:
             one_of(name, kind, getattr(space, name))
             kept = tuple(each for each in getattr(space, name) if each != kind)
             others = {"scale_schedules": ()} if kind == "schedule" else {}
-            space = replace(space, **{name: kept}, **others)  # type: ignore[arg-type]
+            changes: dict[str, Any] = {name: kept, **others}
         else:
-            space = replace(space, **{one_of("--without", name, defaults): defaults[name]})  # type: ignore[arg-type]
+            changes = {one_of("--without", name, defaults): defaults[name]}
+        space = replace(space, **changes)
     return replace(spec, study=replace(spec.study, name=f"{spec.study.name}-without"), space=space)
 
 
@@ -70,6 +78,31 @@ def rows(every: Results, fewer: Results) -> list[tuple[str, ...]]:
     return lines
 
 
+def trainings(every: Results, fewer: Results, share: float) -> list[int | None]:
+    """Return how many policies the study, and the simpler one, trained to `share` of a volume.
+
+    That is what the simpler study came to, by counted gaps over the study's own steps and from the
+    corner of its ladder; None where a search did not get there.
+    """
+    ladder = space_of(fewer.spec).ladder(fewer.spec.study.baseline)
+    plain = [t for t in fewer.trials if t.digest in ladder and "float32" not in t.presets]
+    measure = yardstick(np.array([(1 / t.cost.speedup, t.cost.memory_ratio) for t in plain]))
+    grown = [_volumes(results, measure) for results in (every, fewer)]
+    return [_first(volumes, share * grown[1][-1]) for volumes in grown]
+
+
+def _volumes(results: Results, measure: Yardstick) -> list[float]:
+    """Return the volume after each policy trained, in the order they were asked for."""
+    trials = [trial for trial in results.trials if not trial.by_hand]
+    gaps = np.array([results.counted_gap(trial) for trial in trials])
+    costs = np.array([(1 / t.cost.speedup, t.cost.memory_ratio) for t in trials])
+    return [measure.volume(gaps[:n], costs[:n]) for n in range(1, len(trials) + 1)]
+
+
+def _first(volumes: Sequence[float], wanted: float) -> int | None:
+    return next((n for n, volume in enumerate(volumes, 1) if volume >= wanted), None)
+
+
 def _cells(results: Results, trial: Trial, memory: bool = True) -> tuple[str, ...]:
     found = results.confirmation(trial)
     gap = "" if found is None else f"{found.loss_gap:+.2e}"
@@ -93,6 +126,10 @@ def main() -> int:
     except InputError as error:
         print(f"simpler: {error}", file=sys.stderr)
         return 2
+    print(f"{spec.study.name}: policies trained to a share of the volume of the study without")
+    for share in SHARES:
+        said = [str(count or "not reached") for count in trainings(every, fewer, share)]
+        print(f"  {share:.0%}: {said[0]}, without: {said[1]}")
     steps = round(spec.task.steps * spec.study.confirm_factor)
     print(f"{spec.study.name}: fronts after {steps} steps on {SEEDS} new seeds; gaps in nats, time")
     print("and memory modeled over float32's")

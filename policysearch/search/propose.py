@@ -20,7 +20,7 @@ from policysearch.train.trainer import PROBE_INTERVAL, Trainer
 WINDOWS = 30
 """A schedule may move so many times in a run."""
 
-MARGIN = 0.25
+MARGIN = 0.5
 """Binades below overflow for what other seeds and a low format do to gradients."""
 
 LIMIT = math.sqrt(3.0)
