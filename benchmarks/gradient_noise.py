@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,19 +28,15 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from policysearch.data.datasets import Dataset, batches
-from policysearch.emulator.compile import compile_graph
 from policysearch.formats import Rounding
-from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.objective.score import curve_of
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe
 from policysearch.search.spec import StudySpec, load_spec
-from policysearch.train.feeding import Array, feed_inputs
-from policysearch.train.loss_scale import inverse
+from policysearch.train.beside import Beside, ratio
 from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
 from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters
 from policysearch.values import InputError
 
@@ -51,8 +47,6 @@ LATE = 4
 STOPPED = 0.5
 NOISES = ("all", "backward", "layer")
 END = ("loss", "gap/loss", "gain")
-
-Gradients = Mapping[str, NDArray[np.float64]]
 
 
 def policies(model: Model, formats: Sequence[str]) -> Iterator[Policy]:
@@ -66,41 +60,6 @@ def policies(model: Model, formats: Sequence[str]) -> Iterator[Policy]:
             made = replace(base, layers=layers, scaling=replace(base.scaling, recipe=recipe))
             yield replace(made, name=f"{name} {recipe} nearest")
             yield replace(made, name=f"{name} {recipe} by chance", rounding=chance)
-
-
-class Beside:
-    """A step of another policy, at the parameters and on the batches of a trainer."""
-
-    def __init__(self, trainer: Trainer, policy: Policy) -> None:
-        self._trainer = trainer
-        task = trainer.task
-        graph = Tracing(task, trainer.model, task.batch_size).step_graph(policy)
-        self._names = [name for name, _ in graph.outputs if name.startswith("grad:")]
-        self._step = compile_graph(graph.wanting("loss", *self._names), seed=trainer.seed)
-
-    def gradients(self, inputs: Sequence[Array], labels: Array) -> Gradients:
-        """Return the unscaled gradients by parameter."""
-        trainer, arrays = self._trainer, self._step.arrays
-        feed_inputs(self._step, trainer.model, inputs, labels)
-        scale = trainer.scale_state.scale
-        fed: dict[str, FloatArray | float] = {**trainer.params()}
-        fed |= {"loss_scale": scale, "inverse_scale": inverse(scale)}
-        for name in fed.keys() & arrays.keys():
-            arrays[name][...] = fed[name]
-        self._step.step_index = trainer.step_index
-        self._step.forward_backward()
-        return {name: self._step.value(name).astype(np.float64) for name in self._names}
-
-
-def norm(gradients: Gradients) -> float:
-    """Return the Euclidean norm over all parameters."""
-    return math.sqrt(math.fsum(float(np.sum(part**2)) for part in gradients.values()))
-
-
-def ratio(size: Gradients, low: Gradients, exact: Gradients) -> float:
-    """Return the norm of `size` over that of what `low` and `exact` differ by."""
-    noise = norm({name: low[name] - exact[name] for name in low})
-    return norm(size) / noise if noise else math.inf
 
 
 @dataclass(frozen=True)

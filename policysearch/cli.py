@@ -15,6 +15,7 @@ from policysearch.commands.confirm import add_confirm, confirmed
 from policysearch.commands.measured import add_calibrate
 from policysearch.commands.policies import add_explain, add_rules
 from policysearch.commands.profile import add_profile
+from policysearch.commands.propose import add_propose
 from policysearch.commands.shared import (
     add_study,
     cluster_of,
@@ -28,6 +29,7 @@ from policysearch.commands.shared import (
 from policysearch.commands.validation import add_validation
 from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
+from policysearch.commands.why import add_why
 from policysearch.files import make_folder
 from policysearch.report import listings
 from policysearch.report.one_trial import exported_notes
@@ -36,8 +38,10 @@ from policysearch.report.study_file import study_file_page
 from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
 from policysearch.search.cluster import Cluster
+from policysearch.search.inert import inert_lines
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
+from policysearch.search.study_space import space_of
 from policysearch.search.trials import Trial
 from policysearch.values import InputError, near_miss
 
@@ -71,6 +75,8 @@ def parser() -> _Parser:
     add_confirm(commands)
     add_views(commands)
     add_try(commands)
+    add_why(commands)
+    add_propose(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
     add_study(plot)
     _add_out(plot)
@@ -194,7 +200,7 @@ def _run(options: argparse.Namespace) -> None:
         )
         raise SystemExit(INTERRUPTED) from None
     print(front_table(results))
-    print()
+    print("\n".join(["", *inert_lines(results, space_of(spec))]))
     _write_plots(results, options.out)
     print(next_commands(results, options))
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.gradient_noise import Beside, Seen, policies, ratio, train
+from benchmarks.gradient_noise import Seen, policies, train
 from policysearch.data.datasets import load_dataset
 from policysearch.policy.presets import preset
+from policysearch.train.beside import Beside, ratio
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer, initial_parameters
 

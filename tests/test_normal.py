@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from policysearch.search.effective import Effective
 from policysearch.search.normal import normal, scale_acts
 from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import SpaceSection
+from policysearch.search.spec import load_spec
+from policysearch.search.study import run_study
 from policysearch.train.tasks import Task
+from tests.studies import replaced_training, write_study
 
 STEPS = 12
 TASK = Task(
@@ -150,6 +154,24 @@ def test_rows_are_one_where_policies_are(space: Space) -> None:
         rows.setdefault(policy.digest, set()).add(effective.row(params))
     assert all(len(found) == 1 for found in rows.values())
     assert len({row for found in rows.values() for row in found}) == len(rows) < 200
+
+
+def test_a_loss_scale_on_bfloat16_costs_no_training(tmp_path: Path) -> None:
+    """The search with it asks for the same policies in the same order."""
+    asked = []
+    for name, given in (("plain", '["none"]'), ("scaled", '["none", "fixed", "dynamic"]')):
+        changes = (
+            ('sampler = "random"', 'sampler = "gain"'),
+            ("trials = 6", "trials = 14"),
+            ('"bfloat16", "float8_e4m3fn"]', '"bfloat16"]'),
+            ('"mindspore.O0", "apex.O3"', '"uniform"'),
+            ('loss_scales = ["none", "fixed", "dynamic"]', f"loss_scales = {given}"),
+        )
+        spec = load_spec(write_study(tmp_path, *changes, name=f"{name}.toml"))
+        with replaced_training() as trained:
+            run_study(spec, tmp_path / f"{name}.journal", processes=0)
+        asked.append([digest for digest, seed, jitter in trained if not seed and not jitter])
+    assert asked[0] == asked[1] and len(set(asked[0])) == len(asked[0]) > 8
 
 
 def test_a_loss_scale_on_bfloat16_adds_no_policy(objective: Objective) -> None:

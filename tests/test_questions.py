@@ -31,6 +31,7 @@ ANSWERS = {
     ),
     "Will my own net go in?": ("0.weight", "relu", "cast", "step 7:"),
     "Does FP8 train this network?": ("te.current (by hand)", "loss gap", "overflows", "the front"),
+    "Why is this layer in this format?": ("one step away", "as it is", "narrower", "more gap"),
     "Does that still hold in a longer training?": ("short gap", "long gap", "verdict", "12 steps"),
     "Which layer overflows?": ("layer", "overflows", "underflows", "fc1", "skipped steps"),
     "Which loss scale holds?": ("loss scale: dynamic from", "skipped steps", "of 6"),

@@ -15,11 +15,11 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.effective import Effective
 from policysearch.search.gain import SMALLEST_GAP, Yardstick, yardstick
-from policysearch.search.parallel_space import spread_space
 from policysearch.search.pool import SpacePool
 from policysearch.search.searcher import Row, Searcher
-from policysearch.search.space import Params, Space, make_space
+from policysearch.search.space import Params, Space
 from policysearch.search.spec import ObjectiveName, StudySpec, objective_of
+from policysearch.search.study_space import space_of
 from policysearch.values import InputError
 
 Price = Callable[[Policy], tuple[float, float] | None]
@@ -160,8 +160,7 @@ def gain_sampler(
     loss gap in nats unless `gap_of` makes nats of it. `objective` prices; None makes it anew.
     """
     priced = objective or objective_of(spec)
-    space = make_space(spec.space, priced.model, spec.rules, spec.study.target, spec.task.steps)
-    space = spread_space(space, spec.parallel)
+    space = space_of(spec, priced.model)
     ladder = [
         policy
         for policy, names in space.ladder(spec.study.baseline).values()

@@ -10,13 +10,13 @@ from policysearch.objective.score import DIVERGED_GAP, Failure, Outcome
 from policysearch.policy.policy import Policy, from_json
 from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor, Job
-from policysearch.search.parallel_space import spread_space
 from policysearch.search.prices import Prices
 from policysearch.search.records import Asked, Records, RunKey, compact, trained_digest
 from policysearch.search.results import Results
 from policysearch.search.scoring import read_results, scored
-from policysearch.search.space import Params, make_space
+from policysearch.search.space import Params
 from policysearch.search.spec import StudySpec
+from policysearch.search.study_space import space_of
 from policysearch.search.trials import FailedTrial, Trial, policy_name
 from policysearch.search.view import Seen, fits
 
@@ -34,10 +34,7 @@ class Session:
 
     def __init__(self, spec: StudySpec, objective: Objective, records: Records) -> None:
         self.spec, self.objective, self.records = spec, objective, records
-        space = make_space(
-            spec.space, objective.model, spec.rules, spec.study.target, spec.task.steps
-        )
-        self.space = spread_space(space, spec.parallel)
+        self.space = space_of(spec, objective.model)
         self.float32 = objective.float32
         self.prices = Prices(objective, records, spec)
 

@@ -25,7 +25,7 @@ from policysearch.search.results import Results
 from policysearch.search.samplers import OWN, sampler_named
 from policysearch.search.scoring import read_results
 from policysearch.search.session import Progress, Session
-from policysearch.search.space import check_accumulators, make_space
+from policysearch.search.space import check_accumulators
 from policysearch.search.spec import DIRECTIONS, StudySpec, objective_of
 from policysearch.search.stopping import Clock
 from policysearch.search.storage import (
@@ -36,6 +36,7 @@ from policysearch.search.storage import (
     quiet,
     read_checked,
 )
+from policysearch.search.study_space import space_of
 from policysearch.search.target import as_run
 from policysearch.values import InputError
 
@@ -141,7 +142,7 @@ def _session(
         objective.dataset.fingerprint,
         objective.float32.digest,
     )
-    make_space(spec.space, objective.model, spec.rules, spec.study.target, spec.task.steps)
+    space_of(spec, objective.model)  # Says what the space of this model cannot be.
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)

@@ -1,0 +1,46 @@
+"""Why a layer is as it is, as text."""
+
+from __future__ import annotations
+
+from policysearch.report.table import aligned
+from policysearch.search.trials import FailedTrial, Trial
+from policysearch.search.why import Tried, Why
+
+HEADER = ("step", "format", "trial", "loss gap", "more gap", "speed", "memory", "beside it")
+
+
+def why_page(why: Why) -> str:
+    """Return the neighbours of a policy in one layer: what each gains and costs, and a verdict."""
+    here, results = why.trial, why.results
+    if isinstance(here, FailedTrial):
+        return f"trial {here.number}: {here.name}: failed: {here.reason}"
+    rows = [_row("as it is", here, here, "")]
+    rows += [_row(_said(each), here, each.trial, each.verdict or "failed") for each in why.tried]
+    layers = ", ".join(why.layers)
+    head = f"trial {here.number}: {here.label}; {why.group} ({layers}) one step away"
+    seeds = len(results.spec.study.seeds)
+    foot = (
+        f"gaps in nats, means of {seeds} seed{'s' * (seeds > 1)}; speed and memory modeled, over "
+        "those of the policy as it is. better, worse: on every axis that differs by what can be "
+        "told of it; trade: each on one"
+    )
+    return "\n\n".join([head, "\n".join(aligned([HEADER, *rows])), foot])
+
+
+def _said(tried: Tried) -> str:
+    return f"{tried.neighbour.step} {tried.neighbour.format}"
+
+
+def _row(said: str, here: Trial, trial: Trial | FailedTrial, verdict: str) -> tuple[str, ...]:
+    step, _, format = said.rpartition(" ")
+    if said == "as it is":
+        step, format = said, ""
+    if isinstance(trial, FailedTrial):
+        return step, format, str(trial.number), trial.reason, "", "", "", verdict
+    gap = "diverged" if trial.diverged else f"{trial.loss_gap:+.2e}"
+    lost = trial.diverged or here.diverged
+    more = "" if lost or trial is here else f"{trial.loss_gap - here.loss_gap:+.2e}"
+    speed = trial.cost.speedup / here.cost.speedup
+    memory = trial.cost.memory_ratio / here.cost.memory_ratio
+    costs = ("", "") if trial is here else (f"{speed:.3f}x", f"{memory:.3f}x")
+    return step, format, str(trial.number), gap, more, *costs, verdict

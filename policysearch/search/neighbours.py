@@ -1,0 +1,95 @@
+"""The policies one step away from a policy: a layer one format wider, beside, or narrower."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from policysearch.formats import format_named
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.search.decided.base import Group
+from policysearch.search.decided.storage import usual
+from policysearch.search.results import Results
+from policysearch.search.space import Space
+from policysearch.search.trials import Trial
+from policysearch.values import one_of
+
+Step = Literal["wider", "beside", "narrower"]
+Verdict = Literal["better", "worse", "trade", "alike"]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A policy whose layers of a group compute in `format`, a `step` from another policy."""
+
+    step: Step
+    format: str
+    policy: Policy
+
+
+def group_of(space: Space, layer: str) -> Group:
+    """Return the group that decides for a layer; InputError for a layer there is not."""
+    one_of("layer", layer, space.layers)
+    return next(group for group in space.groups if layer in group.layers)
+
+
+def neighbours(policy: Policy, layer: str, space: Space) -> tuple[Neighbour, ...]:
+    """Return the policies in which the group of `layer` takes the formats next to its own.
+
+    Of the formats that the space offers: those of the next more bits, of as many bits, and of the
+    next fewer. All else stays; without masters, parameters are stored as the new format has them.
+    """
+    group = group_of(space, layer)
+    now = policy.layer(group.layers[0]).compute
+    return tuple(
+        Neighbour(step, name, _in_format(policy, group, name))
+        for step, name in _next_formats(now, space.section.formats)
+    )
+
+
+def verdict(results: Results, before: Trial, after: Trial) -> Verdict:
+    """Return whether `after` is better than `before`: the objectives by what can be told of each.
+
+    "better" and "worse" are so on all axes; a "trade" gives on one what it takes on another. Gaps
+    are told apart by their intervals over the seeds, with one seed by any difference.
+    """
+    names, told = results.spec.objectives.names, results.spec.objectives.resolutions
+    axes = zip(names, results.point(before), results.point(after), told, strict=True)
+    signs = set()
+    for name, old, new, least in axes:
+        if name == "loss_gap":
+            differs = old != new and not _tied(results, before, after)
+        else:
+            differs = abs(math.log(new / old)) >= math.log1p(least)
+        signs |= {math.copysign(1.0, new - old)} if differs else set()
+    if not signs:
+        return "alike"
+    return "trade" if len(signs) > 1 else "worse" if signs == {1.0} else "better"
+
+
+def _next_formats(now: str, offered: tuple[str, ...]) -> Iterator[tuple[Step, str]]:
+    bits = {name: format_named(name).bits for name in offered if name != now}
+    here = format_named(now).bits
+    more = min((b for b in bits.values() if b > here), default=0)
+    less = max((b for b in bits.values() if b < here), default=0)
+    steps: tuple[tuple[Step, int], ...] = (("wider", more), ("beside", here), ("narrower", less))
+    for step, wanted in steps:
+        yield from ((step, name) for name, count in bits.items() if count == wanted)
+
+
+def _in_format(policy: Policy, group: Group, name: str) -> Policy:
+    param = "float32" if policy.master_weights else usual(name)
+    layers = tuple(
+        (layer, uniform_layer(name, param=param, accumulator=old.accumulator))
+        if layer in group.layers
+        else (layer, old)
+        for layer, old in policy.layers
+    )
+    return replace(policy, layers=layers, name=f"{policy.name} {group.name}:{name}")
+
+
+def _tied(results: Results, one: Trial, other: Trial) -> bool:
+    here, there = results.interval(one), results.interval(other)
+    return here is not None and there is not None and not here.apart(there)

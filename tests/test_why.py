@@ -1,0 +1,147 @@
+"""`why`: the neighbours of a policy in one layer, and what they are beside it by brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from policysearch.objective.score import Measurement
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.search.neighbours import neighbours, verdict
+from policysearch.search.results import Results
+from policysearch.search.space import Space, make_space
+from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.study import run_study
+from policysearch.search.why import why
+from policysearch.values import InputError
+from tests.studies import replaced_training, write_study
+
+CHANGES = (
+    ('formats = ["float32", "bfloat16", "float8_e4m3fn"]',
+     'formats = ["float32", "float16", "bfloat16", "float8_e4m3fn"]'),
+    ('ops = ["tanh"]\nmaster_weights = [true, false]\nloss_scales = ["none", "fixed", "dynamic"]\n',
+     'scalings = ["current"]\n'),
+    ("growth_intervals = [10, 100]\n", ""),
+    ('"mindspore.O0", ', ""),
+    ('widths = [8]', 'widths = [512, 512]'),
+    ("trials = 6", "trials = 64"),
+)  # fmt: skip
+
+
+def gap_by_bits(policy: Policy, seed: int) -> Measurement:
+    """Return a training whose gap is what each layer's mantissa lacks, fc1 by far the most."""
+    lost = 0.0
+    for name, weight in (("fc1", 9.0), ("fc2", 1.0), ("fc3", 2.0)):
+        compute = policy.layer(name).compute
+        lost += weight * {"float32": 0.0, "float16": 1.0, "bfloat16": 8.0}.get(compute, 128.0)
+    return Measurement(0.5 + 1e-5 * lost + 1e-7 * seed, 0.9, None, 0, (), ())
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
+    return load_spec(write_study(tmp_path_factory.mktemp("why"), *CHANGES))
+
+
+@pytest.fixture(scope="module")
+def space(spec: StudySpec) -> Space:
+    model = spec.task.build_model(spec.task.load_dataset())
+    return make_space(spec.space, model, spec.rules, steps=spec.task.steps)
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("journal") / "why.journal"
+
+
+@pytest.fixture(autouse=True)
+def _no_training() -> Iterator[None]:
+    with replaced_training(gap_by_bits):
+        yield
+
+
+@pytest.fixture(scope="module")
+def every(spec: StudySpec, storage: Path) -> Results:
+    """Every policy of the space, 64, tried exhaustively."""
+    with replaced_training(gap_by_bits):
+        return run_study(spec, storage, processes=0)
+
+
+def test_the_neighbours_are_the_next_formats_offered(space: Space) -> None:
+    policy = space.policy({f"format.{g.name}": "bfloat16" for g in space.groups})
+    found = {(n.step, n.format): n.policy for n in neighbours(policy, "tanh1", space)}
+    steps = [("wider", "float32"), ("beside", "float16"), ("narrower", "float8_e4m3fn")]
+    assert list(found) == steps
+    for (_, name), other in found.items():
+        changed = {layer for layer, row in other.layers if row != policy.layer(layer)}
+        assert changed == {"flatten", "fc1", "tanh1"}  # decided together
+        assert other.layer("fc1") == uniform_layer(name)
+    narrow = found["narrower", "float8_e4m3fn"]
+    back = [(n.step, n.format) for n in neighbours(narrow, "fc1", space)]
+    assert back == [("wider", "float16"), ("wider", "bfloat16")]
+
+
+def test_without_masters_storage_follows(space: Space) -> None:
+    policy = replace(space.policy({}), master_weights=False)
+    (half, *_) = neighbours(policy, "fc2", space)
+    assert [half.step, half.format] == ["narrower", "float16"]
+    assert half.policy.layer("fc2").param == "float16"
+
+
+def test_it_names_what_the_exhaustive_table_names(
+    spec: StudySpec, space: Space, storage: Path, every: Results
+) -> None:
+    """For every layer of every member of the front, by the digests of all policies trained."""
+    table = {trial.digest: trial for trial in every.trials}
+    assert len(table) >= 64
+    asked = agreed = 0
+    verdicts = set()
+    for member in every.front[:3]:
+        for layer in ("fc1", "fc2", "fc3"):
+            found = why(spec, storage, member.policy, layer, processes=0)
+            for each in found.tried:
+                params = space.project(member.policy) | {f"format.{layer}": each.neighbour.format}
+                exhaustive = table[space.policy(params).digest]
+                said = verdict(every, table[member.digest], exhaustive)
+                asked, agreed = asked + 1, agreed + (each.verdict == said)
+                verdicts.add(said)
+    assert asked > 15 and agreed == asked
+    assert {"worse", "trade"} <= verdicts
+
+
+def test_a_dominated_policy_has_a_better_neighbour(
+    spec: StudySpec, space: Space, storage: Path, every: Results
+) -> None:
+    """float16 throughout takes less time, without casts, and has less of a gap."""
+    half = {f"format.{g.name}": "float16" for g in space.groups}
+    policy = space.policy(half | {"format.fc1": "bfloat16"})
+    found = why(spec, storage, policy, "fc1", processes=0)
+    said = {each.neighbour.format: each.verdict for each in found.tried}
+    assert said == {"float16": "better", "float32": "better", "float8_e4m3fn": "worse"}
+    gaps = {each.neighbour.format: each.trial.loss_gap for each in found.tried}  # type: ignore[union-attr]
+    assert gaps["float16"] - found.trial.loss_gap == pytest.approx(-63e-5)  # type: ignore[union-attr]
+
+
+def test_the_command_prints_it(
+    spec: StudySpec,
+    storage: Path,
+    every: Results,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    study = write_study(tmp_path, *CHANGES)
+    given = ["--study", str(study), "--storage", str(storage)]
+    assert main(["why", str(every.front[0].number), "fc2", *given]) == 0
+    text = capsys.readouterr().out
+    assert f"trial {every.front[0].number}: " in text and "; fc2 (fc2, tanh2) one step away" in text
+    assert "wider" in text and "as it is" in text and "trade" in text
+    assert main(["why", "preset:bfloat16", "fc9", *given]) == 2
+    assert "layer: 'fc9'; expected one of" in capsys.readouterr().err
+
+
+def test_a_layer_there_is_not_trains_nothing(space: Space) -> None:
+    with pytest.raises(InputError, match="layer: 'fc9'"):
+        neighbours(space.policy({}), "fc9", space)
