@@ -185,6 +185,8 @@ class _Layer(TorchFunctionMode):
             cast, options = _norm_arguments(args, kwargs, wanted)
         else:
             cast, options = _cast(args, wanted), _cast(kwargs, wanted)
+        if op == "embedding":  # its gradients are summed in float32 and rounded once
+            cast, options = _cast(cast, torch.float32), _cast(options, torch.float32)
         made = _cast(function(*cast, **options), result)
         if function in IN_PLACE and cast[0] is not args[0]:  # it changed a copy
             args[0].copy_(made)
