@@ -63,6 +63,18 @@ def test_a_policy_trains_in_torch_as_here(mlp_verdict: Verdict) -> None:
     assert f"{verdict.losses[0]:.7f}" in page and "fc1: float16" in page
 
 
+@pytest.mark.torch
+def test_a_bias_without_a_product_runs_where_biases_do() -> None:
+    """What adds the positions is an addition in torch."""
+    pytest.importorskip("torch")
+    task = Task(model="transformer", data="digits", widths=(16, 32), batch_size=8)
+    model = task.build_model(task.load_dataset())
+    policy = preset("torch.autocast.float16", model.layer_names)
+    verdict = verify(replace(policy, loss_scale=LossScale("fixed", 64.0)), task, steps=4)
+    assert verdict.formats["position"] == verdict.dtypes["position"] == "float16"
+    assert verdict.formats["block1.add1"] == "float16" and verdict.faults == ()
+
+
 def with_losses(verdict: Verdict, step: int, by: float) -> Verdict:
     losses = verdict.losses.copy()
     losses[step] += by

@@ -36,6 +36,9 @@ LAYERS = $layers
 # Layers without parameters: obeyed where the module has a submodule of this name.
 FUNCTIONS = $functions
 
+# Layers that add a bias to something else than a product: there an addition is a bias.
+BIASES = $biases
+
 # The row of submodules that the policy does not know, with strict=False.
 DEFAULT = ("float32", "float32", None)
 
@@ -61,7 +64,7 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu"):
     if _applied(module):
         raise ValueError("a policy has already been applied to this module; remove it first")
     rows = _rows(module, prefix, strict)
-    rows.setdefault(module, (None, None, None))
+    rows.setdefault(module, (None, None, None, False))
     for part, row in rows.items():
         result = torch.float32 if part is module else None
         part.forward = _Forward(part, row, device_type, result).run  # torch.export wants a method
@@ -93,7 +96,7 @@ def _rows(module, prefix, strict):
     prefix = _prefix(names, prefix)
     rows, first = {}, {}
     for layer, row in {**FUNCTIONS, **LAYERS}.items():
-        part = names.get((prefix + layer).rstrip("."))
+        part, row = names.get((prefix + layer).rstrip(".")), (*row, layer in BIASES)
         if part is not None and rows.setdefault(part, row) != row:
             raise ValueError(
                 f"policy: layers {first[part]!r} and {layer!r} are one submodule here; "
@@ -107,7 +110,7 @@ def _rows(module, prefix, strict):
             f"module: {', '.join(map(repr, strangers))} with parameters, unknown to the policy; "
             f"expected {', '.join(map(repr, sorted(LAYERS)))}, or strict=False for DEFAULT"
         )
-    return {**rows, **{owners[name]: DEFAULT for name in strangers}}
+    return {**rows, **{owners[name]: (*DEFAULT, False) for name in strangers}}
 
 
 def _prefix(names, prefix):
@@ -130,9 +133,9 @@ class _Forward:
     """The forward of one submodule, where calls of torch obey the row of its layer."""
 
     def __init__(self, part, row, device_type, result):
-        compute, output, stored = (None if x is None else getattr(torch, x) for x in row)
+        compute, output, stored = (None if x is None else getattr(torch, x) for x in row[:3])
         self.part, self.result = part, result
-        self.mode = _Layer(compute, output, device_type)
+        self.mode = _Layer(compute, output, row[3], device_type)
         self.before = part.__dict__.get("forward")
         self.dtypes = {}
         for name, parameter in part.named_parameters(recurse=False):
@@ -159,9 +162,10 @@ class _Forward:
 class _Layer(TorchFunctionMode):
     """Calls functions of torch in the dtypes of a layer: None where the policy has none."""
 
-    def __init__(self, compute, output, device_type):
+    def __init__(self, compute, output, biases, device_type):
         super().__init__()
         self.compute, self.output, self.device_type = compute, output, device_type
+        self.biases = biases
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -176,6 +180,8 @@ class _Layer(TorchFunctionMode):
 
     def call(self, function, args, kwargs):
         op, given = OP[function], _floats((args, kwargs))
+        if op == "add" and self.biases:
+            op = "bias"
         if len(given) == 1:
             op = WITH_A_NUMBER.get(op, op)
         wanted, result = self.dtypes(op, given)
