@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
+from policysearch.export.torch_float8 import DTYPE, FLOAT8
 from policysearch.export.torch_losses import losses
 from policysearch.export.torch_runs import offers, runs
 from policysearch.export.torch_template import TEMPLATE
@@ -21,13 +22,16 @@ SUFFIX = ".py"
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     """Return a Python file with `apply_policy`, `remove_policy`, `make_grad_scaler` and `check`.
 
-    It needs torch alone. InputError where the policy does not fit the model.
+    It needs torch alone, and torchao where a linear is in float8. InputError where the policy does
+    not fit the model.
     """
     policy.check_layers(model.layer_names)
     running, lines = runs(policy, model), losses(policy, model)
     rows = {name: _row(running, name) for name in model.layer_names}
     owners = {name: row for name, row in rows.items() if model.parameters_of(name)}
-    return Template(TEMPLATE).substitute(
+    narrow = any(row[0] == DTYPE for row in rows.values())
+    return Template(TEMPLATE + (FLOAT8 if narrow else "")).substitute(
+        power_of_two=running.scaling.power_of_two,
         name=_comment(policy.name),
         notes="".join(f"# {_comment(note)}\n" for note in notes),
         digest=policy.digest,

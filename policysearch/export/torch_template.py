@@ -64,10 +64,14 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu"):
     if _applied(module):
         raise ValueError("a policy has already been applied to this module; remove it first")
     rows = _rows(module, prefix, strict)
+    for part, row in rows.items():
+        if row[0] in FORWARDS and (type(part) is not torch.nn.Linear or "forward" in vars(part)):
+            raise ValueError(f"policy: a layer in {row[0]} is {part}; expected a torch.nn.Linear")
     rows.setdefault(module, (None, None, None, False))
     for part, row in rows.items():
         result = torch.float32 if part is module else None
-        part.forward = _Forward(part, row, device_type, result).run  # torch.export wants a method
+        made = FORWARDS.get(row[0], _Forward)(part, row, device_type, result)
+        part.forward = made.run  # torch.export wants a method
     return module
 
 
@@ -127,6 +131,9 @@ def _prefix(names, prefix):
         f"policy: layers {', '.join(map(repr, missing(prefix)))} have no counterpart; "
         f"expected them in the module, which has {', '.join(repr(x) for x in sorted(names) if x)}"
     )
+
+
+FORWARDS = {}  # dtype of operands: class, where _Forward will not do
 
 
 class _Forward:
