@@ -72,6 +72,7 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu"):
         result = torch.float32 if part is module else None
         made = FORWARDS.get(row[0], _Forward)(part, row, device_type, result)
         part.forward = made.run  # torch.export wants a method
+        part._replicate_for_data_parallel = made.replica
     return module
 
 
@@ -81,6 +82,7 @@ def remove_policy(module):
     Parameters that it stored low get their old dtype back, not the bits they lost.
     """
     for part in _applied(module):
+        part.__dict__.pop("_replicate_for_data_parallel")
         part.__dict__.pop("forward").__self__.put_back()
     return module
 
@@ -157,6 +159,13 @@ class _Forward:
             else:
                 made = self.before(*inputs, **options)
         return made if self.result is None else _cast(made, self.result)
+
+    def replica(self):
+        """Return what torch.nn.DataParallel copies the submodule to, with a forward of its own."""
+        other = copy.copy(self)
+        other.part = type(self.part)._replicate_for_data_parallel(self.part)
+        other.part.forward = other.run
+        return other.part
 
     def put_back(self):
         if self.before is not None:
