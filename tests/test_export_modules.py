@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from policysearch.export.torch import export
-from policysearch.nn.models import mlp
+from policysearch.nn.models import gpt, mlp
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 
@@ -260,6 +260,27 @@ def test_a_tied_head_runs_in_the_widest_format(load: Any) -> None:
     hidden = functional.linear(X.half(), module.fc1.weight.half(), module.fc1.bias.half())
     same(module(X), functional.linear(torch.relu(hidden).float(), module.fc1.weight))
     assert gradients(module, module(X).sum())["fc1.weight"].dtype == torch.float32
+
+
+def test_gradients_of_an_embedding_are_summed_before_they_are_rounded(load: Any) -> None:
+    """A CPU sums them in the dtype of the table."""
+    model = gpt((6,), 11, 8, (8,))
+    exported = load(preset("bfloat16", model.layer_names), model)
+    rng = np.random.default_rng(0)
+    ids = torch.from_numpy(rng.integers(0, 11, 500))
+    grad = torch.from_numpy(rng.standard_normal((500, 8)).astype(np.float32)).bfloat16()
+    table = nn.Embedding(11, 8)
+    net = nn.ModuleDict({"embed": table})
+    exported.LAYERS = {"embed": exported.LAYERS["embed"]}
+    made = exported.apply_policy(net)["embed"](ids)
+    same(made, table.weight[ids].bfloat16())
+    made.backward(grad)
+    sums = torch.zeros(11, 8).index_add(0, ids, grad.float())
+    torch.testing.assert_close(table.weight.grad, sums.bfloat16().float(), rtol=0, atol=2**-6)
+    plain = table.weight.detach().requires_grad_()
+    functional.embedding(ids, plain.bfloat16()).backward(grad)
+    apart = [(made - sums).abs().max() for made in (table.weight.grad, plain.grad)]
+    assert apart[0] < 2**-7 * sums.abs().max() < apart[1]
 
 
 def test_float16_times_bfloat16_is_float32(load: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
-from policysearch.nn.models import lenet5
+from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.search.space_section import SpaceSection
@@ -35,6 +35,9 @@ def test_only_formats_of_the_target_are_offered() -> None:
     there = offered(section, MODEL, "torch")
     assert there.formats == ("float32", "bfloat16") and there.scalings == ()
     assert offered(section, MODEL, None) is section
+    wide = mlp((32, 48, 10))
+    narrow = offered(section, wide, "torch")
+    assert narrow.formats == section.formats and narrow.scalings == ("current",)
     with pytest.raises(InputError, match=r"^space.formats: \['float8_e4m3fn'\] with study.target"):
         offered(SpaceSection(("float8_e4m3fn",)), MODEL, "torch")
 

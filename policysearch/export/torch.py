@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
+from policysearch.export.torch_float8 import DTYPE, FLOAT8
 from policysearch.export.torch_losses import losses
 from policysearch.export.torch_runs import offers, runs
 from policysearch.export.torch_template import TEMPLATE
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LossScale, Policy
+from policysearch.train.step import trace_forward
 
 __all__ = ["SUFFIX", "export", "losses", "offers", "runs"]
 
@@ -20,19 +22,23 @@ SUFFIX = ".py"
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     """Return a Python file with `apply_policy`, `remove_policy`, `make_grad_scaler` and `check`.
 
-    It needs torch alone. InputError where the policy does not fit the model.
+    It needs torch alone, and torchao where a linear is in float8. InputError where the policy does
+    not fit the model.
     """
     policy.check_layers(model.layer_names)
     running, lines = runs(policy, model), losses(policy, model)
     rows = {name: _row(running, name) for name in model.layer_names}
     owners = {name: row for name, row in rows.items() if model.parameters_of(name)}
-    return Template(TEMPLATE).substitute(
+    narrow = any(row[0] == DTYPE for row in rows.values())
+    return Template(TEMPLATE + (FLOAT8 if narrow else "")).substitute(
+        power_of_two=running.scaling.power_of_two,
         name=_comment(policy.name),
         notes="".join(f"# {_comment(note)}\n" for note in notes),
         digest=policy.digest,
         losses="\n".join(f"#   - {_comment(line)}" for line in lines) or "#   nothing",
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),
+        biases=tuple(_biases(model)),
         low=_lines(running.low_precision_ops),
         wide=_lines((*running.fp32_ops, "loss")),
         **_scaler_values(running.loss_scale),
@@ -44,6 +50,15 @@ def _row(policy: Policy, layer: str) -> tuple[str, str, str | None]:
     formats = policy.layer(layer)
     stored = None if policy.master_weights or formats.param == "float32" else formats.param
     return formats.compute, formats.output, stored
+
+
+def _biases(model: Model) -> Iterator[str]:
+    """Yield the layers that add a bias and have no product."""
+    nodes = trace_forward(model, 1).nodes
+    products = {node.layer for node in nodes if node.op.kind == "gemm"}
+    for layer in model.layer_names:
+        if layer not in products and any(n.op.name == "bias" and n.layer == layer for n in nodes):
+            yield layer
 
 
 def _scaler_values(scale: LossScale) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from policysearch.export.torch_float8 import DTYPE, why_not
 from policysearch.export.torch_runs import DTYPES, MOVES, runs, runs_in, with_free_moves
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node
@@ -17,21 +18,21 @@ from policysearch.train.step import LOSSES, trace_forward
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return what the exported file does not do as the policy says, one line each."""
     policy.check_layers(model.layer_names)
-    traced = trace_forward(model, 1)
+    running, traced = runs(policy, model), trace_forward(model, 1)
     lines: list[str] = []
     for layer in model.layer_names:
         nodes = [n for n in traced.nodes if n.layer == layer and n.role == "fprop"]
-        lines += _layer_losses(policy, layer, nodes)
+        lines += _layer_losses(policy, layer, nodes, model)
         if model.parameters_of(layer):
             lines += _storage_losses(policy, layer, traced)
     if isinstance(model, Chain):  # those of an imported net are modules
-        lines += _function_losses(apply_policy(traced, runs(policy, model)), model)
+        lines += _function_losses(apply_policy(traced, running), model)
     lines += _move_losses(traced, policy)
     lines += _bias_losses(policy, list(traced.nodes))
-    return (*lines, *_whole_losses(policy))
+    return (*lines, *_whole_losses(policy, running))
 
 
-def _layer_losses(policy: Policy, layer: str, nodes: list[Node]) -> Iterator[str]:
+def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -> Iterator[str]:
     """Only the ops in the low-precision list have the formats of their layer."""
     low = [n for n in nodes if n.source in policy.low_precision_ops and n.op.kind != "move"]
     if not low:
@@ -39,8 +40,11 @@ def _layer_losses(policy: Policy, layer: str, nodes: list[Node]) -> Iterator[str
     formats, multiplies = policy.layer(layer), any(n.op.kind == "gemm" for n in low)
     compute, output = formats.compute, formats.output
     runs = runs_in(formats) if multiplies else output
+    if multiplies and compute == DTYPE and not why_not(policy, layer, model):
+        return
     if multiplies and compute != runs:
-        yield f"layer {layer}: plain torch modules do not compute in {compute}; it runs in {runs}"
+        why = f" ({why_not(policy, layer, model)})" if compute == DTYPE else ""
+        yield f"layer {layer}: torch does not compute it in {compute}{why}; it runs in {runs}"
     if output not in DTYPES:
         yield f"layer {layer}: torch has no {output} result; it returns float32"
     elif output != runs:
@@ -132,7 +136,7 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
         yield "bias: torch adds it where its product runs"
 
 
-def _whole_losses(policy: Policy) -> Iterator[str]:
+def _whole_losses(policy: Policy, running: Policy) -> Iterator[str]:
     for op in LOSSES:
         if op in policy.low_precision_ops:
             yield f"{op}: the module returns float32, so the loss is float32, not low precision"
@@ -145,7 +149,7 @@ def _whole_losses(policy: Policy) -> Iterator[str]:
         yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
     if policy.parallel.summary:
         yield f"parallel: the training script has to set up {policy.parallel.summary}"
-    if policy.scaling.recipe != "none":
+    if policy.scaling.recipe != running.scaling.recipe:
         yield f"scaling: no tensor is scaled ({policy.scaling.recipe!r} asked)"
     if policy.phases:
         yield "phases: the formats of step 0 stay in force"

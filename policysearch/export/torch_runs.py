@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from policysearch.export.torch_float8 import DTYPE, is_float8, why_not
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.policy.policy import LayerPolicy, LossScale, Policy, RoleRounding
@@ -37,12 +38,14 @@ CAPS: Mapping[str, float] = MappingProxyType({"apex": 2.0**24})
 def runs(policy: Policy, model: Model) -> Policy:
     """Return the policy that the exported file obeys in a module of `model`.
 
-    Products of a layer torch has no dtype for take that of their result; gradients follow the
-    operands; values are moved in the format they have, biases added by the product before its one
-    rounding; every op casts what it reads, norms have float32 inside, losses are float32. It is
-    its own: `runs(runs(p)) == runs(p)`.
+    Products of a layer torch has no dtype for take that of their result, but for the linears that
+    torchao computes in float8 (`why_not`); gradients follow the operands; values are moved in the
+    format they have, biases added by the product before its one rounding; every op casts what it
+    reads, norms have float32 inside, losses are float32. It is its own: `runs(runs(p)) == runs(p)`.
     """
-    layers = tuple((name, _layer(formats, policy)) for name, formats in policy.layers)
+    layers = tuple((name, _layer(name, policy, model)) for name, _ in policy.layers)
+    narrow = any(formats.compute == DTYPE for _, formats in layers)
+    power_of_two = policy.scaling.power_of_two
     lists = {op: LISTS[1] for op in LOSSES}
     if "bias" in _placed(policy):
         lists["bias"] = _placed(policy).get("matmul", _placed(policy)["bias"])
@@ -55,15 +58,17 @@ def runs(policy: Policy, model: Model) -> Policy:
         optimizer_state="float32" if policy.master_weights else policy.optimizer_state,
         all_reduce="float32",
         loss_scale=_loss_scale(policy.loss_scale),
-        scaling=Scaling(),
+        scaling=Scaling("current", power_of_two=power_of_two) if narrow else Scaling(),
         rounding=RoleRounding(),
         phases=(),
     )
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:
-    """Return whether torch computes, and returns, in these formats, whatever the type of layer."""
-    return formats.compute in DTYPES and formats.output in DTYPES
+    """Return whether torch, or torchao in a linear, computes and returns in these formats."""
+    if formats.output not in DTYPES:
+        return False
+    return formats.compute in DTYPES or (layer_type == "Linear" and is_float8(formats))
 
 
 def runs_in(formats: LayerPolicy) -> str:
@@ -73,7 +78,10 @@ def runs_in(formats: LayerPolicy) -> str:
     return formats.output if formats.output in DTYPES else "float32"
 
 
-def _layer(formats: LayerPolicy, policy: Policy) -> LayerPolicy:
+def _layer(name: str, policy: Policy, model: Model) -> LayerPolicy:
+    formats = policy.layer(name)
+    if offers(formats, "Linear") and not why_not(policy, name, model):
+        return formats
     compute = runs_in(formats)
     stored = formats.param if formats.param in DTYPES and not policy.master_weights else "float32"
     return LayerPolicy(

@@ -36,6 +36,9 @@ LAYERS = $layers
 # Layers without parameters: obeyed where the module has a submodule of this name.
 FUNCTIONS = $functions
 
+# Layers that add a bias to something else than a product: there an addition is a bias.
+BIASES = $biases
+
 # The row of submodules that the policy does not know, with strict=False.
 DEFAULT = ("float32", "float32", None)
 
@@ -61,10 +64,15 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu"):
     if _applied(module):
         raise ValueError("a policy has already been applied to this module; remove it first")
     rows = _rows(module, prefix, strict)
-    rows.setdefault(module, (None, None, None))
+    for part, row in rows.items():
+        if row[0] in FORWARDS and (type(part) is not torch.nn.Linear or "forward" in vars(part)):
+            raise ValueError(f"policy: a layer in {row[0]} is {part}; expected a torch.nn.Linear")
+    rows.setdefault(module, (None, None, None, False))
     for part, row in rows.items():
         result = torch.float32 if part is module else None
-        part.forward = _Forward(part, row, device_type, result).run  # torch.export wants a method
+        made = FORWARDS.get(row[0], _Forward)(part, row, device_type, result)
+        part.forward = made.run  # torch.export wants a method
+        part._replicate_for_data_parallel = made.replica
     return module
 
 
@@ -74,6 +82,7 @@ def remove_policy(module):
     Parameters that it stored low get their old dtype back, not the bits they lost.
     """
     for part in _applied(module):
+        part.__dict__.pop("_replicate_for_data_parallel")
         part.__dict__.pop("forward").__self__.put_back()
     return module
 
@@ -93,7 +102,7 @@ def _rows(module, prefix, strict):
     prefix = _prefix(names, prefix)
     rows, first = {}, {}
     for layer, row in {**FUNCTIONS, **LAYERS}.items():
-        part = names.get((prefix + layer).rstrip("."))
+        part, row = names.get((prefix + layer).rstrip(".")), (*row, layer in BIASES)
         if part is not None and rows.setdefault(part, row) != row:
             raise ValueError(
                 f"policy: layers {first[part]!r} and {layer!r} are one submodule here; "
@@ -107,7 +116,7 @@ def _rows(module, prefix, strict):
             f"module: {', '.join(map(repr, strangers))} with parameters, unknown to the policy; "
             f"expected {', '.join(map(repr, sorted(LAYERS)))}, or strict=False for DEFAULT"
         )
-    return {**rows, **{owners[name]: DEFAULT for name in strangers}}
+    return {**rows, **{owners[name]: (*DEFAULT, False) for name in strangers}}
 
 
 def _prefix(names, prefix):
@@ -126,13 +135,16 @@ def _prefix(names, prefix):
     )
 
 
+FORWARDS = {}  # dtype of operands: class, where _Forward will not do
+
+
 class _Forward:
     """The forward of one submodule, where calls of torch obey the row of its layer."""
 
     def __init__(self, part, row, device_type, result):
-        compute, output, stored = (None if x is None else getattr(torch, x) for x in row)
+        compute, output, stored = (None if x is None else getattr(torch, x) for x in row[:3])
         self.part, self.result = part, result
-        self.mode = _Layer(compute, output, device_type)
+        self.mode = _Layer(compute, output, row[3], device_type)
         self.before = part.__dict__.get("forward")
         self.dtypes = {}
         for name, parameter in part.named_parameters(recurse=False):
@@ -148,6 +160,13 @@ class _Forward:
                 made = self.before(*inputs, **options)
         return made if self.result is None else _cast(made, self.result)
 
+    def replica(self):
+        """Return what torch.nn.DataParallel copies the submodule to, with a forward of its own."""
+        other = copy.copy(self)
+        other.part = type(self.part)._replicate_for_data_parallel(self.part)
+        other.part.forward = other.run
+        return other.part
+
     def put_back(self):
         if self.before is not None:
             self.part.forward = self.before
@@ -159,9 +178,10 @@ class _Forward:
 class _Layer(TorchFunctionMode):
     """Calls functions of torch in the dtypes of a layer: None where the policy has none."""
 
-    def __init__(self, compute, output, device_type):
+    def __init__(self, compute, output, biases, device_type):
         super().__init__()
         self.compute, self.output, self.device_type = compute, output, device_type
+        self.biases = biases
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -176,6 +196,8 @@ class _Layer(TorchFunctionMode):
 
     def call(self, function, args, kwargs):
         op, given = OP[function], _floats((args, kwargs))
+        if op == "add" and self.biases:
+            op = "bias"
         if len(given) == 1:
             op = WITH_A_NUMBER.get(op, op)
         wanted, result = self.dtypes(op, given)
@@ -185,6 +207,8 @@ class _Layer(TorchFunctionMode):
             cast, options = _norm_arguments(args, kwargs, wanted)
         else:
             cast, options = _cast(args, wanted), _cast(kwargs, wanted)
+        if op == "embedding":  # its gradients are summed in float32 and rounded once
+            cast, options = _cast(cast, torch.float32), _cast(options, torch.float32)
         made = _cast(function(*cast, **options), result)
         if function in IN_PLACE and cast[0] is not args[0]:  # it changed a copy
             args[0].copy_(made)

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from policysearch.export.targets import Target, target_named
+from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.search.space_section import SpaceSection
 from policysearch.values import InputError
+
+BASE = "torch.autocast.bfloat16"
+"""A preset that multiplies in the formats of the layers."""
+
+SCALINGS: tuple[Recipe, ...] = ("current",)
+"""How exported files scale operands in 8 bits."""
 
 
 def as_run(policy: Policy, model: Model, target: str | None) -> Policy:
@@ -28,12 +37,18 @@ def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSec
     if not kept:
         given = f"{list(section.formats)} with study.target {target!r}"
         raise InputError(f"space.formats: {given}; expected one or more that it runs")
-    return replace(section, formats=kept, accumulators=("float32",), scalings=())
+    narrow = any(format_named(name).bits < 16 for name in kept)
+    scalings = SCALINGS if narrow else ()
+    return replace(section, formats=kept, accumulators=("float32",), scalings=scalings)
 
 
 def _is_offered(name: str, model: Model, target: Target) -> bool:
-    types = model.layer_types
-    return any(target.offers(uniform_layer(name), types.get(x, "")) for x in model.layer_names)
+    """Whether some layer runs in the format, where all are asked to."""
+    formats, types = uniform_layer(name), model.layer_types
+    layers = [x for x in model.layer_names if target.offers(formats, types.get(x, ""))]
+    policy = preset(BASE, model.layer_names).with_layers(dict.fromkeys(layers, formats))
+    asked = replace(policy, scaling=Scaling(SCALINGS[0]))
+    return any(target.runs(asked, model).layer(layer).compute == name for layer in layers)
 
 
 def differences(policy: Policy, model: Model, target: str) -> tuple[str, ...]:

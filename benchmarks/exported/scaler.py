@@ -1,4 +1,4 @@
-"""The loss scale of an exported file on a GPU, beside torch's own GradScaler."""
+"""The loss scale of an exported file on a device, beside torch's own GradScaler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_export.cases import exported
+from benchmarks.exported.cases import exported
 from policysearch.nn.models import mlp
 from policysearch.policy.policy import LossScale
 from policysearch.policy.presets import preset

@@ -1,4 +1,4 @@
-"""The same exported file on a CPU, on a GPU and in the emulator."""
+"""The same exported file on a device, on a CPU and in the emulator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_export.cases import Case
+from benchmarks.exported.cases import Case
 from policysearch.verify.verdict import EARLY_STEPS, Verdict, gaps, trained_in_torch, verify
 
 
@@ -31,8 +31,8 @@ def _compared(case: Case, place: str, steps: int) -> dict[str, Any]:
         "digest": policy.digest[:12],
         "faults": list(verdict.faults),
         "allowed": [EARLY_STEPS, verdict.allowed[0], verdict.allowed[-1]],
-        "gpu_emulator": _largest(verdict.losses, verdict.here.losses, verdict.compared),
-        "gpu_cpu": _largest(verdict.losses, losses, steps),
+        "place_emulator": _largest(verdict.losses, verdict.here.losses, verdict.compared),
+        "place_cpu": _largest(verdict.losses, losses, steps),
         "cpu_emulator": _largest(losses, verdict.here.losses, steps),
         "own_gap": verdict.own_gap,
         "first_loss": verdict.losses[0],

@@ -1,4 +1,4 @@
-"""The checks of exported files on a GPU, where there is none: on a CPU."""
+"""The benchmark of exported files: its checks of the loss scale, and its cases."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.gpu_export.cases import CASES, TASKS
-from benchmarks.gpu_export.scaler import scaler_checks
+from benchmarks.exported.cases import CASES, TASKS
+from benchmarks.exported.scaler import scaler_checks
 
 pytestmark = pytest.mark.torch
 

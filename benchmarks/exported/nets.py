@@ -1,4 +1,4 @@
-"""Nets of a size that a GPU is used for, with a batch on it."""
+"""Small nets with a batch on a device."""
 
 from __future__ import annotations
 
@@ -40,14 +40,6 @@ SMALL: Mapping[str, Sized] = MappingProxyType(
         "mlp": Sized(lambda: mlp((64, 128, 10)), 64),
         "gpt": Sized(lambda: gpt((16,), 32, 32, (64,), activation="gelu"), 8),
         "resnet": Sized(lambda: resnet((1, 8, 8), 10, (8, 16)), 32),
-    }
-)
-LARGE: Mapping[str, Sized] = MappingProxyType(
-    {
-        "lenet5 of batch 64": Sized(lenet5, 64),
-        "mlp 4096": Sized(lambda: mlp((4096, 4096, 4096, 4096, 1000)), 8192),
-        "resnet 512": Sized(lambda: resnet((3, 32, 32), 10, (64, 128, 256, 512)), 512),
-        "gpt 1024": Sized(lambda: gpt((256,), 4096, 1024, (4096, 4096), 16), 32),
     }
 )
 

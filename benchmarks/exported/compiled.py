@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu_export.cases import drawn, exported
-from benchmarks.gpu_export.nets import SMALL, torch_net
+from benchmarks.exported.cases import drawn, exported
+from benchmarks.exported.nets import SMALL, torch_net
 
 STEPS = 10
 

@@ -1,0 +1,149 @@
+"""Linear layers in float8 in the exported torch file, by torchao."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("torchao")
+
+import torch
+from torch import Tensor, nn
+
+from policysearch.export.torch import losses, runs
+from policysearch.nn.models import mlp
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
+from policysearch.train.tasks import Task
+from policysearch.verify.verdict import verify
+from tests.test_export_compiled import assert_compiled_as_eager
+from tests.test_export_modules import load, same
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.torchao,
+    # inside of torch, when it compiles
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+load = load  # the fixture
+
+MODEL = mlp((32, 48, 10))
+X = torch.from_numpy(np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32))
+Y = torch.from_numpy(np.random.default_rng(1).integers(0, 10, len(X)))
+MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+def policy_of(scaling: Scaling | None = None) -> Policy:
+    layers = {"fc1": uniform_layer("float8_e4m3fn"), "fc2": uniform_layer("float8_e4m3fn")}
+    policy = preset("torch.autocast.bfloat16", MODEL.layer_names).with_layers(layers)
+    return replace(policy, scaling=scaling or Scaling("current"))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(32, 48), nn.Linear(48, 10)
+        self.kept = [self.fc1]  # a module is also reached past its name
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fc2(torch.relu(self.kept[0](x)))
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x on the grid of an 8-bit dtype, scaled so that its largest value is the largest."""
+    scale = (MAX[dtype] / x.abs().max().double()).float()
+    return (x * scale).clamp(-MAX[dtype], MAX[dtype]).to(dtype).float() / scale
+
+
+def low(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def test_values_and_gradients_are_those_of_casts_by_hand(load: Callable[..., Any]) -> None:
+    module = load(policy_of(), MODEL).apply_policy(Net())
+    x = X.clone().requires_grad_()
+    made = module.fc1(x)
+    given, weight = (narrow(t.detach(), torch.float8_e4m3fn) for t in (x, module.fc1.weight))
+    expected = (given @ weight.t() + low(module.fc1.bias.detach())).bfloat16()
+    assert made.dtype == torch.bfloat16 and (made == expected).float().mean() > 0.99
+    made.backward(torch.ones_like(made).cumsum(1) / 7)
+    grad = narrow(low(torch.ones(16, 48).cumsum(1).bfloat16() / 7), torch.float8_e5m2)
+    for got, wanted in (
+        (x.grad, low(grad @ weight)),
+        (module.fc1.weight.grad, low(grad.t() @ given)),
+    ):
+        assert got is not None and got.dtype == torch.float32
+        torch.testing.assert_close(got, wanted, rtol=2**-7, atol=1e-6)
+        assert (got == wanted).float().mean() > 0.95
+
+
+def test_the_layer_is_one_of_torchao_and_removing_restores_it(load: Callable[..., Any]) -> None:
+    from torchao.float8.float8_linear import Float8Linear
+
+    module, exported = Net(), load(policy_of(), MODEL)
+    before, keys = dict(module.fc1.__dict__), list(module.state_dict())
+    plain = copy.deepcopy(module)(X)
+    exported.apply_policy(module)
+    assert type(module.fc1) is Float8Linear and type(module.fc2) is nn.Linear
+    assert list(module.state_dict()) == keys and module(X).dtype == torch.float32
+    made = module(X)
+    same(pickle.loads(pickle.dumps(module.fc1.forward))(X), module.fc1(X))
+    assert not torch.equal(made, plain)
+    same(exported.remove_policy(copy.deepcopy(module))(X), plain)
+    assert exported.remove_policy(module) is module and type(module.fc1) is nn.Linear
+    assert module.fc1.__dict__.keys() == before.keys()
+    same(module(X), plain)
+
+
+def test_compiled_gradients_are_the_eager_ones(load: Callable[..., Any]) -> None:
+    exported = load(policy_of(), MODEL)
+    found = exported.check(exported.apply_policy(Net()), X, Y)
+    epsilons = dict.fromkeys(("fc1", "fc2"), float(torch.finfo(torch.bfloat16).eps))
+    assert_compiled_as_eager(found, epsilons)
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_it_trains_as_the_emulator_does(power_of_two: bool) -> None:
+    task = Task(model="mlp", data="digits", widths=(32, 32), batch_size=32)
+    model = task.build_model(task.load_dataset())
+    policy = preset("torchao.tensorwise", model.layer_names)
+    verdict = verify(
+        replace(policy, scaling=Scaling("current", power_of_two=power_of_two)), task, steps=20
+    )
+    formats = {name: verdict.policy.layer(name).compute for name in ("fc1", "fc2", "fc3")}
+    assert formats == {"fc1": "float8_e4m3fn", "fc2": "float8_e4m3fn", "fc3": "bfloat16"}
+    assert verdict.policy.scaling == Scaling("current", power_of_two=power_of_two)
+    assert verdict.faults == () and verdict.dtypes["fc1"] == "bfloat16"
+
+
+def test_what_is_no_linear_is_refused_before_anything_changes(load: Callable[..., Any]) -> None:
+    class Other(nn.Linear):
+        pass
+
+    module = Net()
+    module.fc1 = Other(32, 48)
+    with pytest.raises(ValueError, match=r"^policy: a layer in float8_e4m3fn is Other"):
+        load(policy_of(), MODEL).apply_policy(module)
+    assert "forward" not in module.fc2.__dict__
+
+
+def test_layers_that_torchao_leaves_alone_are_said() -> None:
+    said = losses(policy_of(), MODEL)
+    assert said[0].startswith(
+        "layer fc2: torch does not compute it in float8_e4m3fn (torchao wants"
+    )
+    assert "multiples of 16, and its weight is" in said[0] and "it runs in bfloat16" in said[0]
+    assert not any("fc1" in line or "scaling" in line for line in said)
+    delayed = losses(policy_of(Scaling("delayed")), MODEL)
+    assert "recipe 'current'" in delayed[0] and "'delayed' asked" in delayed[-1]
+    running = runs(policy_of(), MODEL)
+    assert running.layer("fc1") == policy_of().layer("fc1") and runs(running, MODEL) == running
