@@ -14,7 +14,7 @@ from policysearch.nn.models import MODELS, lenet5, mlp
 from policysearch.ops.activations import tanh
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import add, relu
-from policysearch.ops.nodes import changed
+from policysearch.ops.nodes import changed, new_node
 from policysearch.ops.source import data
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import PRESETS, preset
@@ -163,6 +163,9 @@ def test_a_changed_node_is_what_replace_makes() -> None:
         made = changed(given, **{name: value})
         assert made == replace(given, **{name: value}) and type(made) is Node
         assert hash(made) == hash(replace(given, **{name: value}))
+    assert new_node(*others.values()) == Node(*others.values())
+    first = new_node(3, relu, (1,), (2,), "dgrad")
+    assert first == Node(3, relu, (1,), (2,), "dgrad") and type(first) is Node
     with pytest.raises(AttributeError):
         changed(given, formats="float16")
 

@@ -17,6 +17,7 @@ from policysearch.policy.presets import preset
 from policysearch.report.causes import Changes, narrower, wider
 from policysearch.report.largest import largest_batches, memory_at
 from policysearch.report.profile_page import profile_page
+from policysearch.report.step_cost import default_float32, default_line
 from policysearch.train.tasks import Task
 
 PRESETS = ("float32", "torch.autocast.float16", "apex.O3", "te.delayed")
@@ -71,6 +72,37 @@ def test_launches_that_bind_are_told() -> None:
     after = step_price(changes.graph, small.device, free).time.step_seconds
     assert changes.without_launches == changes.price.time.step_seconds / after > 1.1
     assert "if the host launched in no time" in profile_page(small, changes)
+
+
+def test_float32_as_the_stack_runs_it_has_convolutions_in_tfloat32() -> None:
+    task = Task(model="resnet", data="digits", widths=(64, 128))
+    net = Objective(task, "A100-SXM4-40GB", "torch.compile", 4096)
+    given = dict(default_float32(net).layers)
+    convolutions = {name for name in given if "conv" in name or "downsample.0" in name}
+    assert {name for name, row in given.items() if row.compute == "tfloat32"} == convolutions
+    kernels = net.step_price(default_float32(net)).time.kernels
+    formats = {k.op: k.format for k in kernels if k.op.startswith("conv") or k.op == "matmul"}
+    assert formats.pop("matmul") == "float32" and set(formats.values()) == {"tfloat32"}
+    cost = net.price(preset("float16", net.model.layer_names))
+    over = net.price(default_float32(net)).step_seconds / cost.step_seconds
+    strict = net.float32_price.time.step_seconds / cost.step_seconds
+    assert 1 < over < strict
+    assert f"\n{over:.2f}x (" in profile_page(net, Changes(net, preset("float16", [*given])))
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "stack"),
+    [
+        ("resnet", "V100-SXM2", "torch.compile"),
+        ("resnet", "A100-SXM4-40GB", "mindspore.graph"),
+        ("mlp", "A100-SXM4-40GB", "torch.compile"),
+    ],
+)
+def test_float32_stays_strict_without_tfloat32(model: str, device: str, stack: str) -> None:
+    net = Objective(Task(model=model, data="digits"), device, stack)
+    assert {row.compute for _, row in default_float32(net).layers} == {"float32"}
+    cost = net.price(preset("float16", net.model.layer_names))
+    assert default_line(net, cost).endswith("runs it unless told is strict float32")
 
 
 def test_memory_by_kind_has_the_peak_and_its_parts(changes: Changes) -> None:

@@ -46,6 +46,10 @@ class Stack:
     float32_norms: bool = False
     cell_kernels: int = 1
 
+    def float32_of(self, convolution: bool) -> str:
+        """Return what the framework makes of a float32 product or convolution unless told."""
+        return self.float32_convolutions if convolution else self.float32_products
+
 
 STACKS: dict[str, Stack] = {
     row.name: row

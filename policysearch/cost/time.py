@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import extents, is_convolution, product_format
@@ -25,7 +27,7 @@ from policysearch.cost.scalings import product_rate
 from policysearch.cost.stacks import Stack
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import format_named
-from policysearch.graph import Graph, Node, Role, size
+from policysearch.graph import Graph, Node, Op, Role, Shape, size
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,15 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
 
 
 def _flops(graph: Graph, node: Node) -> int:
-    shapes = [made.shape for made in graph.inputs_of(node)]
-    return node.op.flops(shapes, node.shape, node.attributes)
+    nodes = graph.nodes
+    return _op_flops(node.op, tuple([nodes[i].shape for i in node.inputs]), node.shape, node.attrs)
+
+
+@lru_cache(maxsize=4096)
+def _op_flops(
+    op: Op, inputs: tuple[Shape, ...], shape: Shape, attrs: tuple[tuple[str, Any], ...]
+) -> int:
+    return op.flops(inputs, shape, dict(attrs))
 
 
 def _shifted(graph: Graph, node: Node, stack: Stack) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from policysearch.graph import Attrs, Graph, Node, Op, Shape
-from policysearch.ops.nodes import BLANK, changed
+from policysearch.ops.nodes import changed, new_node
 
 
 class Builder:
@@ -31,11 +31,11 @@ class Builder:
         """Append a node and return its id; shape and missing fields are derived."""
         given = attrs or {}
         shape = op.shape([self.nodes[i].shape for i in inputs], given)
-        fields = {"inputs": inputs, "shape": shape, **self._defaults, **fields}
+        fields = {**self._defaults, **fields}
         fields["source"] = fields["source"] or op.name
-        made = changed(BLANK, id=len(self.nodes), op=op, attrs=tuple(given.items()), **fields)
-        self.nodes.append(made)
-        return made.id
+        id = len(self.nodes)
+        self.nodes.append(new_node(id, op, inputs, shape, attrs=tuple(given.items()), **fields))
+        return id
 
     def copy(self, node: Node, inputs: Sequence[int], **changes: Any) -> int:
         """Append a copy of `node` with new inputs and changed fields; return its id."""
@@ -86,7 +86,8 @@ def renumbered(graph: Graph, nodes: Sequence[Node]) -> Graph:
     They hold the inputs of each before it, the outputs of `graph` and both ends of every update.
     """
     place = {node.id: position for position, node in enumerate(nodes)}
-    moved = tuple(_moved(node, place) for node in nodes)
+    same = next((i for i, node in enumerate(nodes) if node.id != i or node.of >= i), len(nodes))
+    moved = (*nodes[:same], *(_moved(node, place) for node in nodes[same:]))
     outputs = tuple((name, place[i]) for name, i in graph.outputs)
     return Graph(moved, outputs, tuple((place[old], place[new]) for old, new in graph.updates))
 
@@ -104,4 +105,5 @@ def without_unread(graph: Graph) -> Graph:
     """Return the graph without nodes that no output and no update needs (sources stay)."""
     kept = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
     needed = graph.needed(kept)
-    return renumbered(graph, [n for n in graph.nodes if n.id in needed or n.op.kind == "source"])
+    left = [n for n in graph.nodes if n.id in needed or n.op.kind == "source"]
+    return graph if len(left) == len(graph.nodes) else renumbered(graph, left)

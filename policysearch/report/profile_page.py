@@ -10,7 +10,14 @@ from policysearch.cost.price import compare
 from policysearch.cost.time import KernelTime
 from policysearch.objective.objective import Objective
 from policysearch.report.causes import Change, Changes, LayerMargins
-from policysearch.report.step_cost import MIB, kernel_lines, live_line, memory_lines, time_lines
+from policysearch.report.step_cost import (
+    MIB,
+    default_line,
+    kernel_lines,
+    live_line,
+    memory_lines,
+    time_lines,
+)
 from policysearch.report.table import aligned
 
 MOST_CAUSES = 8
@@ -32,7 +39,7 @@ def profile_page(objective: Objective, changes: Changes) -> str:
     time = changes.price.time
     blocks = [
         [f"{policy.name} on {objective.task.model_name}, batch {objective.cost_batch_size}"],
-        time_lines(cost, time),
+        [*time_lines(cost, time), default_line(objective, cost)],
         kernel_lines(time),
         _shares("role", time.kernels, lambda k: k.role),
         layer_lines(layers),

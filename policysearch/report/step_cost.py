@@ -9,14 +9,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from policysearch.cost.device_file import device_at
+from policysearch.cost.gemm import is_convolution
 from policysearch.cost.memory import Kind, StepMemory
-from policysearch.cost.price import PolicyCost
+from policysearch.cost.price import PolicyCost, speedup_over
 from policysearch.cost.time import KernelTime, StepTime
+from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.policy.presets import TF32, preset
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.table import aligned
 from policysearch.search.results import Results
 from policysearch.search.spec import objective_of
 from policysearch.search.trials import Trial
+from policysearch.train.step import trace_forward
 from policysearch.values import InputError
 
 MIB = 2.0**20
@@ -62,10 +67,38 @@ def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
         missing = [f"kernel by kernel: not shown: {error}"]
         return [[*told, cost.summary], memory_lines(cost), missing]
     return [
-        [*told, *time_lines(cost, step.time)],
+        [*told, default_line(objective, cost), *time_lines(cost, step.time)],
         kernel_lines(step.time),
         [*memory_lines(cost), live_line(step.memory)],
     ]
+
+
+def default_float32(objective: Objective) -> Policy:
+    """Return what the stack makes of float32 unless told otherwise: some products in tfloat32.
+
+    The layers without such products, all of them where the device lacks tfloat32, compute in
+    float32.
+    """
+    gemms = [n for n in trace_forward(objective.model, 1).nodes if n.op.kind == "gemm"]
+    narrow = {n.layer for n in gemms if objective.stack.float32_of(is_convolution(n)) == "tfloat32"}
+    if "tfloat32" not in objective.device.formats:
+        narrow = set()
+    strict = {name: row for name, row in objective.float32.layers if name not in narrow}
+    return preset(TF32, objective.model.layer_names).with_layers(strict, "default float32")
+
+
+def default_line(objective: Objective, cost: PolicyCost) -> str:
+    """Return the speedup over float32 as the stack runs it unless told, with its interval."""
+    said = f"float32 as {objective.stack.name} runs it unless told"
+    default = default_float32(objective)
+    narrow = sum(layer.compute == "tfloat32" for _, layer in default.layers)
+    if not narrow:
+        return f"{said} is strict float32"
+    over = speedup_over(cost, objective.price(default), default.name)
+    return (
+        f"{over.value:.2f}x ({over.low:.2f} to {over.high:.2f}) the speed of {said}: "
+        f"tfloat32 in {narrow} of {len(default.layers)} layers"
+    )
 
 
 def time_lines(cost: PolicyCost, time: StepTime) -> list[str]:
