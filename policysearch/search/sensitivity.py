@@ -15,7 +15,7 @@ approximation) on a logarithmic scale of the gap. Hyperparameters are averaged b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -33,6 +33,9 @@ STORAGE_WEIGHT = 4.0
 
 LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 3.0, 1.0, 0.7, 0.5
 """Prior standard deviations of theta, in nats: for all, per kind, per place, its own."""
+
+HINT, HINT_SD = 0.5, 0.3
+"""Mean and standard deviation of how much theta rises with a hint, in nats."""
 
 COARSE_PAIRS = (0.4, 1.0)
 """Size of pair terms between coarse decisions, over the sensitivities; averaged over."""
@@ -82,8 +85,9 @@ class _Prior:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The model at its fit: for one pair size and modifier size."""
+    """The model at its fit: for one prior, pair size and modifier size."""
 
+    prior: _Prior
     pairs: float
     modifier: float
     theta: Array
@@ -98,7 +102,9 @@ class Sensitivity:
     """The belief after training the policies `rows` [n, places + modifiers] with `gaps` [n].
 
     Gaps in nats, on the scale sign(gap) log(1 + |gap| / smallest_gap); `largest_gap` sets where
-    the prior lies. Equal arguments give equal beliefs.
+    the prior lies. `hints` has a number per decision of `Decisions.counted`, NaN where there is
+    none: of two of a kind, that with the larger one may cost more. Whether it does is learned.
+    Equal arguments give equal beliefs.
     """
 
     def __init__(
@@ -108,14 +114,17 @@ class Sensitivity:
         gaps: Array,
         smallest_gap: float,
         largest_gap: float,
+        hints: Array | None = None,
     ) -> None:
         self._decisions = decisions
-        self._prior = _prior(decisions, smallest_gap, largest_gap)
+        priors = [_prior(decisions, smallest_gap, largest_gap)]
+        if hints is not None and np.isfinite(hints).any():
+            priors.append(_hinted(priors[0], decisions, hints))
         scaled = np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)
         told = _with_float32(self.rows(rows))
         scaled = np.concatenate([[0.0], scaled])
-        sizes = product(COARSE_PAIRS, MODIFIERS if decisions.modifiers else (0.0,))
-        self._fits = [_fit(self._prior, told, scaled, *size) for size in sizes]
+        sizes = product(priors, COARSE_PAIRS, MODIFIERS if decisions.modifiers else (0.0,))
+        self._fits = [_fit(prior, told, scaled, *size) for prior, *size in sizes]
 
     def rows(self, rows: NDArray[np.int64]) -> Rows:
         """Return policies as the model reads them."""
@@ -137,7 +146,7 @@ class Sensitivity:
         """Return what is believed of the policies `rows` [n, places + modifiers]."""
         read = self.rows(rows)
         pairs = zip(self.weights, self._fits, strict=True)
-        return [Belief(float(w), *_predict(self._prior, fit, read)) for w, fit in pairs if w > 0.01]
+        return [Belief(float(w), *_predict(fit.prior, fit, read)) for w, fit in pairs if w > 0.01]
 
     def theta(self) -> Array:
         """Return the fitted logarithms of the sensitivities in nats, as `Decisions.counted`."""
@@ -167,6 +176,17 @@ def _prior(decisions: Decisions, smallest_gap: float, largest_gap: float) -> _Pr
     mean = math.log(largest_gap) + np.array([_level(option) for option in options])
     coarse = np.array([option.operand_epsilon >= COARSE for option in options], dtype=bool)
     return _Prior(mean, covariance, coarse, smallest_gap)
+
+
+def _hinted(prior: _Prior, decisions: Decisions, hints: Array) -> _Prior:
+    """Return the prior where theta has a multiple of the hints, as they differ within a kind."""
+    names = np.array([decisions.places[place][index].name for place, index in decisions.counted()])
+    given = np.zeros(len(prior.mean))
+    for name in np.unique(names):
+        alike = np.flatnonzero((names == name) & np.isfinite(hints))
+        given[alike] = hints[alike] - hints[alike].mean() if len(alike) else 0.0
+    covariance = prior.covariance + HINT_SD**2 * np.outer(given, given)
+    return replace(prior, mean=prior.mean + HINT * given, covariance=covariance)
 
 
 def _level(option: Option) -> float:
@@ -220,7 +240,7 @@ def _fit(prior: _Prior, told: Rows, scaled: Array, pairs: float, modifier: float
             break
     factor, weights, slopes, left = _linear(prior, told, scaled, theta, pairs, common)
     likelihood = -0.5 * float(left @ weights) - float(np.log(np.diag(factor)).sum())
-    return _Fit(pairs, modifier, theta, told, slopes, factor, weights, likelihood)
+    return _Fit(prior, pairs, modifier, theta, told, slopes, factor, weights, likelihood)
 
 
 def _linear(
