@@ -40,6 +40,7 @@ NAMES = (
     "mlp-digits-0.1.0",
     "tanh-mlp-masters",
     "tanh-mlp-scales",
+    "gpt-sums-groups",
 )
 
 

@@ -44,9 +44,11 @@ FINE_PAIRS = 0.2
 SINGLE = 0.25
 UNSHARED = 0.15
 RELATIVE_NOISE = 0.03
-ABSOLUTE_NOISE = 0.02
 """Of the pair terms: for decisions that are not coarse, for a decision by itself (it may help), and
-the share that neighbours do not have in common. Noise over the gap, and over the smallest gap."""
+the share that neighbours do not have in common. Noise over the gap."""
+
+ABSOLUTE_NOISES = (0.02, 0.3)
+"""Noise over the smallest gap; averaged over."""
 
 MODIFIERS = (0.03, 0.4)
 """By how much of a gap a modifier may change it; averaged over where there are modifiers."""
@@ -75,12 +77,13 @@ class Belief:
 
 @dataclass(frozen=True)
 class _Prior:
-    """Mean and covariance of theta, how coarse each decision is, the gap that is small."""
+    """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise."""
 
     mean: Array
     covariance: Array
     coarse: NDArray[np.bool_]
     smallest_gap: float
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,9 @@ class Sensitivity:
         scaled = np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)
         told = _with_float32(self.rows(rows))
         scaled = np.concatenate([[0.0], scaled])
-        sizes = product(priors, COARSE_PAIRS, MODIFIERS if decisions.modifiers else (0.0,))
+        modifiers = MODIFIERS if decisions.modifiers else (0.0,)
+        noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
+        sizes = product(noisy, COARSE_PAIRS, modifiers)
         self._fits = [_fit(prior, told, scaled, *size) for prior, *size in sizes]
 
     def rows(self, rows: NDArray[np.int64]) -> Rows:
@@ -259,8 +264,12 @@ def _linear(
 
 
 def _noise(prior: _Prior, gap: Array) -> Array:
-    """Return the variance [n] that no model of the decisions explains, on the scale."""
-    noise = (RELATIVE_NOISE * gap) ** 2 + (ABSOLUTE_NOISE * prior.smallest_gap) ** 2
+    """Return the variance [n] that no model of the decisions explains, on the scale.
+
+    float32, which decides nothing, has least.
+    """
+    absolute = np.where(gap > 0.0, prior.noise, ABSOLUTE_NOISES[0]) * prior.smallest_gap
+    noise = (RELATIVE_NOISE * gap) ** 2 + absolute**2
     return np.asarray(noise / (gap + prior.smallest_gap) ** 2)
 
 
