@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from policysearch.cost.tables import CHECKED, PriceTable
 from policysearch.objective.objective import Objective
-from policysearch.search.price_table import format_table, formats_of
+from policysearch.search.effective import Effective
+from policysearch.search.pool import SpacePool
+from policysearch.search.price_table import cheapest, format_table, formats_of, lookup_of
 from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import SpaceSection
 from policysearch.train.tasks import Task
@@ -76,3 +80,67 @@ def test_no_assignments_have_no_prices() -> None:
     _, _, table = made(DEEP, "torch.compile")
     seconds, peaks = table.priced(np.empty((0, 12), int))
     assert seconds.shape == peaks.shape == (0,)
+
+
+def test_the_cheapest_assignment_is_that_of_all_assignments() -> None:
+    """Against every assignment, priced by the table itself."""
+    rng = np.random.default_rng(4)
+    slots, options, columns = 4, 3, 5
+    shape = (options, options, columns)
+    terms = [(i, (i + 1,), rng.uniform(size=shape)) for i in range(slots - 1)]
+    terms += [(i, (i,), rng.uniform(size=shape)) for i in range(slots)]
+    constant = np.zeros(columns)
+    device = Objective(DEEP, "H100-SXM5", "torch.compile").device
+    table = PriceTable(device, (options,) * slots, constant, tuple(terms), 0.0, 0.0, 0)
+    every = np.array(list(itertools.product(range(options), repeat=slots)), dtype=np.intp)
+    sums = table.summed(every)
+    peak = 2 + int(sums[0, 2:].argmax())
+    weights, more = rng.uniform(size=(20, 2)), rng.uniform(size=(20, slots, options))
+    found = cheapest(table, weights, more)
+    for weight, added, row in zip(weights, more, found, strict=True):
+        scores = sums[:, [0, peak]] @ weight + added[np.arange(slots), every].sum(axis=1)
+        assert row.tolist() == every[scores.argmin()].tolist()
+    assert len({tuple(row) for row in found.tolist()}) > 10
+
+
+def test_a_lookup_prices_policies_of_every_way() -> None:
+    objective = Objective(DEEP, "H100-SXM5", "mindspore.graph")
+    section = SpaceSection(formats=FORMATS, master_weights=(True, False))
+    space = make_space(section, objective.model)
+    lookup = lookup_of(objective, space, 0)
+    assert lookup is not None and len(lookup.ways) == 2
+    rng = np.random.default_rng(5)
+    drawn = [
+        {name: str(rng.choice(FORMATS)) for name in lookup.names} | lookup.ways[i % 2]
+        for i in range(6)
+    ]
+    exact = [objective.price(space.policy(params)) for params in drawn]
+    wanted = np.array([(1.0 / cost.speedup, cost.memory_ratio) for cost in exact])
+    assert np.ptp(wanted, axis=0).min() > 0.02
+    np.testing.assert_allclose(lookup.costs(drawn), wanted, rtol=0.02)
+
+
+def test_a_space_with_too_many_other_decisions_has_no_lookup() -> None:
+    objective = Objective(DEEP, "H100-SXM5", "mindspore.graph")
+    section = SpaceSection(
+        formats=FORMATS,
+        master_weights=(True, False),
+        optimizer_states=("float32", "bfloat16", "float16"),
+        scalings=("none", "delayed"),
+    )
+    assert lookup_of(objective, make_space(section, objective.model), 0) is None
+
+
+def test_a_large_space_is_priced_by_lookup() -> None:
+    objective = Objective(DEEP, "H100-SXM5", "mindspore.graph")
+    space = make_space(SpaceSection(formats=FORMATS), objective.model)
+    effective, lookup = Effective(space), lookup_of(objective, space, 0)
+    pool = SpacePool(space, effective, lambda params: None, 0, lambda: lookup)
+    theta = np.log(1e-4 * np.linspace(1.0, 20.0, len(effective.decisions.counted())))
+    rows, costs = pool.propose([], theta)
+    again, _ = pool.propose([], theta)
+    assert rows.tolist() == again.tolist() and len(rows) > 10
+    first = objective.price(space.policy(pool.params_of(tuple(rows[0].tolist()))))
+    np.testing.assert_allclose(costs[0], (1.0 / first.speedup, first.memory_ratio), rtol=0.02)
+    low = (rows != 0).mean(axis=0)  # what costs least in the gap is lowered most
+    assert low[:4].mean() > low[-4:].mean() + 0.1

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.search.live import every, live
 from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem
-from benchmarks.search.tabulate import described, every, gaps
+from benchmarks.search.tabulate import described, gaps
 from policysearch.objective.objective import Objective
 from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec
@@ -47,6 +48,16 @@ def test_scales_that_are_one_row_were_trained_to_the_same_bit(
     for place in merged:
         twin = np.flatnonzero((table.rows == rows[place]).all(axis=1))[0]
         assert table.gaps[:, twin].tolist() == table.gaps[:, place].tolist()
+
+
+@pytest.mark.parametrize("path", sorted(STUDY.parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_table_is_of_its_study_file(path: Path) -> None:
+    task, table = live(path.stem), load(path.stem)
+    assert task is not None and len(task.params) == len(table.costs)
+    place = len(table.costs) - 1
+    curve = task.curve(0, place)
+    np.testing.assert_allclose(curve[-1], table.gaps[0, place], rtol=1e-3)
+    assert table.probes is not None and table.probes.shape == table.scores["fisher"].shape
 
 
 def test_a_gap_of_the_table_is_that_of_a_training(spec: StudySpec, objective: Objective) -> None:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.search.__main__ import counts, trained_by
+from benchmarks.search.__main__ import counts
 from benchmarks.search.tables import floor, load, mean_problem
 from policysearch.search.decisions import Decisions, Option
 from policysearch.search.gain import Yardstick
@@ -161,7 +161,7 @@ def test_a_modifier_that_does_nothing_costs_little() -> None:
 @pytest.mark.parametrize(("name", "most"), [("char-transformer", 14), ("mlp-digits-0.1.0", 16)])
 def test_the_front_of_a_table_is_found(name: str, most: int) -> None:
     problem = mean_problem(load(name))
-    found = counts(problem, trained_by(problem, "own", 0, 40, 1), 40)
+    found = counts(problem, "own", 0, 40)
     assert floor(problem, (0.99,))[0] <= found[1] <= most
 
 

@@ -31,7 +31,8 @@ from benchmarks.scale import in_flight
 from benchmarks.scale.measure import FILE
 from benchmarks.search.tables import NAMES
 from policysearch.formats import format_named
-from policysearch.objective import Measurement, Objective, Outcome
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement, Outcome
 from policysearch.policy.policy import Policy
 from policysearch.search.executors import Job
 from policysearch.search.spec import spec_from_text

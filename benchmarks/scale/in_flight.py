@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from benchmarks.search.samplers import make
+from benchmarks.search.searches import Choice
 from benchmarks.search.tables import Problem, load, mean_problem, problems
 
 SHARE = 0.95
@@ -18,17 +18,19 @@ def trainings(problem: Problem, in_flight: int, seconds: np.ndarray, seed: int, 
     `in_flight` of them are under way at any time; each takes one of `seconds`, drawn, and is told
     when it ends.
     """
-    search, rng = make("own", problem.table, seed), np.random.default_rng(seed)
+    choice, rng = Choice(problem.table), np.random.default_rng(seed)
+    searcher = choice.searcher()
     under_way: list[tuple[float, int]] = []
     ended: list[int] = []
     now = 0.0
     while len(ended) < most:
-        for place in search.ask(in_flight - len(under_way)):
+        for row, _ in searcher.ask(in_flight - len(under_way)):
+            place = choice.places[row]
             heapq.heappush(under_way, (now + float(rng.choice(seconds)), place))
         if not under_way:
             break
         now, place = heapq.heappop(under_way)
-        search.tell(place, float(problem.told[place]))
+        searcher.tell(choice.row(place), choice.costs(place), float(problem.told[place]))
         ended.append(place)
         if problem.share(ended) >= SHARE:
             return len(ended)

@@ -6,8 +6,16 @@ Per table and search: trainings beyond float32 to 95 % and 99 % of the dominated
 90th percentile over training seeds times sampler seeds; on the mean over training seeds; speed
 regret at 16 trainings, mean and worst over the gap budgets; and, searching one seed, the share of
 the volume that the front it proposes has on the mean of the seeds, at 20 and at 60 trainings. A
-count above --trials is shown as more than that. `own` draws nothing at random, so its sampler seeds
-agree. The floor is greedy choice by someone who knows every result.
+count above --trials is shown as more than that; of published methods, also where they end. The
+floor is greedy choice by someone who knows every result.
+
+`own` is the searcher of this package, which draws nothing at random. `own+probes` has the gradient
+errors of each decision as well, and is charged for their passes. `own+short` tries a quarter of the
+steps first, and is counted to where the front that it *proposes* is worth the share; on tables
+whose task can be run here it trains. `own+seeds` trains the front with other seeds as it goes.
+`random`, `tpe`, `nsga2`, `nsga3` and `gp` are Optuna's, behind the same ladder with "+ladder".
+The others are published methods (`rivals.py`). --idle N adds a decision of N values that does
+nothing.
 """
 
 from __future__ import annotations
@@ -18,108 +26,139 @@ import sys
 import numpy as np
 import optuna
 
-from benchmarks.search.samplers import make
-from benchmarks.search.tables import NAMES, Problem, floor, load, mean_problem, problems
-from policysearch.search.front import non_dominated
+from benchmarks.search.rivals import RIVALS, SCORED
+from benchmarks.search.searches import OWN, Step, front, steps
+from benchmarks.search.tables import (
+    NAMES,
+    Problem,
+    Table,
+    floor,
+    load,
+    mean_problem,
+    problems,
+    with_idle,
+)
 from policysearch.search.gain import regret
 
 SHARES = (0.95, 0.99)
-SEARCHES = ("own", "random", "tpe", "tpe+ladder", "nsga2", "nsga2+ladder")
+SEARCHES = (*OWN, *(f"{n}{by}" for n in ("tpe", "nsga2", "nsga3") for by in ("", "+ladder")))
 NOISY = (20, 60)
 REGRET_AT = 16
+DRAWS = ("random", "tpe", "nsga2", "nsga3", "gp", "policy-gradient")
 
 
-def trained_by(
-    problem: Problem, search: str, seed: int, trials: int, batch: int, share: float = SHARES[-1]
-) -> list[int]:
-    """Return the places trained, in order, until `share` of the volume is there."""
-    running = make(search, problem.table, seed)
-    trained: list[int] = []
-    while len(trained) < trials and problem.share(trained) < share:
-        asked = running.ask(batch)
-        for place in asked:
-            running.tell(place, float(problem.told[place]))
-        trained += asked
-        if not asked:
-            break
-    return trained[:trials]
-
-
-def counts(problem: Problem, trained: list[int], trials: int) -> list[int]:
+def counts(problem: Problem, search: str, seed: int, trials: int, batch: int = 1) -> list[float]:
     """Return the trainings to each of SHARES; trials + 1 where it was not reached."""
-    shares = np.array([problem.share(trained[:n]) for n in range(len(trained) + 1)])
-    reached = [np.flatnonzero(shares >= share) for share in SHARES]
-    return [int(places[0]) if len(places) else trials + 1 for places in reached]
+    reached = [trials + 1.0] * len(SHARES)
+    for step in steps(problem, search, seed, batch):
+        if step.cost > trials:
+            break
+        share = problem.share(list(step.found))
+        reached = [
+            min(cost, step.cost) if share >= wanted else cost
+            for wanted, cost in zip(SHARES, reached, strict=True)
+        ]
+        if share >= SHARES[-1]:
+            break
+    return reached
 
 
-def proposed_share(problem: Problem, trained: list[int]) -> float:
-    """Return the true share of the volume of the front that the told gaps propose."""
-    table = problem.table
-    points = table.measure.points(problem.told[trained], table.costs[trained])
-    kept = non_dominated([tuple(point) for point in points.tolist()])
-    return problem.share([trained[i] for i in kept])
+def spent(problem: Problem, search: str, seed: int, most: float, batch: int = 1) -> Step:
+    """Return where the search is once it has spent `most` trainings."""
+    last = Step(0.0, ())
+    for step in steps(problem, search, seed, batch):
+        if step.cost > most:
+            break
+        last = step
+    return last
 
 
-def row(name: str, search: str, seeds: int, trials: int, batch: int) -> str:
-    """Run one search on one table and return its line."""
-    table = load(name)
-    seeds = 1 if search == "own" else seeds
-    found = [
-        counts(each, trained_by(each, search, seed, trials, batch), trials)
-        for each in problems(table)
-        for seed in range(seeds)
-    ]
+def noisy_shares(table: Table, search: str) -> list[float]:
+    """Return the share that the front found on one seed has on the mean of all, at NOISY."""
     mean = mean_problem(table)
-    runs = [trained_by(mean, search, seed, trials, batch) for seed in range(seeds)]
-    on_mean = [counts(mean, trained, trials) for trained in runs]
-    far = [trained_by(mean, search, seed, REGRET_AT, batch, 2.0) for seed in range(seeds)]
+    each = [Problem(table, gaps, mean.true, seed) for seed, gaps in enumerate(table.gaps)]
+    found = []
+    for most in NOISY:
+        ends = [spent(problem, search, 0, most).found for problem in each]
+        fronts = [
+            list(end) if search == "own+seeds" else front(problem, end)
+            for problem, end in zip(each, ends, strict=True)
+        ]
+        shares = [problem.share(kept) for problem, kept in zip(each, fronts, strict=True)]
+        found.append(float(np.mean(shares)))
+    return found
+
+
+def row(table: Table, search: str, seeds: int, trials: int, batch: int, brief: bool) -> str:
+    """Run one search on one table and return its line."""
+    draws = range(seeds if search.partition("+")[0] in DRAWS else 1)
+    each = [counts(p, search, s, trials, batch) for p in problems(table) for s in draws]
+    line = f"  {search:<16} {shown(each, trials):<32}"
+    if search == "own+short":
+        return line
+    mean = mean_problem(table)
+    on_mean = [counts(mean, search, s, trials, batch) for s in draws]
+    line += f" mean of seeds {shown(on_mean, trials):<32}"
+    if search in RIVALS:
+        end = spent(mean, search, 0, trials)
+        line += f" {mean.share(list(end.found)):.3f} after {end.cost:g}"
+    if brief:
+        return line
     float32 = np.flatnonzero(table.exact).tolist()
+    far = [spent(mean, search, s, REGRET_AT, batch).found for s in draws]
     speeds = np.array([regret(mean.true, table.costs, [*t, *float32])[:, 0] for t in far])
-    noisy = [Problem(table, gaps, mean.true) for gaps in table.gaps]
-    told = [trained_by(each, search, 0, NOISY[-1], batch, 2.0) for each in noisy]
-    kept = [
-        np.mean([proposed_share(p, run[:n]) for p, run in zip(noisy, told, strict=True)])
-        for n in NOISY
-    ]
+    kept = noisy_shares(table, search)
     return (
-        f"  {search:<14} {shown(found, trials):<30} mean of seeds {shown(on_mean, trials):<30} "
-        f"regret {speeds.mean():6.2%} / {speeds.max():6.2%}  noisy {kept[0]:.3f} {kept[1]:.3f}"
+        f"{line} regret {speeds.mean():6.2%} / {speeds.max():6.2%}"
+        f"  noisy {kept[0]:.3f} {kept[1]:.3f}"
     )
 
 
-def shown(found: list[list[int]], trials: int) -> str:
+def shown(found: list[list[float]], trials: int) -> str:
     """Return median/90th percentile of the trainings to each share."""
     words = []
     for share, column in zip(SHARES, np.array(found).T, strict=True):
         middle, high = np.quantile(column, [0.5, 0.9], method="median_unbiased")
-        said = [
-            f">{trials}" if value > trials else f"{value:g}" for value in (middle, high.round())
-        ]
+        said = [f">{trials}" if value > trials else f"{value:.4g}" for value in (middle, high)]
         words.append(f"{share:.0%} {'/'.join(said)}")
     return "  ".join(words)
 
 
+def skipped(table: Table, search: str) -> str:
+    """Return why a search is left out on a table; "" where it is not."""
+    needs = search in SCORED or search == "own+probes"
+    return "its task cannot be run here" if needs and table.probes is None else ""
+
+
 def main() -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--tables", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--searches", nargs="+", default=SEARCHES)
+    parser.add_argument("--searches", nargs="+", default=(*SEARCHES, *RIVALS))
     parser.add_argument("--seeds", type=int, default=10, help="of each sampler")
     parser.add_argument("--trials", type=int, default=200, help="at most")
     parser.add_argument("--batch", type=int, default=1, help="asked for together")
+    parser.add_argument("--idle", type=int, default=1, help="values of a decision that is idle")
+    parser.add_argument("--brief", action="store_true", help="without regret and noise")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in options.tables:
-        table = load(name)
+        table = with_idle(load(name), options.idle)
         least = [floor(each, SHARES) for each in problems(table)]
         print(f"{name}: {len(table.costs)} policies, {len(table.gaps)} training seeds")
         print(
-            f"  {'floor':<14} {shown(least, options.trials):<30} mean of seeds "
+            f"  {'floor':<16} {shown(least, options.trials):<32} mean of seeds "
             f"{shown([floor(mean_problem(table), SHARES)], options.trials)}",
             flush=True,
         )
         for search in options.searches:
-            print(row(name, search, options.seeds, options.trials, options.batch), flush=True)
+            why = skipped(table, search)
+            fed = search, options.seeds, options.trials, options.batch, options.brief
+            print(f"  {search:<16} {why}" if why else row(table, *fed), flush=True)
     return 0
 
 

@@ -8,25 +8,40 @@
   e4m3. Two training seeds; gap of the validation loss over the tail.
 - `mlp-digits-0.1.0`: every policy of `mlp-digits-0.1.0.toml`, made by `tabulate.py`: four layers in
   four formats, masters or not, no loss scale or 128. Three training seeds.
+- The others likewise, each of the study file of its name, two training seeds.
 
-Times and memory of the first two are of an invented roofline, those of the third the modeled ones.
+Times and memory of the first two are of an invented roofline, those of the others modeled.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.search.live import live
+from policysearch.objective.score import CURVE_SHARES
 from policysearch.search.decisions import Decisions, Option
 from policysearch.search.gain import Yardstick
 from policysearch.search.hypervolume import Array, improvements
+from policysearch.search.runs import SHORT
 
 FOLDER = Path(__file__).parent / "data"
-NAMES = ("tanh-mlp", "char-transformer", "mlp-digits-0.1.0")
+SHARES = (0.1, 0.25, 0.5, 1.0)
+"""Where along the runs of the first two tables their gaps are known."""
+
+NAMES = (
+    "tanh-mlp",
+    "char-transformer",
+    "mlp-digits-0.1.0",
+    "tanh-mlp-masters",
+    "tanh-mlp-scales",
+    "gpt-sums-groups",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,10 @@ class Table:
     """All policies of a study: effective decisions, raw ones, costs, gaps by training seed.
 
     `rows` [n, places + modifiers], `raw` [n, decisions], `costs` [n, 2], `gaps` [seeds, n] in
-    nats. `start` are the places of the uniform ladder.
+    nats. `start` are the places of the uniform ladder. `curves` [seeds, n, shares] are the gaps at
+    the shares SHARES of the run, None where the task can be run here. Of such a task alone there
+    are `probes` [seeds, decisions] and `probe_cost` in trainings, as `policysearch.search.probes`
+    gives them, and `scores` [seeds, decisions] as `benchmarks.search.scores` does.
     """
 
     name: str
@@ -45,6 +63,23 @@ class Table:
     gaps: Array
     measure: Yardstick
     start: tuple[int, ...]
+    curves: Array | None
+    probes: Array | None
+    probe_cost: float
+    scores: Mapping[str, Array]
+
+    def short(self, seed: int) -> float:
+        """Return how much of the steps a short run takes; 1 where float32 learns too late."""
+        task = live(self.name)
+        return SHORT if task is None else task.short(seed)
+
+    def curve(self, seed: int, place: int) -> dict[float, float]:
+        """Return the gaps in nats along the run of a policy, by share of the steps."""
+        if self.curves is not None:
+            return dict(zip(SHARES, self.curves[seed, place].tolist(), strict=True))
+        task = live(self.name)
+        assert task is not None
+        return dict(zip(CURVE_SHARES, task.curve(seed, place), strict=True))
 
     @property
     def exact(self) -> NDArray[np.bool_]:
@@ -56,11 +91,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Problem:
-    """A table with one gap [n] per policy: what a search is told, and what it is scored by."""
+    """A table with one gap [n] per policy: what a search is told, and what it is scored by.
+
+    `seed` is the training seed of what is told, None where that is the mean.
+    """
 
     table: Table
     told: Array
     true: Array
+    seed: int | None = None
 
     def share(self, trained: list[int]) -> float:
         """Return the share of the volume of all policies that those trained dominate."""
@@ -84,12 +123,16 @@ def load(name: str) -> Table:
             data["gap"].astype(float),
             Yardstick(*data["yardstick"].tolist()),
             tuple(data["start"].tolist()),
+            data["curve"].astype(float) if "curve" in data else None,
+            data.get("probes"),
+            float(data["probe_cost"]) if "probe_cost" in data else 0.0,
+            {each: data[each] for each in ("loss", "fisher") if each in data},
         )
 
 
 def problems(table: Table) -> list[Problem]:
     """Return each training seed as a problem of its own."""
-    return [Problem(table, gaps, gaps) for gaps in table.gaps]
+    return [Problem(table, gaps, gaps, seed) for seed, gaps in enumerate(table.gaps)]
 
 
 def mean_problem(table: Table) -> Problem:
@@ -98,12 +141,30 @@ def mean_problem(table: Table) -> Problem:
     return Problem(table, mean, mean)
 
 
-def floor(problem: Problem, shares: tuple[float, ...]) -> list[int]:
+def with_idle(table: Table, values: int) -> Table:
+    """Return the table with one more decision, of so many values, that does nothing."""
+    if values == 1:
+        return table
+    idle = np.tile(np.arange(values), len(table.costs))[:, None]
+    modifiers = (*table.decisions.modifiers, values)
+    return replace(
+        table,
+        decisions=replace(table.decisions, modifiers=modifiers),
+        rows=np.column_stack([np.repeat(table.rows, values, axis=0), idle]),
+        raw=np.column_stack([np.repeat(table.raw, values, axis=0), idle]),
+        costs=np.repeat(table.costs, values, axis=0),
+        gaps=np.repeat(table.gaps, values, axis=1),
+        start=tuple(place * values for place in table.start),
+        curves=None if table.curves is None else np.repeat(table.curves, values, axis=1),
+    )
+
+
+def floor(problem: Problem, shares: tuple[float, ...]) -> list[float]:
     """Return how many trainings greedy choice with perfect knowledge takes to each share."""
     table = problem.table
     points = table.measure.points(problem.true, table.costs)
     trained: list[int] = []
-    counts = []
+    counts: list[float] = []
     for share in shares:
         while problem.share(trained) < share:
             gains = improvements(points, points[trained], table.measure.corner)

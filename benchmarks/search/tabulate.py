@@ -2,13 +2,13 @@
 
     python -m benchmarks.search.tabulate benchmarks/search/mlp-digits-0.1.0.toml
 
-1,024 policies on three seeds take about ten minutes of one core.
+1,024 policies on three seeds take about ten minutes of one core. `--scores` renews only
+what a few steps of float32's run say of each decision.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.search.live import every
+from benchmarks.search.scores import scores
 from benchmarks.search.tables import FOLDER
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
@@ -25,14 +27,9 @@ from policysearch.policy.presets import preset
 from policysearch.search.effective import Effective
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.gain import yardstick
-from policysearch.search.space import Params, Space, make_space
+from policysearch.search.probes import probe_cost, probes
+from policysearch.search.space import Params, make_space
 from policysearch.search.spec import StudySpec, load_spec
-
-
-def every(space: Space) -> list[Params]:
-    """Return the parameters of every policy, the last decision fastest."""
-    choices = space.choices()
-    return [dict(zip(choices, each, strict=True)) for each in itertools.product(*choices.values())]
 
 
 def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
@@ -57,21 +54,40 @@ def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
     }
 
 
+def scored(spec: StudySpec, objective: Objective) -> dict[str, Any]:
+    """Return what a few steps of float32's run say of each decision, by training seed."""
+    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
+    effective, seeds = Effective(space), spec.study.seeds
+    each = [scores(objective, space, effective, seed) for seed in seeds]
+    return {
+        "probes": np.array([probes(objective, space, effective, seed) for seed in seeds]),
+        "probe_cost": np.array(probe_cost(space, effective, spec.task.steps)),
+        **{name: np.array([found[name] for found in each]) for name in each[0]},
+    }
+
+
 def gaps(
     spec: StudySpec, objective: Objective, params: Sequence[Params], seeds: Sequence[int]
 ) -> np.ndarray:
-    """Train the policies of `params` and return their loss gaps in nats: [seeds, policies]."""
+    """Train the policies of `params` and return their loss gaps in nats: [seeds, policies].
+
+    Parameters that make the same policy are trained once.
+    """
     space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
-    policies = [objective.float32, *(space.policy(each) for each in params)]
-    jobs = [Job(policy, seed) for seed in seeds for policy in policies]
-    runs: list[Measurement | None] = [None] * len(jobs)
+    made = [space.policy(each) for each in params]
+    policies = {policy.digest: policy for policy in (objective.float32, *made)}
+    keys = [(digest, seed) for seed in seeds for digest in policies]
+    jobs = [Job(policies[digest], seed) for digest, seed in keys]
+    runs: dict[tuple[str, int], Measurement] = {}
     with make_executor(objective, None if len(jobs) > len(seeds) * 8 else 0, len(jobs)) as executor:
         for index, outcome in executor.run(jobs):
-            runs[index] = outcome if isinstance(outcome, Measurement) else None
+            if isinstance(outcome, Measurement):
+                runs[keys[index]] = outcome
     found = []
-    for start in range(0, len(jobs), len(policies)):
-        base, *others = runs[start : start + len(policies)]
-        found.append([gap(run, base) if run else DIVERGED_GAP for run in others])
+    for seed in seeds:
+        base = runs[objective.float32.digest, seed]
+        each = [runs.get((policy.digest, seed)) for policy in made]
+        found.append([gap(run, base) if run else DIVERGED_GAP for run in each])
     return np.array(found)
 
 
@@ -79,14 +95,21 @@ def main() -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("study", type=Path, metavar="STUDY.toml")
+    parser.add_argument("--scores", action="store_true", help="renew these alone; train nothing")
     options = parser.parse_args()
     spec = load_spec(options.study)
     cost = spec.cost
     objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
-    table = described(spec, objective)
-    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
-    table["gap"] = gaps(spec, objective, every(space), spec.study.seeds).astype(np.float32)
-    np.savez_compressed(FOLDER / f"{spec.study.name}.npz", **table)
+    path = FOLDER / f"{spec.study.name}.npz"
+    if options.scores:
+        with np.load(path) as data:
+            table = dict(data)
+    else:
+        space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
+        table = described(spec, objective)
+        table["gap"] = gaps(spec, objective, every(space), spec.study.seeds).astype(np.float32)
+    table |= scored(spec, objective)
+    np.savez_compressed(path, **table)
     return 0
 
 

@@ -83,11 +83,12 @@ class PriceTable:
                 f"choices: shape {given.shape}; expected [n, {len(self.options)}] with options "
                 "from 0 below those of each slot"
             )
-        parts = [self._summed(given[at : at + ROWS]) for at in range(0, len(given), ROWS)]
+        parts = [self.summed(given[at : at + ROWS]) for at in range(0, len(given), ROWS)]
         sums = np.concatenate(parts) if parts else np.empty((0, len(self.constant)))
         return joined_seconds(sums[:, 0], sums[:, 1], self.device), sums[:, 2:].max(axis=1)
 
-    def _summed(self, choices: Drawn) -> NDArray[np.float64]:
+    def summed(self, choices: Drawn) -> NDArray[np.float64]:
+        """Return the sums of all terms of assignments [n, slots]: [n, columns]."""
         sums = np.tile(self.constant, (len(choices), 1))
         for slot, others, table in self.terms:
             if len(others) == 1:

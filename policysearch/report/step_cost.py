@@ -6,6 +6,7 @@ Shares are of the kernels' time. The step is priced anew: records keep its sums,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from policysearch.cost.device_file import device_at
@@ -94,7 +95,8 @@ def default_line(objective: Objective, cost: PolicyCost) -> str:
     narrow = sum(layer.compute == "tfloat32" for _, layer in default.layers)
     if not narrow:
         return f"{said} is strict float32"
-    over = speedup_over(cost, objective.price(default), default.name)
+    beside = objective.price(replace(default, parallel=objective.parallel))
+    over = speedup_over(cost, beside, default.name)
     return (
         f"{over.value:.2f}x ({over.low:.2f} to {over.high:.2f}) the speed of {said}: "
         f"tfloat32 in {narrow} of {len(default.layers)} layers"

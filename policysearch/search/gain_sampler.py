@@ -16,6 +16,7 @@ from policysearch.policy.policy import Policy
 from policysearch.search.effective import Effective
 from policysearch.search.gain import SMALLEST_GAP, Yardstick, yardstick
 from policysearch.search.pool import SpacePool
+from policysearch.search.price_table import Lookup, lookup_of
 from policysearch.search.searcher import Row, Searcher
 from policysearch.search.space import Params, Space
 from policysearch.search.spec import ObjectiveName, StudySpec, objective_of
@@ -52,11 +53,12 @@ class GainSampler(BaseSampler):
         ladder: Sequence[Policy] = (),
         gap_of: Callable[[float], float] = float,
         seed: int = 0,
+        lookup: Callable[[], Lookup | None] = lambda: None,
     ) -> None:
         self.space, self._price, self._objectives = space, price, tuple(objectives)
         self._gap_of, self._seed = gap_of, seed
         self._effective = Effective(space)
-        self._pool = SpacePool(space, self._effective, self._costs, seed)
+        self._pool = SpacePool(space, self._effective, self._costs, seed, lookup)
         self._random = RandomSampler(seed=seed)
         priced = [costs for policy in ladder if (costs := self._axes(price(policy))) is not None]
         self._measure = yardstick(np.array(priced)) if priced else FLOAT32
@@ -174,4 +176,10 @@ def gain_sampler(
             return None
         return 1.0 / modeled.speedup, modeled.memory_ratio
 
-    return GainSampler(space, price, spec.objectives.names, ladder, gap_of, spec.study.seed)
+    names, seed = spec.objectives.names, spec.study.seed
+    whole = {"speedup", "memory_ratio"} <= set(names)
+
+    def lookup() -> Lookup | None:
+        return lookup_of(priced, space, seed) if whole else None
+
+    return GainSampler(space, price, names, ladder, gap_of, seed, lookup)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from policysearch.search.effective import Effective
 from policysearch.search.hypervolume import Array
+from policysearch.search.price_table import Lookup
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
 from policysearch.search.space_section import MODIFYING as SCALES
@@ -40,10 +41,18 @@ A price table can serve it: nothing here asks how a price is made.
 class SpacePool:
     """Policies of `space`: all of them, or drawn ones and the neighbours of the front so far.
 
-    Loss scales other than the first are proposed for members of the front alone.
+    Loss scales other than the first are proposed for members of the front alone. A `lookup` prices
+    the candidates of a space that is drawn from.
     """
 
-    def __init__(self, space: Space, effective: Effective, costs: Costs, seed: int) -> None:
+    def __init__(
+        self,
+        space: Space,
+        effective: Effective,
+        costs: Costs,
+        seed: int,
+        lookup: Callable[[], Lookup | None] = lambda: None,
+    ) -> None:
         self._effective, self._price, self._seed = effective, costs, seed
         self._choices = space.choices()
         self._plain = {n: v for n, v in self._choices.items() if n not in SCALES}
@@ -58,6 +67,7 @@ class SpacePool:
             names = list(self._plain)
             rows = [self.add(dict(zip(names, each, strict=True)) | self._usual) for each in every]
             self._listed = list(dict.fromkeys(rows))
+        self._lookup = None if self._listed is not None else lookup()
 
     def add(self, params: Params) -> Row:
         """Return the row of `params`, which `params_of` then knows; the first of equal ones."""
@@ -89,8 +99,11 @@ class SpacePool:
         if len(near) > NEIGHBOURS:
             near = [near[i] for i in np.sort(rng.permutation(len(near))[:NEIGHBOURS])]
         rows |= {self.add(self._params[row] | {name: value}): None for row, name, value in near}
-        priced = [(row, costs) for row in rows if (costs := self.costs(row)) is not None]
         width = len(self._effective.decisions.places) + len(self._effective.decisions.modifiers)
+        if self._lookup is not None:
+            every = np.array(list(rows), dtype=np.int64).reshape(len(rows), width)
+            return every, self._lookup.costs([self._params[row] for row in rows])
+        priced = [(row, costs) for row in rows if (costs := self.costs(row)) is not None]
         kept = np.array([row for row, _ in priced], dtype=np.int64).reshape(len(priced), width)
         return kept, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
 
@@ -109,8 +122,11 @@ class SpacePool:
     def _drawn(self, theta: Array, rng: np.random.Generator) -> list[Row]:
         """Return the best policies for drawn weights of gap, time and memory.
 
-        With costs taken as sums over the decisions, each decision has its best option by itself.
+        With costs taken as sums over the decisions, each decision has its best option by itself;
+        by a price table, formats are the best for the chain of the groups.
         """
+        if self._lookup is not None:
+            return self._along_chain(self._lookup, theta, rng)
         rows = []
         for _ in range(DRAWN):
             common = self._common(rng)
@@ -126,6 +142,34 @@ class SpacePool:
                 params[name] = self._plain[name][int(scores.argmin())]
             rows.append(self.add(params))
         return rows
+
+    def _along_chain(self, lookup: Lookup, theta: Array, rng: np.random.Generator) -> list[Row]:
+        shares, drawn = rng.uniform(size=DRAWN), rng.integers(len(lookup.ways), size=DRAWN)
+        torn = theta[rng.integers(len(theta), size=DRAWN)] if len(theta) else np.zeros(DRAWN)
+        size = np.exp(rng.standard_normal(DRAWN) - torn) / len(lookup.names)
+        moved = np.exp(theta + THETA_SD * rng.standard_normal((DRAWN, len(theta))))
+        gaps = size[:, None] * np.column_stack([moved, np.zeros(DRAWN)])
+        found: list[Row] = []
+        for way in np.unique(drawn).tolist():
+            mine, places = drawn == way, self._thetas(lookup, lookup.ways[way])
+            weights = np.column_stack([shares, 1.0 - shares])[mine]
+            chosen = lookup.cheapest(way, weights, gaps[mine][:, places])
+            found += [self.add(params | self._usual) for params in chosen]
+        return found
+
+    def _thetas(self, lookup: Lookup, common: Params) -> NDArray[np.int64]:
+        """Return by group and format the place in theta [groups, formats], the last for none."""
+        counted = {pair: i for i, pair in enumerate(self._effective.decisions.counted())}
+        first = {name: values[0] for name, values in self._choices.items()} | common
+        found = []
+        for name in lookup.names:
+            every = np.array(
+                [self._effective.row(first | {name: v}) for v in self._choices[name]],
+                dtype=np.int64,
+            )
+            place = int(np.ptp(every, axis=0).argmax())
+            found.append([counted.get((place, option), -1) for option in every[:, place].tolist()])
+        return np.array(found)
 
     def _single(self, common: Params) -> dict[str, tuple[Array, NDArray[np.int64]]]:
         """Return by decision what each value adds to the costs [values, 2], and its theta.

@@ -55,7 +55,7 @@ class Searcher:
     """Asks for policies and is told their gaps, in any order; `asked` policies may be outstanding.
 
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
-    policies to begin with, each with its costs.
+    policies to begin with, each with its costs; `hints` as `Sensitivity` takes them.
     """
 
     def __init__(
@@ -64,9 +64,10 @@ class Searcher:
         pool: Pool,
         measure: Yardstick,
         start: Sequence[tuple[Row, tuple[float, float]]] = (),
+        hints: Array | None = None,
     ) -> None:
         self._decisions, self._pool, self._measure = decisions, pool, measure
-        self._start = [(row, costs) for row, costs in start]
+        self._start, self._hints = [(row, costs) for row, costs in start], hints
         self._told: dict[Row, tuple[float, float]] = {}
         self._gaps: dict[Row, list[float]] = {}
         self._expected: dict[Row, float] = {}
@@ -133,8 +134,12 @@ class Searcher:
             belief = self._learned([*known, *outstanding], np.concatenate([gaps, expected]))
         return belief
 
+    def members(self) -> list[Row]:
+        """Return the front of what was told, and is expected of what is outstanding."""
+        self._belief()
+        return self._members()
+
     def _members(self) -> list[Row]:
-        """Return the front of what was told and expected."""
         rows = list(self._expected)
         costs = np.array([self._told[row] for row in rows]).reshape(len(rows), 2)
         points = self._measure.points(np.array(list(self._expected.values())), costs)
@@ -144,7 +149,7 @@ class Searcher:
         measure = self._measure
         gaps = np.minimum(gaps, WORST * measure.largest_gap)
         scale = measure.smallest_gap, measure.largest_gap
-        return Sensitivity(self._decisions, self._array(rows), gaps, *scale)
+        return Sensitivity(self._decisions, self._array(rows), gaps, *scale, self._hints)
 
     def _array(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         width = len(self._decisions.places) + len(self._decisions.modifiers)

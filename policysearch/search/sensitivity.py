@@ -15,7 +15,7 @@ approximation) on a logarithmic scale of the gap. Hyperparameters are averaged b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -34,6 +34,9 @@ STORAGE_WEIGHT = 4.0
 LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 3.0, 1.0, 0.7, 0.5
 """Prior standard deviations of theta, in nats: for all, per kind, per place, its own."""
 
+HINT, HINT_SD = 0.5, 0.3
+"""Mean and standard deviation of how much theta rises with a hint, in nats."""
+
 COARSE_PAIRS = (0.4, 1.0)
 """Size of pair terms between coarse decisions, over the sensitivities; averaged over."""
 
@@ -41,9 +44,11 @@ FINE_PAIRS = 0.2
 SINGLE = 0.25
 UNSHARED = 0.15
 RELATIVE_NOISE = 0.03
-ABSOLUTE_NOISE = 0.02
 """Of the pair terms: for decisions that are not coarse, for a decision by itself (it may help), and
-the share that neighbours do not have in common. Noise over the gap, and over the smallest gap."""
+the share that neighbours do not have in common. Noise over the gap."""
+
+ABSOLUTE_NOISES = (0.02, 0.3)
+"""Noise over the smallest gap; averaged over."""
 
 MODIFIERS = (0.03, 0.4)
 """By how much of a gap a modifier may change it; averaged over where there are modifiers."""
@@ -72,18 +77,20 @@ class Belief:
 
 @dataclass(frozen=True)
 class _Prior:
-    """Mean and covariance of theta, how coarse each decision is, the gap that is small."""
+    """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise."""
 
     mean: Array
     covariance: Array
     coarse: NDArray[np.bool_]
     smallest_gap: float
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """The model at its fit: for one pair size and modifier size."""
+    """The model at its fit: for one prior, pair size and modifier size."""
 
+    prior: _Prior
     pairs: float
     modifier: float
     theta: Array
@@ -98,7 +105,9 @@ class Sensitivity:
     """The belief after training the policies `rows` [n, places + modifiers] with `gaps` [n].
 
     Gaps in nats, on the scale sign(gap) log(1 + |gap| / smallest_gap); `largest_gap` sets where
-    the prior lies. Equal arguments give equal beliefs.
+    the prior lies. `hints` has a number per decision of `Decisions.counted`, NaN where there is
+    none: of two of a kind, that with the larger one may cost more. Whether it does is learned.
+    Equal arguments give equal beliefs.
     """
 
     def __init__(
@@ -108,14 +117,19 @@ class Sensitivity:
         gaps: Array,
         smallest_gap: float,
         largest_gap: float,
+        hints: Array | None = None,
     ) -> None:
         self._decisions = decisions
-        self._prior = _prior(decisions, smallest_gap, largest_gap)
+        priors = [_prior(decisions, smallest_gap, largest_gap)]
+        if hints is not None and np.isfinite(hints).any():
+            priors.append(_hinted(priors[0], decisions, hints))
         scaled = np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)
         told = _with_float32(self.rows(rows))
         scaled = np.concatenate([[0.0], scaled])
-        sizes = product(COARSE_PAIRS, MODIFIERS if decisions.modifiers else (0.0,))
-        self._fits = [_fit(self._prior, told, scaled, *size) for size in sizes]
+        modifiers = MODIFIERS if decisions.modifiers else (0.0,)
+        noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
+        sizes = product(noisy, COARSE_PAIRS, modifiers)
+        self._fits = [_fit(prior, told, scaled, *size) for prior, *size in sizes]
 
     def rows(self, rows: NDArray[np.int64]) -> Rows:
         """Return policies as the model reads them."""
@@ -137,7 +151,7 @@ class Sensitivity:
         """Return what is believed of the policies `rows` [n, places + modifiers]."""
         read = self.rows(rows)
         pairs = zip(self.weights, self._fits, strict=True)
-        return [Belief(float(w), *_predict(self._prior, fit, read)) for w, fit in pairs if w > 0.01]
+        return [Belief(float(w), *_predict(fit.prior, fit, read)) for w, fit in pairs if w > 0.01]
 
     def theta(self) -> Array:
         """Return the fitted logarithms of the sensitivities in nats, as `Decisions.counted`."""
@@ -167,6 +181,17 @@ def _prior(decisions: Decisions, smallest_gap: float, largest_gap: float) -> _Pr
     mean = math.log(largest_gap) + np.array([_level(option) for option in options])
     coarse = np.array([option.operand_epsilon >= COARSE for option in options], dtype=bool)
     return _Prior(mean, covariance, coarse, smallest_gap)
+
+
+def _hinted(prior: _Prior, decisions: Decisions, hints: Array) -> _Prior:
+    """Return the prior where theta has a multiple of the hints, as they differ within a kind."""
+    names = np.array([decisions.places[place][index].name for place, index in decisions.counted()])
+    given = np.zeros(len(prior.mean))
+    for name in np.unique(names):
+        alike = np.flatnonzero((names == name) & np.isfinite(hints))
+        given[alike] = hints[alike] - hints[alike].mean() if len(alike) else 0.0
+    covariance = prior.covariance + HINT_SD**2 * np.outer(given, given)
+    return replace(prior, mean=prior.mean + HINT * given, covariance=covariance)
 
 
 def _level(option: Option) -> float:
@@ -220,7 +245,7 @@ def _fit(prior: _Prior, told: Rows, scaled: Array, pairs: float, modifier: float
             break
     factor, weights, slopes, left = _linear(prior, told, scaled, theta, pairs, common)
     likelihood = -0.5 * float(left @ weights) - float(np.log(np.diag(factor)).sum())
-    return _Fit(pairs, modifier, theta, told, slopes, factor, weights, likelihood)
+    return _Fit(prior, pairs, modifier, theta, told, slopes, factor, weights, likelihood)
 
 
 def _linear(
@@ -239,8 +264,12 @@ def _linear(
 
 
 def _noise(prior: _Prior, gap: Array) -> Array:
-    """Return the variance [n] that no model of the decisions explains, on the scale."""
-    noise = (RELATIVE_NOISE * gap) ** 2 + (ABSOLUTE_NOISE * prior.smallest_gap) ** 2
+    """Return the variance [n] that no model of the decisions explains, on the scale.
+
+    float32, which decides nothing, has least.
+    """
+    absolute = np.where(gap > 0.0, prior.noise, ABSOLUTE_NOISES[0]) * prior.smallest_gap
+    noise = (RELATIVE_NOISE * gap) ** 2 + absolute**2
     return np.asarray(noise / (gap + prior.smallest_gap) ** 2)
 
 

@@ -1,0 +1,103 @@
+"""Which run is spent next: short ones where they rank as whole ones do, new seeds for the front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks.search.__main__ import counts, noisy_shares
+from benchmarks.search.tables import load, problems
+from policysearch.search.decisions import Decisions
+from policysearch.search.runs import LOOK, SHORT, Run, RunSearcher, short_share
+from policysearch.search.searcher import Listed, Searcher
+from tests.test_searcher import MEASURE, OPTIONS, costs_of, every_row, gaps_of
+
+PLACES = 4
+
+
+def run_searcher(seeds: tuple[int, ...] = (0,), short: float = SHORT) -> RunSearcher:
+    rows = every_row(PLACES)
+    decisions = Decisions((OPTIONS,) * PLACES)
+    listed = Listed(rows, costs_of(rows))
+    return RunSearcher(lambda: Searcher(decisions, listed, MEASURE), PLACES, seeds, short)
+
+
+def spend(search: RunSearcher, count: int, early: Callable[[float, float], float]) -> list[Run]:
+    """Tell of `count` runs whose gap after a share of the steps is `early(gap, share)`."""
+    found = []
+    for _ in range(count):
+        (run,) = search.ask()
+        gap = float(gaps_of(np.array([run.row]))[0])
+        shares = [share for share in (0.125, SHORT, 1.0) if share <= run.share]
+        search.tell(run, {share: early(gap, share) for share in shares})
+        found.append(run)
+    return found
+
+
+def test_short_runs_that_rank_are_kept_and_the_front_is_continued() -> None:
+    search = run_searcher()
+    runs = spend(search, 40, lambda gap, share: gap * (3.0 - share))
+    first = LOOK * PLACES
+    assert search.carries and {run.share for run in runs[:first]} == {SHORT}
+    continued = [run.row for run in runs[first:] if run.share == 1.0]
+    assert continued and set(continued) <= {run.row for run in runs}
+    assert len(set(continued)) == len(continued)
+    assert search.rank_correlations == pytest.approx((1.0, 1.0))
+    whole = {run.row for run in runs if run.share == 1.0}
+    assert {row for row in search.proposed()} <= whole | {runs[-1].row}
+
+
+def test_short_runs_that_do_not_rank_are_given_up_at_once() -> None:
+    search = run_searcher()
+    noise = np.random.default_rng(0)
+    runs = spend(search, 12, lambda gap, share: gap if share == 1.0 else noise.uniform(0.0, 0.05))
+    assert not search.carries
+    assert {run.share for run in runs[:4]} == {SHORT} and {run.share for run in runs[6:]} == {1.0}
+    expected = {run.row for run in runs if run.share == 1.0}
+    assert set(search.proposed()) <= expected
+
+
+def test_a_front_that_short_runs_get_wrong_is_seen_by_its_own_whole_runs() -> None:
+    search = run_searcher()
+    spend(search, 60, lambda gap, share: gap if share < 1.0 else 0.05 - gap)
+    before, whole = search.rank_correlations
+    assert before == pytest.approx(1.0) and whole < 0.9 and not search.carries
+
+
+def test_short_runs_are_for_what_has_learned_by_then() -> None:
+    assert short_share(2.3, 1.4, 0.2) == SHORT
+    assert short_share(2.3, 2.2, 0.2) == 1.0
+    assert short_share(2.3, 2.5, 2.4) == 1.0  # It learns nothing.
+
+
+def test_asked_together_runs_are_different_and_outstanding_ones_count() -> None:
+    search = run_searcher(short=1.0)
+    first = search.ask(4)
+    assert len({run.row for run in first}) == 4
+    search.tell(first[0], {1.0: 1e-3})
+    assert {run.row for run in search.ask(4)}.isdisjoint(run.row for run in first)
+
+
+def test_members_of_the_front_are_trained_with_other_seeds() -> None:
+    search = run_searcher((5, 6, 7), short=1.0)
+    runs = spend(search, 60, lambda gap, share: gap)
+    assert {run.seed for run in runs[: 3 * PLACES]} == {5}
+    others = [run for run in runs if run.seed != 5]
+    assert len(others) > 10 and {run.seed for run in others} == {6, 7}
+    assert len({(run.row, run.seed) for run in runs}) == 60
+    assert {run.row for run in others} <= {run.row for run in runs if run.seed == 5}
+
+
+def test_on_a_table_whose_short_runs_do_not_rank_little_is_lost() -> None:
+    problem = problems(load("tanh-mlp"))[0]
+    whole = counts(problem, "own", 0, 20)
+    short = counts(problem, "own+short", 0, 20)
+    assert whole[0] <= 20 and short[0] <= whole[0] + 3.0
+
+
+def test_new_seeds_keep_the_front_true() -> None:
+    """Without them, the longer one seed is searched the worse is its front on the mean of all."""
+    shares = noisy_shares(load("tanh-mlp"), "own+seeds")
+    assert shares[1] >= shares[0]
