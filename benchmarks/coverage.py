@@ -37,7 +37,7 @@ MOST_REVERSED = 0.05
 def drawn(spec: StudySpec, objective: Objective) -> list[Policy]:
     """Return the ladder and random policies of the space, POLICIES of them, no two alike."""
     rng = np.random.default_rng(spec.study.seed)
-    space = make_space(spec.space, objective.model, spec.rules)
+    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
     found = {key: policy for key, (policy, _) in space.ladder(spec.study.baseline).items()}
     while len(found) < POLICIES:
         params = {name: rng.choice(len(v)) for name, v in space.choices().items()}

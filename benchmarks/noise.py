@@ -31,7 +31,7 @@ def measure(spec: StudySpec, processes: int | None) -> tuple[float, dict[str, li
     """Return the spread, and the loss gap of every ladder policy for every seed, in nats."""
     cost = spec.cost
     objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
-    space = make_space(spec.space, objective.model, spec.rules)
+    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
     ladder = [policy for policy, _ in space.ladder(spec.study.baseline).values()]  # float32 first
     names = [policy.name for policy in ladder]
     jobs = [Job(policy, seed) for policy in ladder for seed in SEEDS]

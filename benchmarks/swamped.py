@@ -33,7 +33,11 @@ MANTISSA_BITS = (7, 9, 10, 11, 12, 13, 14)
 
 def policies(spec: StudySpec, model: Model) -> Iterator[Policy]:
     """Yield the ladder of the study, then float32 with narrower stored parameters."""
-    for policy, _ in make_space(spec.space, model, spec.rules).ladder(spec.study.baseline).values():
+    for policy, _ in (
+        make_space(spec.space, model, spec.rules, steps=spec.task.steps)
+        .ladder(spec.study.baseline)
+        .values()
+    ):
         yield policy
     plain = preset("float32", model.layer_names)
     for bits in MANTISSA_BITS:

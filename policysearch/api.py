@@ -24,6 +24,7 @@ from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
+from policysearch.search.cluster import workers_of
 from policysearch.search.results import Results
 from policysearch.search.session import Progress
 from policysearch.search.spec import DIRECTIONS, StudySpec, load_spec
@@ -91,15 +92,17 @@ def run_study(
     progress: Progress | None = None,
     accept_changes: bool = False,
     retry_failed: bool = False,
+    executor: Any = None,
 ) -> Results:
     """Run a study, or go on with it, and return its results.
 
     `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number
     in the study file, and `fast` ("c", "numpy" or "off") what emulates. Results depend neither on
-    `fast` nor on `processes`: None takes one per core, 0 trains in this process. Every run that
-    ended is used again. Raises InputError where `storage` holds runs of another task, other data,
-    or other code or libraries; the last two are mixed, and the results say so, with
-    `accept_changes`. `retry_failed` starts runs again that were recorded as failed.
+    `fast` nor on `processes`: None takes one per core, 0 trains in this process. With a Dask client
+    as `executor` its workers train, and are told as they end. Every run that ended is used again.
+    Raises InputError where `storage` holds runs of another task, other data, or other code or
+    libraries; the last two are mixed, and the results say so, with `accept_changes`.
+    `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
     spec = spec if fast is None else spec.with_fast(fast)
@@ -113,6 +116,7 @@ def run_study(
         progress=progress,
         accept_changes=accept_changes,
         retry_failed=retry_failed,
+        executor=workers_of(executor),
     )
 
 
@@ -126,14 +130,15 @@ def confirm_study(
     every: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
+    executor: Any = None,
 ) -> Results:
     """Train the front of a study longer and return its results with what came of it.
 
     The front and the policies right behind it (with `every`, all that did not diverge), over
     `factor` times the steps and on `seeds` seeds that the search did not use; `share` bounds the
     cost as a share of the search's own training steps. A policy whose gap does not hold is marked
-    in every view, and not picked. Raises InputError as `run_study`, and where there is nothing to
-    confirm yet.
+    in every view, and not picked. `executor` and InputError as of `run_study`; also where there is
+    nothing to confirm yet.
     """
     path = default_storage(study) if storage is None else Path(storage)
     load_results(study, path)
@@ -146,6 +151,7 @@ def confirm_study(
         every=every,
         processes=processes,
         progress=progress,
+        executor=workers_of(executor),
     )
 
 
@@ -196,12 +202,7 @@ def load_results(study: StudySpec, storage: str | Path | None = None) -> Results
     return read_journal(study, default_storage(study) if storage is None else Path(storage))
 
 
-def pick(
-    results: Results,
-    rule: str = "knee",
-    *,
-    max_gap: float | None = None,
-) -> Trial:
+def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) -> Trial:
     """Return one member of the front.
 
     `rule`: "knee" is the member nearest to the ideal (see `Results.knee`), "fastest" the one of
@@ -223,7 +224,6 @@ def export_policy(
     """Write the policy, its JSON Schema and a file that applies it; return their paths.
 
     `notes` stand in the head of that file: what is known of the policy beside its formats.
-
     Files of an earlier export with these names are replaced; nothing is written unless all can
     be made.
     """
@@ -247,13 +247,19 @@ def as_exported(
 
 
 def verify_policy(
-    policy: Policy, study: StudySpec, *, target: str = "torch", steps: int = 50, seed: int = 0
+    policy: Policy,
+    study: StudySpec,
+    *,
+    target: str = "torch",
+    steps: int = 50,
+    seed: int = 0,
+    place: str = "cpu",
 ) -> Verdict:
-    """Train the policy as `target` runs it, there and here, from the same values; compare.
+    """Train the policy as `target` runs it, there on `place` and here, from the same values.
 
     Raises InputError where the target is not installed or the policy does not fit.
     """
-    return verify(policy, study.task, target=target, steps=steps, seed=seed)
+    return verify(policy, study.task, target=target, steps=steps, seed=seed, place=place)
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:

@@ -17,6 +17,7 @@ from policysearch.commands.policies import add_explain, add_rules
 from policysearch.commands.profile import add_profile
 from policysearch.commands.shared import (
     add_study,
+    cluster_of,
     drop_output,
     make_streams_safe,
     places,
@@ -34,6 +35,7 @@ from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
+from policysearch.search.cluster import Cluster
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import Trial
@@ -98,6 +100,9 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     add_study(run)
     run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
     run.add_argument("--processes", type=int, metavar="N", help="training processes (one per core)")
+    run.add_argument(
+        "--cluster", metavar="ADDRESS|local:N", help="train on the workers of a dask scheduler"
+    )
     run.add_argument("--fast", choices=FASTS, help="what emulates; the results are the same")
     run.add_argument(
         "--accept-changes",
@@ -179,30 +184,40 @@ def _run(options: argparse.Namespace) -> None:
             raise InputError(f"--{name}: {given}; expected at least 1")
     make_folder(options.out)
     say_overruled(spec)
-    total = options.trials or spec.study.trials
-    command = f"policysearch run {places(options)}"
+    on = f" --cluster {options.cluster}" if options.cluster else ""
     try:
-        with Bar(total) as bar:
-            results = api.run_study(
-                spec,
-                options.storage,
-                trials=options.trials,
-                processes=options.processes,
-                fast=options.fast,
-                progress=bar,
-                accept_changes=options.accept_changes,
-                retry_failed=options.retry_failed,
-            )
+        with cluster_of(options) as cluster:
+            results = _searched(options, spec, cluster)
     except KeyboardInterrupt:
-        say(f"policysearch: interrupted; `{command}` goes on from here")
+        say(
+            f"policysearch: interrupted; `policysearch run {places(options)}{on}` goes on from here"
+        )
         raise SystemExit(INTERRUPTED) from None
-    if not options.no_confirm and spec.study.confirm_share and results.front:
-        share = spec.study.confirm_share
-        results = confirmed(options, spec, spec.study.confirm_factor, 1, share)
     print(front_table(results))
     print()
     _write_plots(results, options.out)
     print(next_commands(results, options))
+
+
+def _searched(options: argparse.Namespace, spec: StudySpec, cluster: Cluster | None) -> Results:
+    with Bar(
+        options.trials or spec.study.trials, beside=cluster.status if cluster else None
+    ) as bar:
+        results = api.run_study(
+            spec,
+            options.storage,
+            trials=options.trials,
+            processes=options.processes,
+            fast=options.fast,
+            progress=bar,
+            accept_changes=options.accept_changes,
+            retry_failed=options.retry_failed,
+            executor=cluster,
+        )
+    if options.no_confirm or not spec.study.confirm_share or not results.front:
+        return results
+    study = spec.study
+    return confirmed(options, spec, study.confirm_factor, 1, study.confirm_share, executor=cluster)
 
 
 def _plot(options: argparse.Namespace) -> None:

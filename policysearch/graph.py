@@ -75,7 +75,7 @@ def size(shape: Shape) -> int:
     return count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One value of the step: the op that makes it, from which nodes, in which format.
 

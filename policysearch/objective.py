@@ -6,17 +6,20 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.cost.device_file import device_at
+from policysearch.cost.phases import over_phases
 from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
 from policysearch.data.shared import shared
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
+from policysearch.policy.horizon import stretched
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
@@ -123,8 +126,7 @@ class Objective:
     """Trains policies of one task and prices them for one device and stack.
 
     `cost_batch_size` is the batch of the priced step, by default that of the task. `fast` is how
-    it trains; it changes no result. `parallel` is how float32 is spread over devices, beside which
-    every policy is priced, spread as it says itself.
+    it trains; it changes no result. `parallel` spreads float32 over devices; others say their own.
     """
 
     def __init__(
@@ -178,18 +180,24 @@ class Objective:
     def step_graph(self, policy: Policy) -> Graph:
         """Return the priced step under `policy`, every cast a node, on the batch of one group."""
         batch = policy.parallel.batch(self.cost_batch_size)
-        if batch not in self._tracings:
-            self._tracings[batch] = Tracing(self.task, self.model, batch)
-        return self._tracings[batch].step_graph(policy)
+        made = self._tracings.setdefault(batch, Tracing(self.task, self.model, batch))
+        return made.step_graph(policy)
 
     def price(self, policy: Policy) -> PolicyCost:
-        """Return the modeled cost of a step; nothing is trained."""
+        """Return the modeled cost of a step, the mean one over its phases; nothing is trained."""
+        steps = self.task.steps
+        starts = [0, *(phase.first_step for phase in policy.phases if phase.first_step < steps)]
+        lengths = [end - start for start, end in pairwise([*starts, steps])]
+        costs = [self._step_cost(policy.at_step(start)) for start in starts]
+        return over_phases(list(zip(lengths, costs, strict=True)))
+
+    def _step_cost(self, policy: Policy) -> PolicyCost:
         graph = self.step_graph(policy)
-        spread = step_price(graph, self.device, self.stack, policy)
-        return compare(graph, spread, self.float32_price)
+        step = step_price(graph, self.device, self.stack, policy)
+        return compare(graph, step, self.float32_price)
 
     def step_price(self, policy: Policy) -> StepPrice:
-        """Return the modeled step kernel by kernel, and its memory part by part."""
+        """Return the modeled first step kernel by kernel, and its memory part by part."""
         return step_price(self.step_graph(policy), self.device, self.stack, policy)
 
     def measure(
@@ -197,8 +205,11 @@ class Objective:
     ) -> Measurement:
         """Train under `policy` and return what was seen; equal arguments give equal results.
 
-        `steps` other than the task's stretch or shorten the whole recipe, its tail included.
+        `steps` other than the task's stretch or shorten the whole recipe, its tail included, and
+        the policy's phases and scheduled loss scale with it.
         """
+        if steps is not None:
+            policy = stretched(policy, steps / self.task.steps)
         task = self.task if steps is None else self.task.with_steps(steps)
         data, net, fast = self.dataset, self.model, self.fast
         run = train(task, policy, seed, dataset=data, model=net, jitter=jitter, fast=fast)

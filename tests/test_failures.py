@@ -81,7 +81,9 @@ def test_studies_with_diverged_policies_run_resume_show_plot_and_export(
     count = sum(trial.diverged for trial in results.trials)
     assert len(results.trials) == 8 and not results.failed
     assert count == sum(lost.values()) and count >= 1
-    assert {"one": count == 1, "half": 2 <= count <= 5, "all": count == 8}.get(share, count == 7)
+    trained = 8 - sum(is_float32(trial.policy) for trial in results.trials)
+    wanted = {"one": count == 1, "half": 2 <= count <= 5, "all": count == 8}
+    assert wanted.get(share, count == trained > 4)
     assert all(trial.loss_gap == DIVERGED_GAP for trial in results.trials if trial.diverged)
     assert not any(trial.diverged for trial in results.front)
     out = capsys.readouterr().out

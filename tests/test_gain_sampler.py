@@ -13,11 +13,11 @@ import optuna
 import pytest
 
 from policysearch.objective import Objective
+from policysearch.search.decided.base import Group
 from policysearch.search.effective import Effective
 from policysearch.search.gain_sampler import gain_sampler
 from policysearch.search.pool import SpacePool
 from policysearch.search.space import Params, Space, make_space
-from policysearch.search.space_section import Group
 from policysearch.search.spec import DIRECTIONS, StudySection, StudySpec, load_spec
 from tests.studies import write_study
 
@@ -35,7 +35,7 @@ def objective(spec: StudySpec) -> Objective:
 
 @pytest.fixture(scope="module")
 def space(spec: StudySpec, objective: Objective) -> Space:
-    return make_space(spec.space, objective.model, spec.rules)
+    return make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
 
 
 def every(space: Space) -> list[Params]:

@@ -8,9 +8,13 @@ import pytest
 
 from policysearch.api import task_for
 from policysearch.cli import main
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.kernels import kernels_of
+from policysearch.cost.stacks import STACKS
+from policysearch.cost.time import step_time
 from policysearch.nn.models import lenet5
 from policysearch.policy.presets import preset
-from policysearch.report.graph_diff import policy_passes
+from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rewrite.rules import node_lines
 from policysearch.train.tracing import Tracing
 
@@ -56,3 +60,18 @@ def test_the_command_prints_every_change(capsys: pytest.CaptureFixture[str]) -> 
         r"peak [\d.]+ to [\d.]+ MiB",
         text,
     )
+    assert f"by rule: source {sum(n.op.kind == 'source' for n in first.before.nodes)}, " in text
+
+
+def test_the_last_pass_groups_what_is_priced() -> None:
+    task, model = task_for("lenet5"), lenet5()
+    passes = policy_passes(task, model, preset("te.delayed", model.layer_names))
+    text = diff_of(passes, "H100-SXM5", "torch.compile")
+    trained = passes[1].after
+    kernels = kernels_of(trained, STACKS["torch.compile"])
+    priced = step_time(trained, DEVICES["H100-SXM5"], STACKS["torch.compile"]).kernels
+    assert len(priced) == len(kernels)
+    nodes = sum(len(kernel.nodes) for kernel in kernels)
+    assert f"pass fusion of torch.compile: {nodes} nodes in {len(kernels)} kernels" in text
+    assert text.count("\n  & ") == sum(len(kernel.nodes) > 1 for kernel in kernels)
+    assert "  & fprop fc2 matmul with descale, bias\n" in text

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from policysearch.cost import kernels
-from policysearch.cost.kernels import kernels_of
+from policysearch.cost.fusion import ACCUMULATOR, MERGED
+from policysearch.cost.kernels import fuse, kernels_of
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.graph import Graph
 from policysearch.ops.builder import Builder
@@ -104,3 +105,51 @@ def test_alike_updates_of_which_one_waits_for_the_other_run_apart() -> None:
     graph = b.graph({"first": first, "alike": alike, "waiting": waiting})
     merged = [[n.id for n in kernel.nodes] for kernel in kernels_of(graph, COMPILED)]
     assert merged == [[first, alike, waiting - 1], [waiting]]
+
+
+@pytest.mark.parametrize(
+    ("stack", "joined"),
+    [
+        ("torch.eager", {"bias into its product": 1}),
+        ("torch.compile", {"bias into its product": 1, "cast behind a product": 1}),
+        (
+            "mindspore.graph",
+            {
+                "bias into its product": 1,
+                "activation into its product": 1,
+                "cast behind a product": 1,
+            },
+        ),
+    ],
+)
+def test_rules_say_what_joins_a_product(stack: str, joined: dict[str, int]) -> None:
+    b = Builder()
+    x, weight = (b.emit(OPS["data"], attrs={"shape": SHAPE}) for _ in range(2))
+    offset = b.emit(OPS["parameter"], attrs={"shape": (8,)})
+    product = b.emit(OPS["matmul"], x, weight)
+    biased = b.emit(OPS["bias"], product, offset)
+    half = b.emit(OPS["cast"], biased, format="float16")
+    act = b.emit(OPS["relu"], biased)
+    graph = b.graph({"half": half, "act": act})
+    made = fuse(graph, STACKS[stack])
+    assert {rule: count for rule, count in made.by_rule if count} == joined
+    alone = {n.id for kernel in made.kernels for n in kernel.nodes if len(kernel.nodes) == 1}
+    assert alone == {half, act} - ({half} if "cast behind a product" in joined else set()) - (
+        {act} if "activation into its product" in joined else set()
+    )
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+def test_every_join_is_a_kernel_less_and_is_counted(stack: Stack) -> None:
+    seen: set[str] = set()
+    for seed in range(100):
+        graph = random_graph(np.random.default_rng(seed))
+        made = fuse(graph, stack)
+        nodes = sum(len(kernel.nodes) for kernel in made.kernels)
+        assert nodes - sum(count for _, count in made.by_rule) == len(made.kernels)
+        seen |= {rule for rule, count in made.by_rule if count}
+    never = {ACCUMULATOR, "bias into its product", "else into a product"}
+    everything = {rule for rule, _ in made.by_rule} - never
+    if stack is STACKS["mindspore.graph"]:
+        assert seen == everything
+    assert (MERGED in seen) == stack.fused_optimizer

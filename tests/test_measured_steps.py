@@ -31,8 +31,9 @@ from policysearch.train.feeding import feed_constants
 from policysearch.values import InputError
 from policysearch.verify import measured_policies
 from policysearch.verify.agreement import agreement
-from policysearch.verify.calibrate import Bench, generic_works, machine_of
+from policysearch.verify.calibrate import Bench, machine_of
 from policysearch.verify.clock import Clock, one_thread
+from policysearch.verify.generic_works import SIZES, generic_works
 from policysearch.verify.measured import EVEN, ODD, _Trial, accuracy, measured_report
 from policysearch.verify.measured_page import measured_page
 from policysearch.verify.measured_policies import (
@@ -190,7 +191,7 @@ def test_every_kernel_of_the_measured_nets_is_timed(name: str) -> None:
 
 def small_device(rng: np.random.Generator) -> Any:
     clock = Clock(CPU)
-    works = [w for w in generic_works(("float32", "bfloat16")) if max(w.extents) <= 64]
+    works = [w for w in generic_works(("float32", "bfloat16"), "cpu") if max(w.extents) <= 64]
     bench = Bench(works, clock, rng)
     with one_thread():
         bench.round()
@@ -202,7 +203,7 @@ def test_a_report_has_every_policy_measured_and_priced_and_its_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = {"tiny": Subject(lambda: mlp((8, 8, 8, 4)), "momentum", 4, small=True)}
-    monkeypatch.setattr("policysearch.verify.measured.SUBJECTS", tiny)
+    monkeypatch.setattr("policysearch.verify.measured.SUBJECTS", {"cpu": tiny})
     device = small_device(np.random.default_rng(0))
     results = measured_report(device, CPU, 2, np.random.default_rng(0), names=["tiny"], policies=7)
     (one,) = results
@@ -221,15 +222,14 @@ def test_a_report_has_every_policy_measured_and_priced_and_its_error(
     capsys.readouterr()
     assert main(["validate-cost", "--measured", "--rounds", "1"]) == 2
     assert "--rounds: 1; expected a number from 2" in capsys.readouterr().err
+    assert main(["validate-cost", "--measured", "--place", "tpu"]) == 2
+    assert "--place: 'tpu'; expected one of cpu, cuda" in capsys.readouterr().err
 
 
-def test_speedups_are_float32_over_the_policy_measured_and_priced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tiny = {"tiny": Subject(lambda: mlp((8, 8, 8, 4)), "momentum", 4, small=True)}
-    monkeypatch.setattr("policysearch.verify.measured.SUBJECTS", tiny)
+def test_speedups_are_float32_over_the_policy_measured_and_priced() -> None:
+    tiny = Subject(lambda: mlp((8, 8, 8, 4)), "momentum", 4, small=True)
     device, rng = small_device(np.random.default_rng(0)), np.random.default_rng(0)
-    trial = _Trial("tiny", device, Clock(CPU), rng, policies=2)
+    trial = _Trial("tiny", tiny, device, Clock(CPU), rng, policies=2)
     trial.taken = [[4.0, 8.0], [2.0, 2.0], [8.0, 16.0]]
     assert trial.measured(slice(None)) == (2.5, 0.5)
     assert trial.measured(EVEN) == (2.0, 0.5) and trial.measured(ODD) == (4.0, 0.5)
@@ -247,7 +247,9 @@ def test_the_policies_are_different_and_hold_every_kind() -> None:
         assert {frozenset([layer]), frozenset(layers) - {layer}} <= set(lows)
     halves = [frozenset(layers[::2]), frozenset(layers[1::2]), frozenset(layers[:4])]
     assert set(halves) <= set(lows)
-    for subject in measured_policies.SUBJECTS.values():
+    subjects = measured_policies.SUBJECTS
+    assert list(subjects["cpu"]) == list(subjects["cuda"]) and list(subjects) == list(SIZES)
+    for subject in subjects["cpu"].values():
         assert 2 ** len(product_layers(net_graph(subject))) - 1 >= 46
 
 

@@ -241,8 +241,8 @@ def test_the_search_for_a_chain_is_linear(monkeypatch: pytest.MonkeyPatch) -> No
         tried += 1
         return original(*args)  # type: ignore[arg-type]
 
-    original = matching._Search.joins
-    monkeypatch.setattr(matching._Search, "joins", counted)
+    original = matching.Search.joins
+    monkeypatch.setattr(matching.Search, "joins", counted)
     assert matches(graph, chain(*steps, node(op="multiply"))) == ()
     edges = sum(len(n.inputs) for n in graph.nodes)
     assert 0 < tried <= edges * length

@@ -36,7 +36,7 @@ from tests.studies import write_study
 SAID = "this recipe cannot rank policies"
 LONGER = (("steps = 6", "steps = 100"), ("tail_steps = 3", "tail_steps = 10"))
 CHAOTIC = (*LONGER, ('"tanh"\n', '"relu"\n'), ("rate = 0.1", "rate = 0.2"), ("[8]", "[64, 64]"))
-CALM = (*LONGER, ("[8]", "[32]"))
+CALM = (*LONGER, ("[8]", "[32]"), ('"random"', '"gain"'))
 
 
 def studied(folder: Path, *changes: tuple[str, str]) -> tuple[Results, list[str]]:

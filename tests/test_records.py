@@ -27,7 +27,8 @@ FLOAT32, LOW = preset("float32", ("fc1",)), preset("bfloat16", ("fc1",))
 BASE, OWN = FLOAT32.digest, LOW.digest
 RAN = Measurement(0.5, 0.75, None, 3, (("fc1", 2),), (("fc2", 4),))
 LOST = replace(RAN, tail_loss=None, diverged_at=9)
-ASKED = Asked(0, 4, OWN, compact(LOW), ("bfloat16", "other"), {"kind": "bfloat16", "depth": 3})
+PARAMS = {"kind": "bfloat16", "depth": 3}
+ASKED = Asked(-1, OWN, compact(LOW), ("bfloat16", "other"), PARAMS, 4, 2, start=True)
 KINDS = {"kind": CategoricalDistribution(["float16", "bfloat16"]), "depth": IntDistribution(1, 8)}
 
 
@@ -70,8 +71,13 @@ def test_every_fact_is_read_back_as_it_was_written(
         records.add_run(key, outcome)
     records.add_price("here", OWN, cost)
     records.add_identity({"float32": BASE, "code": {}})
+    records.add_asked(ASKED)
+    for reason in ("budget", "budget", "time"):
+        records.add_stop(reason)
     again = read_back(journal, tmp_path)
     for made in (records, again):
+        assert made.outstanding == {OWN: ASKED}
+        assert made.stops == ["budget", "time"]
         assert made.runs == outcomes
         assert made.prices == {("here", OWN): cost}
         assert made.identities == [{"float32": BASE}, {"float32": BASE, "code": {}}]
@@ -83,13 +89,15 @@ def test_a_policy_is_read_back_with_its_number_decisions_runs_and_cost(
 ) -> None:
     records = Records([], journal)
     outcomes: dict[int, Outcome] = {0: RAN, 1: LOST}
+    records.add_asked(ASKED)
     for number, values in enumerate(([0.25, 2.0], None)):
         priced = None if values is None else cost
-        asked = replace(ASKED, number=7, batch=number)
+        asked = replace(ASKED, number=7, place=number)
         records.add_trial(asked, KINDS, outcomes, "here", priced, values, {"shown": number})
     again = read_back(journal, tmp_path)
     for made in (records, again):
-        assert made.trials == [replace(ASKED, number=n, batch=n) for n in (0, 1)]
+        assert made.trials == [replace(ASKED, number=n, place=n) for n in (0, 1)]
+        assert made.outstanding == {}
     assert again.runs == {RunKey(OWN, 0): RAN, RunKey(OWN, 1): LOST}
     assert again.prices == {("here", OWN): cost}
     # As Optuna's own tools see them.
@@ -211,7 +219,7 @@ def test_results_hold_trained_and_failed_policies_and_what_was_mixed(
     records.runs = runs_of()
     failed = replace(ASKED, number=1, digest="f" * 64)
     outstanding = replace(ASKED, number=2, digest="e" * 64)
-    records.trials = [ASKED, failed, outstanding]
+    records.trials = [replace(ASKED, number=0), failed, outstanding]
     records.runs |= {RunKey(failed.digest, seed): Failure("why") for seed in SEEDS}
     found = read_results(records, seeded, lambda _: cost)
     assert [trial.number for trial in found.trials] == [0]

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import PRESETS, preset
+from policysearch.search.decided.base import Group
 from policysearch.search.front import dominates, knee, non_dominated
+from policysearch.search.normal import scale_acts
 from policysearch.search.space import Space, make_space
-from policysearch.search.space_section import Group, SpaceSection
+from policysearch.search.space_section import SpaceSection
 from policysearch.values import InputError
 
 SECTION = SpaceSection(
@@ -48,13 +50,14 @@ def test_every_sample_is_a_complete_policy_that_says_what_was_decided() -> None:
         assert ("tanh" in policy.fp32_ops) == (params["op.tanh"] == "fp32")
         assert policy.master_weights == params["master_weights"]
         assert policy.optimizer_state == params["optimizer_state"]
-        assert policy.loss_scale.kind == params["loss_scale"]
+        acts = scale_acts(replace(policy, loss_scale=space.loss_scale(params)))
+        assert policy.loss_scale.kind == (params["loss_scale"] if acts else "none")
         narrow = any(layer.compute == "float8_e4m3fn" for _, layer in policy.layers)
         assert policy.scaling.recipe == (params["scaling"] if narrow else "none")
         for _, layer in policy.layers:
             low = layer.compute != "float32"
             assert layer.accumulator == (params["accumulator"] if low else "float32")
-        if params["loss_scale"] != "none":
+        if policy.loss_scale.kind != "none":
             assert policy.loss_scale.init_scale == 2.0 ** int(str(params["log2_scale"]))
         if policy.master_weights:
             assert {layer.param for _, layer in policy.layers} == {"float32"}

@@ -82,6 +82,9 @@ def test_what_does_not_agree_is_a_fault(mlp_verdict: Verdict) -> None:
     assert parted.faults == ("step 12: other loss scales, no gradient near overflow",)
     near = replace(parted, borderline=True)
     assert near.faults == () and "within 1% of overflow" in verdict_page(near)
+    assert set(verdict.formats) == {"flatten", "fc1", "relu1", "fc2", "relu2", "fc3"}
+    wide = replace(verdict, formats={"fc1": "float32"})
+    assert wide.faults == ("fc1: results are float16; expected float32",)
     other = replace(verdict, same_keys=False)
     assert "FAIL: state_dict" in verdict_page(other)
 
@@ -137,6 +140,14 @@ def test_only_known_targets_can_be_verified() -> None:
     policy = preset("float32", lenet5().layer_names)
     with pytest.raises(InputError, match="verify target: 'cobol'; expected one of torch"):
         verify(policy, Task(), target="cobol")
+
+
+@pytest.mark.torch
+def test_a_device_that_is_not_there_is_one_line() -> None:
+    pytest.importorskip("torch")
+    names = ("flatten", "fc1", "relu1", "fc2", "relu2", "fc3")
+    with pytest.raises(InputError, match=r"^verify in torch: .*; expected it to train$"):
+        verify(preset("bfloat16", names), MLP, steps=1, place="meta:none")
 
 
 @pytest.mark.torch

@@ -36,12 +36,13 @@ def every(space: Space) -> list[Params]:
 
 def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
     """Return all of a table but its gaps; nothing is trained."""
-    space = make_space(spec.space, objective.model, spec.rules)
+    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
     effective, params, choices = Effective(space), every(space), space.choices()
     costs = [objective.price(space.policy(each)) for each in params]
     presets = [objective.price(preset(n, space.layers)) for n in spec.space.ladder]
     measure = yardstick(np.array([(1.0 / cost.speedup, cost.memory_ratio) for cost in presets]))
-    uniform = {policy.digest for policy in space.uniform()}
+    digests = [space.policy(each).digest for each in params]
+    start = sorted(digests.index(policy.digest) for policy in space.uniform())
     decisions = effective.decisions
     return {
         "places": json.dumps([[astuple(option) for option in place] for place in decisions.places]),
@@ -51,7 +52,7 @@ def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
         "time": np.array([1.0 / cost.speedup for cost in costs]),
         "memory": np.array([cost.memory_ratio for cost in costs]),
         "yardstick": np.array(astuple(measure)),
-        "start": np.array([i for i, p in enumerate(params) if space.policy(p).digest in uniform]),
+        "start": np.array(start),
     }
 
 
@@ -59,7 +60,7 @@ def gaps(
     spec: StudySpec, objective: Objective, params: Sequence[Params], seeds: Sequence[int]
 ) -> np.ndarray:
     """Train the policies of `params` and return their loss gaps in nats: [seeds, policies]."""
-    space = make_space(spec.space, objective.model, spec.rules)
+    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
     policies = [objective.float32, *(space.policy(each) for each in params)]
     jobs = [Job(policy, seed) for seed in seeds for policy in policies]
     runs: list[Measurement | None] = [None] * len(jobs)
@@ -82,7 +83,7 @@ def main() -> int:
     cost = spec.cost
     objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
     table = described(spec, objective)
-    space = make_space(spec.space, objective.model, spec.rules)
+    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
     table["gap"] = gaps(spec, objective, every(space), spec.study.seeds).astype(np.float32)
     np.savez_compressed(FOLDER / f"{spec.study.name}.npz", **table)
     return 0

@@ -8,6 +8,7 @@ from policysearch import api
 from policysearch.commands.shared import Commands, add_study
 from policysearch.report.progress import Bar
 from policysearch.report.table import confirmed_table
+from policysearch.search.cluster import Cluster
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
 from policysearch.values import InputError
@@ -31,9 +32,11 @@ def confirmed(
     seeds: int,
     share: float | None = None,
     every: bool = False,
+    executor: Cluster | None = None,
 ) -> Results:
     """Train the front, or `every` policy, `factor` times longer, and return the results."""
-    with Bar(what="runs that confirm " + ("each policy" if every else "the front")) as bar:
+    what = "runs that confirm " + ("each policy" if every else "the front")
+    with Bar(what=what, beside=executor.status if executor else None) as bar:
         return api.confirm_study(
             spec,
             options.storage,
@@ -43,6 +46,7 @@ def confirmed(
             every=every,
             processes=options.processes,
             progress=bar,
+            executor=executor,
         )
 
 

@@ -48,23 +48,23 @@ def add_measured(command: argparse.ArgumentParser) -> None:
         metavar="DEVICE.toml",
         help="of `calibrate`, which gets the error; made anew by default",
     )
+    command.add_argument("--place", default="cpu", metavar="cpu|cuda", help="what trains them")
     command.add_argument("--rounds", type=int, default=MEASURED_ROUNDS, metavar="N")
     command.add_argument("--seed", type=int, default=0)
 
 
 def run_measured(options: argparse.Namespace) -> None:
     """Time policies on this machine, print them beside their prices, and record the error."""
-    torch = _torch("validate-cost --measured")
     number("--rounds", options.rounds, 2, 10**6)
     number("--seed", options.seed, 0, 2**31)
+    place = _place(options.place, "validate-cost --measured")
     from policysearch.verify.calibrate import FORMATS, calibrate
     from policysearch.verify.measured import accuracy, measured_report
     from policysearch.verify.measured_page import measured_page
 
     rng = np.random.default_rng(options.seed)
-    place = torch.device("cpu")
     if options.device is None:
-        device = calibrate("cpu", place, FORMATS["cpu"], CALIBRATE_ROUNDS, rng, _say)
+        device = calibrate(place.type, place, FORMATS[place.type], CALIBRATE_ROUNDS, rng, _say)
     else:
         device = read_device(options.device)
     if not device.timings.rows:
@@ -80,23 +80,19 @@ def _calibrate(options: argparse.Namespace) -> None:
     if options.file.suffix != ENDING:
         raise InputError(f"{options.file}: expected a name that ends in {ENDING}")
     number("--rounds", options.rounds, 1, 10**6)
-    one_of("--place", options.place, ("cpu", "cuda"))
     if options.csv is not None:
         _write(_from_csv(options), options.file)
         return
-    torch = _torch("calibrate")
-    if options.place == "cuda" and not torch.cuda.is_available():
-        raise InputError("--place: cuda, but torch finds no such device; expected cpu")
+    place = _place(options.place, "calibrate")
     from policysearch.verify.calibrate import FORMATS, calibrate
 
     formats = tuple(options.formats or FORMATS[options.place])
     for name in formats:
-        if not hasattr(torch, format_named(name).name):
+        if not hasattr(_torch("calibrate"), format_named(name).name):
             raise InputError(f"--formats: {name}; expected formats of torch")
     if "float32" not in formats:
         raise InputError(f"--formats: {', '.join(formats)}; expected float32 among them")
     rng = np.random.default_rng(0)
-    place = torch.device(options.place)
     made = calibrate(options.file.stem, place, formats, options.rounds, rng, _say)
     _write(made, options.file)
 
@@ -119,6 +115,15 @@ def _from_csv(options: argparse.Namespace) -> Device:
 def _write(device: Device, path: Path) -> None:
     write_whole({path: device_text(device).encode()})
     print(f'wrote {path}; name it in a study as `device = "{path}"`')
+
+
+def _place(kind: str, where: str) -> Any:
+    """Return the torch.device of a kind; InputError where there is none."""
+    one_of("--place", kind, ("cpu", "cuda"))
+    torch = _torch(where)
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("--place: cuda, but torch finds no such device; expected cpu")
+    return torch.device(kind)
 
 
 def _torch(where: str) -> Any:

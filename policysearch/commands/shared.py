@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,12 @@ from policysearch import api
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
 from policysearch.rewrite.placed_rules import overruled
+from policysearch.search.cluster import Cluster, cluster_at
 from policysearch.search.results import Results
 from policysearch.search.rules import rules_for
 from policysearch.search.spec import StudySpec
 from policysearch.train.tasks import Task
+from policysearch.values import InputError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
@@ -65,6 +68,19 @@ def places(options: argparse.Namespace) -> str:
 def results_of(options: argparse.Namespace) -> Results:
     """Return what the study that the command was given has found so far."""
     return api.load_results(api.load_study(options.study), options.storage)
+
+
+@contextlib.contextmanager
+def cluster_of(options: argparse.Namespace) -> Iterator[Cluster | None]:
+    """Yield the cluster that the command was told to train on, None where it was told none."""
+    if options.cluster is None:
+        yield None
+        return
+    if options.processes is not None:
+        raise InputError("--processes: given with --cluster; expected one of them")
+    with cluster_at(options.cluster) as cluster:
+        say(f"dashboard {cluster.client.dashboard_link}")
+        yield cluster
 
 
 def say_overruled(spec: StudySpec) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from policysearch.commands.measured import add_measured, run_measured
 from policysearch.commands.shared import Commands
 from policysearch.cost.published import read_rows
+from policysearch.cost.published_memory import read_memory_rows
 from policysearch.cost.published_narrow import read_narrow_rows
 from policysearch.cost.ranks import ranks_of
 from policysearch.cost.validate import validate
+from policysearch.cost.validate_memory import validate_memory
+from policysearch.report.memory_validation import memory_validation_page
 from policysearch.report.narrow_validation import narrow_page
 from policysearch.report.ranks_page import ranks_page
 from policysearch.report.validation import validation_page
@@ -32,6 +35,9 @@ def add_validation(commands: Commands) -> None:
     command.add_argument(
         "--ranks", action="store_true", help="speedups on several devices over those on one"
     )
+    command.add_argument(
+        "--memory", action="store_true", help="memory of mixed over float32 training"
+    )
     add_measured(command)
     command.set_defaults(run=_validate)
 
@@ -44,6 +50,11 @@ def _validate(options: argparse.Namespace) -> None:
         if options.anchor or options.narrow:
             raise InputError("--ranks: takes both kinds of rows, and no anchors; expected --rows")
         print(ranks_page(*ranks_of(options.rows)))
+        return
+    if options.memory:
+        if options.anchor or options.narrow:
+            raise InputError("--memory: takes no anchors and no 8-bit rows")
+        print(memory_validation_page(validate_memory(read_memory_rows(options.rows))))
         return
     if options.narrow:
         if options.anchor:

@@ -16,6 +16,7 @@ def add_verify(commands: Commands) -> None:
     verify.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
     verify.add_argument("--study", type=Path, metavar="STUDY.toml", required=True)
     verify.add_argument("--target", default="torch", help="where it is trained (torch)")
+    verify.add_argument("--place", default="cpu", help="device it is trained on (cpu), say cuda")
     verify.add_argument("--steps", type=int, default=50, metavar="N", help="steps to train (50)")
     verify.set_defaults(run=_verify)
 
@@ -23,7 +24,9 @@ def add_verify(commands: Commands) -> None:
 def _verify(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
     policy = api.policy_for(options.policy, spec)
-    verdict = api.verify_policy(policy, spec, target=options.target, steps=options.steps)
+    verdict = api.verify_policy(
+        policy, spec, target=options.target, steps=options.steps, place=options.place
+    )
     print(verdict_page(verdict))
     if verdict.faults:
         raise SystemExit(1)

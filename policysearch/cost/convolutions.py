@@ -44,9 +44,8 @@ def convolution(
     """
     kernel, strides = _each(window, extent), _each(stride, extent)
     out = _extent_behind(extent, strides, transposed)
-    weight = c_in * c_out // groups * prod(kernel)
-    read, written = batch * c_in * prod(extent), batch * c_out * prod(out)
     depth = c_in // groups * prod(kernel)
+    read, written, weight = batch * c_in * prod(extent), batch * c_out * prod(out), depth * c_out
     e = Extents(
         groups,
         batch * prod(out),
@@ -60,6 +59,7 @@ def convolution(
     shapes = [(c_out // groups, depth), (batch * prod(extent), c_in // groups)]
     for each in (e, *(_gradient(e, *shape, dilated) for shape in shapes[: 1 if first else 2])):
         step.single_product(each, read + written + weight, 2 * (read + written))
+    step.tensor(read, written)
     step.weight(weight)
     if bias:
         step.bias(written, c_out)
@@ -90,6 +90,7 @@ def update(step: Layers, optimizer: OptimizerName, accumulation: int = 1) -> Non
     step.accumulation = accumulation
     p, precision = step.parameters / accumulation, step.precision
     step.repeat(1)
+    step.optimizer = optimizer
     if not precision.update:
         return
     fused = step.stack.fused_optimizer

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policysearch.cost.fusion import ACCUMULATOR, MERGED, Fusing
 from policysearch.cost.stacks import Stack
 from policysearch.cost.storage import roots
 from policysearch.graph import Graph, Node, size
-
-_PHASE = {"input": 0, "fprop": 0, "dgrad": 1, "wgrad": 1, "update": 2}
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,29 @@ class Kernel:
         return all(node.op.converts for node in self.nodes)
 
 
+@dataclass(frozen=True)
+class Fused:
+    """A step in kernels: what the fusion pass makes of a graph, and what it is priced by.
+
+    `by_rule` says how many kernels fewer there are than nodes by each rule of `fusion`.
+    """
+
+    kernels: tuple[Kernel, ...]
+    by_rule: tuple[tuple[str, int], ...]
+
+
 def kernels_of(graph: Graph, stack: Stack) -> tuple[Kernel, ...]:
+    """Return the kernels of one step, see `fuse`."""
+    return fuse(graph, stack).kernels
+
+
+def fuse(graph: Graph, stack: Stack) -> Fused:
     """Return the kernels of one step in the order of their first nodes.
 
-    A node joins the kernel of one of its inputs where the stack fuses the two, both work on the
-    same number of elements in the same phase (forward, backward, update), and nothing between
-    them has to run first. A node marked `fused` always runs in the kernel of its reader. Nothing
-    is fused across the finite check: the update waits for its verdict.
+    A node joins the kernel of one of its inputs where a rule of the stack fuses the two, both work
+    on the same number of elements, and nothing between them has to run first. A node marked
+    `fused` always runs in the kernel of its reader. Nothing is fused across the finite check: the
+    update waits for its verdict.
     """
     grouping = _Grouping(graph, stack)
     for node in graph.nodes:
@@ -43,7 +58,7 @@ def kernels_of(graph: Graph, stack: Stack) -> tuple[Kernel, ...]:
             grouping.place(node)
     if stack.fused_optimizer:
         grouping.merge_updates()
-    return grouping.kernels()
+    return Fused(grouping.kernels(), tuple(grouping.fusing.counts.items()))
 
 
 class _Grouping:
@@ -56,8 +71,9 @@ class _Grouping:
     def __init__(self, graph: Graph, stack: Stack) -> None:
         self.graph = graph
         self.stack = stack
+        self.fusing = Fusing(stack)
         self.root = roots(graph)
-        self.read = [tuple(self.root[i] for i in node.inputs) for node in graph.nodes]
+        self.read = [tuple([self.root[i] for i in node.inputs]) for node in graph.nodes]
         self.home = [-1] * len(graph.nodes)
         self.members: list[list[Node]] = []
         self.leads: list[Node] = []
@@ -134,42 +150,30 @@ class _Grouping:
         """Return the kernel to join, or the number of a new one."""
         for i in self.inputs(node):
             if self.graph.nodes[i].fused:
+                self.fusing.counts[ACCUMULATOR] += 1
                 return self.home[i]
         first = 0
         for p in parents:
             first |= self.above[p]
         for position, i in enumerate(self.inputs(node)):
             k = self.home[i]
-            if k >= 0 and not first >> k & 1 and self.may_join(node, position, k):
-                return k
+            if k >= 0 and not first >> k & 1:
+                rule = self.fusing.rule(node, position, self.leads[k])
+                if rule and self.may_join(node, k):
+                    self.fusing.counts[rule] += 1
+                    return k
         return len(self.members)
 
-    def may_join(self, node: Node, position: int, k: int) -> bool:
-        lead = self.leads[k]
-        made_here = (self.graph.nodes[i] for i in self.inputs(node) if self.home[i] == k)
-        if (
-            node.op.kind == "gemm"
-            or (node.op.kind == "reduce" and node.role == "update")
-            or _PHASE[node.role] != _PHASE[lead.role]
-            or self.domain(node) != self.domain(lead)
-            or any(made.op.kind == "reduce" for made in made_here)
-            or self.members[k][0].id <= self.checked < node.id
+    def may_join(self, node: Node, k: int) -> bool:
+        """Return whether nothing keeps a node from a kernel that its stack would fuse it into."""
+        if self.members[k][0].id <= self.checked < node.id or self.domain(node) != self.domain(
+            self.leads[k]
         ):
             return False
-        if lead.op.kind == "gemm":
-            return self.joins_product(node, position)
-        if node.op.name == "cast" or lead.op.name == "cast":
-            return self.stack.cast_fusion
-        if node.role == "update":
-            return self.stack.fused_optimizer
-        return self.stack.elementwise_fusion
-
-    def joins_product(self, node: Node, position: int) -> bool:
-        if node.op.name == "bias" and position == 0:
-            return self.stack.bias_fusion
-        if node.op.name == "cast":
-            return self.stack.cast_fusion
-        return node.op.kind == "elementwise" and self.stack.epilogue_fusion
+        nodes = self.graph.nodes
+        return not any(
+            self.home[i] == k and nodes[i].op.kind == "reduce" for i in self.inputs(node)
+        )
 
     def domain(self, node: Node) -> int:
         """Elements the node iterates over: its inputs' where it reduces, else its own."""
@@ -205,6 +209,7 @@ class _Grouping:
     def move(self, k: int, to: int) -> None:
         if k == to:
             return
+        self.fusing.counts[MERGED] += 1
         for node in self.members[k]:
             self.home[node.id] = to
         self.leads[to] = _lead(self.leads[to], self.leads[k])

@@ -31,7 +31,7 @@ class Layers:
         self.parameters = 0.0
         self.tensors = 0.0
         self.times = 1.0
-        self.accumulation = 1
+        self.accumulation, self.optimizer = 1, ""
 
     def repeat(self, times: float) -> None:
         """Count what follows `times` times."""
@@ -85,6 +85,12 @@ class Layers:
         """A parameter that no product reads."""
         self.parameters += elements * self.times
         self.tensors += tensors * self.times
+
+    def tensor(self, read: float, written: float) -> None:
+        """A convolution's tensors, in elements; for `cost/layer_memory.py`."""
+
+    def branch(self, elements: float) -> None:
+        """The next layer reads what an earlier one has read; for `cost/layer_memory.py`."""
 
     # elementwise layers
 

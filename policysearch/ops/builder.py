@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from policysearch.graph import Attrs, Graph, Node, Op, Shape
+from policysearch.ops.nodes import BLANK, changed
 
 
 class Builder:
@@ -29,25 +29,18 @@ class Builder:
 
     def emit(self, op: Op, *inputs: int, attrs: Attrs | None = None, **fields: Any) -> int:
         """Append a node and return its id; shape and missing fields are derived."""
-        given = dict(attrs or {})
+        given = attrs or {}
         shape = op.shape([self.nodes[i].shape for i in inputs], given)
-        fields = {**self._defaults, **fields}
+        fields = {"inputs": inputs, "shape": shape, **self._defaults, **fields}
         fields["source"] = fields["source"] or op.name
-        node = Node(
-            id=len(self.nodes),
-            op=op,
-            inputs=inputs,
-            shape=shape,
-            attrs=tuple(given.items()),
-            **fields,
-        )
-        self.nodes.append(node)
-        return node.id
+        made = changed(BLANK, id=len(self.nodes), op=op, attrs=tuple(given.items()), **fields)
+        self.nodes.append(made)
+        return made.id
 
     def copy(self, node: Node, inputs: Sequence[int], **changes: Any) -> int:
         """Append a copy of `node` with new inputs and changed fields; return its id."""
-        changes = {"inputs": tuple(inputs), "of": -1, **changes}
-        self.nodes.append(replace(node, id=len(self.nodes), **changes))
+        changes = {"id": len(self.nodes), "inputs": tuple(inputs), "of": -1, **changes}
+        self.nodes.append(changed(node, **changes))
         return len(self.nodes) - 1
 
     def shape(self, id: int) -> Shape:
@@ -104,7 +97,7 @@ def _moved(node: Node, place: Mapping[int, int]) -> Node:
     inputs = tuple([place[i] for i in node.inputs])
     if (id, of, inputs) == (node.id, node.of, node.inputs):
         return node
-    return replace(node, id=id, inputs=inputs, of=of)
+    return changed(node, id=id, inputs=inputs, of=of)
 
 
 def without_unread(graph: Graph) -> Graph:

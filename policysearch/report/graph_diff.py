@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from policysearch.cost.kernels import fuse
 from policysearch.cost.price import SPEEDUP_INTERVAL, StepPrice, step_price
+from policysearch.cost.stacks import Stack
+from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.cast_rules import cancel_casts, sink_casts
-from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rewrite.policy_pass import policy_pass
 from policysearch.rewrite.rules import Pass, apply_rules, node_lines
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
@@ -28,12 +32,12 @@ def policy_passes(task: Task, model: Model, policy: Policy) -> tuple[Pass, ...]:
     policy.check_layers(model.layer_names)
     optimizer, clip_norm = task.build_optimizer(), policy.gradient_clip_norm
     step = trace_step(model, task.loss, optimizer, task.batch_size, clip_norm)
-    unscaled = apply_policy(step, replace(policy, scaling=Scaling()))
-    passes = [Pass("policy", len(step.nodes), step, unscaled)]
+    passes = [policy_pass(step, replace(policy, scaling=Scaling()))]
     if policy.scaling.recipe != "none":
-        whole = apply_policy(step, policy)
-        products = sum(node.op.kind == "gemm" for node in step.nodes)
-        passes.append(Pass("scaling", products, unscaled, whole))
+        whole, known = policy_pass(step, policy), dict(passes[0].by_rule)
+        scaled = tuple((rule, count) for rule, count in whole.by_rule if rule not in known)
+        products = sum(count for _, count in scaled)
+        passes.append(Pass("scaling", products, passes[0].after, whole.after, by_rule=scaled))
     idle = apply_rules(passes[-1].after, (sink_casts, cancel_casts))[1]
     return (*passes, *(replace(each, name=f"{each.name}{IDLE}") for each in idle))
 
@@ -42,14 +46,16 @@ def diff_of(passes: Sequence[Pass], device: str, stack: str) -> str:
     """Return the diff of the graph pass by pass.
 
     "-" is before a node that is gone, "+" before a new one; nodes are shown by what they read, for
-    numbers move. Times are shares of the step that the first pass found, modeled on `device` and
+    numbers move. The last pass groups nodes into the kernels that are priced, "&" before those of
+    several. Times are shares of the step that the first pass found, modeled on `device` and
     `stack`. Raises InputError for an unknown name.
     """
     first = step_price(passes[0].before, device, stack)
     lines = [f"modeled on {device}, {stack}; times are shares of the step before all passes"]
     for each in passes:
         lines += ["", *_counts(each, first, device, stack), *_changes(each)]
-    return "\n".join([*lines, ""])
+    trained = [each for each in passes if not each.name.endswith(IDLE)][-1].after
+    return "\n".join([*lines, "", *_fusion(trained, first.stack), ""])
 
 
 def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[str]:
@@ -58,6 +64,8 @@ def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[s
         f"pass {each.name}: {each.matched} matched, {each.changed} nodes changed, "
         f"{each.casts_removed} casts removed"
     )
+    if each.by_rule:
+        yield _by_rule(each.by_rule)
     seconds = first.time.step_seconds
     low, high = (1 / factor for factor in reversed(SPEEDUP_INTERVAL))
     yield (
@@ -67,6 +75,25 @@ def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[s
         f"(times {low:.2f} to {high:.2f}), "
         f"peak {before.memory.peak_bytes / MIB:.4g} to {after.memory.peak_bytes / MIB:.4g} MiB"
     )
+
+
+def _by_rule(counts: Iterable[tuple[str, int]]) -> str:
+    return "  by rule: " + ", ".join(f"{rule} {count}" for rule, count in counts if count)
+
+
+def _fusion(trained: Graph, stack: Stack) -> Iterator[str]:
+    """Yield what the fusion pass makes of the step."""
+    made = fuse(trained, stack)
+    nodes = sum(len(kernel.nodes) for kernel in made.kernels)
+    kernels = f"{nodes} nodes in {len(made.kernels)} kernels, which are priced"
+    yield f"pass fusion of {stack.name}: {kernels}"
+    yield _by_rule(made.by_rule)
+    for kernel in made.kernels:
+        lead, others = kernel.lead, Counter(node.op.name for node in kernel.nodes)
+        others[lead.op.name] -= 1
+        inside = [f"{count} {op}" if count > 1 else op for op, count in others.items() if count]
+        if inside:
+            yield f"  & {lead.role} {lead.layer or '-'} {lead.op.name} with {', '.join(inside)}"
 
 
 def _changes(each: Pass) -> Iterator[str]:

@@ -41,8 +41,14 @@ class _Tolerant:
 class Bar:
     """Shows how far a study is; a context manager, called after every training run."""
 
-    def __init__(self, total: int | None = None, what: str = "trials") -> None:
-        self._total, self._what = total, what
+    def __init__(
+        self,
+        total: int | None = None,
+        what: str = "trials",
+        beside: Callable[[], str] | None = None,
+    ) -> None:
+        """`beside` says how much is under way, shown with the rate."""
+        self._total, self._what, self._beside = total, what, beside
         self._bar: tqdm[NoReturn] | None = None
         self._front_at = 0.0
 
@@ -65,19 +71,21 @@ class Bar:
                 file=stream,
                 mininterval=0.1 if stream.isatty() else 10.0,
                 bar_format=self._format(),
+                unit=f" {self._what}",
             )
         now = time.monotonic()
         if now - self._front_at >= FRONT_SECONDS or trained == self._total:
             self._front_at = now
-            self._bar.set_postfix_str(_said(results()), refresh=False)
+            beside = [self._beside()] if self._beside else []
+            self._bar.set_postfix_str(", ".join([*beside, _said(results())]), refresh=False)
         self._bar.update(trained - self._bar.n)
 
     def _format(self) -> str:
+        rate = ", {rate_noinv_fmt}" if self._beside else ""
         if self._total is None:
-            return f"{{n:.0f}} {self._what}, {{elapsed}}{{postfix}}"
-        return (
-            f"{{n:.0f}}/{{total}} {self._what} |{{bar}}| {{elapsed}}, {{remaining}} left{{postfix}}"
-        )
+            return f"{{n:.0f}} {self._what}, {{elapsed}}{rate}{{postfix}}"
+        head = f"{{n:.0f}}/{{total}} {self._what}"
+        return f"{head} |{{bar}}| {{elapsed}}{rate}, {{remaining}} left{{postfix}}"
 
 
 def _said(results: Results) -> str:

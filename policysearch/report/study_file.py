@@ -19,6 +19,8 @@ from policysearch.nn.layers import ACTIVATIONS
 from policysearch.nn.models import MODELS
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.presets import PRESETS
+from policysearch.rewrite.placed_rules import LISTS
+from policysearch.search.decided.base import SAME
 from policysearch.search.samplers import SAMPLERS
 from policysearch.search.spec import StudySpec
 from policysearch.train.optimizers import Optimizer
@@ -44,6 +46,12 @@ NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
         "cost.device": DEVICES,
         "cost.stack": STACKS,
         "space.formats": (*FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.grad_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.wgrad_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.output_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.param_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.phase_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.op_places": LISTS,
         "space.base": PRESETS,
         "space.ops": FORWARD_OPS,
         "space.optimizer_states": (*FORMATS, "e<2-8>m<1-23>[fn]"),
@@ -95,7 +103,8 @@ def _table_in(hint: Any) -> type | None:
 
 def meaning(kind: type) -> list[str]:
     """Return the paragraphs that say what the keys of the class mean."""
-    docs = [inspect.getdoc(kind) or ""]
+    above = [base for base in reversed(kind.__mro__[1:]) if dataclasses.is_dataclass(base)]
+    docs = [inspect.getdoc(each) or "" for each in (kind, *above)]
     if kind in ELSEWHERE:
         docs.append((inspect.getdoc(ELSEWHERE[kind]) or "").partition("\n\n")[2])
     return [paragraph for doc in docs for paragraph in doc.split("\n\n")]

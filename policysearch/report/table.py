@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from policysearch.report.front_data import caption
+from policysearch.search.found import found
+from policysearch.search.gain import BUDGETS
 from policysearch.search.results import Results
 from policysearch.search.rows import Row
 from policysearch.search.trend import Trend
@@ -44,8 +47,24 @@ def front_table(results: Results) -> str:
     table = aligned([HEADER, *map(cells, [*rows, *others])])
     if others:
         table[1 + len(rows) :] = ["tried by hand, not on the front:", *table[1 + len(rows) :]]
-    blocks = [[head], warnings(results), table, said]
+    blocks = [[head, *search_lines(results)], warnings(results), table, said]
     return "\n\n".join("\n".join(block) for block in [*blocks, [caption(results)]] if block)
+
+
+def search_lines(results: Results) -> list[str]:
+    """Return why the search ended, and what it added to the policies it began with."""
+    lines = [f"search ended: {results.stopped}"] if results.stopped else []
+    added = found(results)
+    if added is None:
+        return lines
+    share = f"{added.gain / added.volume:.0%} of all" if added.volume else "none there is"
+    lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}")
+    if "speedup" in results.spec.objectives.names and math.isfinite(added.slower):
+        lines.append(
+            f"at equal gap the ladder alone is {added.slower:.1%} slower than what was found, "
+            f"{added.slowest:.1%} at most (mean and worst of {len(BUDGETS)} gaps)"
+        )
+    return lines
 
 
 def warnings(results: Results) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 from policysearch.graph import Attrs, Graph, Node, Op
 from policysearch.nn.model import NEXT
 from policysearch.ops.builder import renumbered
+from policysearch.ops.nodes import changed
 from policysearch.values import InputError
 
 Readers = Callable[[Node], bool]
@@ -39,6 +40,21 @@ class Editor:
         self._order: list[tuple[int, int]] = [(node.id, 0) for node in graph.nodes]
         self._begun = len(self.nodes)
         self._kept_for: dict[int, int] = {}
+        self._taken = {*self.outputs.values(), *(new for _, new in self.updates)}
+
+    @cached_property
+    def _readers(self) -> list[set[int]]:
+        """For each node, the ids of those that read it."""
+        found: list[set[int]] = [set() for _ in self.nodes]
+        for node in self.nodes:
+            for i in node.inputs:
+                found[i].add(node.id)
+        return found
+
+    @cached_property
+    def _gradients(self) -> dict[int, Node]:
+        """By forward node that has gradients, the first of them."""
+        return {node.of: node for node in reversed(self.graph.nodes)}
 
     def begin(self) -> None:
         """Begin the change at another match: from now on, nodes made before it are old ones."""
@@ -74,7 +90,7 @@ class Editor:
 
     def copy(self, node: Node, inputs: Sequence[int], at: Node | None = None) -> int:
         """Add a copy of `node` that reads `inputs`, placed behind `at`; return its id."""
-        made = replace(node, id=len(self.nodes), inputs=tuple(inputs))
+        made = changed(node, id=len(self.nodes), inputs=tuple(inputs))
         return self._add(made, at or node, node.name or node.op.name)
 
     def duplicate(self, node: Node, state: Literal["shared", "copied"] = "shared") -> int:
@@ -100,9 +116,11 @@ class Editor:
         for old, value in [pair for pair in self.updates if pair[0] == source.id]:
             assert old == source.id
             self.updates.append((new, self._copied_way(source.id, new, value)))
+            self._taken.add(self.updates[-1][1])
         if NEXT + source.name in self.outputs:
             value = self.outputs[NEXT + source.name]
             self.outputs[NEXT + name] = self._copied_way(source.id, new, value)
+            self._taken.add(self.outputs[NEXT + name])
         return new
 
     def _copied_way(self, source: int, copied: int, value: int) -> int:
@@ -134,15 +152,18 @@ class Editor:
             before, after = getattr(old, what), getattr(made, what)
             if before != after and what not in changes:
                 raise self._fault(old, f"{what} {_said(after)}; expected {_said(before)}")
-        gradients = [node for node in self.graph.nodes if node.of == old.id]
-        if gradients and old.role == "fprop" and not same_value:
-            given = f"its gradient {gradients[0].op.name!r} is there already"
+        if old.id in self._gradients and old.role == "fprop" and not same_value:
+            given = f"its gradient {self._gradients[old.id].op.name!r} is there already"
             raise self._fault(old, f"{given}; expected the rule before the backward pass")
-        for node in self.nodes[: self._begun]:
-            if old.id in node.inputs and readers(node):
+        for id in sorted(i for i in self._readers[old.id] if i < self._begun):
+            node = self.nodes[id]
+            if readers(node):
                 inputs = tuple(new if i == old.id else i for i in node.inputs)
-                self.nodes[node.id] = replace(node, inputs=inputs)
-        if outputs:
+                self.nodes[id] = changed(node, inputs=inputs)
+                self._readers[old.id].discard(id)
+                self._readers[new].add(id)
+        if outputs and old.id in self._taken:
+            self._taken.add(new)
             self.outputs = {name: new if i == old.id else i for name, i in self.outputs.items()}
             self.updates = [(state, new if i == old.id else i) for state, i in self.updates]
         self._kept_for[old.id] = new
@@ -161,9 +182,7 @@ class Editor:
         sources = {node.id for node in self.nodes if node.op.kind == "source"}
         ordered = self._ordered(needed | sources)
         moved = [
-            replace(node, of=self._kept_for.get(node.of, node.of))
-            if node.of not in needed
-            else node
+            node if node.of in needed else changed(node, of=self._kept_for.get(node.of, node.of))
             for node in ordered
         ]
         graph = Graph(tuple(self.nodes), tuple(self.outputs.items()), tuple(self.updates))
@@ -176,7 +195,10 @@ class Editor:
             number += 1
             name = f"{scope}{number}"
         self._names.add(name)
-        self.nodes.append(replace(node, name=name))
+        for i in node.inputs:
+            self._readers[i].add(node.id)
+        self._readers.append(set())
+        self.nodes.append(changed(node, name=name))
         self._order.append((self._order[at.id][0], len(self.nodes)))
         return node.id
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from policysearch.graph import Graph, Node
-from policysearch.rewrite.patterns import Edge, Pattern, block_of
+from policysearch.rewrite.patterns import Edge, Pattern, Wanted, block_of
 from policysearch.values import one_of
 
 NO_TYPES: Mapping[str, str] = MappingProxyType({})
@@ -36,7 +37,8 @@ def matches(
     They are ordered by the ids of their nodes, that of the pattern's first node first.
     `layer_types` gives the type of each layer by its name, as in `Model.layer_types`.
     """
-    return tuple(_Search(graph, pattern, layer_types).run())
+    search = Search(Surroundings(graph, layer_types), pattern)
+    return tuple(match for node in graph.nodes for match in search.at(node))
 
 
 def disjoint(found: Iterable[Match]) -> tuple[Match, ...]:
@@ -50,34 +52,66 @@ def disjoint(found: Iterable[Match]) -> tuple[Match, ...]:
     return tuple(kept)
 
 
-class _Search:
-    """One search: what is known of each node, and which ways were found to lead nowhere."""
+class Surroundings:
+    """What all searches of one graph need to know around its nodes, worked out when asked for."""
 
-    def __init__(self, graph: Graph, pattern: Pattern, layer_types: Mapping[str, str]) -> None:
-        self.graph, self.pattern, self.types = graph, pattern, layer_types
-        self.readers = graph.readers()
-        kept = {i for _, i in graph.outputs} | {new for _, new in graph.updates}
-        self.once = [
-            len(readers) == 1 and node.id not in kept
-            for node, readers in zip(graph.nodes, self.readers, strict=True)
-        ]
-        self.known: dict[tuple[int, int], bool] = {}
-        self.dead: set[tuple[int, int, str]] = set()
+    def __init__(self, graph: Graph, layer_types: Mapping[str, str] = NO_TYPES) -> None:
+        self.graph, self.layer_types = graph, layer_types
         self.found_below: dict[int, set[int]] = {}
 
-    def run(self) -> Iterator[Match]:
-        for node in self.graph.nodes:
-            if self.fits(0, node):
-                block = block_of(node.layer) if self.pattern.same_block else ""
-                for nodes in self.extended((node,), block):
-                    yield Match(nodes, self.pattern.names)
+    @cached_property
+    def readers(self) -> list[list[Node]]:
+        """For each node, the nodes that read it."""
+        return self.graph.readers()
+
+    @cached_property
+    def once(self) -> list[bool]:
+        """For each node, whether one node reads it and no output or state takes it."""
+        kept = {i for _, i in self.graph.outputs} | {new for _, new in self.graph.updates}
+        return [
+            len(readers) == 1 and node.id not in kept
+            for node, readers in zip(self.graph.nodes, self.readers, strict=True)
+        ]
+
+    def fits(self, wanted: Wanted, node: Node) -> bool:
+        """Return whether `node` is what is wanted."""
+        layer_type = self.layer_types.get(node.layer, "")
+        once = wanted.single_user and self.once[node.id]
+        return wanted.fits_kind(node) and wanted.fits_place(node, layer_type, once)
+
+    def below(self, source: int) -> set[int]:
+        """Return the ids of all nodes that are computed from this one."""
+        if source in self.found_below:
+            return self.found_below[source]
+        found = self.found_below[source] = set()
+        waiting = [source]
+        while waiting:
+            for reader in self.readers[waiting.pop()]:
+                if reader.id not in found:
+                    found.add(reader.id)
+                    waiting.append(reader.id)
+        return found
+
+
+class Search:
+    """One pattern in one graph: what is known of each node, and which ways lead nowhere."""
+
+    def __init__(self, around: Surroundings, pattern: Pattern) -> None:
+        self.around, self.graph, self.pattern = around, around.graph, pattern
+        self.known: dict[tuple[int, int], bool] = {}
+        self.dead: set[tuple[int, int, str]] = set()
+
+    def at(self, node: Node) -> Iterator[Match]:
+        """Yield every match whose first node is `node`, ordered by the ids of the others."""
+        if self.fits(0, node):
+            block = block_of(node.layer) if self.pattern.same_block else ""
+            for nodes in self.extended((node,), block):
+                yield Match(nodes, self.pattern.names)
 
     def fits(self, place: int, node: Node) -> bool:
         key = place, node.id
         if key not in self.known:
-            layer_type = self.types.get(node.layer, "")
-            wanted = self.pattern.nodes[place]
-            self.known[key] = wanted.fits(node, layer_type, self.once[node.id])
+            self.known[key] = self.around.fits(self.pattern.nodes[place], node)
         return self.known[key]
 
     def extended(self, bound: tuple[Node, ...], block: str) -> Iterator[tuple[Node, ...]]:
@@ -111,7 +145,7 @@ class _Search:
         source, target = nodes[edge.source], nodes[edge.target]
         if edge.anything_between:
             ways = target.inputs if edge.input is None else target.inputs[edge.input :][:1]
-            return any(i == source.id or i in self.below(source.id) for i in ways)
+            return any(i == source.id or i in self.around.below(source.id) for i in ways)
         if edge.input is None:
             return source.id in target.inputs
         return target.inputs[edge.input : edge.input + 1] == (source.id,)
@@ -123,21 +157,8 @@ class _Search:
         if edge.source in names:
             source = bound[names.index(edge.source)]
             if not edge.anything_between:
-                return self.readers[source.id]
-            return [self.graph.nodes[i] for i in sorted(self.below(source.id))]
+                return self.around.readers[source.id]
+            return [self.graph.nodes[i] for i in sorted(self.around.below(source.id))]
         target = bound[names.index(edge.target)]
         above = self.graph.needed(set(target.inputs)) if edge.anything_between else target.inputs
         return [self.graph.nodes[i] for i in sorted(set(above))]
-
-    def below(self, source: int) -> set[int]:
-        """Return the ids of all nodes that are computed from this one."""
-        if source in self.found_below:
-            return self.found_below[source]
-        found = self.found_below[source] = set()
-        waiting = [source]
-        while waiting:
-            for reader in self.readers[waiting.pop()]:
-                if reader.id not in found:
-                    found.add(reader.id)
-                    waiting.append(reader.id)
-        return found

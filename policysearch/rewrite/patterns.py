@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, get_args
@@ -28,7 +28,9 @@ class Wanted:
     `ops`, `kinds`, `layer_types`, `roles` and `formats` list what it may be. `layer` is a regular
     expression that the whole name of its layer fits. `attrs` are attributes it has, with their
     values. `single_user`: one node reads it, and no output or state takes it. `name` is what the
-    node is called in a match, its place in the pattern where that is empty.
+    node is called in a match, its place in the pattern where that is empty. `sources` are the
+    forward ops it belongs to (a gradient node to the op it differentiates), of which the op lists
+    of a policy speak.
     """
 
     name: str = ""
@@ -40,6 +42,12 @@ class Wanted:
     formats: tuple[str, ...] = ()
     attrs: tuple[tuple[str, Any], ...] = ()
     single_user: bool = False
+    sources: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        # results are stored under what is written here: a later field is left out where it is empty
+        written = [f for f in fields(self) if f.name != "sources" or self.sources]
+        return f"Wanted({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in written)})"
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -55,16 +63,38 @@ class Wanted:
 
     def fits(self, node: Node, layer_type: str, only_read_once: bool) -> bool:
         """Return whether a node of a layer of this type is what is wanted."""
+        return self.fits_kind(node) and self.fits_place(node, layer_type, only_read_once)
+
+    def fits_kind(self, node: Node) -> bool:
+        """Return whether op, kind, role and source fit; equal for nodes of one `kind_of`."""
         return (
             (not self.ops or node.op.name in self.ops)
             and (not self.kinds or node.op.kind in self.kinds)
             and (not self.roles or node.role in self.roles)
-            and (not self.formats or node.format in self.formats)
+            and (not self.sources or node.source in self.sources)
+        )
+
+    def fits_place(self, node: Node, layer_type: str, only_read_once: bool) -> bool:
+        """Return whether all else fits."""
+        return (
+            (not self.formats or node.format in self.formats)
             and (not self.layer_types or layer_type in self.layer_types)
             and (not self.layer or re.fullmatch(self.layer, node.layer) is not None)
             and (not self.single_user or only_read_once)
             and all(node.attributes.get(key) == value for key, value in self.attrs)
         )
+
+    @cached_property
+    def fits_anywhere(self) -> bool:
+        """Whether `fits_kind` decides: format, layer, attributes and readers may be any."""
+        return not (
+            self.formats or self.layer_types or self.layer or self.single_user or self.attrs
+        )
+
+
+def kind_of(node: Node) -> tuple[str, str, str, str]:
+    """Return what `Wanted.fits_kind` looks at."""
+    return node.op.name, node.op.kind, node.role, node.source
 
 
 def node(
@@ -78,8 +108,9 @@ def node(
     format: Names = (),
     attrs: dict[str, Any] | None = None,
     single_user: bool = False,
+    source: Names = (),
 ) -> Wanted:
-    """Return what a node must be; each of op, kind, layer type, role and format one name or more.
+    """Return what a node must be; op, kind, layer type, role, format and source one name or more.
 
     Fields as in `Wanted`. Raises InputError for an unknown kind or role, or a bad expression.
     """
@@ -93,6 +124,7 @@ def node(
         _several(format),
         tuple((attrs or {}).items()),
         single_user,
+        _several(source),
     )
 
 

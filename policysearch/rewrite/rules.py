@@ -37,13 +37,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one rule did to a graph: `matched` places, and the graphs `before` and `after`."""
+    """What one rule did to a graph: `matched` places, and the graphs `before` and `after`.
+
+    `by_rule` says, for a pass of several rules, how many places each of them took.
+    """
 
     name: str
     matched: int
     before: Graph
     after: Graph
     copies: tuple[tuple[str, str], ...] = ()
+    by_rule: tuple[tuple[str, int], ...] = ()
 
     @property
     def changed(self) -> int:

@@ -72,12 +72,12 @@ def bind_narrow(
     """Return the call that rounds onto a format with fewer exponents; `work[1]` is `grid.lowest`.
 
     The quantum is scaled to 1 by a power of two, the number rounded to an integer, which keeps the
-    sign of a zero, and scaled back.
+    sign of a zero, and divided by the power again.
     """
     (power, lowest), bits = work, x.view(np.uint32)
     factor, top = power.view(np.float32), grid.max & INF
     # As operands, arrays of no dimension are faster than numbers.
-    infinite, scale, inverse = (np.array(f, np.uint32) for f in (INF, grid.scale, 254 << 23))
+    infinite, scale = (np.array(f, np.uint32) for f in (INF, grid.scale))
 
     def narrow() -> None:
         np.bitwise_and(bits, infinite, power)
@@ -88,7 +88,6 @@ def bind_narrow(
         np.subtract(scale, power, power)
         np.multiply(x, factor, out)
         np.rint(out, out)
-        np.subtract(inverse, power, power)
-        np.multiply(out, factor, out)
+        np.divide(out, factor, out)  # exact, and faster than to make the inverse and multiply
 
     return narrow

@@ -2,94 +2,185 @@
 
 A raw parameter such as the master-weight switch does nothing for a float32 layer and most of the
 gap for an 8-bit one. Here each group decides for its format together with where its parameters are
-stored, how they are scaled and summed; parameters that make the same policy make the same row.
+stored, how they are scaled and summed, and what becomes of it in later phases; a role or a storage
+that is decided by itself is a decision beside it. Parameters that make the same policy, or policies
+that `normal` knows to train alike, make the same row.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from policysearch.formats import format_named
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import OFF
+from policysearch.search.decided.base import Group
+from policysearch.search.decided.layer_formats import ROLES
 from policysearch.search.decisions import Decisions, Option
+from policysearch.search.normal import has_short_range, moves_by_powers, over_run
 from policysearch.search.parallel_space import PREFIX, parallel_option
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
+from policysearch.search.space_section import MODIFYING, SHARED, is_named
 
 LOW = "bfloat16"
 """What an operation or a rule without a format of its own is taken to round to."""
 
-_LAYER = ("master_weights", "accumulator", "scaling")
-_SCALE = ("loss_scale", "log2_scale", "growth_interval")
+PER_LAYER = ("format", *ROLES, "param")
+"""What is decided for a layer: its places in a row are called so, with the name of its group."""
+
+ONE = "one"
+"""The layer and the group of the space of one layer that options are made in."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a group decides: an option per name of PER_LAYER; whether loss scales and ops act."""
+
+    options: dict[str, Option]
+    short: bool
+    low: bool
 
 
 class Effective:
     """The decisions of `space`, and the row of any of its parameters."""
 
     def __init__(self, space: Space) -> None:
-        self._choices = space.choices()
-        section = space.section
-        self._fixed: Params = {
-            "master_weights": section.master_weights[0],
-            "accumulator": section.accumulators[0],
-            "scaling": (*section.scalings, "")[0],
-            "loss_scale": section.loss_scales[0],
-            "log2_scale": section.log2_scale[0],
-            "growth_interval": section.growth_intervals[0],
-        }
-        self._groups = [f"format.{group.name}" for group in space.groups]
-        self._others = [
-            name
-            for name in self._choices
-            if name == "optimizer_state" or name.startswith(("op.", "rule.", PREFIX))
-        ]
-        self._formats = section.formats
-        values = [self._choices.get(name, (self._fixed[name],)) for name in _LAYER]
-        found = {
-            (name, *each): _layer_option(name, *each)
-            for name in section.formats
-            for each in product(*values)
-        }
-        self._layer_options = list(dict.fromkeys(found.values()))
-        self._layer_place = {key: self._layer_options.index(each) for key, each in found.items()}
-        self._other_options = [
-            list(dict.fromkeys(_other_option(name, value) for value in self._choices[name]))
-            for name in self._others
-        ]
-        scales = product(*(self._choices.get(n, (self._fixed[n],)) for n in _SCALE))
-        self._scales = list(dict.fromkeys(_scale(*each) for each in scales))
+        self._choices, self._groups = space.choices(), space.groups
+        self._fixed = {name: (*values, None)[0] for name, values in space.offered().items()}
+        self._op_layers = space.op_layers or {}
+        self._group_of = {layer: g.name for g in space.groups for layer in g.layers}
+        self._one = replace(
+            space,
+            layers=(ONE,),
+            groups=(Group(ONE, (ONE,)),),
+            base=preset(space.section.base, (ONE,)),
+            **dict.fromkeys(("model", "target", "op_layers")),  # type: ignore[arg-type]
+            rules=(),
+        )
+        self._shared = [name for name in self._choices if is_named(name, SHARED)]
+        self._scaled = [name for name in self._choices if name in MODIFYING]
+        self._apart = {name.partition(".")[0] for name in self._choices} & {*ROLES, "param"}
+        self._layers: dict[tuple[Any, ...], _Layer] = {}
+        decided = [n for n in self._choices if n not in {*self._shared, *self._scaled}]
+        formats = [f"format.{group.name}" for group in space.groups]
+        self._places = [*decided, *(name for name in formats if name not in decided)]
+        self._options = [self._every_option(name) for name in self._places]
+        self._index = [{each: i for i, each in enumerate(found)} for found in self._options]
+        scales = product(*(self._choices[name] for name in self._scaled))
+        every = (self._scale(dict(zip(self._scaled, each, strict=True))) for each in scales)
+        self._scales = list(dict.fromkeys(every))
 
     @property
     def decisions(self) -> Decisions:
         """What is decided, as `row` numbers it."""
-        groups = [tuple(self._layer_options)] * len(self._groups)
-        others = [tuple(options) for options in self._other_options]
         modifiers = (len(self._scales),) if len(self._scales) > 1 else ()
-        return Decisions((*groups, *others), modifiers)
+        return Decisions(tuple(map(tuple, self._options)), modifiers)
 
     def row(self, params: Params) -> Row:
         """Return the row of the policy that `params` make."""
-        given = self._fixed | params
-        layer = [given[name] for name in _LAYER]
-        formats = [given.get(name, self._formats[0]) for name in self._groups]
-        groups = [self._layer_place[name, *layer] for name in formats]
-        others = [
-            options.index(_other_option(name, given[name]))
-            for name, options in zip(self._others, self._other_options, strict=True)
-        ]
-        scale = self._scales.index(_scale(*(given[name] for name in _SCALE)))
-        return (*groups, *others, *([scale] if len(self._scales) > 1 else []))
+        layers = {group.name: self._layer(group.name, params) for group in self._groups}
+        low = {name for name, layer in layers.items() if layer.low}
+        row = []
+        for place, name in enumerate(self._places):
+            kind, _, group = name.partition(".")
+            if kind in PER_LAYER:
+                option = layers[group].options[kind]
+            elif kind == "op" and not low & {self._group_of.get(n) for n in self._users(group)}:
+                option = _idle(name)
+            else:
+                option = _other_option(name, params.get(name, self._fixed[name]))
+            row.append(self._index[place][option])
+        if len(self._scales) > 1:
+            scale = self._scale(params)
+            short = any(layer.short for layer in layers.values())
+            acts = scale.kind != "none" and (short or not moves_by_powers(scale))
+            row.append(self._scales.index(scale) if acts else 0)
+        return tuple(row)
+
+    def _users(self, op: str) -> tuple[str, ...]:
+        """Return the layers that use an op; where that is not known, all."""
+        return self._op_layers.get(op, tuple(self._group_of))
+
+    def _every_option(self, name: str) -> list[Option]:
+        kind, _, group = name.partition(".")
+        if kind not in PER_LAYER:
+            found = [_other_option(name, value) for value in self._choices[name]]
+            return list(dict.fromkeys([*found, _idle(name)] if kind == "op" else found))
+        own = [f"{each}.{group}" for each in PER_LAYER if f"{each}.{group}" in self._choices]
+        names = [*own, *self._shared]
+        every = product(*(self._choices[each] for each in names))
+        made = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
+        return list(dict.fromkeys(layer.options[kind] for layer in made))
+
+    def _layer(self, group: str, params: Params) -> _Layer:
+        given = {each: f"{each}.{group}" for each in PER_LAYER}
+        given |= {name: name for name in self._shared}
+        key = tuple(params.get(name, self._fixed.get(name)) for name in given.values())
+        if key not in self._layers:
+            values = {
+                f"{each}.{ONE}" if each in PER_LAYER else each: value
+                for each, value in zip(given, key, strict=True)
+                if value is not None
+            }
+            self._layers[key] = self._made(self._one.policy(values))
+        return self._layers[key]
+
+    def _made(self, policy: Policy) -> _Layer:
+        layer = policy.layer(ONE)
+        stored = "" if policy.master_weights or layer.param == "float32" else layer.param
+        recipe = policy.scaling.recipe if len(self._one.section.scalings) else ""
+        apart = {
+            role: _role_option(role, getattr(layer, role), recipe)
+            for role in self._apart - {"param"}
+        }
+        if "param" in self._apart:
+            epsilon = format_named(stored).epsilon if stored else 0.0
+            apart["param"] = Option(f"param/{stored}", 0.0, epsilon)
+        main = _main_option(policy, layer, "" if "param" in self._apart else stored, recipe)
+        low = policy.phases != () or layer != LayerPolicy()
+        return _Layer({"format": main, **apart}, has_short_range(policy), low)
+
+    def _scale(self, params: Params) -> LossScale:
+        """Return the loss scale without what its kind, or a run of these steps, does not use."""
+        given = {name: params.get(name, self._fixed[name]) for name in MODIFYING}
+        return over_run(self._one.loss_scale(given), self._one.steps)
 
 
-def _layer_option(name: str, master: bool, accumulator: str, scaling: str) -> Option:
-    """Return what a layer of this format decides; how it scales matters below 16 bits alone."""
-    if name == "float32":
-        return Option(name)
-    row = format_named(name)
-    stored = "" if master else (name if row.bits >= 16 else "bfloat16")
-    scaled = scaling if row.bits < 16 else ""
-    said = "/".join(filter(None, (name, stored, accumulator, scaled)))
-    return Option(said, row.epsilon, format_named(stored).epsilon if stored else 0.0)
+def _main_option(policy: Policy, layer: LayerPolicy, stored: str, recipe: str) -> Option:
+    """Return what the format of a layer decides, in every phase; with that, where it is stored."""
+    names = [layer.compute, *(dict(phase.layers)[ONE].compute for phase in policy.phases)]
+    if set(names) == {"float32"} and not stored:
+        return Option("float32")
+    later = (f"{name}@{p.first_step}" for name, p in zip(names[1:], policy.phases, strict=True))
+    summed = layer.accumulator if layer.compute != "float32" else ""
+    parts = (layer.compute, stored, summed, _scaled(layer.compute, recipe), *later)
+    # What a layer costs that is widened later lies between the first and the last of its formats.
+    first, last = (_epsilon(name) for name in (names[0], names[-1]))
+    epsilon = first if len(names) == 1 else (first * max(last, _epsilon("float32"))) ** 0.5
+    return Option("/".join(filter(None, parts)), epsilon, _epsilon(stored) if stored else 0.0)
+
+
+def _role_option(role: str, name: str, recipe: str) -> Option:
+    said = "/".join(filter(None, (role, name, _scaled(name, recipe))))
+    return Option(said, _epsilon(name) if name != "float32" else 0.0)
+
+
+def _epsilon(name: str) -> float:
+    return format_named(name).epsilon
+
+
+def _scaled(name: str, recipe: str) -> str:
+    """Return how operands of this format are scaled: that matters below 16 bits alone."""
+    return recipe if format_named(name).bits < 16 else ""
+
+
+def _idle(name: str) -> Option:
+    """Return what an op decides that no layer below float32 uses."""
+    return Option(f"{name}=fp32")
 
 
 def _other_option(name: str, value: str) -> Option:
@@ -103,10 +194,3 @@ def _other_option(name: str, value: str) -> Option:
         return Option(said, 0.0, format_named(value).epsilon)
     known = name.startswith("rule.") and value != "on"
     return Option(said, format_named(value if known else LOW).epsilon)
-
-
-def _scale(kind: str, log2_scale: int, growth_interval: int) -> tuple[str, int, int]:
-    """Return the loss scale without what its kind does not use."""
-    if kind == "none":
-        return kind, 0, 0
-    return kind, log2_scale, growth_interval if kind == "dynamic" else 0

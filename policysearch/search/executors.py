@@ -8,10 +8,10 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing import connection
 from types import TracebackType
@@ -43,7 +43,13 @@ class Job:
 
 
 class Executor(Protocol):
-    """Runs jobs; a context manager that gives back what it holds."""
+    """Runs jobs; a context manager that gives back what it holds.
+
+    `in_order`: a search is to tell results in the order it asked for them, so that it does not
+    depend on how fast each of them came.
+    """
+
+    in_order: bool
 
     def __enter__(self) -> Self: ...
 
@@ -54,13 +60,67 @@ class Executor(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
-        """Yield (index of the job, how it ended) as jobs end, in any order."""
+    def run(self, jobs: Iterable[Job | None]) -> Iterator[tuple[int, Outcome]]:
+        """Yield (index of the job, how it ended) as jobs end, in any order.
+
+        A job is taken when it can be started. None says that there is none before one of those
+        under way has ended.
+        """
         ...
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The job at place `index` of those of a run, and the how-manieth attempt at it this is."""
+
+    index: int
+    job: Job
+    number: int = 1
+
+    @property
+    def next(self) -> Attempt:
+        """The attempt after this one."""
+        return replace(self, number=self.number + 1)
+
+
+class Queue:
+    """The jobs that are still to be started, taken from `jobs` one by one."""
+
+    def __init__(self, jobs: Iterable[Job | None]) -> None:
+        self._jobs, self._taken = iter(jobs), 0
+        self._waiting: deque[Attempt] = deque()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is none to start now."""
+        self.look_ahead()
+        return not self._waiting
+
+    def take(self) -> Attempt | None:
+        """Return the next to start; None where there is none now."""
+        self.look_ahead()
+        return self._waiting.popleft() if self._waiting else None
+
+    def put_back(self, attempt: Attempt) -> None:
+        """Let this be the next."""
+        self._waiting.appendleft(attempt)
+
+    def look_ahead(self) -> None:
+        """Make sure of one more job where there is one, so that it need not be waited for."""
+        job = None if self._waiting else next(self._jobs, None)
+        if job is not None:
+            self._waiting.append(Attempt(self._taken, job))
+            self._taken += 1
+
+
+Make = Callable[[Objective], Executor]
+"""Makes the executor that trains for an objective."""
 
 
 class SerialExecutor:
     """Runs jobs in this process, one BLAS thread; a job that kills the process ends the study."""
+
+    in_order = True
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
@@ -71,8 +131,10 @@ class SerialExecutor:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def run(self, jobs: Iterable[Job | None]) -> Iterator[tuple[int, Outcome]]:
         for index, job in enumerate(jobs):
+            if job is None:  # And none is under way.
+                return
             for attempt in range(1, ATTEMPTS + 1):
                 outcome, again = attempted(self._objective, job)
                 if not again or attempt == ATTEMPTS:
@@ -101,6 +163,8 @@ class ProcessExecutor:
     On an exception, Ctrl-C included, running jobs are ended: their results are not wanted.
     """
 
+    in_order = True
+
     def __init__(self, objective: Objective, processes: int) -> None:
         self._before = set(multiprocessing.active_children())
         self._objective = objective
@@ -118,27 +182,29 @@ class ProcessExecutor:
         for pool in self._pools:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
-        waiting = deque((index, 1) for index in range(len(jobs)))
-        running: dict[Future[tuple[Outcome, bool]], tuple[int, int, ProcessPoolExecutor]] = {}
-        while waiting or running:
-            while waiting and len(running) < self._processes:
+    def run(self, jobs: Iterable[Job | None]) -> Iterator[tuple[int, Outcome]]:
+        queue = Queue(jobs)
+        running: dict[Future[tuple[Outcome, bool]], tuple[Attempt, ProcessPoolExecutor]] = {}
+        while True:
+            while len(running) < self._processes and (attempt := queue.take()) is not None:
                 pool = self._idle.pop() if self._idle else self._started()
-                index, attempt = waiting.popleft()
                 try:
-                    future = pool.submit(_measure, jobs[index])
+                    future = pool.submit(_measure, attempt.job)
                 except BrokenProcessPool:  # Killed while it was idle.
-                    waiting.appendleft((index, attempt))
+                    queue.put_back(attempt)
                     self._drop(pool)
                     continue
-                running[future] = index, attempt, pool
+                running[future] = attempt, pool
+            if not running:
+                return
+            queue.look_ahead()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                index, attempt, pool = running.pop(future)
+                attempt, pool = running.pop(future)
                 outcome, again = self._outcome(future, pool)
-                if again and attempt < ATTEMPTS:
-                    waiting.appendleft((index, attempt + 1))
+                if again and attempt.number < ATTEMPTS:
+                    queue.put_back(attempt.next)
                 else:
-                    yield index, outcome
+                    yield attempt.index, outcome
 
     def _outcome(
         self, future: Future[tuple[Outcome, bool]], pool: ProcessPoolExecutor

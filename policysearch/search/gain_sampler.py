@@ -60,6 +60,8 @@ class GainSampler(BaseSampler):
         self._random = RandomSampler(seed=seed)
         priced = [costs for policy in ladder if (costs := self._axes(price(policy))) is not None]
         self._measure = yardstick(np.array(priced)) if priced else FLOAT32
+        self.expected_share = np.inf
+        """Expected gain of the latest proposal, as a share of the volume that was found."""
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -74,10 +76,13 @@ class GainSampler(BaseSampler):
         told = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
         known = [(self._row(each), each) for each in told if self._counts(each)]
         rows = [(row, each) for row, each in known if row is not None]
-        searcher = Searcher(self._effective.decisions, self._pool, self._measured(rows))
+        measure = self._measured(rows)
+        searcher = Searcher(self._effective.decisions, self._pool, measure)
         for row, each in rows:
             self._learn(searcher, row, each)
         asked = searcher.ask()
+        found = self._volume(measure, [each for _, each in rows if each.values])
+        self.expected_share = searcher.expected_gain / found if found else np.inf
         return dict(self._pool.params_of(asked[0][0])) if asked else {}
 
     def sample_independent(
@@ -104,6 +109,12 @@ class GainSampler(BaseSampler):
         values = dict(zip(self._objectives, trial.values, strict=True))
         speedup = values.get("speedup", 2.0)
         return 1.0 / speedup if speedup > 0.0 else np.inf, values.get("memory_ratio", UNCOUNTED)
+
+    def _volume(self, measure: Yardstick, trials: Sequence[FrozenTrial]) -> float:
+        if not trials:
+            return 0.0
+        gaps = np.array([self._gap(trial) for trial in trials])
+        return measure.volume(gaps, np.array([self._measured_costs(trial) for trial in trials]))
 
     def _counts(self, trial: FrozenTrial) -> bool:
         return trial.state in (TrialState.COMPLETE, TrialState.RUNNING)
@@ -153,7 +164,8 @@ def gain_sampler(
     priced = objective or Objective(
         spec.task, cost.device, cost.stack, cost.batch_size, parallel=base
     )
-    space = spread_space(make_space(spec.space, priced.model, spec.rules), spec.parallel)
+    space = make_space(spec.space, priced.model, spec.rules, spec.study.target, spec.task.steps)
+    space = spread_space(space, spec.parallel)
     ladder = [
         policy
         for policy, names in space.ladder(spec.study.baseline).values()

@@ -10,8 +10,9 @@ from typing import Any
 from policysearch.formats import format_named
 from policysearch.policy.parallel import Gradients, Parallel
 from policysearch.policy.policy import Policy
+from policysearch.search.decided.base import Params, check_different, check_formats, short_format
 from policysearch.search.decisions import Option
-from policysearch.search.space import Params, Space, short_format
+from policysearch.search.space import Space
 from policysearch.values import InputError
 
 PREFIX = "parallel."
@@ -49,15 +50,10 @@ class ParallelSection:
     def __post_init__(self) -> None:
         for name in _SEARCHED:
             given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
-                raise InputError(f"{name}: {list(given)}; expected one or more different values")
+            check_different(name, given)
             if self.devices == 1 and given != ParallelSection.__dataclass_fields__[name].default:
                 raise InputError(f"{name}: {list(given)} on one device; expected more devices")
-        for format in self.all_reduce:
-            try:
-                format_named(format)
-            except InputError as error:
-                raise InputError(f"all_reduce: {error}") from None
+        check_formats("all_reduce", self.all_reduce)
         tuple(self.strategies())
 
     def strategies(self) -> Iterator[Parallel]:
@@ -110,8 +106,8 @@ class ParallelSpace(Space):
 
     parallel: ParallelSection = ParallelSection()
 
-    def choices(self) -> dict[str, tuple[Any, ...]]:
-        return super().choices() | self.parallel.choices()
+    def offered(self) -> dict[str, tuple[Any, ...]]:
+        return super().offered() | self.parallel.choices()
 
     def policy(self, params: Params) -> Policy:
         spread = self.parallel.policy(super().policy(params), params)
@@ -130,8 +126,7 @@ class ParallelSpace(Space):
         found = plain.project(policy)
         for name, values in self.parallel.choices().items():
             key = name.removeprefix(PREFIX)
-            of = policy if key == "all_reduce" else policy.parallel
-            wanted = getattr(of, key)
+            wanted = getattr(policy if key == "all_reduce" else policy.parallel, key)
             found[name] = wanted if wanted in values else values[0]
         return found
 

@@ -12,6 +12,8 @@ from policysearch.search.effective import Effective
 from policysearch.search.hypervolume import Array
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
+from policysearch.search.space_section import MODIFYING as SCALES
+from policysearch.search.space_section import SHARED, is_named
 
 MOST_LISTED = 1024
 """Spaces with more policies, loss scales apart, are not listed but drawn from."""
@@ -27,8 +29,6 @@ UNPRICED = 10.0
 
 THETA_SD = 1.0
 """How far sensitivities are moved, in nats, to draw policies that a sure fit would not."""
-
-SCALES = ("loss_scale", "log2_scale", "growth_interval")
 
 Costs = Callable[[Params], tuple[float, float] | None]
 """(time, memory) of the policy of these parameters, over float32's; None where it has no price.
@@ -164,7 +164,6 @@ class SpacePool:
 
     def _common(self, rng: np.random.Generator) -> Params:
         """Return drawn values of the decisions that all groups share, and the usual loss scale."""
-        shared = ("master_weights", "accumulator", "scaling")
-        names = [name for name in shared if name in self._plain]
+        names = [name for name in self._plain if is_named(name, SHARED)]
         drawn = {n: self._plain[n][int(rng.integers(len(self._plain[n])))] for n in names}
         return drawn | self._usual

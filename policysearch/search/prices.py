@@ -77,7 +77,7 @@ class Prices:
             policies = [p if p.name == TF32 else as_run(p, model, target) for p in policies]
         policies = [self._spec.parallel.spread(policy) for policy in policies]
         found = zip(names, policies, strict=True) if layers else ()
-        return [Asked(-1, -1, p.digest, compact(p), (name,), {}) for name, p in found]
+        return [Asked(-1, p.digest, compact(p), (name,), {}) for name, p in found]
 
     def record(self, trials: Iterable[Asked]) -> None:
         """Record the prices of `trials` and of the references that were made for another key."""

@@ -58,18 +58,21 @@ class RunKey:
 class Asked:
     """A policy that was asked for.
 
-    `number`: its Optuna trial. `batch`: the policies asked for together with it. `text`: the
-    policy as JSON. `presets`: the presets of the ladder that are this policy. `params`: the
-    decisions that make it, or, for a preset, the nearest ones. `by_hand`: it was named by the user,
-    so no batch has it and no sampler is shown it.
+    `number`: its Optuna trial, -1 while its runs are outstanding. `text`: the policy as JSON.
+    `presets`: the presets of the ladder that are this policy. `params`: the decisions that make it,
+    or, for a preset, the nearest ones. `place`: how many were asked for before it; `told`: how many
+    trials, the first of them, the search had been told then. `start`: it is of the ladder.
+    `by_hand`: it was named by the user, so it has no place and no sampler is shown it.
     """
 
     number: int
-    batch: int
     digest: str
     text: str
     presets: tuple[str, ...]
     params: Params
+    place: int = -1
+    told: int = 0
+    start: bool = False
     by_hand: bool = False
 
     @property
@@ -98,6 +101,8 @@ class Records:
         self._trials_made = 0
         self.runs: dict[RunKey, Outcome] = {}
         self.trials: list[Asked] = []
+        self.outstanding: dict[str, Asked] = {}
+        self.stops: list[str] = []
         self.prices: dict[tuple[str, str], PolicyCost] = {}
         self.identities: list[dict[str, Any]] = []
         for line in lines:
@@ -128,6 +133,11 @@ class Records:
         elif kind == "price":
             priced_on, _, digest = rest.partition(":")
             self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)
+        elif kind == "asked":
+            presets = tuple(value.pop("presets"))
+            self.outstanding[rest] = Asked(-1, rest, presets=presets, **value)
+        elif kind == "stop":
+            self.stops.append(value)
         elif kind == "identity":
             self.identities.append(value)
 
@@ -139,14 +149,17 @@ class Records:
         self.trials.append(
             Asked(
                 number=self._trials_made,
-                batch=attrs["batch"],
                 digest=digest,
                 text=attrs["policy"],
                 presets=tuple(attrs["presets"]),
                 params=params,
+                place=attrs.get("place", len(self.trials)),
+                told=attrs.get("told", 0),
+                start=attrs.get("start", bool(attrs["presets"])),
                 by_hand=attrs.get("by_hand", False),
             )
         )
+        self._end(self.trials[-1])
         for seed, plain in attrs["runs"].items():
             key = RunKey(digest_of_runs(attrs["policy"], digest), int(seed))
             self.runs.setdefault(key, _outcome(plain))
@@ -158,6 +171,22 @@ class Records:
         """Record what the runs from here on belong to."""
         self._add_fact(f"identity:{len(self.identities)}", identity)
         self.identities.append(identity)
+
+    def add_asked(self, asked: Asked) -> None:
+        """Record that a policy was asked for, before its runs."""
+        kept = ("text", "presets", "params", "place", "told", "start")
+        self._add_fact(f"asked:{asked.digest}", {name: getattr(asked, name) for name in kept})
+        self.outstanding[asked.digest] = asked
+
+    def add_stop(self, reason: str) -> None:
+        """Record why the search asks for no more, unless that is what it said last."""
+        if self.stops[-1:] != [reason]:
+            self._add_fact(f"stop:{len(self.stops)}", reason)
+            self.stops.append(reason)
+
+    def _end(self, asked: Asked) -> None:
+        if not asked.by_hand:
+            self.outstanding.pop(asked.digest, None)
 
     def add_run(self, key: RunKey, outcome: Outcome) -> None:
         """Record how a training run ended."""
@@ -204,7 +233,9 @@ class Records:
                 **({"by_hand": True} if asked.by_hand else {}),
                 "policy": asked.text,
                 "digest": asked.digest,
-                "batch": asked.batch,
+                "place": asked.place,
+                "told": asked.told,
+                "start": asked.start,
                 "presets": list(asked.presets),
                 "runs": {str(seed): _plain(outcome) for seed, outcome in outcomes.items()},
                 "priced_on": priced_on,
@@ -215,6 +246,7 @@ class Records:
         self._writable().study.add_trial(trial)
         self.trials.append(replace(asked, number=self._trials_made))
         self._trials_made += 1
+        self._end(self.trials[-1])
 
 
 def compact(policy: Policy) -> str:

@@ -29,13 +29,14 @@ class Results:
     """What a study has found so far; `trials` and `failed` by number, equal policies once.
 
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
-    when its initial parameters are jittered by 1e-6; None before it is measured.
-    `float32_fault` says why nothing can be compared with float32, where float32 itself diverged
-    or failed; "" otherwise. `confirmed` holds (digest, confirmation) of the policies that were
-    trained longer; see `search.confirm`. `mixed` lists changes of code or libraries that a run
-    was told to accept: the results were made on both sides of them. `references` are the modeled
-    costs of what speedups are given against, by preset: float32, TF32 where the device has it, and
-    the baseline of the study. `learned`: what float32 itself learns, None where that is not known.
+    when its initial parameters are jittered by 1e-6; None before it is measured. `float32_fault`
+    says why nothing can be compared with float32, where float32 itself diverged or failed; ""
+    otherwise. `confirmed` holds (digest, confirmation) of the policies that were trained longer;
+    see `search.confirm`. `mixed` lists changes of code or libraries that a run was told to accept:
+    the results were made on both sides of them. `references` are the modeled costs of what speedups
+    are given against, by preset: float32, TF32 where the device has it, and the baseline of the
+    study. `learned`: what float32 itself learns, None where that is not known. `stopped` says why
+    the search asked for no more; "" where it has not come to an end.
     """
 
     spec: StudySpec
@@ -47,6 +48,7 @@ class Results:
     confirmed: tuple[tuple[str, Confirmation], ...] = ()
     references: tuple[tuple[str, PolicyCost], ...] = ()
     learned: Learned | None = None
+    stopped: str = ""
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""

@@ -56,6 +56,7 @@ def read_results(
         _confirmed(records, base, trials),
         tuple(references),
         learned(records.runs, base, seeds),
+        records.stops[-1] if records.stops else "",
     )
 
 
@@ -111,8 +112,15 @@ def scored(
         score(run, _measured(runs.get(RunKey(base, seed))), cost)
         for run, seed in zip(measured, seeds, strict=True)
     )
-    divergence = lost[0] if lost else ""
-    return Trial(asked.number, asked.digest, asked.text, asked.presets, tuple(scores), divergence)
+    return Trial(
+        asked.number,
+        asked.digest,
+        asked.text,
+        asked.presets,
+        tuple(scores),
+        divergence=lost[0] if lost else "",
+        start=asked.start,
+    )
 
 
 def _measured(outcome: Outcome | None) -> Measurement | None:

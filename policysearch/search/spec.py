@@ -41,13 +41,16 @@ class StudySection:
     """How long and how the search goes.
 
     `name` is part of the names of result files. `trials` policies are trained, each with every
-    training seed of `seeds`. `workers` of them are asked for together before any of them is
-    told; results depend on that number, never on how many processes the machine can run. `seed`
-    drives the `sampler`: "gain" asks for what promises most new volume with prices known, the
-    others are Optuna's. `baseline` is the preset that is in use today: always among the policies
-    that are trained, and speedups are given against it as well. `fast` is what emulates: "c",
-    "numpy" or, with the reference alone, "off"; by default the fastest there is, for the bits are
-    the same. At its end the front is confirmed over `confirm_factor` times the steps, for at most
+    training seed of `seeds`. `workers` of them are under way at once: each is asked for as soon as
+    all but `workers` - 1 of those before it are told. Results depend on that number, never on how
+    many processes the machine can run. The search ends earlier after `hours`, once a policy is
+    `goal_speedup` times as fast as float32 at a gap up to `goal_gap` nats, or where the expected
+    gain of the best policy stays below `least_gain` of the volume found. `seed` drives the
+    `sampler`: "gain" asks for what promises most new volume with prices known, the others are
+    Optuna's. `baseline` is the preset that is in use today: always among the policies that are
+    trained, and speedups are given against it as well. `fast` is what emulates: "c", "numpy" or,
+    with the reference alone, "off"; by default the fastest there is, for the bits are the same. At
+    its end the front is confirmed over `confirm_factor` times the steps, for at most
     `confirm_share` of the training steps that the search took; 0 leaves that out. With a `target`
     to export to, only what runs there is searched: every policy is trained and priced as the
     target obeys it.
@@ -64,6 +67,10 @@ class StudySection:
     confirm_factor: float = 10.0
     confirm_share: float = 0.5
     target: str | None = None
+    hours: float | None = None
+    least_gain: float = 0.0
+    goal_gap: float | None = None
+    goal_speedup: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -83,6 +90,13 @@ class StudySection:
         number("workers", self.workers, 1, 1024)
         number("confirm_factor", self.confirm_factor, 1.0, 1e6)
         number("confirm_share", self.confirm_share, 0.0, 1e3)
+        number("least_gain", self.least_gain, 0.0, 1.0)
+        for name in ("hours", "goal_gap", "goal_speedup"):
+            given = getattr(self, name)
+            if given is not None:
+                number(name, given, 0.0, 1e6)
+        if (self.goal_gap is None) != (self.goal_speedup is None):
+            raise InputError("goal_gap and goal_speedup: one of them; expected both or neither")
         for seed in self.seeds:
             number("seeds", seed, 0, 2**31)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from policysearch.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.confirm import candidates, horizon_of, within_budget
-from policysearch.search.executors import make_executor
+from policysearch.search.coordinator import search
+from policysearch.search.executors import Make, make_executor
 from policysearch.search.identity import (
     check_identity,
     check_task,
@@ -24,6 +27,7 @@ from policysearch.search.scoring import read_results
 from policysearch.search.session import Progress, Session
 from policysearch.search.space import check_accumulators, make_space
 from policysearch.search.spec import DIRECTIONS, StudySpec
+from policysearch.search.stopping import Clock
 from policysearch.search.storage import (
     OpenJournal,
     check_name,
@@ -44,20 +48,24 @@ def run_study(
     progress: Progress | None = None,
     accept_changes: bool = False,
     retry_failed: bool = False,
+    executor: Make | None = None,
+    clock: Clock = time.monotonic,
 ) -> Results:
-    """Run the study, or go on with it, until its trials are done; return what it has found.
+    """Run the study, or go on with it, until there is a reason to stop; return what it has found.
 
-    `storage` is the journal file, made if missing. `processes` None takes one per core, 0 trains
-    in this process; the results do not depend on it. Every run that ended is used again, whatever
-    else of the study file changed. Raises InputError where the task, the data, the code or the
-    libraries differ from what made the runs in `storage` (code and libraries pass with
-    `accept_changes`, which is recorded), and for a file that is damaged or in use. Runs recorded
-    as failed are started again only with `retry_failed`.
+    `storage` is the journal file, made if missing. `processes` None takes one per core, 0 trains in
+    this process; the results do not depend on it. `executor` runs the trainings instead, and may
+    have other results come first. Every run that ended is used again, whatever else of the study
+    file changed. Raises InputError where the task, the data, the code or the libraries differ from
+    what made the runs in `storage` (code and libraries pass with `accept_changes`, which is
+    recorded), and for a file that is damaged or in use. Runs recorded as failed are started again
+    only with `retry_failed`.
     """
     jobs = spec.study.workers * len(spec.study.seeds)
     with _session(spec, _objective(spec), storage, accept_changes) as session:
-        with make_executor(session.objective, processes, jobs) as executor:
-            session.run(executor, progress, retry_failed)
+        made = executor or partial(make_executor, processes=processes, jobs=jobs)
+        with made(session.objective) as running:
+            search(session, running, progress, retry_failed, clock)
         return session.results()
 
 
@@ -71,6 +79,7 @@ def confirm_study(
     every: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
+    executor: Make | None = None,
 ) -> Results:
     """Train the front and its neighbours longer, and return the results with what came of it.
 
@@ -86,8 +95,9 @@ def confirm_study(
         if share is not None:
             chosen = within_budget(results, chosen, horizon, share)
         runs = session.confirming(chosen, horizon) if chosen else {}
-        with make_executor(session.objective, processes, max(1, len(runs))) as executor:
-            for done, (key, outcome) in enumerate(session.trained(executor, runs), 1):
+        made = executor or partial(make_executor, processes=processes, jobs=max(1, len(runs)))
+        with made(session.objective) as running:
+            for done, (key, outcome) in enumerate(session.trained(running, runs), 1):
                 session.records.add_run(key, outcome)
                 if progress is not None:
                     progress(done, session.results)
@@ -131,7 +141,7 @@ def _session(
         objective.dataset.fingerprint,
         objective.float32.digest,
     )
-    make_space(spec.space, objective.model, spec.rules, spec.study.target)
+    make_space(spec.space, objective.model, spec.rules, spec.study.target, spec.task.steps)
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)

@@ -30,7 +30,7 @@ class Trial:
 
     `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
     none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
-    `by_hand`: a user tried it.
+    `by_hand`: a user tried it. `start`: the search began with it.
     """
 
     number: int
@@ -40,6 +40,7 @@ class Trial:
     scores: tuple[Score, ...]
     divergence: str
     by_hand: bool = False
+    start: bool = False
 
     @cached_property
     def policy(self) -> Policy:

@@ -1,4 +1,4 @@
-"""What a sampler is shown: the trials so far as an Optuna study in memory, made anew per batch.
+"""What a sampler is shown: the trials so far as an Optuna study in memory, made anew per policy.
 
 So what it proposes depends on what is recorded and on the study file, never on how often a run
 was interrupted.
@@ -69,6 +69,10 @@ class History:
         """Add the next trial."""
         self._trials.append(trial)
 
+    def first(self, count: int) -> list[Seen]:
+        """Return the first `count` trials."""
+        return self._trials[:count]
+
     def shown(self, count: int) -> list[Seen]:
         """Return what is shown of the first `count` trials."""
         start = max(0, count // WINDOW - 1) * WINDOW
@@ -90,9 +94,16 @@ class History:
 
 
 def sampler_view(
-    trials: Sequence[Seen], space: Space, names: Sequence[ObjectiveName], sampler: str
+    trials: Sequence[Seen],
+    space: Space,
+    names: Sequence[ObjectiveName],
+    sampler: str,
+    pending: Sequence[Params] = (),
 ) -> optuna.Study:
-    """Return a study in memory of `trials`, for the sampler called `sampler` to learn from."""
+    """Return a study in memory of `trials`, for the sampler called `sampler` to learn from.
+
+    Those of `pending` are under way there.
+    """
     study = optuna.create_study(directions=[DIRECTIONS[name] for name in names])
     distributions = space.distributions()
     for index, trial in enumerate(trials):
@@ -104,6 +115,12 @@ def sampler_view(
                 values=trial.values(names),
                 system_attrs=system_attrs(sampler, index),
                 constraints={"diverged": float(trial.loss_gap >= DIVERGED_GAP)},
+            )
+        )
+    for params in pending:
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.RUNNING, params=dict(params), distributions=distributions
             )
         )
     return study

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from policysearch.cost.work import tasks_of
 from policysearch.nn.models import mlp
 from policysearch.policy.presets import preset
 from policysearch.verify.clock import Clock, cache_bytes, one_thread, quartile
+from policysearch.verify.generic_works import generic_works
 from policysearch.verify.torch_kernels import kernel
 from policysearch.verify.torch_step import net
 
@@ -28,36 +28,8 @@ FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What is timed by default: formats in which torch's products are no emulation there."""
 
-EXTENTS = (16, 64, 256, 1024)
-PASSES = ((8, 32), (64, 64), (128, 512), (1024, 1024))
-UPDATES = ((2, 2**10), (16, 2**16), (16, 2**20), (16, 2**22))
-BATCHES = ((64, 16, 16, 16), (64, 32, 32, 64), (64, 64, 16, 64), (64, 128, 128, 32))
 DEPTHS = (4, 24)
-HEADS = ((16, 16, 4, 16), (16, 32, 4, 64), (64, 64, 8, 64))
-FLOAT32_OPS = ("softmax", "softmax_grad", "layer_norm", "layer_norm_grad")
-"""Ops that low-precision policies keep in float32."""
-ELEMENTWISE = ("add", "scale", "relu", "relu_grad", "gelu", "gelu_grad", "bias_grad")
-LOSSES = ("softmax_cross_entropy", "softmax_cross_entropy_grad")
-
-
-def generic_works(formats: Iterable[str]) -> tuple[Work, ...]:
-    """Return kernels of many sizes, of no net in particular."""
-    found = []
-    for name in formats:
-        for op, extents in itertools.product(
-            ("linear", "matmul.nn", "matmul.tn"), itertools.product(EXTENTS, repeat=3)
-        ):
-            found.append(Work(op, name, (1, *extents)))
-        for op in ("matmul.nt", "matmul.nn", "matmul.tn"):
-            found += [Work(op, name, extents) for extents in BATCHES]
-        found += [Work("transpose.0213", name, extents) for extents in HEADS]
-        ops = ELEMENTWISE if name != "float32" else (*ELEMENTWISE, *FLOAT32_OPS, *LOSSES)
-        found += [Work(op, name, extents) for op in ops for extents in PASSES]
-        if name != "float32":
-            casts = (f"float32>{name}", f"{name}>float32")
-            found += [Work("cast", cast, extents) for cast in casts for extents in PASSES]
-    updates = ("sgd_step", "sgd_velocity", "adam_m")
-    return (*found, *(Work(op, "float32", extents) for op in updates for extents in UPDATES))
+"""Layers of the two small steps that tell what the host takes."""
 
 
 class Bench:
@@ -153,7 +125,7 @@ def calibrate(
     """Return the row of this machine from generic kernels, each timed `rounds` times."""
     clock = Clock(place)
     with one_thread():
-        bench = Bench(generic_works(formats), clock, rng, warm=True)
+        bench = Bench(generic_works(formats, place.type), clock, rng, warm=True)
         for number in range(rounds):
             bench.round()
             said(f"round {number + 1} of {rounds}: {len(bench.calls)} kernels")

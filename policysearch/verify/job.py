@@ -17,9 +17,11 @@ class Job:
     """What is trained: the task over its steps, on the batches and values of the seed.
 
     `source` is the user's module or its maker, None for a model that is built in or in a file.
+    `place` is the device, as torch calls it.
     """
 
     task: Task
     policy: Policy
     seed: int
     source: Any = None
+    place: str = "cpu"

@@ -21,6 +21,7 @@ from policysearch.verify.clock import Clock, one_thread, quartile
 from policysearch.verify.measured_policies import (
     POLICIES,
     SUBJECTS,
+    Subject,
     low_layers,
     policy_of,
     product_layers,
@@ -71,16 +72,20 @@ def measured_report(
     rounds: int,
     rng: np.random.Generator,
     said: Callable[[str], None] = lambda line: None,
-    names: Sequence[str] = tuple(SUBJECTS),
+    names: Sequence[str] = (),
     policies: int = POLICIES,
 ) -> tuple[NetResult, ...]:
     """Train policies of each net on this machine and return them beside their prices.
 
-    `device` is its row from generic kernels. `said` is told how far it is.
+    `names` are of the `SUBJECTS` of the kind of `place`; by default all. `device` is its row from
+    generic kernels. `said` is told how far it is.
     """
-    clock = Clock(place)
+    clock, subjects = Clock(place), SUBJECTS[place.type]
     with one_thread():
-        return tuple(_Trial(name, device, clock, rng, policies).run(rounds, said) for name in names)
+        return tuple(
+            _Trial(name, subjects[name], device, clock, rng, policies).run(rounds, said)
+            for name in names or subjects
+        )
 
 
 def accuracy(results: Sequence[NetResult]) -> Accuracy:
@@ -99,11 +104,16 @@ class _Trial:
     """One net: its steps under float32 and each policy, and its kernels, timed in turn."""
 
     def __init__(
-        self, name: str, device: Device, clock: Clock, rng: np.random.Generator, policies: int
+        self,
+        name: str,
+        subject: Subject,
+        device: Device,
+        clock: Clock,
+        rng: np.random.Generator,
+        policies: int,
     ) -> None:
         self.name, self.device, self.clock, self.rng = name, device, clock, rng
         self.taken: list[list[float]] = []
-        subject = SUBJECTS[name]
         self.small = subject.small
         self.net = net(subject.build(), subject.optimizer, subject.batch_size, rng, clock.place)
         layers = product_layers(self.net.graph)

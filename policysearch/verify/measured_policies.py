@@ -25,7 +25,7 @@ POLICIES = 46
 class Subject:
     """A net whose steps are timed, its optimizer and batch size.
 
-    `small`: its step fits into the private cache of a CPU of today.
+    `small`: its step fits into the cache that `Clock` evicts.
     """
 
     build: Callable[[], Model]
@@ -34,19 +34,38 @@ class Subject:
     small: bool
 
 
-SUBJECTS: Mapping[str, Subject] = MappingProxyType(
+SMALL = Subject(lambda: mlp((128, *(256,) * 5, 10)), "momentum", batch_size=64, small=True)
+
+SUBJECTS: Mapping[str, Mapping[str, Subject]] = MappingProxyType(
     {
-        "wide MLP": Subject(
-            lambda: mlp((512, *(1024,) * 6, 10)), "momentum", batch_size=128, small=False
+        "cpu": MappingProxyType(
+            {
+                "wide MLP": Subject(
+                    lambda: mlp((512, *(1024,) * 6, 10)), "momentum", batch_size=128, small=False
+                ),
+                "transformer": Subject(
+                    lambda: transformer((32, 64), 10, 256, (1024, 1024)), "adamw", 16, small=False
+                ),
+                "small MLP": SMALL,
+            }
         ),
-        "transformer": Subject(
-            lambda: transformer((32, 64), 10, 256, (1024, 1024)), "adamw", 16, small=False
-        ),
-        "small MLP": Subject(
-            lambda: mlp((128, *(256,) * 5, 10)), "momentum", batch_size=64, small=True
+        "cuda": MappingProxyType(
+            {
+                "wide MLP": Subject(
+                    lambda: mlp((1024, *(4096,) * 6, 16)), "momentum", batch_size=4096, small=False
+                ),
+                "transformer": Subject(
+                    lambda: transformer((512, 64), 16, 1024, (4096,) * 3, heads=16),
+                    "adamw",
+                    16,
+                    small=False,
+                ),
+                "small MLP": SMALL,
+            }
         ),
     }
 )
+"""By the kind of place: two nets whose steps keep it busy and one that leaves it idle."""
 
 
 def product_layers(graph: Graph) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from policysearch.verify.torch_twin import Twin
 def main(folder: Path) -> None:
     """Train the job in the folder and write the result beside it."""
     torch.set_num_threads(1)
+    _as_the_policy_says()
     job: Job = pickle.loads((folder / JOB).read_bytes())
     dataset = job.task.load_dataset()
     model = job.task.build_model(dataset)
@@ -40,11 +41,20 @@ def main(folder: Path) -> None:
     sys.modules["exported"] = exported
     spec.loader.exec_module(exported)
     keys = list(module.state_dict())
-    module = exported.apply_policy(module.train())
+    kind = torch.device(job.place).type
+    module = exported.apply_policy(module.train().to(job.place), device_type=kind)
     dtypes = _watched(module)
-    steps = list(_steps(job, model, dataset, module, exported.make_grad_scaler()))
+    steps = list(_steps(job, model, dataset, module, exported.make_grad_scaler(kind)))
+    leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
-    (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys)}))
+    (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys), "leaves": leaves}))
+
+
+def _as_the_policy_says() -> None:
+    """Have a GPU compute float32 products in float32, and sum low ones in it."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def _module(model: Model, source: Any) -> Any:
@@ -100,7 +110,8 @@ def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> It
         for group in optimizer.param_groups:
             group["lr"] = task.rate_at(step)
         optimizer.zero_grad()
-        loss = _loss(task, model, module, [x[indices] for x in inputs], labels[indices])
+        batch = [torch.from_numpy(x[indices]).to(job.place) for x in (*inputs, labels)]
+        loss = _loss(task, model, module, batch[:-1], batch[-1])
         scale, skipped = scaler.get_scale(), scaler.skipped
         scaler.scale(loss).backward()
         if job.policy.gradient_clip_norm is not None:
@@ -120,19 +131,18 @@ def _dropout(seed: int, step: int) -> Any:
             return handle_torch_function(dropout, (input,), input, p, training, inplace)
         if not training or not p:
             return input
-        mask = dropout_mask(input.numel(), p, seed, step, next(drawn))
-        return input * torch.from_numpy(mask).reshape(input.shape).to(input.dtype)
+        mask = torch.from_numpy(dropout_mask(input.numel(), p, seed, step, next(drawn)))
+        return input * mask.reshape(input.shape).to(input)
 
     return dropout
 
 
-def _loss(task: Task, model: Model, module: Any, inputs: list[Any], labels: Any) -> Any:
-    given = [torch.from_numpy(np.array(x)) for x in inputs]
-    targets = torch.from_numpy(np.array(labels))
+def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any) -> Any:
     names = [item.name for item in model.inputs]
     if model.labels:
-        given.insert(names.index(model.labels), targets)
-    made = module(*given)
+        inputs = [*inputs]
+        inputs.insert(names.index(model.labels), targets)
+    made = module(*inputs)
     if model.loss == OWN_LOSS:
         values = made.values() if isinstance(made, Mapping) else made
         return next(x for x in (made, *values) if isinstance(x, torch.Tensor) and x.ndim == 0)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from policysearch.export.targets import target_named
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.step import trace_forward
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Run, Trainer, initial_parameters, train
 from policysearch.values import InputError, one_of
@@ -50,7 +53,7 @@ class Verdict:
     emulator moves itself under JITTER, the largest of DRAWS. `compared` counts the steps before
     the scales part, all of them where they do not; `borderline` says whether they part where a
     gradient is within BORDER of overflow. `dtypes` are those of the results of the target's
-    submodules.
+    submodules, `formats` those the policy asks of the ones that hold no others.
     """
 
     policy: Policy
@@ -63,6 +66,7 @@ class Verdict:
     compared: int
     borderline: bool
     dtypes: dict[str, str]
+    formats: dict[str, str]
     state_keys: int
     same_keys: bool
 
@@ -90,6 +94,9 @@ class Verdict:
             )
         if self.compared < len(self.losses) and not self.borderline:
             found.append(f"step {self.compared}: other loss scales, no gradient near overflow")
+        for name, wanted in self.formats.items():
+            if self.dtypes[name] != wanted:
+                found.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
         if not self.same_keys:
             found.append("state_dict: other keys than without the policy")
         return tuple(found)
@@ -104,29 +111,30 @@ def gaps(ours: Array, theirs: Array) -> Array:
 
 
 def verify(
-    policy: Policy, task: Task, *, target: str = "torch", steps: int = 50, seed: int = 0
+    policy: Policy,
+    task: Task,
+    *,
+    target: str = "torch",
+    steps: int = 50,
+    seed: int = 0,
+    place: str = "cpu",
 ) -> Verdict:
     """Train the policy as `target` runs it, here and there, on the same values and batches.
 
-    The target runs in a process of its own. Raises InputError where it cannot be run here.
+    There is a process of its own, on the device `place`. Raises InputError where it cannot run.
     """
-    one_of("verify target", target, ("torch",))
     task, dataset = task.with_steps(steps), task.load_dataset()
     model = task.build_model(dataset)
-    running = target_named(target).runs(policy, model)
-    found = _in_torch(policy, task, model, seed)
-    here, *moved = (
-        train(task, running, seed, dataset=dataset, model=model, initial=initial)
-        for initial in _initials(model, seed)
-    )
-    columns = [np.array(column, np.float64) for column in zip(*found["steps"], strict=True)]
-    losses, scales, skipped = (column[: len(here.losses)] for column in columns)
+    running = target_named(one_of("verify target", target, ("torch",))).runs(policy, model)
+    found = trained_in_torch(policy, task, model, seed, place)
+    run = partial(train, task, running, seed, dataset=dataset, model=model)
+    here, *moved = (run(initial=initial) for initial in _initials(model, seed))
+    losses, scales, skipped = np.array(found["steps"], np.float64).T[:, : len(here.losses)]
     parted = np.flatnonzero((scales != here.scales) | (skipped != here.skipped))
-    border, compared = False, len(losses)
-    if len(parted) and scales[parted[0]] == here.scales[parted[0]]:  # one of the two skips
-        border = _is_borderline(task, running, model, dataset, seed, int(parted[0]))
-    if len(parted):
-        compared = int(parted[0]) + border  # the loss of that step is before its update
+    compared, border = int(parted[0]) if len(parted) else len(losses), False
+    if len(parted) and scales[compared] == here.scales[compared]:  # one of the two skips
+        border = _is_borderline(task, running, model, dataset, seed, compared)
+        compared += border  # the loss of that step is before its update
     return Verdict(
         policy=running,
         target=target,
@@ -138,9 +146,16 @@ def verify(
         compared=compared,
         borderline=border,
         dtypes=found["dtypes"],
+        formats=_formats(running, model, set(found["leaves"]) & set(found["dtypes"])),
         state_keys=found["keys"],
         same_keys=found["same_keys"],
     )
+
+
+def _formats(policy: Policy, model: Model, names: set[str]) -> dict[str, str]:
+    """Return the format of what each of these layers gives on."""
+    nodes = apply_policy(trace_forward(model, 1), policy).nodes
+    return {n.layer: n.format for n in nodes if n.role == "fprop" and n.layer in names}
 
 
 def _initials(model: Model, seed: int) -> Iterator[dict[str, FloatArray]]:
@@ -160,13 +175,15 @@ def _largest_gap(ours: Array, theirs: Array) -> float:
     return float(gaps(ours[:count], theirs[:count]).max())
 
 
-def _in_torch(policy: Policy, task: Task, model: Model, seed: int) -> dict[str, Any]:
+def trained_in_torch(
+    policy: Policy, task: Task, model: Model, seed: int, place: str
+) -> dict[str, Any]:
     """Return what the training with the exported file gave, in a fresh process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(target_named("torch").export(policy, model))
         given = None if isinstance(task.model, str) else getattr(model, "source", None)
-        job = Job(task, target_named("torch").runs(policy, model), seed, given)
+        job = Job(task, target_named("torch").runs(policy, model), seed, given, place)
         (folder / JOB).write_bytes(pickle.dumps(job))
         module = "policysearch.verify.torch_training"
         done = subprocess.run(

@@ -9,6 +9,7 @@ from policysearch.cost.networks import (
     recommenders,
     residual,
     sequences,
+    small,
     transformers,
     volumes,
 )
@@ -26,6 +27,7 @@ NETWORKS: dict[str, Network] = {
         transformers,
         sequences,
         recommenders,
+        small,
     )
     for name, network in family.NETWORKS.items()
 }

@@ -33,6 +33,7 @@ def _ssd(step: Layers, batch: int) -> None:
         sources.append((channels, extent))
     for (channels, extent), boxes in zip(sources, (4, 6, 6, 6, 4, 4), strict=True):
         for outputs in (4, 81):
+            step.branch(batch * channels * prod(extent))
             convolution(step, batch, channels, boxes * outputs, extent, 3, bias=True)
             step.copy(batch * boxes * outputs * prod(extent))
     logits = batch * 8732 * 81

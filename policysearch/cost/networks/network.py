@@ -16,16 +16,20 @@ class Network:
     """A published training: its layers, and what its recipe does in some frameworks.
 
     `family` is left out as a whole when constants are fitted to judge it. `length` is the
-    sequence length where a row gives none. The rest names frameworks ("torch", "tensorflow"):
-    `channels_last`: those whose mixed run is NHWC with fused norms while its baseline is not;
-    `compiled`: those that run it with XLA; `fused_update` and `unfused_update`: those whose
-    baseline fuses the update as the mixed run does, and those whose mixed run does not either.
+    sequence length where a row gives none, `longest` that of the longest batch where lengths vary:
+    memory is of that. `data_bytes`: of a data set that lies on the device. The rest names
+    frameworks ("torch", "tensorflow"): `channels_last`: those whose mixed run is NHWC with fused
+    norms while its baseline is not; `compiled`: those that run it with XLA; `fused_update` and
+    `unfused_update`: those whose baseline fuses the update as the mixed run does, and those whose
+    mixed run does not either.
     """
 
     name: str
     family: str
     build: Build
     length: int = 0
+    longest: int = 0
+    data_bytes: float = 0.0
     channels_last: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
     fused_update: tuple[str, ...] = ()

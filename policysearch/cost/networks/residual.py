@@ -74,8 +74,10 @@ def block(
         step.elementwise(outer)
     norm(step, outer, frozen, add=True)
     if stride > 1 or c_in != c_out:
+        step.branch(batch * c_in * prod(extent))
         convolution(step, batch, c_in, c_out, extent, 1, stride)
         norm(step, outer, frozen, relu=False)
+        step.branch(outer)
     return out
 
 

@@ -131,7 +131,7 @@ def _jasper(step: Layers, batch: int, length: int) -> None:
 
 
 NETWORKS: dict[str, Network] = {
-    "gnmt": Network("gnmt", "gnmt", _gnmt, 28),
+    "gnmt": Network("gnmt", "gnmt", _gnmt, 28, longest=50),
     "tacotron2": Network("tacotron2", "tacotron2", _tacotron2, 600),
     "waveglow": Network("waveglow", "waveglow", _waveglow, 8000),
     "jasper": Network("jasper", "jasper", _jasper, 1600),

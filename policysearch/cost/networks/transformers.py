@@ -24,7 +24,9 @@ def attention(
     kernels of attention.
     """
     elements, scores = batch * rows * width, batch * heads * rows * columns
-    for length in (rows, columns, columns):
+    for place, length in enumerate((rows, columns, columns)):
+        if place:
+            step.branch(batch * length * width)
         step.linear(batch * length, width, width)
         step.copy(batch * length * width)
     step.product(batch * heads, rows, columns, width // heads)

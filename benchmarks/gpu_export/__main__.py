@@ -1,0 +1,110 @@
+"""Exported torch files on a GPU: do they train as on a CPU, compile, and how fast are they.
+
+    python -m benchmarks.gpu_export [--out FILE.json] [--seconds 210] [--place cuda]
+
+Prints JSON: what runs it; per case how far the losses of GPU, CPU and emulator are apart, the
+faults `verify` finds, and layers whose dtypes differ; what holds of the loss scale; how far
+torch.compile moves gradients and losses; seconds and peak bytes of a training step in float32,
+under policies and under autocast. A part that would begin after --seconds is left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_export.agreement import agreement
+from benchmarks.gpu_export.cases import CASES
+from benchmarks.gpu_export.compiled import compiled
+from benchmarks.gpu_export.nets import LARGE, SMALL
+from benchmarks.gpu_export.scaler import scaler_checks
+from benchmarks.gpu_export.steps import step_costs
+
+PACKAGES = ("torch", "numpy", "triton", "torchao", "policysearch")
+Part = Callable[[], Any]
+
+
+def main() -> int:
+    """Run the parts one after the other, and print what came of them."""
+    options = _options()
+    begun = time.perf_counter()
+    found: dict[str, Any] = {"machine": _machine(options.place), "parts": {}, "left_out": []}
+    for name, part in _parts(options):
+        if time.perf_counter() - begun > options.seconds:
+            found["left_out"].append(name)
+            continue
+        start = time.perf_counter()
+        result = part()
+        taken = round(time.perf_counter() - start, 1)
+        found["parts"][name] = {"seconds": taken, "found": result}
+        print(f"{name}: {taken} s", file=sys.stderr, flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+def _parts(options: argparse.Namespace) -> Iterator[tuple[str, Part]]:
+    place = options.place
+    yield "agreement", partial(_agreement, place, options.cases, options.workers)
+    yield "scaler", partial(scaler_checks, place)
+    for net in LARGE if place == "cuda" else ():
+        yield f"steps {net}", partial(step_costs, net, place, False)
+    for number, net in enumerate(SMALL):
+        yield f"compiled {net}", partial(compiled, net, number, place)
+    for net in ("gpt 1024", "lenet5 of batch 64") if place == "cuda" else ():
+        yield f"compiled steps {net}", partial(step_costs, net, place, True)
+
+
+def _agreement(place: str, count: int, workers: int) -> list[dict[str, Any]]:
+    """Return a row per case; cases run in processes of their own, some at a time."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        run = partial(agreement, place=place, steps=50)
+        return list(pool.map(run, CASES[:count]))
+
+
+def _machine(place: str) -> dict[str, Any]:
+    have = [name for name in PACKAGES if importlib.util.find_spec(name) is not None]
+    versions = {}
+    for name in have:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "from the tree"
+    compiled_files = list(Path(__file__).parents[2].glob("policysearch/**/*.so"))
+    return {
+        "device": torch.cuda.get_device_name() if place == "cuda" else place,
+        "cores": os.cpu_count(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "python": sys.version.split()[0],
+        "compiled_files": len(compiled_files),
+        **versions,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--place", default="cuda")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=210.0)
+    parser.add_argument("--cases", type=int, default=len(CASES))
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

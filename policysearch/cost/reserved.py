@@ -1,0 +1,71 @@
+"""What a process reserves for live bytes, and whether that fits a card.
+
+    reserved = live * growth + context, at most what a process can have of the card
+
+A caching allocator holds more than lives: rounding, fragments, work space of libraries, buffers of
+earlier batches of other lengths. `growth` is fitted to published readings
+(`cost/validate_memory.py`), of which each family of networks is judged without its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+GIB = 2**30
+
+VISIBLE_SHARE = 0.985
+"""Of a card's nominal GiB what a process can have: 16160 of 16384 MiB on V100, 11019 of 11264 on
+RTX 2080 Ti, 40536 of 40960 on A100."""
+
+CONTEXT_BYTES = 0.8 * GIB
+"""Of a process with its libraries' kernels loaded; assumed for CUDA 10, no row tells it alone."""
+
+LARGEST_BATCH = 2**24
+"""No larger batch is tried."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Reserved over live bytes: expected, and bounds of what was seen of held-out networks."""
+
+    low: float
+    expected: float
+    high: float
+
+
+GROWTH = Growth(1.191, 1.275, 1.643)
+"""`policysearch validate-cost --memory` prints it."""
+
+
+def visible_bytes(card_gib: float) -> float:
+    """Return what a process can have of a card of so many GiB."""
+    return VISIBLE_SHARE * card_gib * GIB
+
+
+def wanted_bytes(live: float, growth: float) -> float:
+    """Return what a process takes where the card sets no bound."""
+    return live * growth + CONTEXT_BYTES
+
+
+def reserved_bytes(live: float, growth: float, visible: float) -> float:
+    """Return what a process holds: the allocator gives back what it caches before it fails."""
+    return min(visible, wanted_bytes(live, growth))
+
+
+def largest_batch(live_at: Callable[[int], float], growth: float, visible: float) -> int:
+    """Return the largest batch that fits where memory grows with the batch; 0 if none does.
+
+    `live_at` gives the live bytes at a batch; it is called some forty times at most.
+    """
+
+    def fits(batch: int) -> bool:
+        return wanted_bytes(live_at(batch), growth) <= visible
+
+    low, high = 0, 1
+    while high <= LARGEST_BATCH and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,163 @@
+"""A search under way: a policy is asked for whenever a worker is free, and told when it is done."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from policysearch.objective import Outcome
+from policysearch.policy.policy import Policy
+from policysearch.search.asking import Proposer
+from policysearch.search.executors import Executor, Job
+from policysearch.search.records import Asked, RunKey
+from policysearch.search.session import Progress, Session
+from policysearch.search.stopping import EXHAUSTED, Clock, Limits
+from policysearch.search.view import History
+
+
+def search(
+    session: Session,
+    executor: Executor,
+    progress: Progress | None,
+    retry_failed: bool = False,
+    clock: Clock = time.monotonic,
+) -> None:
+    """Go on until the study's trials are done or there is another reason to stop; record it.
+
+    First come the runs that recorded trials lack: a seed was added, or, with `retry_failed`, runs
+    that failed.
+    """
+    if retry_failed:
+        session.forget_failed()
+    for key, outcome in session.trained(executor, session.missing(session.records.trials)):
+        session.records.add_run(key, outcome)
+        if progress is not None:
+            progress(len(session.records.searched), session.results)
+    session.prices.record(session.records.trials)
+    coordinator = Coordinator(session, executor.in_order, clock)
+    if progress is not None:
+        progress(coordinator.done, session.results)
+    for index, outcome in executor.run(coordinator.jobs()):
+        coordinator.tell(index, outcome)
+        if progress is not None:
+            progress(coordinator.done, session.results)
+    session.records.add_stop(coordinator.reason)
+    session.prices.record(())  # Of the references, once there are trials.
+    if progress is not None:
+        progress(coordinator.done, session.results)
+
+
+class Coordinator:
+    """Asks for policies and hands out their runs; what is asked depends on what was told alone.
+
+    A trial is told when it is recorded, so numbers give the order. With `in_order` trials are told
+    in the order they were asked for, and policy k is asked for from the first k - workers + 1 of
+    them: then nothing depends on how fast runs are. Without, they are told as they end, and a
+    policy is asked for, from all of them, for every run that can be started. Either way each policy
+    is recorded with how many trials it was asked from, so that its asking can be repeated.
+    """
+
+    def __init__(self, session: Session, in_order: bool, clock: Clock = time.monotonic) -> None:
+        self._session, self._records, self._in_order = session, session.records, in_order
+        self._proposer = Proposer(session.spec, session.objective, session.space)
+        self._limits = Limits(session.spec, self._proposer.ladder.keys(), clock)
+        self._history = History(session.spec.objectives.names)
+        for asked in self._records.searched:
+            self._history.append(session.seen(asked))
+        self._asked = sorted(self._records.searched, key=lambda asked: asked.place)
+        self._keys: list[RunKey] = []
+        self._begun: set[RunKey] = set()
+        self._ready: deque[tuple[RunKey, Policy]] = deque()
+        self._seeds, self._finished = len(session.spec.study.seeds), 0
+        self._passed = -1
+        self.reason = ""
+        """Why the search asked for no more, once it is at its end."""
+        for asked in list(self._records.outstanding.values()):
+            self._begin(asked)
+
+    @property
+    def done(self) -> float:
+        """Trials done, with fractions."""
+        return len(self._records.searched) + self._finished / self._seeds
+
+    def jobs(self) -> Iterator[Job | None]:
+        """Yield what to run next; None where that is not known before another run has ended."""
+        while True:
+            if self._ready:
+                key, policy = self._ready.popleft()
+                self._keys.append(key)
+                yield Job(policy, key.seed, key.jitter, key.steps)
+            elif (asked := self._next()) is not None:
+                self._records.add_asked(asked)
+                self._begin(asked)
+            elif self.reason:
+                return
+            else:
+                yield None
+
+    def tell(self, index: int, outcome: Outcome) -> None:
+        """Record how the run at place `index` of `jobs` ended, and the trials that end with it."""
+        key = self._keys[index]
+        self._records.add_run(key, outcome)
+        outstanding = self._records.outstanding.values()
+        if not key.jitter:  # policies that are only spread otherwise share it
+            self._finished += sum(asked.trained == key.digest for asked in outstanding)
+        self._settle(key.digest)
+
+    def _begin(self, asked: Asked) -> None:
+        """Make ready the runs that the policy needs and that nobody has begun."""
+        self._asked.append(asked)
+        runs = self._session.missing([asked])
+        self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
+        self._begun |= runs.keys()
+        own = [key for key in runs if key.digest == asked.trained and not key.jitter]
+        self._finished += self._seeds - len(own)
+        self._settle(asked.trained)
+
+    def _settle(self, digest: str) -> None:
+        """Record the trials whose runs have all ended, now that one called `digest` has."""
+        waiting = list(self._records.outstanding.values())
+        if not self._in_order and digest != self._session.float32.digest:
+            waiting = [asked for asked in waiting if asked.trained == digest]
+        for asked in waiting:
+            if self._session.ended(asked):
+                self._session.record(asked)
+                self._finished -= self._seeds
+                self._history.append(self._session.seen(asked))
+            elif self._in_order:
+                break
+
+    def _next(self) -> Asked | None:
+        """Return the policy to ask for; None where there is none now, with `reason` where ever."""
+        told, place = len(self._records.searched), len(self._asked)
+        first = place - self._session.spec.study.workers + 1 if self._in_order else told
+        for count in range(max(0, first, self._passed + 1), told + 1):
+            known = {asked.digest for asked in self._asked}
+            self.reason = self._limits.reached(known, self._history.first(count))
+            if self.reason:
+                return None
+            found = self.proposed(self._asked, count)
+            if found is None:
+                self.reason = EXHAUSTED
+                return None
+            if not self._limits.too_small(found[1]):
+                self._passed = -1
+                return found[0]
+            self._passed = count
+        if self._passed == place:  # With nothing outstanding that could raise it.
+            self.reason = self._limits.expected
+        return None
+
+    def proposed(self, asked: Sequence[Asked], told: int) -> tuple[Asked, float] | None:
+        """Return what is asked for after `asked`, with the first `told` trials told; and its gain.
+
+        See `Proposer.propose`. What is asked for and not told counts as under way, also where it
+        has ended since.
+        """
+        heard = {each.digest for each in self._records.searched[:told]}
+        pending = [self._session.params(each) for each in asked if each.digest not in heard]
+        known = {each.digest for each in asked}
+        found = self._proposer.propose(len(asked), self._history.shown(told), pending, known)
+        return found and (replace(found[0], told=told), found[1])

@@ -1,0 +1,134 @@
+"""What every kind of decision of a space is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from policysearch.formats import format_named
+from policysearch.policy.policy import Policy
+from policysearch.rewrite.format_rules import LayerMatch
+from policysearch.rewrite.placed_rules import PlacedRule
+from policysearch.values import InputError
+
+Params = dict[str, Any]
+"""What was decided, by the name of the decision."""
+
+Choices = dict[str, tuple[Any, ...]]
+"""The values of each decision, by its name; a decision with one value is none."""
+
+SAME = "same"
+"""The value of a decision that leaves things as the layer's format has them."""
+
+
+ANY = LayerMatch()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share what is decided for a layer, and the `name` of them in decisions.
+
+    They are the `layers` named, or those with parameters that fit `match`.
+    """
+
+    name: str
+    layers: tuple[str, ...] = ()
+    match: LayerMatch = ANY
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a space is made for.
+
+    `groups` hold every layer of `layers` once, in each those with parameters first. `base` says
+    all that is not decided.
+    `rules` are applied to every policy. `steps` are those of the run, None where they are not
+    known. `op_layers` are the layers that use an op of the section, by op; None where that is not
+    known.
+    """
+
+    layers: tuple[str, ...]
+    groups: tuple[Group, ...]
+    base: Policy
+    rules: tuple[PlacedRule, ...] = ()
+    steps: int | None = None
+    op_layers: Mapping[str, tuple[str, ...]] | None = None
+
+    @property
+    def open_groups(self) -> tuple[Group, ...]:
+        """The groups with a layer whose formats no rule says for every policy."""
+        said = {
+            layer
+            for each in self.rules
+            if len(each.rule.options) == 1
+            for layer, formats in each.layers
+            if formats is not None or each.rule.formats
+        }
+        return tuple(group for group in self.groups if set(group.layers) - said)
+
+
+class Decided(Protocol):
+    """One kind of decision: what it offers, how a policy takes it, how a policy shows it.
+
+    A decision of a layer is made for each group and called "name.group". `shared` names those that
+    are made once and change every layer, `modifying` those that change no price and only what
+    others cost in gap.
+    """
+
+    @property
+    def shared(self) -> tuple[str, ...]: ...
+
+    @property
+    def modifying(self) -> tuple[str, ...]: ...
+
+    def check(self, section: Any) -> None:
+        """Raise InputError, beginning with the key, for what the section cannot mean."""
+
+    def choices(self, section: Any, at: Setting) -> Choices:
+        """Return the values of every decision of this kind, the usual one first."""
+        ...
+
+    def applied(self, policy: Policy, params: Params, section: Any, at: Setting) -> Policy:
+        """Return the policy with these decisions, the first value where one is not given."""
+        ...
+
+    def read(self, policy: Policy, section: Any, at: Setting) -> Params:
+        """Return what `policy` decided, whether or not that is among the choices."""
+        ...
+
+    def words(self, policy: Policy, section: Any, at: Setting) -> list[str]:
+        """Return what a policy's name says of it."""
+        ...
+
+
+def check_formats(name: str, given: Sequence[str], spare: str = "") -> None:
+    """Raise InputError, beginning with `name`, for a text that is no format and not `spare`."""
+    for each in given:
+        try:
+            format_named(each if each != spare else "float32")
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+
+
+def check_different(name: str, given: Sequence[object]) -> None:
+    """Raise InputError unless these are one or more different values."""
+    if not given or len(set(given)) < len(given):
+        raise InputError(f"{name}: {list(given)}; expected one or more different values")
+
+
+def with_layers(policy: Policy, at: Setting, **parts: Mapping[str, str]) -> Policy:
+    """Return the policy with parts of the layers of some groups set, by group."""
+    set_to = {
+        layer: {part: given[group.name] for part, given in parts.items() if group.name in given}
+        for group in at.groups
+        for layer in group.layers
+    }
+    layers = tuple((name, replace(layer, **set_to[name])) for name, layer in policy.layers)
+    return replace(policy, layers=layers)
+
+
+def short_format(name: str) -> str:
+    """Return the name as it is said in tables: fp32, tf32, bf16, fp16, e4m3."""
+    known = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+    return known.get(name) or name.removesuffix("fn").rpartition("_")[2]

@@ -1,0 +1,131 @@
+"""Policies that must train alike, as one: what decides nothing is brought to its usual value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from policysearch.formats import format_named
+from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.policy.presets import preset
+from policysearch.rewrite.placed_rules import LISTS
+
+FOLLOWING = ("current", "rowwise", "mx", "mx_rceil", "nvfp4")
+"""Recipes whose scales follow a power of two exactly; a delayed one knows no step before the first.
+"""
+
+
+def normal(
+    policy: Policy,
+    steps: int | None = None,
+    op_layers: Mapping[str, tuple[str, ...]] | None = None,
+) -> Policy:
+    """Return the policy that stands for all that compute the same as this one.
+
+    Over a run of `steps`, None for any; `op_layers` are the layers that use each op whose place is
+    decided, None where that is not known. What is float32 throughout is the preset float32. A loss
+    scale that changes no rounding (see `scale_acts`) is none. Masters of layers that are stored in
+    float32 anyway are kept, and an op of float32 layers alone stays where float32 has it.
+    """
+    if not policy.master_weights and {each.param for each in _layers(policy)} == {"float32"}:
+        policy = replace(policy, master_weights=True)
+    if not scale_acts(policy):
+        policy = replace(policy, loss_scale=LossScale())
+    policy = replace(policy, loss_scale=over_run(policy.loss_scale, steps))
+    if _is_float32(policy):
+        return preset("float32", [name for name, _ in policy.layers])
+    return policy if op_layers is None else _with_acting_ops(policy, op_layers)
+
+
+def scale_acts(policy: Policy) -> bool:
+    """Whether the loss scale can change a rounding, or save a run that would overflow.
+
+    Times a power of two, every number of a format with float32's exponents is rounded alike, as
+    are operands whose scale follows their largest; both but for numbers near the ends of float32's
+    own range. So it takes another factor, shorter exponents or a sum in other than float32.
+    """
+    scale = policy.loss_scale
+    return scale.kind != "none" and (not moves_by_powers(scale) or has_short_range(policy))
+
+
+def moves_by_powers(scale: LossScale) -> bool:
+    """Whether the scale is a power of two at every step."""
+    factors = [scale.init_scale, scale.growth_factor, scale.backoff_factor]
+    factors += [value for _, value in scale.schedule]
+    return all(math.frexp(factor)[0] == 0.5 for factor in factors)
+
+
+def has_short_range(policy: Policy) -> bool:
+    """Whether a power of two over all gradients can change what a layer rounds."""
+    return not _is_long(policy.all_reduce) or any(
+        _is_short(layer, policy) for layer in _layers(policy)
+    )
+
+
+def _is_short(layer: LayerPolicy, policy: Policy) -> bool:
+    kept = (layer.output, layer.dgrad, layer.wgrad, layer.param)
+    follows = policy.scaling.recipe in FOLLOWING
+    operands = (
+        _is_long(name) or (follows and format_named(name).bits < 16)
+        for name in (layer.compute, layer.grad)
+    )
+    return layer.accumulator != "float32" or not (all(map(_is_long, kept)) and all(operands))
+
+
+def _is_long(name: str) -> bool:
+    row = format_named(name)
+    return row.exponent_bits >= format_named("float32").exponent_bits and not row.taper
+
+
+def _layers(policy: Policy) -> Iterator[LayerPolicy]:
+    for layers in (policy.layers, *(phase.layers for phase in policy.phases)):
+        yield from (layer for _, layer in layers)
+
+
+def over_run(scale: LossScale, steps: int | None) -> LossScale:
+    """Return the scale over a run of `steps`: one that cannot grow within it grows after it."""
+    if scale.kind == "dynamic" and steps is not None and scale.growth_interval > steps:
+        return replace(scale, growth_interval=steps + 1, growth_factor=2.0)
+    return scale
+
+
+def _is_float32(policy: Policy) -> bool:
+    whole = LayerPolicy()
+    return (
+        all(layer == whole for layer in _layers(policy))
+        and policy.optimizer_state == policy.all_reduce == "float32"
+        and policy.optimizer_order == "fused"
+        and policy.loss_scale.kind == "none"
+        and policy.gradient_clip_norm is None
+    )
+
+
+def _with_acting_ops(policy: Policy, op_layers: Mapping[str, tuple[str, ...]]) -> Policy:
+    """Return the policy with ops of float32 layers alone on the list that float32 has them on."""
+    usual = preset("float32", [name for name, _ in policy.layers])
+    low = {
+        name
+        for layers in (policy.layers, *(phase.layers for phase in policy.phases))
+        for name, layer in layers
+        if layer != LayerPolicy()
+    }
+    idle = {
+        op
+        for op, layers in op_layers.items()
+        if not low & set(layers)
+        and any(
+            (op in getattr(policy, key)) != (op in getattr(usual, key)) for key in LISTS.values()
+        )
+    }
+    if not idle:
+        return policy
+    lists: dict[str, Any] = {
+        key: (
+            *(op for op in getattr(policy, key) if op not in idle),
+            *(op for op in getattr(usual, key) if op in idle),
+        )
+        for key in LISTS.values()
+    }
+    return replace(policy, **lists)

@@ -1,0 +1,59 @@
+"""Why a search asks for no more: budget, time, too little to expect, goal met, nothing left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+
+from policysearch.search.spec import StudySpec
+from policysearch.search.view import Seen
+
+Clock = Callable[[], float]
+"""Seconds since any one moment."""
+
+EXHAUSTED = "the space has no other policy"
+
+
+class Limits:
+    """The limits of a study file, from now on."""
+
+    def __init__(self, spec: StudySpec, ladder: AbstractSet[str], clock: Clock) -> None:
+        """`ladder` holds the digests that are tried first."""
+        self._study, self._ladder, self._clock = spec.study, ladder, clock
+        self._began = clock()
+
+    def reached(self, known: AbstractSet[str], told: Sequence[Seen]) -> str:
+        """Return the limit that is reached, in words; "" where none is.
+
+        `known` are the digests of all that was asked for, `told` what the search knows of them.
+        """
+        study = self._study
+        if any(self._meets(trial) for trial in told):
+            return f"goal met: {study.goal_speedup:g} times at a gap up to {study.goal_gap:g}"
+        room = study.trials - len(known)
+        if study.trials >= len(self._ladder):
+            # A preset that is still untried was added to the study file after its trials were done.
+            room = max(room, len(self._ladder - known))
+        if room <= 0:
+            return f"budget: {study.trials} trials"
+        if study.hours is not None and self._clock() - self._began >= 3600.0 * study.hours:
+            return f"time: {study.hours:g} hours"
+        return ""
+
+    def too_small(self, gain: float) -> bool:
+        """Whether so little is expected of a policy that it is not asked for now.
+
+        `gain` as a share of the volume that the policies told dominate.
+        """
+        return gain < self._study.least_gain
+
+    @property
+    def expected(self) -> str:
+        """The reason to stop where what is expected stays too small."""
+        return f"expected gain below {self._study.least_gain:g} of the volume found"
+
+    def _meets(self, trial: Seen) -> bool:
+        gap, speedup = self._study.goal_gap, self._study.goal_speedup
+        if gap is None or speedup is None:
+            return False
+        return trial.loss_gap <= gap and trial.speedup >= speedup

@@ -1,0 +1,64 @@
+"""What a worker of a cluster does: says what it trains with, and trains."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.stacks import STACKS
+from policysearch.objective import Objective, Outcome
+from policysearch.rounding.rounder import Fast
+from policysearch.search.executors import Job, attempted
+from policysearch.search.identity import code_fingerprints, libraries
+from policysearch.train.tasks import Task
+from policysearch.values import InputError
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What a worker trains with: the task with its data, and what emulates.
+
+    `model` is the fingerprint that the task's model must have there.
+    """
+
+    task: Task
+    model: str
+    fast: Fast | None
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Made once on each worker, which prices nothing: any device will do."""
+        return Objective(self.task, next(iter(DEVICES)), next(iter(STACKS)), fast=self.fast)
+
+    @property
+    def key(self) -> str:
+        """The name of this content: equal for equal tasks, models and data."""
+        data = self.task.load_dataset().fingerprint
+        plain = [self.task.to_plain(), data, self.model, self.fast]
+        return "policysearch-" + hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:32]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("task", "model", "fast")}
+
+
+def said_identity() -> dict[str, Any]:
+    """Return what this process trains with: the package's code, numpy and its BLAS."""
+    return {"code": code_fingerprints(), "libraries": libraries()}
+
+
+def prepared(payload: Payload) -> str:
+    """Make the objective in this process; return why it cannot be trained here, "" where it can."""
+    try:
+        model = payload.objective.model.fingerprint
+    except (InputError, OSError) as error:
+        return str(error)
+    return "" if model == payload.model else "its model is another; expected the same file there"
+
+
+def measured(payload: Payload, job: Job) -> tuple[Outcome, bool]:
+    """Return how the run ended here, and whether another attempt may end otherwise."""
+    return attempted(payload.objective, job)

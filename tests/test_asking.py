@@ -1,0 +1,183 @@
+"""What is asked depends on what was told, in the recorded order, and no worker waits for it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from policysearch.objective import Objective, Outcome
+from policysearch.search.coordinator import Coordinator
+from policysearch.search.executors import Job
+from policysearch.search.records import Asked, Records
+from policysearch.search.results import Results
+from policysearch.search.samplers import SAMPLERS
+from policysearch.search.session import Session
+from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.storage import read_checked
+from policysearch.search.study import load_results, run_study
+from policysearch.values import InputError
+from tests.studies import measured, replaced_training, write_study
+
+STOCK = [name for name in SAMPLERS if name != "gp"]
+
+
+class Drawn:
+    """Runs `slots` jobs at once, whose ends come in an order drawn at random; nothing trains."""
+
+    def __init__(self, slots: int, in_order: bool, seed: int = 0) -> None:
+        self.slots, self.in_order, self._rng = slots, in_order, random.Random(seed)
+        self.most_running = 0
+        self.waited: list[int] = []
+        """How many jobs were under way each time there was a free slot and no job for it."""
+
+    def __call__(self, _: Objective) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def run(self, jobs: Iterable[Job | None]) -> Iterator[tuple[int, Outcome]]:
+        taken, running, source = itertools.count(), list[tuple[int, Job]](), iter(jobs)
+        while True:
+            while len(running) < self.slots and (job := next(source, None)) is not None:
+                running.append((next(taken), job))
+            if len(running) < self.slots:
+                self.waited.append(len(running))
+            if not running:
+                return
+            self.most_running = max(self.most_running, len(running))
+            index, job = running.pop(self._rng.randrange(len(running)))
+            yield index, measured(job.policy, job.seed)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
+    spec = load_spec(write_study(tmp_path_factory.mktemp("study")))
+    return replace(spec, study=replace(spec.study, trials=18, workers=4))
+
+
+def asked_in(path: Path) -> list[Asked]:
+    records = Records(read_checked(path).lines)
+    return sorted(records.searched, key=lambda asked: asked.place)
+
+
+def coordinator_of(spec: StudySpec, path: Path) -> Coordinator:
+    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    return Coordinator(Session(spec, objective, Records(read_checked(path).lines)), False)
+
+
+@pytest.mark.parametrize("sampler", STOCK)
+def test_a_journal_replayed_asks_for_the_same_policies(
+    sampler: str, spec: StudySpec, tmp_path: Path
+) -> None:
+    spec = replace(spec, study=replace(spec.study, sampler=sampler))
+    path = tmp_path / "drawn.journal"
+    executor = Drawn(7, in_order=False)
+    run_study(spec, path, executor=executor)
+    asked, coordinator = asked_in(path), coordinator_of(spec, path)
+    assert [each.place for each in asked] == list(range(18))
+    assert [each.place for each in asked] != sorted(range(18), key=lambda k: asked[k].number)
+    assert 0 < max(each.told for each in asked) < 18
+    for place, each in enumerate(asked):
+        again = coordinator.proposed(asked[:place], each.told)
+        assert again is not None and again[0].digest == each.digest
+
+
+def test_told_later_the_same_journal_asks_for_others(spec: StudySpec, tmp_path: Path) -> None:
+    """Else the test above would pass with a search that listens to nobody."""
+    spec = replace(spec, study=replace(spec.study, sampler="gain"))
+    path = tmp_path / "drawn.journal"
+    run_study(spec, path, executor=Drawn(7, in_order=False))
+    asked, coordinator = asked_in(path), coordinator_of(spec, path)
+    others = [coordinator.proposed(asked[:place], 1) for place in range(12, 18)]
+    assert [found[0].digest for found in others if found] != [a.digest for a in asked[12:]]
+
+
+@pytest.mark.parametrize("sampler", ["gain", "tpe"])
+def test_in_order_no_result_depends_on_which_run_ends_first(
+    sampler: str, spec: StudySpec, tmp_path: Path
+) -> None:
+    spec = replace(spec, study=replace(spec.study, sampler=sampler))
+    with replaced_training():
+        alone = run_study(spec, tmp_path / "alone.journal", processes=0)
+    for slots in (2, 5, 30):
+        executor = Drawn(slots, in_order=True, seed=slots)
+        assert run_study(spec, tmp_path / f"{slots}.journal", executor=executor) == alone
+        # Four policies of two seeds each, and float32 jittered beside them.
+        assert executor.most_running == min(slots, 4 * 2 + 2)
+
+
+def test_no_worker_waits_while_a_policy_can_be_asked(spec: StudySpec, tmp_path: Path) -> None:
+    executor = Drawn(9, in_order=False)
+    run_study(spec, tmp_path / "a.journal", executor=executor)
+    assert executor.most_running == 9
+    # Nothing was left from an earlier run; then only once all was asked for.
+    assert executor.waited == [0, *range(8, -1, -1)]
+
+
+@pytest.mark.parametrize("sampler", STOCK)
+def test_a_study_stopped_while_results_come_in_any_order_loses_none(
+    sampler: str, spec: StudySpec, tmp_path: Path
+) -> None:
+    spec, path = replace(spec, study=replace(spec.study, sampler=sampler)), tmp_path / "a.journal"
+
+    def stop(done: float, results: Callable[[], Results]) -> None:
+        if len(results().trials) >= 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(spec, path, executor=Drawn(7, in_order=False), progress=stop)
+    before = Records(read_checked(path).lines)
+    assert len(before.searched) >= 5 and before.outstanding
+    with replaced_training() as trained:
+        run_study(spec, path, processes=0)
+    assert {(k.digest, k.seed, k.jitter) for k in before.runs}.isdisjoint(trained)
+    asked = asked_in(path)
+    # What was under way is still there, and what comes next is asked for with all of it in view.
+    assert before.outstanding.keys() <= {each.digest for each in asked}
+    coordinator = coordinator_of(spec, path)
+    for place, each in enumerate(asked):
+        again = coordinator.proposed(asked[:place], each.told)
+        assert again is not None and again[0].digest == each.digest
+
+
+STOPS: dict[str, dict[str, Any]] = {
+    "budget: 18 trials": {},
+    "time: 0.5 hours": {"hours": 0.5},
+    "goal met: 0.9 times at a gap up to 0.01": {"goal_gap": 0.01, "goal_speedup": 0.9},
+    "expected gain below 0.05 of the volume found": {"least_gain": 0.05},
+    "the space has no other policy": {"trials": 500},
+}
+
+
+@pytest.mark.parametrize("reason", STOPS)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_search_ends_with_its_reason_and_goes_on_without_it(
+    reason: str, in_order: bool, spec: StudySpec, tmp_path: Path
+) -> None:
+    small = replace(spec.space, ops=(), loss_scales=("none",), ladder=())
+    limited = replace(spec, space=small, study=replace(spec.study, sampler="gain", **STOPS[reason]))
+    path = tmp_path / "a.journal"
+    seconds = itertools.count(0.0, 200.0)
+    results = run_study(limited, path, executor=Drawn(3, in_order), clock=lambda: next(seconds))
+    assert results.stopped == load_results(limited, path).stopped == reason
+    count = len(results.trials)
+    assert (count == 18) == (reason == "budget: 18 trials")
+    free = replace(spec, space=small, study=replace(spec.study, sampler="gain"))
+    if count < 18 and "no other" not in reason:
+        again = run_study(free, path, executor=Drawn(3, in_order))
+        assert again.stopped == "budget: 18 trials" and again.trials[:count] == results.trials
+
+
+def test_half_a_goal_is_none(spec: StudySpec) -> None:
+    with pytest.raises(InputError, match="goal_gap and goal_speedup: one of them"):
+        replace(spec.study, goal_gap=0.1)

@@ -1,0 +1,271 @@
+"""Training on a Dask cluster: the same bits, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policysearch import api
+from policysearch.objective import Failure, Objective
+from policysearch.search import cluster as module
+from policysearch.search.cluster import ATTEMPTS, Cluster, ClusterExecutor, cluster_at
+from policysearch.search.executors import Job
+from policysearch.search.journal import read_journal
+from policysearch.search.records import PREFIX, Records
+from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.study import run_study
+from policysearch.search.worker import Payload, measured, prepared, said_identity
+from policysearch.values import InputError
+from tests.studies import write_study
+
+pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
+    return load_spec(write_study(tmp_path_factory.mktemp("study")))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A scheduler and two worker processes, on the loopback interface."""
+    with cluster_at("local:2") as made:
+        yield made
+
+
+def runs_in(path: Path) -> tuple[Records, list[str]]:
+    """Return the facts of a journal, and the names of its records of runs, in their order."""
+    reading = read_journal(path.read_bytes())
+    assert not reading.damage
+    keys = [key for line in reading.lines for key in line.record.get("system_attr", ())]
+    return Records(reading.lines), [key for key in keys if key.startswith(PREFIX + "run:")]
+
+
+def test_a_real_cluster_gives_the_bits_of_this_process(
+    cluster: Cluster, spec: StudySpec, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here.journal", tmp_path / "there.journal"
+    alone = run_study(spec, here, processes=0)
+    results = api.run_study(spec, there, executor=cluster.client)
+    assert {t.digest: t.scores for t in results.trials} == {
+        t.digest: t.scores for t in alone.trials
+    }
+    assert runs_in(here)[0].runs == runs_in(there)[0].runs
+    for address in (cluster.client.scheduler.address, cluster.client.dashboard_link):
+        assert "//127.0.0.1:" in address
+
+
+def test_workers_killed_on_the_way_cost_nothing_but_their_own_runs(
+    cluster: Cluster, spec: StudySpec, tmp_path: Path
+) -> None:
+    spec = replace(spec, task=replace(spec.task, steps=600), study=replace(spec.study, trials=8))
+    path, rng, killed = tmp_path / "a.journal", random.Random(0), list[int]()
+    marks = iter((2.0, 4.0))
+    mark = [next(marks)]
+
+    def kill(done: float, _: Callable[[], Any]) -> None:
+        if done >= mark[0]:
+            mark[0] = next(marks, 1e9)
+            pids = sorted(cluster.client.run(os.getpid).values())
+            killed.append(rng.choice(pids))
+            with suppress(ProcessLookupError):
+                os.kill(killed[-1], signal.SIGKILL)
+
+    results = run_study(spec, path, executor=cluster, progress=kill)
+    assert len(set(killed)) == 2
+    assert len(results.trials) == 8 and not results.failed
+    records, recorded = runs_in(path)
+    assert len(recorded) == len(set(recorded)) == len(records.runs) == 8 * 2 + 2
+    assert cluster.status() == "2 workers, 0 runs in flight"
+
+
+class FakeFuture:
+    """A future that ends when the test says so."""
+
+    def __init__(self, key: Any, function: Any, arguments: tuple[Any, ...], worker: str) -> None:
+        self.key, self.function, self.arguments, self.worker = key, function, arguments, worker
+        self.status, self._callbacks = "pending", list[Callable[[FakeFuture], None]]()
+        self._result: Any = None
+
+    def add_done_callback(self, callback: Callable[[FakeFuture], None]) -> None:
+        self._callbacks.append(callback)
+
+    def end(self, result: Any) -> None:
+        self.status, self._result = "finished", result
+        for callback in self._callbacks:
+            callback(self)
+
+    def result(self, timeout: float) -> Any:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+    def cancel(self) -> None:
+        self.status = "cancelled"
+
+
+class FakeClient:
+    """Stand-in for a Dask client: `act` says what becomes of a run on a worker, None never ends."""
+
+    def __init__(self, workers: list[str], act: Callable[[Job, str], Any]) -> None:
+        self.workers, self.act = workers, act
+        self.runs: list[tuple[int, str]] = []
+        self.sent: list[str] = []
+        self.identities: dict[str, Any] = {}
+
+    def nthreads(self) -> dict[str, int]:
+        return dict.fromkeys(self.workers, 1)
+
+    def scatter(self, data: dict[str, Any], workers: list[str]) -> dict[str, FakeFuture]:
+        self.sent += data
+        made = {key: FakeFuture(key, None, (), workers[0]) for key in data}
+        for future in made.values():
+            future.status = "finished"
+        return made
+
+    def submit(self, function: Any, *arguments: Any, workers: list[str], pure: bool) -> FakeFuture:
+        [worker] = workers
+        future = FakeFuture(None, function, arguments, worker)
+        result: Any = None
+        if function is said_identity:
+            result = self.identities.get(worker, said_identity())
+        elif function is prepared:
+            result = ""
+        elif function is measured:
+            job = arguments[1]
+            self.runs.append((job.seed, worker))
+            result = self.act(job, worker)
+        if result is not None and worker in self.workers:
+            threading.Timer(0.01, future.end, (result,)).start()
+        return future
+
+    def cancel(self, futures: list[FakeFuture], force: bool) -> None:
+        for future in futures:
+            future.cancel()
+
+
+@pytest.fixture(scope="module")
+def objective(spec: StudySpec) -> Objective:
+    return Objective(spec.task, spec.cost.device, spec.cost.stack)
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+
+
+def outcomes(client: FakeClient, objective: Objective, seeds: int) -> dict[int, Any]:
+    jobs = [Job(objective.float32, seed) for seed in range(seeds)]
+    fake: Any = client
+    with ClusterExecutor(fake, objective) as executor:
+        return dict(executor.run(jobs))
+
+
+def test_the_data_are_sent_once_and_every_worker_trains(objective: Objective) -> None:
+    client = FakeClient(["a", "b", "c"], lambda job, worker: (job.seed, False))
+    found = outcomes(client, objective, 20)
+    assert found == {seed: seed for seed in range(20)}
+    assert {worker for _, worker in client.runs} == {"a", "b", "c"}
+    [key] = client.sent
+    task = replace(objective.task, data=objective.dataset)
+    payload = Payload(task, objective.model.fingerprint, objective.fast)
+    assert key == payload.key
+    other = replace(payload, task=replace(payload.task, learning_rate=0.5))
+    assert other.key != key
+
+
+def test_a_lost_worker_s_run_goes_elsewhere_a_set_number_of_times(objective: Objective) -> None:
+    names = (f"w{number}" for number in itertools.count(2))
+
+    def act(job: Job, worker: str) -> Any:
+        if job.seed != 3:
+            return job.seed, False
+        client.workers.remove(worker)
+        client.workers.append(next(names))
+        return None
+
+    client = FakeClient(["w0", "w1"], act)
+    found = outcomes(client, objective, 6)
+    tried = [worker for seed, worker in client.runs if seed == 3]
+    assert len(tried) == len(set(tried)) == ATTEMPTS
+    assert found.pop(3) == Failure(f"worker lost {ATTEMPTS} times (no memory?)")
+    assert found == {seed: seed for seed in (0, 1, 2, 4, 5)}
+
+
+def test_a_run_without_memory_is_tried_on_another_worker(objective: Objective) -> None:
+    def act(job: Job, worker: str) -> Any:
+        return (Failure("MemoryError"), True) if worker == "small" else (job.seed, False)
+
+    client = FakeClient(["large", "small"], act)
+    assert outcomes(client, objective, 4) == {seed: seed for seed in range(4)}
+    client = FakeClient(["small"], act)
+    assert outcomes(client, objective, 1) == {0: Failure("MemoryError")}
+    assert len(client.runs) == ATTEMPTS
+
+
+def test_a_run_that_takes_far_too_long_is_started_elsewhere(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAST_LEASE_SECONDS", 0.1)
+    hung: list[str] = []
+
+    def act(job: Job, worker: str) -> Any:
+        if job.seed == 2 and not hung:
+            hung.append(worker)
+            return None
+        return None if worker in hung else (job.seed, False)
+
+    client = FakeClient(["a", "b"], act)
+    assert outcomes(client, objective, 5) == {seed: seed for seed in range(5)}
+    assert [worker != hung[0] for seed, worker in client.runs if seed == 2] == [False, True]
+    # On workers that all hang it is a failure in the end.
+    client = FakeClient([str(n) for n in range(9)], lambda j, w: None if j.seed else (0, False))
+    found = outcomes(client, objective, 1) | outcomes(client, objective, 2)
+    assert isinstance(found[1], Failure) and "no result, on 5 workers" in found[1].reason
+
+
+def test_a_worker_with_other_code_or_libraries_is_refused_by_name(
+    objective: Objective, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = FakeClient(["tcp://old", "tcp://new"], lambda job, worker: (job.seed, False))
+    other = said_identity()
+    other["libraries"] = {**other["libraries"], "numpy": "1.99"}
+    client.identities["tcp://old"] = other
+    assert outcomes(client, objective, 5) == {seed: seed for seed in range(5)}
+    assert {worker for _, worker in client.runs} == {"tcp://new"}
+    assert "worker tcp://old refused: libraries differ: numpy 1.99" in caplog.text
+    client.workers = ["tcp://old"]
+    with pytest.raises(InputError, match=r"worker tcp://old: libraries differ: numpy 1\.99"):
+        outcomes(client, objective, 1)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("local:0", "expected local:N with N from 1"),
+        ("local:two", "expected local:N"),
+        ("127.0.0.1:9", "expected the address of a dask scheduler"),
+        ("nonsense://x", "expected the address of a dask scheduler"),
+    ],
+)
+def test_a_cluster_that_is_none_is_one_line(
+    address: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.3)
+    with pytest.raises(InputError, match=said), cluster_at(address):
+        pass
+
+
+def test_what_is_no_client_is_refused(spec: StudySpec, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"executor: int; expected a dask\.distributed Client"):
+        api.run_study(spec, tmp_path / "x.journal", executor=3)
