@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from policysearch.cost.memory import live_by_kind
 from policysearch.report.causes import Changes
 from policysearch.report.profile_page import KINDS
 from policysearch.report.step_cost import MIB
@@ -76,7 +75,7 @@ def _by_layer(changes: Changes) -> dict[str, dict[str, float]]:
 
 
 def _memory(axes: Axes, changes: Changes) -> None:
-    moments = live_by_kind(changes.graph)
+    moments = changes.live()
     held = [[live.get(kind, 0) / MIB for _, live in moments] for kind in KINDS]
     axes.stackplot(range(len(moments)), held, labels=[NAMES[kind] for kind in KINDS])
     peak = int(np.argmax(np.sum(held, axis=0)))
