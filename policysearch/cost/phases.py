@@ -44,6 +44,7 @@ def over_phases(parts: Sequence[tuple[int, PolicyCost]]) -> PolicyCost:
         layer_shares=_shares([(s / total, cost.layer_shares) for s, cost in spent]),
         format_shares=_shares([(s / total, cost.format_shares) for s, cost in spent]),
         emulated=tuple(sorted({name for _, cost in spent for name in cost.emulated})),
+        communication_share=weighted(lambda cost: cost.communication_share),
     )
 
 

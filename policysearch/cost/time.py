@@ -72,8 +72,9 @@ class StepTime:
 
     @property
     def optimizer_seconds(self) -> float:
-        """Seconds of unscale, finite check and update, their casts not counted."""
-        return sum(k.seconds for k in self.kernels if k.role == "update" and not k.is_cast)
+        """Seconds of unscale, finite check and update, their casts and exchanges not counted."""
+        own = (k for k in self.kernels if k.role == "update" and k.bound != "link")
+        return sum(kernel.seconds for kernel in own if not kernel.is_cast)
 
     @property
     def host_bound(self) -> bool:

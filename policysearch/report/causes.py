@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from policysearch.cost.memory import Kind, live_by_kind
+from policysearch.cost.parallel.shards import shard
+from policysearch.cost.parallel.states import spread_live
 from policysearch.cost.price import StepPrice, step_price
 from policysearch.formats import format_named
 from policysearch.graph import Graph
@@ -63,6 +66,14 @@ class Changes:
         found = [*steps, *self._others()]
         return tuple(sorted((c for c in found if c.speedup > 1.0), key=lambda c: -c.speedup))
 
+    def live(self) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
+        """Return for each node that runs where it does, and the bytes live then, by kind."""
+        parallel = self.policy.parallel
+        if parallel.devices == 1:
+            return live_by_kind(self.graph)
+        part = shard(self.graph, parallel.tensor)[0]
+        return spread_live(part, parallel, self.policy.all_reduce)
+
     @property
     def without_launches(self) -> float:
         """Return the speedup if the host launched its kernels in no time."""
@@ -100,6 +111,8 @@ class Changes:
             yield self._priced(f"{op} in the format of its layer", self._with(**lists))
         if self.policy.loss_scale.kind != "none":
             yield self._priced("no loss scale", self._with(loss_scale=LossScale()))
+        if self.policy.parallel.groups > 1 and self.policy.all_reduce == "float32":
+            yield self._priced("gradients reduced in bfloat16", self._with(all_reduce="bfloat16"))
         if self.policy.master_weights:
             yield self._priced("no master weights", self._with(master_weights=False))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import get_args
 
-from policysearch.cost.memory import Kind, live_by_kind
+from policysearch.cost.memory import Kind
 from policysearch.cost.price import compare
 from policysearch.cost.time import KernelTime
 from policysearch.objective.objective import Objective
@@ -104,7 +104,7 @@ def cause_lines(changes: Changes, causes: tuple[Change, ...]) -> list[str]:
 
 def memory_moments(changes: Changes) -> list[str]:
     """Return the live bytes by kind along the step, in MiB."""
-    moments = live_by_kind(changes.graph)
+    moments = changes.live()
     picked = [moments[round(i * (len(moments) - 1) / 7)] for i in range(8)]
     titles = ("live MiB at", *KINDS)
     rows = [(at, *(f"{held.get(kind, 0) / MIB:.3g}" for kind in KINDS)) for at, held in picked]

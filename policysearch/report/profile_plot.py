@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from policysearch.cost.memory import live_by_kind
 from policysearch.report.causes import Changes
 from policysearch.report.profile_page import KINDS
 from policysearch.report.step_cost import KIND_NAMES, MIB
@@ -68,7 +67,7 @@ def _by_layer(changes: Changes) -> dict[str, dict[str, float]]:
 
 
 def _memory(axes: Axes, changes: Changes) -> None:
-    moments = live_by_kind(changes.graph)
+    moments = changes.live()
     held = [[live.get(kind, 0) / MIB for _, live in moments] for kind in KINDS]
     shown = [(kind, row) for kind, row in zip(KINDS, held, strict=True) if any(row)]
     rows, labels = [row for _, row in shown], [KIND_NAMES[kind] for kind, _ in shown]

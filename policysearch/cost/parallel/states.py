@@ -6,8 +6,9 @@ Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from policysearch.cost.memory import Kind, Life, StepMemory, lives
 from policysearch.cost.storage import node_bytes
@@ -93,27 +94,39 @@ def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemo
     Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
     another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
     """
+    moments = _moments(graph, parallel, all_reduce)
+    peak = max(range(len(moments)), key=lambda i: sum(moments[i].values()))
+    held = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
+    return StepMemory(round(sum(moments[peak].values())), peak, **held)
+
+
+def spread_live(
+    graph: Graph, parallel: Parallel, all_reduce: str
+) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
+    """Return what `memory.live_by_kind` does, of one device."""
+    moments = _moments(graph, parallel, all_reduce)
+    return tuple(
+        (
+            f"{node.layer or node.op.name} {node.role}",
+            {kind: round(held) for kind, held in moments[node.id].items()},
+        )
+        for node in graph.nodes
+        if node.op.kind != "source"
+    )
+
+
+def _moments(graph: Graph, parallel: Parallel, all_reduce: str) -> list[dict[Kind, float]]:
+    """Return the bytes that a device holds as each node runs, by kind."""
     change: list[dict[Kind, float]] = [{} for _ in range(len(graph.nodes) + 2)]
     for kind, first, last, held in _held(graph, parallel, all_reduce):
         for i, bytes in ((first, held), (last + 1, -held)):
             change[i][kind] = change[i].get(kind, 0.0) + bytes
     live: dict[Kind, float] = {}
-    most: dict[Kind, float] = {}
-    peak, peak_node = -1.0, 0
-    for i in range(len(graph.nodes)):
-        for kind, bytes in change[i].items():
-            live[kind] = live.get(kind, 0.0) + bytes
-        if sum(live.values()) > peak:
-            peak, peak_node, most = sum(live.values()), i, dict(live)
-    return StepMemory(
-        peak_bytes=round(peak),
-        peak_node=peak_node,
-        parameter_bytes=round(most.get("parameter", 0)),
-        optimizer_bytes=round(most.get("optimizer", 0)),
-        gradient_bytes=round(most.get("gradient", 0)),
-        weight_copy_bytes=round(most.get("weight_copy", 0)),
-        activation_bytes=round(most.get("activation", 0)),
-    )
+    found = []
+    for node in graph.nodes:
+        live = {k: live.get(k, 0.0) + change[node.id].get(k, 0.0) for k in get_args(Kind)}
+        found.append(live)
+    return found
 
 
 def _held(
@@ -163,14 +176,16 @@ def _share(
     life: Life, parallel: Parallel, masters: set[int], parameters: dict[int, Parameter]
 ) -> float:
     """Return the share of a buffer that one device holds."""
-    n, zero, owner = parallel.groups, parallel.zero, life.owner
-    updated = life.kind == "optimizer" or owner.role == "update" or owner.id in masters
-    if life.kind == "parameter":
-        divided = owner.id in parameters and (zero == 3 or (updated and zero >= 1))
-    elif life.kind == "weight_copy":
-        divided = zero == 3
-    elif life.kind == "gradient" or updated:
-        divided = zero >= (1 if updated else 2)
-    else:
-        divided = False
-    return 1 / n if divided else 1.0
+    owner, kind = life.owner, life.kind
+    stage = 4  # from which on it is divided: never
+    if (
+        kind == "optimizer"
+        or owner.id in masters
+        or (kind == "gradient" and owner.role == "update")
+    ):
+        stage = 1
+    elif kind == "gradient":
+        stage = 2
+    elif kind == "weight_copy" or owner.id in parameters:
+        stage = 3
+    return 1 / parallel.groups if parallel.zero >= stage else 1.0
