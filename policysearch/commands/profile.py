@@ -12,6 +12,7 @@ from policysearch.files import write_whole
 from policysearch.objective.objective import Objective
 from policysearch.report.causes import Changes
 from policysearch.report.largest import largest_lines
+from policysearch.report.optimizer_lines import optimizer_lines
 from policysearch.report.profile_page import profile_page
 from policysearch.report.profile_plot import profile_plot
 from policysearch.search.parallel_space import ParallelSection
@@ -35,6 +36,9 @@ def add_profile(commands: Commands) -> None:
     profile.add_argument(
         "--largest-batch", action="store_true", help="the largest batch that the device holds too"
     )
+    profile.add_argument(
+        "--optimizers", action="store_true", help="what the update takes with each optimizer too"
+    )
     profile.add_argument("--out", type=Path, metavar="FILE.png", help="draw it too")
     profile.set_defaults(run=_profile)
 
@@ -57,6 +61,8 @@ def _profile(options: argparse.Namespace) -> None:
     print(profile_page(objective, changes))
     if options.largest_batch:
         print("\n" + "\n".join(largest_lines(objective, policy)))
+    if options.optimizers:
+        print("\n" + "\n".join(optimizer_lines(objective, changes.graph)))
     if options.out is not None:
         where = f"{objective.device.name}, {objective.stack.name}"
         title = f"{policy.name}: one step of {task.model_name}, modeled on {where}"

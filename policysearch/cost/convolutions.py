@@ -8,17 +8,16 @@ from typing import Literal
 
 from policysearch.cost.gemm import Extents, is_winograd
 from policysearch.cost.layers import Layers
+from policysearch.cost.optimizers import UPDATES
 from policysearch.cost.roofline import Work
 
 Extent = tuple[int, ...]
 
 OptimizerName = Literal["sgd", "adam", "lamb"]
 
-FUSED_UPDATE = {"sgd": 5, "adam": 7, "lamb": 11}
-"""Tensors read and written per parameter by an update in one kernel: 20, 28 and 44 bytes."""
-
 UNFUSED_UPDATE = {"sgd": 11, "adam": 22, "lamb": 30}
-"""The same where every operation of the update is a kernel of its own; counted in torch 1.x."""
+"""Tensors read and written per parameter where every operation of the update is a kernel of its
+own; counted in torch 1.x."""
 
 TENSORS_PER_LAUNCH = 4
 """Parameter tensors that a multi-tensor update takes along in a launch; assumed."""
@@ -94,7 +93,7 @@ def update(step: Layers, optimizer: OptimizerName, accumulation: int = 1) -> Non
     if not precision.update:
         return
     fused = step.stack.fused_optimizer
-    tensors = (FUSED_UPDATE if fused else UNFUSED_UPDATE)[optimizer]
+    tensors = UPDATES[optimizer].fused_tensors if fused else UNFUSED_UPDATE[optimizer]
     launches = step.tensors / accumulation
     launches = launches / TENSORS_PER_LAUNCH if fused else launches * tensors / 3
     narrow = precision.bytes if precision.mixed else 0

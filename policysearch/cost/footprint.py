@@ -13,26 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Literal
 
 from policysearch.cost.layer_memory import Kept, Weights
+from policysearch.cost.optimizers import UPDATES, Kernels
 
 KEPT = ("activations", "masks", "copies")
 """Kinds of what layers keep."""
-
-Kernels = Literal["fused", "foreach", "single"]
-"""An update in one kernel, op by op over all tensors at once, or tensor by tensor."""
-
-STATE_TENSORS: Mapping[str, int] = MappingProxyType(
-    {"plain": 0, "sgd": 1, "adam": 2, "adamw": 2, "lamb": 2, "adadelta": 2}
-)
-"""Tensors of state per parameter, float32; "sgd" has momentum, "plain" none."""
-
-FOREACH_TENSORS: Mapping[str, int] = MappingProxyType(
-    {"plain": 0, "sgd": 0, "adam": 1, "adamw": 1, "lamb": 2, "adadelta": 2}
-)
-"""Temporaries per parameter of an update op by op over all tensors: torch's `foreach`
-implementations write roots and updates aside (`torch/optim/adam.py`, `adadelta.py`)."""
 
 STORED: Mapping[Weights, tuple[int, int, int, int]] = MappingProxyType(
     {"float32": (4, 0, 4, 0), "cached": (4, 0, 4, 0), "halved": (2, 4, 2, 4), "pure": (2, 0, 2, 0)}
@@ -87,12 +73,12 @@ def footprint(kept: Sequence[Kept], parameters: float, how: Keeping) -> Footprin
 
 def _moments(kept: Sequence[Kept], parameters: float, how: Keeping) -> Iterator[Footprint]:
     """Yield what lives at the backward of each layer, last first, and at the update."""
-    stored, masters, gradient, of_masters = STORED[how.weights]
+    rule, (stored, masters, gradient, of_masters) = UPDATES[how.optimizer], STORED[how.weights]
     state = (2 if how.weights == "pure" else 4) * parameters
     fixed = {
         "parameters": stored * parameters,
         "masters": masters * parameters,
-        "optimizer": STATE_TENSORS[how.optimizer] * state,
+        "optimizer": rule.state * state,
         "data": how.data_bytes,
     }
     whole = (gradient + of_masters) * parameters
@@ -106,5 +92,5 @@ def _moments(kept: Sequence[Kept], parameters: float, how: Keeping) -> Iterator[
             now[name] -= getattr(layer, name) * layer.times
         if not how.persistent_gradients:
             now["gradients"] += gradient * layer.parameters * layer.times
-    aside = FOREACH_TENSORS[how.optimizer] * state if how.kernels == "foreach" else 0.0
+    aside = rule.aside * state if how.kernels == "foreach" else 0.0
     yield Footprint("update", **fixed, gradients=whole, passing=aside)

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from policysearch.cost.footprint import STATE_TENSORS, Footprint, Keeping, Kernels, footprint
+from policysearch.cost.footprint import Footprint, Keeping, footprint
 from policysearch.cost.layer_memory import LayerMemory, Weights
 from policysearch.cost.networks.catalogue import network_named
 from policysearch.cost.networks.network import Network
+from policysearch.cost.optimizers import UPDATES, Kernels
 from policysearch.cost.precision import FLOAT16, FLOAT32, Precision
 from policysearch.cost.published import device_labelled
 from policysearch.cost.published_stacks import pair_named
@@ -173,8 +174,8 @@ def memory_setting_of(row: MemoryRow) -> MemorySetting:
         raise InputError(f"unknown mode {row.mode!r}; expected one of {', '.join(MODES)}")
     if min(row.batches) < 1:
         raise InputError(f"a batch of {min(row.batches)}")
-    if row.optimizer is not None and row.optimizer not in STATE_TENSORS:
-        known = ", ".join(STATE_TENSORS)
+    if row.optimizer is not None and row.optimizer not in UPDATES:
+        known = ", ".join(UPDATES)
         raise InputError(f"unknown optimizer {row.optimizer!r}; expected one of {known}")
     format, weights = MODES[mode]
     half = replace(FLOAT16, products=format, convolutions=format, activations=format)

@@ -11,6 +11,7 @@ from policysearch.cost.time import KernelTime
 from policysearch.objective.objective import Objective
 from policysearch.report.causes import Change, Changes, LayerMargins
 from policysearch.report.step_cost import (
+    KIND_NAMES,
     MIB,
     default_line,
     kernel_lines,
@@ -103,9 +104,18 @@ def cause_lines(changes: Changes, causes: tuple[Change, ...]) -> list[str]:
 
 
 def memory_moments(changes: Changes) -> list[str]:
-    """Return the live bytes by kind along the step, in MiB."""
+    """Return the live bytes by kind along the step and at its peak, in MiB."""
     moments = changes.live()
-    picked = [moments[round(i * (len(moments) - 1) / 7)] for i in range(8)]
-    titles = ("live MiB at", *KINDS)
-    rows = [(at, *(f"{held.get(kind, 0) / MIB:.3g}" for kind in KINDS)) for at, held in picked]
-    return aligned([titles, *rows])
+    totals = [sum(held.values()) for _, held in moments]
+    peak = totals.index(max(totals))
+    places = {round(i * (len(moments) - 1) / 7) for i in range(8)} | {peak}
+    kinds = [kind for kind in KINDS if any(held.get(kind, 0) for _, held in moments)]
+    rows = [
+        (
+            f"{moments[place][0]}{' (peak)' if place == peak else ''}",
+            f"{totals[place] / MIB:.4g}",
+            *(f"{moments[place][1].get(kind, 0) / MIB:.3g}" for kind in kinds),
+        )
+        for place in sorted(places)
+    ]
+    return aligned([("live MiB at", "all", *(KIND_NAMES[kind] for kind in kinds)), *rows])

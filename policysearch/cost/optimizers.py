@@ -1,0 +1,153 @@
+"""What an optimizer's update takes: passes over parameters, launches, state and temporaries.
+
+Passes are (tensors read, tensors written) of each kernel, per parameter. Op by op they are those
+of `torch.optim`'s own implementations, which a test counts; in one kernel those of torch's
+`fused=True` and of Apex. Ascend Apex joins the parameters, gradients and state of a group in one
+buffer each, and runs the ops over these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from policysearch.cost.devices import Device
+from policysearch.cost.roofline import FITTED, Work, joined_seconds, kernel_seconds, load_of
+from policysearch.cost.stacks import Stack
+from policysearch.values import InputError, one_of
+
+Kernels = Literal["fused", "combined", "foreach", "single"]
+"""One kernel over many tensors (torch `fused=True`, Apex); op by op over one buffer for each group
+(Ascend Apex); op by op over many tensors (torch `foreach=True`); tensor by tensor."""
+
+Passes = tuple[tuple[int, int], ...]
+
+TENSORS_OF_LAUNCH: Mapping[int, int] = MappingProxyType({1: 110, 2: 64, 3: 48, 4: 36, 5: 30})
+"""Tensors of each list that one launch over that many lists takes: `depth_to_max_tensors` of
+torch's MultiTensorApply.cuh."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update rule. `state`: float32 tensors per parameter; `fused` and `separate`: its passes
+    in one kernel, () where no library has one, and op by op; `aside`: temporaries per parameter of
+    the ops over many tensors at once; `norms`: launches for each tensor that joining spares not.
+    """
+
+    name: str
+    state: int
+    fused: Passes
+    separate: Passes
+    aside: int
+    norms: int = 0
+
+    @property
+    def fused_tensors(self) -> int:
+        """Tensors read and written per parameter in one kernel: 20 bytes of "sgd", 28 of "adam"."""
+        return sum(read + written for read, written in self.fused)
+
+    def passes(self, kernels: Kernels) -> Passes:
+        """Return the passes; InputError where there is no such kernel."""
+        if kernels == "fused" and not self.fused:
+            raise InputError(f"kernels: 'fused' with {self.name}; expected 'combined' or the like")
+        return self.fused if kernels == "fused" else self.separate
+
+
+LERP, MULTIPLY, ADD, ADDC, ROOT, DIVIDE = (2, 1), (1, 1), (2, 1), (3, 1), (1, 1), (1, 1)
+SQUARE = (2, 1)
+"""A multiply-add of a gradient's square to what is written."""
+
+_ADAM: Passes = (LERP, MULTIPLY, SQUARE, ROOT, DIVIDE, MULTIPLY, ADDC)
+
+UPDATES: dict[str, Update] = {
+    row.name: row
+    for row in (
+        Update("plain", 0, ((2, 1),), (ADD,), 0),
+        Update("sgd", 1, ((3, 2),), (MULTIPLY, ADD, ADD), 0),
+        Update("adam", 2, ((4, 3),), _ADAM, 1),
+        Update("adamw", 2, ((4, 3),), (MULTIPLY, *_ADAM), 1),
+        Update(
+            "lamb",
+            2,
+            ((1, 0), (4, 3), (2, 1)),
+            (*_ADAM[:-1], (2, 1), ADD, (1, 0), (1, 0), MULTIPLY, ADD),
+            2,
+            norms=2,
+        ),
+        Update(
+            "adadelta",
+            2,
+            (),
+            (
+                *(MULTIPLY, SQUARE, MULTIPLY, ROOT, MULTIPLY, ROOT),
+                *((2, 1), (2, 1), MULTIPLY, SQUARE, ADD),
+            ),
+            2,
+        ),
+    )
+}
+"""By name; "sgd" has momentum, "plain" none. LAMB's fused kernels are Apex's: the norm of all
+gradients, both moments with the step, and the parameters; 44 bytes per parameter."""
+
+
+@dataclass(frozen=True)
+class UpdatePrice:
+    """Modeled time and memory of an update.
+
+    `seconds` are for ratios only. `bytes` it moves, `state_bytes` it keeps between steps and
+    `aside_bytes` it needs for a moment.
+    """
+
+    seconds: float
+    launches: int
+    bytes: int
+    state_bytes: int
+    aside_bytes: int
+
+
+def update_price(
+    optimizer: str,
+    kernels: Kernels,
+    groups: tuple[tuple[int, ...], ...],
+    device: Device,
+    stack: Stack,
+    narrow_bytes: int = 0,
+) -> UpdatePrice:
+    """Return the price of updating parameters in float32.
+
+    `groups` holds the elements of every tensor of each parameter group; each group has launches of
+    its own. With `narrow_bytes` per element a narrow copy is written too. InputError for an unknown
+    optimizer, or one that has no such kernel.
+    """
+    rule = UPDATES[one_of("optimizer", optimizer, UPDATES)]
+    works = [work for group in groups for work in _works(rule, kernels, group, narrow_bytes)]
+    load = load_of(works, device, stack)
+    elements, largest = sum(map(sum, groups)), max(map(max, groups))
+    aside = {"fused": 0, "single": largest}.get(kernels, elements)
+    kernel = float((kernel_seconds(load, FITTED).kernel * load.count).sum())
+    host = float((load.launch_seconds * load.count).sum()) * FITTED.launch_factor
+    return UpdatePrice(
+        float(joined_seconds(kernel, host, device)),
+        round(sum(work.count for work in works)),
+        round(sum(work.bytes * work.count for work in works)),
+        4 * rule.state * elements,
+        4 * rule.aside * aside,
+    )
+
+
+def _works(
+    rule: Update, kernels: Kernels, group: tuple[int, ...], narrow_bytes: int
+) -> Iterator[Work]:
+    """Yield the kernels of one parameter group, many tensors spread evenly over launches."""
+    passes = rule.passes(kernels)
+    for place, (read, written) in enumerate(passes):
+        lists = read + written
+        taken = TENSORS_OF_LAUNCH[read]  # what is written was read: ops work in place
+        count = 1 if kernels == "combined" else -(-len(group) // taken)
+        copied = narrow_bytes if place == len(passes) - 1 else 0
+        for elements in group if kernels == "single" else [sum(group) / count] * count:
+            yield Work((4 * lists + copied) * elements, lists * elements)
+    if kernels == "combined" and rule.norms:
+        yield Work(0, count=rule.norms * len(group))
