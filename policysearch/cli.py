@@ -31,6 +31,7 @@ from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.commands.why import add_why
 from policysearch.files import make_folder
+from policysearch.objective import Objective
 from policysearch.report import listings
 from policysearch.report.one_trial import exported_notes
 from policysearch.report.progress import Bar
@@ -39,6 +40,7 @@ from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
 from policysearch.search.cluster import Cluster
 from policysearch.search.inert import inert_lines
+from policysearch.search.picks import fitting, smallest
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
 from policysearch.search.study_space import space_of
@@ -148,6 +150,9 @@ def _add_picks(export: argparse.ArgumentParser) -> None:
     rules.add_argument(
         "--fastest", action="store_true", help="the fastest (the default with --max-gap)"
     )
+    rules.add_argument("--smallest", action="store_true", help="the one of least modeled memory")
+    rules.add_argument("--fits", metavar="DEVICE", help="the fastest that fits there")
+    export.add_argument("--batch", type=int, metavar="B", help="with --fits (the study's)")
     export.add_argument("--max-gap", type=float, metavar="X", help="largest loss gap, in nats")
     export.add_argument("--target", default="torch", help="what to write code for")
     export.add_argument(
@@ -266,6 +271,14 @@ def _picked(results: Results, options: argparse.Namespace) -> Trial:
         if options.max_gap is not None:
             raise InputError("--max-gap: given with --trial; expected one of them")
         return results.trial(options.trial)
+    if options.fits is not None:
+        spec, batch = results.spec, options.batch or results.spec.priced_batch_size
+        there = Objective(spec.task, options.fits, spec.cost.stack, batch)
+        return fitting(results, there, options.max_gap)
+    if options.batch is not None:
+        raise InputError(f"--batch: {options.batch} without --fits; expected both")
+    if options.smallest:
+        return smallest(results, options.max_gap)
     if options.fastest or options.max_gap is not None:
         if options.pick is not None:
             raise InputError("--max-gap: given with --pick knee; expected one of them")

@@ -72,6 +72,13 @@ def test_a_schedule_keeps_every_gradient_below_overflow_and_no_lower() -> None:
         powers = np.zeros(300)
         for share, power in pairs:
             powers[round(share * 300) :] = power
+        saturating = schedule_for(sinking * 2.0**20, "float6_e3m2fn")
+        (_, first), *_ = shares_of(saturating)
+        assert (
+            sinking[:15].max() * 2.0 ** (20 + first)
+            <= 28.0
+            < sinking[:15].max() * 2.0 ** (21 + first)
+        )
         assert (sinking * 2.0 ** (powers + MARGIN) <= 448.0 * (1 + 1e-12)).all()
         width = 10
         for start in range(0, 300, width):

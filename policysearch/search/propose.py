@@ -21,7 +21,10 @@ WINDOWS = 30
 """A schedule may move so many times in a run."""
 
 MARGIN = 0.5
-"""Binades below overflow for what other seeds and a low format do to gradients."""
+"""Binades below overflow for what other seeds and a low format do to gradients.
+
+None where a format has no infinity and no NaN: there overflow only saturates.
+"""
 
 LIMIT = math.sqrt(3.0)
 """Norm of the gradient over that of its rounding noise below which training is said to become less
@@ -78,7 +81,9 @@ def schedule_for(largest: NDArray[np.float64], format: str) -> str:
     In each of WINDOWS windows it is the largest power of two under which no gradient seen there,
     or half a window before or after, comes nearer to overflow than MARGIN.
     """
-    steps, top = len(largest), math.log2(format_named(format).max) - MARGIN
+    row = format_named(format)
+    margin = 0.0 if row.specials == "none" else MARGIN
+    steps, top = len(largest), math.log2(row.max) - margin
     width = max(1, math.ceil(steps / WINDOWS))
     said: list[str] = []
     last = None

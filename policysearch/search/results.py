@@ -120,7 +120,7 @@ class Results:
         The counted loss gap enters by its logarithm, because gaps span decades; one of exactly
         zero (float32's own) counts as the least of the others there.
         """
-        front = self._sound_front()
+        front = self.sound_front()
         place = self.spec.objectives.names.index("loss_gap")
         return front[knee([self.point(trial) for trial in front], place)]
 
@@ -130,7 +130,7 @@ class Results:
         The gap is in nats, at the longest horizon: once members were confirmed, only those count.
         Raises InputError where no member is that close to float32.
         """
-        front = self._sound_front()
+        front = self.sound_front()
         gaps = {t.number: self.final_gap(t) for t in front}
         within = [t for t in front if max_gap is None or gaps[t.number] <= max_gap]
         if not within:
@@ -220,7 +220,7 @@ class Results:
         confirmed = self.confirmation(trial)
         return confirmed.loss_gap if confirmed else trial.loss_gap
 
-    def _sound_front(self) -> list[Trial]:
+    def sound_front(self) -> list[Trial]:
         """Return the front without what fails later or will, and once any was, only confirmed."""
         front = [t for t in self._front() if not (self.fault(t) or self._doubtful(t))]
         sure = [t for t in front if self.confirmation(t) or "float32" in t.presets]

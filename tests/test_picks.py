@@ -1,0 +1,72 @@
+"""Picks from a front by memory and by device, against brute force."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policysearch import api
+from policysearch.cli import main
+from policysearch.objective import Objective
+from policysearch.search.picks import fitting, smallest
+from policysearch.search.results import Results
+from policysearch.search.spec import load_spec
+from policysearch.search.study import run_study
+from policysearch.values import InputError
+from tests.studies import replaced_training, write_study
+
+CHANGES = (("trials = 6", "trials = 24"), ("widths = [8]", "widths = [512]"))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("picks")
+    with replaced_training():
+        return run_study(
+            load_spec(write_study(folder, *CHANGES)), folder / "a.journal", processes=0
+        )
+
+
+def test_the_smallest_has_least_memory_within_the_gap(results: Results) -> None:
+    gaps = sorted(trial.loss_gap for trial in results.front)
+    assert len(gaps) > 2
+    for most in (gaps[1], gaps[-1], None):
+        near = [t for t in results.front if most is None or t.loss_gap <= most]
+        picked = smallest(results, most)
+        assert picked in near
+        assert picked.cost.memory_ratio == min(t.cost.memory_ratio for t in near)
+    with pytest.raises(InputError, match=r"max-gap: -1\.0; expected at least"):
+        smallest(results, -1.0)
+
+
+def test_what_fits_is_the_fastest_there(results: Results) -> None:
+    task = results.spec.task
+    costs: dict[int, list[tuple[bool, float, int]]] = {}
+    for batch in (4096, 2**22):
+        there = Objective(task, "L4", "torch.compile", batch)
+        priced = [(there.price(t.policy), t.number) for t in results.front]
+        costs[batch] = [(cost.fits, cost.speedup, number) for cost, number in priced]
+        fit = [each for each in costs[batch] if each[0]]
+        assert fit and fitting(results, there).number in {
+            number for _, speed, number in fit if speed == max(fit)[1]
+        }
+    assert all(fits for fits, _, _ in costs[4096]) and not all(fits for fits, _, _ in costs[2**22])
+    with pytest.raises(InputError, match=r"fits: L4 with \d+ GiB at batch 67108864; expected"):
+        fitting(results, Objective(task, "L4", "torch.compile", 2**26))
+
+
+def test_the_command_exports_them(
+    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, *CHANGES)
+    storage = tmp_path / "b.journal"
+    with replaced_training():
+        run_study(load_spec(study), storage, processes=0)
+    places = [str(study), "--storage", str(storage), "--out", str(tmp_path)]
+    found = api.load_results(load_spec(study), storage)
+    assert main(["export", *places, "--smallest"]) == 0
+    assert f"trial {smallest(found).number} of study" in capsys.readouterr().out
+    assert main(["export", *places, "--fits", "L4", "--batch", "4096"]) == 0
+    assert main(["export", *places, "--batch", "4096"]) == 2
+    assert "--batch: 4096 without --fits" in capsys.readouterr().err
