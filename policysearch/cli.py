@@ -31,7 +31,7 @@ from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.commands.why import add_why
 from policysearch.files import make_folder
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.report import listings
 from policysearch.report.one_trial import exported_notes
 from policysearch.report.progress import Bar
