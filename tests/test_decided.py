@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -16,8 +17,11 @@ from policysearch.search.decided.base import Group
 from policysearch.search.effective import Effective
 from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import DECIDED, SpaceSection
+from policysearch.search.spec import load_spec
+from policysearch.search.study_space import space_of
 from policysearch.values import InputError
 
+STUDIES = Path(__file__).parents[1] / "studies"
 MODEL = lenet5("tanh")
 STEPS = 200
 SECTION = SpaceSection(
@@ -202,6 +206,20 @@ def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) 
 def test_shares_need_the_steps_of_the_run() -> None:
     with pytest.raises(InputError, match="the steps of the run are not known"):
         make_space(SECTION, MODEL).policy({"loss_scale": "schedule", "format.conv1": "float16"})
+
+
+@pytest.mark.parametrize(
+    "path", sorted((STUDIES / "decisions").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_the_studies_of_decisions_offer_them(path: Path) -> None:
+    spec = load_spec(path)
+    kind = {"phases": "phase", "schedule": "scale_schedule", "roles": "grad"}
+    wanted = kind[path.stem.partition("-")[0]]
+    space = space_of(spec)
+    offered = {name.partition(".")[0] for name, values in space.offered().items() if values}
+    assert wanted in offered and spec.study.baseline is not None
+    params = {name: values[-1] for name, values in space.choices().items()}
+    assert space.policy(params).digest != space.policy({}).digest
 
 
 def test_every_kind_offers_what_it_reads(space: Space) -> None:

@@ -22,9 +22,11 @@ from policysearch.search.propose import (
     noise_ratio,
     schedule_for,
 )
+from policysearch.search.spec import load_spec
 from policysearch.train.tasks import Task
 from tests.studies import write_study
 
+STUDIES = Path(__file__).parents[1] / "studies"
 TASK = Task(
     model="mlp",
     activation="tanh",
@@ -103,6 +105,15 @@ def test_narrower_gradients_are_nearer_to_their_noise(objective: Objective) -> N
     assert [each.steps for each in found] == [(0, 20, 40)] * 3
     for wide, narrow in pairwise(found):
         assert all(a > b > 1.0 for a, b in zip(wide.ratios, narrow.ratios, strict=True))
+
+
+@pytest.mark.slow
+def test_the_shipped_schedule_is_the_one_that_is_proposed() -> None:
+    spec = load_spec(STUDIES / "decisions" / "schedule-digits.toml")
+    cost = spec.cost
+    found = largest_gradients(Objective(spec.task, cost.device, cost.stack, cost.batch_size))
+    (name,) = spec.space.grad_formats
+    assert spec.space.scale_schedules == (schedule_for(found, name),)
 
 
 def test_the_command_prints_what_a_study_takes(

@@ -53,7 +53,7 @@ def keys_of(data: dict[str, Any], table: str = "") -> set[tuple[str, str]]:
 
 
 def test_every_key_of_the_shipped_studies_is_listed() -> None:
-    texts = [TINY, *(path.read_text() for path in (ROOT / "studies").glob("*.toml"))]
+    texts = [TINY, *(path.read_text() for path in (ROOT / "studies").rglob("*.toml"))]
     listed = {(table, f.name) for table, kind in TABLES.items() for f in dataclasses.fields(kind)}
     for text in texts:
         assert keys_of(tomllib.loads(text)) <= listed

@@ -8,18 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.search.live import every as every_params
+from benchmarks.search.tables import load
 from policysearch.cli import main
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.search.front import non_dominated
 from policysearch.search.neighbours import neighbours, verdict
 from policysearch.search.results import Results
 from policysearch.search.space import Space, make_space
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import run_study
+from policysearch.search.study_space import space_of
 from policysearch.search.why import why
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 
+ROOT = Path(__file__).parents[1]
 CHANGES = (
     ('formats = ["float32", "bfloat16", "float8_e4m3fn"]',
      'formats = ["float32", "float16", "bfloat16", "float8_e4m3fn"]'),
@@ -58,7 +63,10 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_training() -> Iterator[None]:
+def _no_training(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("slow"):
+        yield
+        return
     with replaced_training(gap_by_bits):
         yield
 
@@ -145,3 +153,27 @@ def test_the_command_prints_it(
 def test_a_layer_there_is_not_trains_nothing(space: Space) -> None:
     with pytest.raises(InputError, match="layer: 'fc9'"):
         neighbours(space.policy({}), "fc9", space)
+
+
+@pytest.mark.slow
+def test_real_trainings_name_what_a_table_of_all_policies_names(tmp_path: Path) -> None:
+    """Each layer of a mixed front member of a study of which all 1,024 policies were trained."""
+    spec = load_spec(ROOT / "benchmarks" / "search" / "mlp-digits-0.1.0.toml")
+    table, space = load(spec.study.name), space_of(spec)
+    params = every_params(space)
+    gaps = table.gaps.mean(axis=0)
+    masters = [i for i, p in enumerate(params) if p["master_weights"] and p["loss_scale"] == "none"]
+    points = [(gaps[i], *table.costs[i]) for i in masters]
+    front = [masters[i] for i in non_dominated(points)]
+    names = [f"format.fc{n}" for n in (1, 2, 3, 4)]
+    member = max(front, key=lambda i: len({params[i][name] for name in names}))
+    assert len({params[member][name] for name in names}) > 2
+    agreed = []
+    for name in names:
+        found = why(spec, tmp_path / "w.journal", space.policy(params[member]), name[7:])
+        there = {t.neighbour.format: t.trial.loss_gap for t in found.tried}  # type: ignore[union-attr]
+        same = {p: gaps[params.index(params[member] | {name: p})] for p in there}
+        here = found.trial.loss_gap  # type: ignore[union-attr]
+        said = [(there[p] < here) == (same[p] < gaps[member]) for p in there]
+        agreed.append(all(said) and sorted(there, key=there.get) == sorted(same, key=same.get))  # type: ignore[arg-type]
+    assert agreed == [True] * 4

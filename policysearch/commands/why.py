@@ -9,7 +9,13 @@ from policysearch import api
 from policysearch.commands.shared import Commands, add_storage
 from policysearch.commands.sources import policy_for
 from policysearch.files import make_folder
-from policysearch.report.why_page import why_page
+from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.report.one_trial import number_of
+from policysearch.report.why_page import bought_page, why_page
+from policysearch.search.one_more import one_more
+from policysearch.search.spec import StudySpec
+from policysearch.search.study_space import space_of
 from policysearch.search.why import why
 from policysearch.values import InputError
 
@@ -19,13 +25,19 @@ def add_why(commands: Commands) -> None:
     asked = commands.add_parser("why", help="train a layer one format wider and narrower, compare")
     what = "a trial of the study, a policy file, or preset:NAME"
     asked.add_argument("policy", metavar="POLICY", help=what)
-    asked.add_argument(
-        "layer", metavar="LAYER", help="a layer, with those decided together with it"
-    )
+    which = "with those decided together; without it, what one more decision would buy"
+    asked.add_argument("layer", metavar="LAYER", nargs="?", help=which)
     asked.add_argument("--study", type=Path, metavar="STUDY.toml", required=True)
     add_storage(asked)
     asked.add_argument("--processes", type=int, metavar="N", help="training processes")
     asked.set_defaults(run=_why)
+
+
+def _bought(spec: StudySpec, storage: Path | None, policy: Policy) -> str:
+    results, cost = api.load_results(spec, storage), spec.cost
+    trial = results.trial(number_of(results, policy.digest, policy.name))
+    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast)
+    return bought_page(trial, one_more(results, trial, space_of(spec), objective))
 
 
 def _why(options: argparse.Namespace) -> None:
@@ -36,6 +48,9 @@ def _why(options: argparse.Namespace) -> None:
         policy = api.load_results(spec, options.storage).trial(int(options.policy)).policy
     else:
         policy = policy_for(options.policy, spec)
+    if options.layer is None:
+        print(_bought(spec, options.storage, policy))
+        return
     storage = options.storage or api.default_storage(spec)
     make_folder(storage.parent)
     found = why(spec, storage, policy, options.layer, processes=options.processes)

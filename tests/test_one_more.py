@@ -1,0 +1,59 @@
+"""What one more decision would buy: single changes, priced, in the order of what they promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
+from policysearch.policy.policy import Policy
+from policysearch.search.one_more import one_more
+from policysearch.search.spec import load_spec
+from policysearch.search.study import run_study
+from policysearch.search.study_space import space_of
+from tests.studies import replaced_training, write_study
+
+CHANGES = (
+    ("widths = [8]", "widths = [512]"),
+    ('loss_scales = ["none", "fixed", "dynamic"]\ngrowth_intervals = [10, 100]\n', ""),
+    ('["bfloat16", "mindspore.O0", "apex.O3"]', '["uniform"]'),
+)
+
+
+def by_bits(policy: Policy, seed: int) -> Measurement:
+    """Return a training whose gap is small, and most of it fc1's in 8 bits."""
+    narrow = 1e-3 * (policy.layer("fc1").compute == "float8_e4m3fn")
+    return Measurement(
+        0.5 + narrow + 1e-6 * (policy.layer("fc2").compute != "float32"), 0.9, None, 0, (), ()
+    )
+
+
+def test_single_changes_are_priced_and_ordered_by_what_they_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, *CHANGES)
+    spec, storage = load_spec(study), tmp_path / "a.journal"
+    with replaced_training(by_bits):
+        results = run_study(spec, storage, processes=0)
+    space, cost = space_of(spec), spec.cost
+    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    ours = [t for t in results.trials if space.policy(space.project(t.policy)).digest == t.digest]
+    trial = next(t for t in ours if t.policy.layer("fc2").compute == "bfloat16")
+    found = one_more(results, trial, space, objective)
+    params, known = space.project(trial.policy), {t.digest for t in results.trials}
+    assert len(found) > 3
+    digests = set()
+    for change in found:
+        policy = space.policy(params | {change.decision: change.value})
+        digests.add(policy.digest)
+        priced = objective.price(policy)
+        assert change.speed == pytest.approx(priced.speedup / trial.cost.speedup)
+        assert change.memory == pytest.approx(priced.memory_ratio / trial.cost.memory_ratio)
+    assert len(digests) == len(found) and not digests & known
+    assert found[0].gain == max(change.gain for change in found) > 0.0
+    assert main(["why", str(trial.number), "--study", str(study), "--storage", str(storage)]) == 0
+    text = capsys.readouterr().out
+    assert "what one more decision would buy" in text and found[0].decision in text
