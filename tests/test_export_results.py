@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from policysearch.export.torch import losses
+from policysearch.importers.torch_export import from_torch
+from policysearch.policy.presets import preset
+from tests.nets_of_torch import ViTBlock
 from tests.test_export_modules import Net, X, by_hand, load, policy_of, same
 
 pytestmark = pytest.mark.torch
@@ -93,6 +97,14 @@ def test_autocast_around_it_changes_nothing(load: Any) -> None:
     expected = module(X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         same(module(X), expected)
+
+
+def test_scores_of_fused_attention_are_said_to_be_wider() -> None:
+    model = from_torch(ViTBlock(8, 2), torch.zeros(2, 3, 8), name="block")
+    low = preset("torch.autocast.bfloat16", model.layer_names)
+    line = "layer : scaled_dot_product_attention keeps its scores in float32 inside"
+    assert line in losses(low, model)
+    assert line not in losses(preset("float32", model.layer_names), model)
 
 
 def test_calls_after_an_error_are_as_before(load: Any) -> None:

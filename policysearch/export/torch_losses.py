@@ -8,6 +8,7 @@ from policysearch.export.torch_float8 import DTYPE, why_not
 from policysearch.export.torch_runs import DTYPES, MOVES, runs, runs_in, with_free_moves
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node
+from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
@@ -27,6 +28,7 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
             lines += _storage_losses(policy, layer, traced)
     if isinstance(model, Chain):  # those of an imported net are modules
         lines += _function_losses(apply_policy(traced, running), model)
+    lines += _attention_losses(policy, model)
     lines += _move_losses(traced, policy)
     lines += _bias_losses(policy, list(traced.nodes))
     return (*lines, *_whole_losses(policy, running))
@@ -85,6 +87,16 @@ def _function_losses(graph: Graph, model: Model) -> Iterator[str]:
                 f"layer {layer}: runs in {wanted} only if the module has a submodule of this "
                 f"name; a function there runs in {given.format}, the dtype of its input"
             )
+
+
+def _attention_losses(policy: Policy, model: Model) -> Iterator[str]:
+    """One call of torch is two products and a softmax here."""
+    if not isinstance(model, TorchModel) or "matmul" not in policy.low_precision_ops:
+        return
+    call = "scaled_dot_product_attention"
+    for layer in dict.fromkeys(c.path for c in model.program.calls if c.op == f"aten.{call}"):
+        if policy.layer(layer).output != "float32":
+            yield f"layer {layer}: {call} keeps its scores in float32 inside"
 
 
 def _move_losses(traced: Graph, policy: Policy) -> Iterator[str]:
