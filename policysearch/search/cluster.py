@@ -47,17 +47,16 @@ CONNECT_SECONDS = 10.0
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Call:
     """What a worker was given: an attempt at a run or, without, a step of taking the worker on.
 
-    `began` is of `time.monotonic`; `doubled`: the run was started elsewhere as well.
+    `began` is of `time.monotonic`.
     """
 
     worker: str
     attempt: Attempt | None = None
     began: float = 0.0
-    doubled: bool = False
 
 
 class ClusterExecutor:
@@ -81,6 +80,7 @@ class ClusterExecutor:
         self._calls: dict[Future[Any], _Call] = {}
         self._done: SimpleQueue[Future[Any]] = SimpleQueue()
         self._open: set[int] = set()
+        self._doubled: set[_Call] = set()
         self._slowest_step_seconds = 0.0
         self._identity = said_identity()
 
@@ -151,7 +151,7 @@ class ClusterExecutor:
 
     def _late(self, call: _Call) -> bool:
         """Whether the run takes so long that it is to be started elsewhere as well."""
-        if call.attempt is None or call.doubled or not self._slowest_step_seconds:
+        if call.attempt is None or call in self._doubled or not self._slowest_step_seconds:
             return False
         usual = self._slowest_step_seconds * (call.attempt.job.steps or self._steps)
         patience = max(LEAST_LEASE_SECONDS, SLOW * usual) * 2.0 ** (call.attempt.number - 1)
@@ -185,7 +185,7 @@ class ClusterExecutor:
                 if call.attempt is not None:
                     yield call.attempt, Failure(f"worker lost {ATTEMPTS} times (no memory?)"), True
             elif call.attempt is not None and self._late(call):
-                call.doubled = True  # It may still end, and first.
+                self._doubled.add(call)  # It may still end, and first.
                 yield call.attempt, Failure(f"no result, on {ATTEMPTS} workers"), True
 
     def _ended(self, call: _Call, future: Future[Any]) -> Iterator[tuple[Attempt, Outcome, bool]]:
