@@ -2,9 +2,10 @@
 
     python -m benchmarks.live_memory
 
-torch runs two whole steps (forward, backward, update) of its own definitions of the nets on tensors
-without data, and its `MemTracker` counts the bytes that live at the peak. Modes: float32; autocast
-to bfloat16; a model in float16 with float32 norms and masters. The ratio is of a mode over float32.
+torch runs two whole steps (forward, backward, update by Adam) of its own definitions of the nets on
+tensors without data, and its `MemTracker` counts the bytes that live at the peak. Modes: float32;
+autocast to bfloat16; a model in float16 with float32 norms and masters. The ratio is of a mode over
+float32.
 Left out: attention under autocast, since torch's list for CPUs does not run softmax and layer norm
 in float32 as CUDA's does, and CPU tensors are what there is.
 """
@@ -32,12 +33,8 @@ from policysearch.cost.published_memory import training
 STEPS = 2
 MODES: dict[str, Weights] = {"float32": "float32", "autocast": "cached", "halved": "halved"}
 NORMS = (nn.BatchNorm2d, nn.LayerNorm)
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, foreach=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=1e-4, foreach=True),
-}
 MIB = 2**20
-COLUMNS = ("net", "batch", "optimizer", "mode", "torch MiB", "model MiB", "error", "moment")
+COLUMNS = ("net", "batch", "mode", "torch MiB", "model MiB", "error", "moment")
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,6 @@ class Compared:
 
     net: str
     batch: int
-    optimizer: str
     mode: str
     torch_bytes: float
     model_bytes: float
@@ -71,15 +67,15 @@ def half(model: nn.Module) -> list[nn.Parameter]:
     return [nn.Parameter(p.detach().float().clone()) for p in model.parameters()]
 
 
-def live_in_torch(net: Net, batch: int, optimizer: str, mode: str) -> float:
+def live_in_torch(net: Net, batch: int, mode: str) -> float:
     """Return the bytes that live at the peak of two steps."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = net.model()
         masters = half(model) if mode == "halved" else []
-        update = OPTIMIZERS[optimizer](masters or list(model.parameters()))
+        update = torch.optim.Adam(masters or list(model.parameters()), foreach=True)
         tracker = MemTracker()
-        tracker.track_external(model, update)
         *given, target = net.batch(batch, "cpu")
+        tracker.track_external(model, update, *given, target)
         inputs = [x.half() if masters and x.is_floating_point() else x for x in given]
         with tracker:
             for _ in range(STEPS):
@@ -99,11 +95,11 @@ def live_in_torch(net: Net, batch: int, optimizer: str, mode: str) -> float:
     return float(sum(parts["Total"] for parts in peak.values()))
 
 
-def modeled(net: Net, batch: int, optimizer: str, mode: str) -> tuple[float, str]:
+def modeled(net: Net, batch: int, mode: str) -> tuple[float, str]:
     """Return the modeled bytes and the moment of the peak."""
     precision = FLOAT32 if mode == "float32" else FLOAT16
     made = training(
-        network_named(net.name), "PyTorch 2.5", precision, MODES[mode], net.length, optimizer
+        network_named(net.name), "PyTorch 2.5", precision, MODES[mode], net.length, "adam"
     )
     found = replace(made, keeping=replace(made.keeping, data_bytes=0.0)).footprint(batch)
     return found.live_bytes, found.moment
@@ -112,21 +108,21 @@ def modeled(net: Net, batch: int, optimizer: str, mode: str) -> tuple[float, str
 def compared() -> list[Compared]:
     """Return all steps compared."""
     rows = []
-    for net, optimizer, mode in itertools.product(NETS, OPTIMIZERS, MODES):
+    for net, mode in itertools.product(NETS, MODES):
         if mode == "autocast" and net.name.startswith("bert"):
             continue
         for batch in dict.fromkeys((net.batches[0], net.batches[-1])):
-            there = live_in_torch(net, batch, optimizer, mode)
-            here = modeled(net, batch, optimizer, mode)
-            rows.append(Compared(net.name, batch, optimizer, mode, there, *here))
+            there = live_in_torch(net, batch, mode)
+            here = modeled(net, batch, mode)
+            rows.append(Compared(net.name, batch, mode, there, *here))
             print(*vars(rows[-1]).values(), file=sys.stderr)
     return rows
 
 
 def ratio_errors(rows: list[Compared]) -> list[float]:
     """Return modeled over true ratios of a mode over float32, less one."""
-    plain = {(r.net, r.batch, r.optimizer): r for r in rows if r.mode == "float32"}
-    pairs = [(r, plain[r.net, r.batch, r.optimizer]) for r in rows if r.mode != "float32"]
+    plain = {(r.net, r.batch): r for r in rows if r.mode == "float32"}
+    pairs = [(r, plain[r.net, r.batch]) for r in rows if r.mode != "float32"]
     return [(1 + r.error) / (1 + wide.error) - 1 for r, wide in pairs]
 
 
@@ -136,7 +132,7 @@ def main() -> None:
     rows = compared()
     table = [
         (
-            *(r.net, r.batch, r.optimizer, r.mode, f"{r.torch_bytes / MIB:.1f}"),
+            *(r.net, r.batch, r.mode, f"{r.torch_bytes / MIB:.1f}"),
             *(f"{r.model_bytes / MIB:.1f}", f"{r.error:+.1%}", r.moment),
         )
         for r in rows

@@ -31,9 +31,9 @@ from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.commands.why import add_why
 from policysearch.files import make_folder
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.report import listings
-from policysearch.report.one_trial import exported_notes
+from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import front_table
@@ -261,7 +261,10 @@ def _export(options: argparse.Namespace) -> None:
     if different:
         found, number, _ = api.try_policy(running, spec, options.storage)
         print(f"\nas {options.target} runs it:")
-        print("\n".join(exported_notes(found, found.trial(number))))
+        results, trial = found, found.trial(number)
+        print("\n".join(exported_notes(results, trial)))
+    if beside := beside_baseline(results, trial):
+        print(beside)
     for path in paths:
         print(f"wrote {path}")
 

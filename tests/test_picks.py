@@ -8,7 +8,7 @@ import pytest
 
 from policysearch import api
 from policysearch.cli import main
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.picks import fitting, smallest
 from policysearch.search.results import Results
 from policysearch.search.spec import load_spec

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from policysearch.api import load_results, load_study
 from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
+from policysearch.search.results import Results
 from policysearch.search.space_section import SpaceSection
 from policysearch.search.target import as_run, differences, offered
 from policysearch.values import InputError
@@ -68,9 +70,26 @@ def test_every_policy_of_a_study_with_a_target_is_what_runs(
     assert "float8" not in capsys.readouterr().out
 
 
-def model_of(study: str) -> Model:
-    from policysearch import load_study
+def test_a_pick_stands_beside_the_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = "torch.autocast.bfloat16"
+    places = run(tmp_path, TARGET, ('target = "torch"', f'target = "torch"\nbaseline = "{base}"'))
+    trials = load_results(load_study(places[0]), places[2]).trials
+    number = next(trial.number for trial in trials if base in trial.presets)
+    capsys.readouterr()
+    for worse in (False, True):
+        if worse:
+            monkeypatch.setattr(Results, "point", lambda _, trial: (float(trial.number != number),))
+        assert main(["export", *places, "--trial", "0", "--out", str(tmp_path / "out")]) == 0
+        said = capsys.readouterr().out
+        assert f"trial {number}, {base} " in said and "loss gap  speedup  memory" in said
+        assert (f"{base} is better on all axes" in said) == worse
+    assert main(["export", *places, "--trial", str(number), "--out", str(tmp_path / "out")]) == 0
+    assert "loss gap  speedup" not in capsys.readouterr().out
 
+
+def model_of(study: str) -> Model:
     task = load_study(study).task
     return task.build_model(task.load_dataset())
 

@@ -96,18 +96,37 @@ GOOD = {
 
 def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What cannot be built is named with the reason, other kinds are left out."""
-    bad = (("model", "resnet49"), ("mode", "int8"), ("hardware", "Abacus"), ("batch_mixed", 0))
+    bad = (
+        ("memory_mixed_gib", None),
+        ("model", "resnet49"),
+        ("mode", "int8"),
+        ("hardware", "Abacus"),
+        ("batch_mixed", 0),
+    )
     rows = [GOOD, *({**GOOD, key: value} for key, value in bad), {"kind": "update"}]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(rows), encoding="utf-8")
     assert main(["validate-cost", "--memory", "--rows", str(path)]) == 0
     page = capsys.readouterr().out
-    assert page.count("resnet50") == 4 and "unknown network 'resnet49'" in page
+    assert page.count("resnet50") == 5 and "no memory, and its metric" in page
+    assert "unknown network 'resnet49'" in page
     assert "unknown mode 'int8'" in page and "unknown device 'Abacus'" in page
     assert "a batch of 0" in page and "update" not in page
 
 
-@pytest.mark.parametrize("missing", ["model", "batch_mixed", "memory_mixed_gib"])
+def test_what_was_read_decides_what_is_modeled(tmp_path: Path) -> None:
+    """Live bytes alone where torch's own count was read, and no context where the allocator's."""
+    metrics = ("max_memory_allocated", "max_memory_reserved", "nvidia-smi (reserved + context)", "")
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{**GOOD, "metric": metric} for metric in metrics]), "utf-8")
+    judged = validate_memory(read_memory_rows(path)).judged
+    assert [r.setting.row.read for r in judged] == ["allocated", "reserved", "process", "process"]
+    allocated, reserved, process, default = (row.gib[0] for row in judged)
+    assert allocated == judged[0].footprints[0].live_bytes / GIB < reserved
+    assert process - reserved == pytest.approx(CONTEXT_BYTES / GIB) and process == default
+
+
+@pytest.mark.parametrize("missing", ["model", "batch_mixed"])
 def test_a_row_without_a_field_is_one_line(tmp_path: Path, missing: str) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{k: v for k, v in GOOD.items() if k != missing}]), "utf-8")

@@ -61,19 +61,20 @@ def _imported(name: str) -> Task:
     """Return the task of a net written in torch: sums of tokens, or classes of noise."""
     import torch
 
+    from tests.image_nets_of_torch import CLASSES
     from tests.nets_of_torch import NETS, TOKENS
 
     make, inputs = NETS[name]
     rng = np.random.default_rng(0)
     (data,) = inputs(rng, 600)
     if name == "vit":
-        labels, classes, loss = rng.integers(0, 10, 600), 10, "softmax_cross_entropy"
+        labels, classes, loss = rng.integers(0, CLASSES, 600), CLASSES, "softmax_cross_entropy"
     else:
         labels = (data + np.roll(data, 1, axis=1)) % TOKENS
         classes, loss = TOKENS, "token_cross_entropy"
     dataset = Dataset(name, (data,), labels, 400, 200, classes=classes)
     torch.manual_seed(0)
-    model = from_torch(make, torch.from_numpy(data[:2]), name=name)
+    model = from_torch(make, torch.tensor(data[:2]), name=name)
     return Task(model=model, data=dataset, batch_size=16, loss=loss)
 
 

@@ -87,7 +87,8 @@ class _Grouping:
         return self.read[node.id]
 
     def place(self, node: Node) -> None:
-        parents = {self.home[i] for i in self.inputs(node)} - {-1}
+        parents = {self.home[i] for i in self.read[node.id]}
+        parents.discard(-1)
         k = self.choose(node, parents)
         if k == len(self.members):
             self.open(node)
@@ -95,13 +96,13 @@ class _Grouping:
             self.leads[k] = _lead(self.leads[k], node)
             self.members[k].append(node)
         self.home[node.id] = k
-        for p in parents - {k}:
+        parents.discard(k)
+        for p in parents:
             self.above[k] |= 1 << p | self.above[p]
-            self.parents[k].add(p)
             self.readers[p].add(k)
-        elementwise_update = node.role == "update" and node.op.kind != "reduce"
-        if elementwise_update and self.stack.fused_optimizer:
-            for p in parents - {k}:
+        self.parents[k] |= parents
+        if node.role == "update" and node.op.kind != "reduce" and self.stack.fused_optimizer:
+            for p in parents:
                 self.absorb(node, p, k)
         self.pass_on(k)
 
@@ -115,7 +116,7 @@ class _Grouping:
 
     def pass_on(self, k: int) -> None:
         """Tell the kernels that read from `k`, and so on, what it has come to depend on."""
-        waiting = [k]
+        waiting = [k] if self.readers[k] else []
         while waiting:
             above = 1 << (source := waiting.pop()) | self.above[source]
             for reader in self.readers[source]:
@@ -148,14 +149,15 @@ class _Grouping:
 
     def choose(self, node: Node, parents: set[int]) -> int:
         """Return the kernel to join, or the number of a new one."""
-        for i in self.inputs(node):
-            if self.graph.nodes[i].fused:
+        read, nodes = self.read[node.id], self.graph.nodes
+        for i in read:
+            if nodes[i].fused:
                 self.fusing.counts[ACCUMULATOR] += 1
                 return self.home[i]
         first = 0
         for p in parents:
             first |= self.above[p]
-        for position, i in enumerate(self.inputs(node)):
+        for position, i in enumerate(read):
             k = self.home[i]
             if k >= 0 and not first >> k & 1:
                 rule = self.fusing.rule(node, position, self.leads[k])

@@ -4,8 +4,9 @@ A list of layers (`cost/networks/`) runs on `LayerMemory` as it does on `Layers`
 what its backward reads, as eager frameworks save it: a product or convolution its inputs, a norm
 its input, ReLU and softmax their output, dropout a mask of a byte, a max pool its input and
 indices of eight bytes, the loss its log-probabilities in float32. What one layer reads is what
-the last one wrote, so a tensor that two of them keep counts once. Autocast keeps the narrow copy
-of a weight until its backward.
+the last one wrote, so a tensor that two of them keep counts once. Autocast keeps the narrow copy of
+a weight until its backward, where the gradient is made narrow and then cast; embeddings, norms and
+softmax leave float32, of which every product keeps a narrow copy of its own.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class LayerMemory(Layers):
         self.gelu_tensors = gelu_tensors
         self.kept: list[Kept] = []
         self._held = (0.0, False)
+        self._width = precision.bytes
+        self._stream = precision.bytes
 
     # the tensor at hand
 
@@ -74,9 +77,13 @@ class LayerMemory(Layers):
             self._keep(layer, activations=elements * bytes)
         self._held = (elements * bytes, True)
 
-    def _write(self, elements: float, keeper: str = "") -> None:
-        """A new tensor; `keeper`: the layer that makes it where it keeps it too."""
-        bytes = elements * self.precision.bytes
+    def _write(self, elements: float, keeper: str = "", width: int = 0) -> None:
+        """A new tensor, its elements as wide as the last one's unless given.
+
+        `keeper`: the layer that makes it where it keeps it too.
+        """
+        self._width = width or self._width
+        bytes = elements * self._width
         if keeper:
             self._keep(keeper, activations=bytes, passing=2 * bytes)
         self._held = (bytes, bool(keeper))
@@ -86,16 +93,22 @@ class LayerMemory(Layers):
         """Under autocast norms and softmax read and write float32."""
         return 4 if self.weights == "cached" else self.precision.bytes
 
+    def _widen(self, elements: float) -> None:
+        """A tensor that autocast makes in float32; what is added to it is too."""
+        self._stream = self._norm_bytes
+        self._write(elements, width=self._norm_bytes)
+
     def branch(self, elements: float) -> None:
         """What follows reads a tensor of so many elements that an earlier layer has kept."""
-        self._held = (elements * self.precision.bytes, True)
+        kept = self._stream == self.precision.bytes  # else every reader keeps a cast of its own
+        self._held, self._width = (elements * self.precision.bytes, kept), self._stream
 
     # layers
 
     def tensor(self, read: float, written: float) -> None:
         self._read("convolution", read, self.precision.bytes)
         self._keep("convolution", passing=(read + written) * self.precision.bytes)
-        self._write(written)
+        self._write(written, width=self.precision.bytes)
 
     def parameter(self, elements: float, tensors: float = 1) -> None:
         super().parameter(elements, tensors)
@@ -103,8 +116,9 @@ class LayerMemory(Layers):
 
     def weight(self, elements: float, tensors: float = 1) -> None:
         self.parameter(elements, tensors)
-        if self.weights == "cached":
-            self._keep("weight", copies=elements * self.precision.bytes)
+        if self.weights == "cached":  # its gradient is made narrow, then cast
+            narrow = elements * self.precision.bytes
+            self._keep("weight", copies=narrow, passing=narrow + 4 * elements)
 
     def elementwise(
         self, elements: float, forward: tuple[float, float] = (1, 1), backward: float = 3
@@ -116,30 +130,30 @@ class LayerMemory(Layers):
             self._write(elements)
 
     def residual(self, elements: float, fused: bool = False) -> None:
-        self._write(elements)
+        self._write(elements, width=self._stream)
 
     def copy(self, elements: float) -> None:
         self._write(elements)
 
     def gelu(self, elements: float) -> None:
-        own = elements * self.precision.bytes
-        self._read("gelu", elements, self.precision.bytes)
+        own = elements * self._width
+        self._read("gelu", elements, self._width)
         self._keep("gelu", activations=self.gelu_tensors * own, passing=2 * own)
         self._write(elements)
 
     def dropout(self, elements: float) -> None:
-        self._keep("dropout", masks=elements, passing=2 * elements * self.precision.bytes)
+        self._keep("dropout", masks=elements, passing=2 * elements * self._width)
         self._write(elements)
 
     def pool(self, read: float, written: float) -> None:
-        self._read("pool", read, self.precision.bytes)
+        self._read("pool", read, self._width)
         if read <= GLOBAL_POOL * written:
             self._keep("pool", activations=written * INDEX_BYTES)
         self._write(written)
 
     def batch_norm(self, elements: float, relu: bool = True, add: bool = False) -> None:
         self.parameter(0, 2)
-        self._read("norm", elements, self.precision.bytes)
+        self._read("norm", elements, self._width)
         self._write(elements, "relu" if relu else "")
 
     def instance_norm(self, elements: float) -> None:
@@ -153,12 +167,12 @@ class LayerMemory(Layers):
         if not self.stack.composite_kernels:
             self._keep("norm", activations=2 * elements * self._norm_bytes)
         self._keep("norm", passing=2 * elements * self._norm_bytes)
-        self._write(elements)
+        self._widen(elements)
 
     def softmax(self, elements: float) -> None:
         own = elements * self._norm_bytes
         self._keep("softmax", activations=own, passing=2 * own)
-        self._write(elements)
+        self._write(elements, width=self._norm_bytes)
 
     def cross_entropy(self, logits: float) -> None:
         """Log-probabilities are kept; their gradient passes, and that of narrow logits."""
@@ -176,7 +190,7 @@ class LayerMemory(Layers):
     ) -> None:
         own = batch * self.precision.bytes
         self._keep("product", activations=own * (m + n) * k, passing=own * m * (k + n))
-        self._write(batch * m * n)
+        self._write(batch * m * n, width=self.precision.bytes)
 
     def linear(
         self,
@@ -193,12 +207,12 @@ class LayerMemory(Layers):
         if weight:
             self.weight(n_in * n_out)
         self._keep("linear", passing=rows * (n_in + n_out) * self.precision.bytes)
-        self._write(rows * n_out)
+        self._write(rows * n_out, width=self.precision.bytes)
 
     def embedding(self, tokens: float, width: int, rows: int) -> None:
         self.parameter(rows * width)
         self._keep("embedding", activations=tokens * INDEX_BYTES)
-        self._write(tokens * width)
+        self._widen(tokens * width)
 
     def recurrent(self, steps: int, batch: int, n_in: int, hidden: int, gates: int = 4) -> None:
         """Gates, cells and outputs of every step are kept."""
@@ -206,7 +220,7 @@ class LayerMemory(Layers):
         self._read("recurrence", steps * batch * n_in, own)
         self.weight((n_in + hidden) * gates * hidden, 4)
         self._keep("recurrence", activations=width * (gates + 1) * own)
-        self._write(width, "recurrence")
+        self._write(width, "recurrence", width=own)
 
     # what takes time alone
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from policysearch.cost.footprint import Footprint, Keeping, footprint
 from policysearch.cost.layer_memory import LayerMemory, Weights
@@ -45,6 +45,10 @@ OLD_GELU_TENSORS = 3
 and the argument beside x. Those of Hugging Face call torch's own."""
 
 
+Read = Literal["allocated", "reserved", "process"]
+"""What was read: live bytes, what the allocator holds, or that and the context (the default)."""
+
+
 @dataclass(frozen=True)
 class MemoryRow:
     """One published pair of memory readings on one device.
@@ -68,6 +72,16 @@ class MemoryRow:
     @property
     def largest(self) -> bool:
         return self.gib is None
+
+    @property
+    def read(self) -> Read:
+        """What the `metric` of the row says was read."""
+        said = self.metric.lower()
+        if "smi" in said or "context" in said:
+            return "process"
+        return (
+            "allocated" if "allocated" in said else "reserved" if "reserved" in said else "process"
+        )
 
 
 @dataclass(frozen=True)
@@ -135,8 +149,6 @@ def _row(where: str, data: Mapping[str, Any]) -> MemoryRow:
     try:
         gib = (data.get("memory_baseline_gib"), data.get("memory_mixed_gib"))
         metric = str(data.get("metric", ""))
-        if None in gib and "max batch" not in metric:
-            raise InputError(f"{where}: no memory, and its metric is no 'max batch'")
         return MemoryRow(
             id=str(data.get("id", where.rsplit(" ", 1)[1])),
             model=str(data["model"]),
@@ -172,6 +184,8 @@ def memory_setting_of(row: MemoryRow) -> MemorySetting:
     mode = row.mode.upper().replace("_", "-")
     if mode not in MODES:
         raise InputError(f"unknown mode {row.mode!r}; expected one of {', '.join(MODES)}")
+    if row.largest and "max batch" not in row.metric:
+        raise InputError("no memory, and its metric is no 'max batch'")
     if min(row.batches) < 1:
         raise InputError(f"a batch of {min(row.batches)}")
     if row.optimizer is not None and row.optimizer not in UPDATES:

@@ -163,11 +163,12 @@ class _Part:
 def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[_Part]:
     """Yield the work of a kernel behind the conversions of its operands."""
     node = kernel.lead
-    tensors = (*kernel.reads, *kernel.writes)
-    moved = sum(node_bytes(tensor) for tensor in tensors)
-    elements = sum(size(tensor.shape) for tensor in tensors)
+    moved = elements = 0
+    for tensor in (*kernel.reads, *kernel.writes):
+        moved += node_bytes(tensor)
+        elements += size(tensor.shape)
     if node.op.kind != "gemm":
-        flops = sum(_flops(graph, n) for n in kernel.nodes)
+        flops = sum([_flops(graph, n) for n in kernel.nodes])
         work = Work(moved, elements, flops)
         yield _Part(kernel, work, node.format, node.op.name, kernel.only_casts)
         return

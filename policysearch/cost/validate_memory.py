@@ -107,11 +107,15 @@ class _Built:
 
     def gib(self, growth: Growth) -> tuple[float, float]:
         """Return what the trainings are expected to hold."""
-        baseline, mixed = (
-            reserved_bytes(made.live_bytes, growth.expected, self.visible) / GIB
-            for made in self.footprints
-        )
-        return baseline, mixed
+        baseline, mixed = (self._read_bytes(made.live_bytes, growth) for made in self.footprints)
+        return baseline / GIB, mixed / GIB
+
+    def _read_bytes(self, live: float, growth: Growth) -> float:
+        read = self.setting.row.read
+        if read == "allocated":
+            return min(live, self.visible)
+        held = reserved_bytes(live, growth.expected, self.visible)
+        return held - (CONTEXT_BYTES if read == "reserved" else 0.0)
 
 
 def _built(rows: Sequence[MemoryRow]) -> tuple[list[_Built], list[tuple[MemoryRow, str]]]:

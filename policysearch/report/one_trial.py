@@ -61,6 +61,25 @@ def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
     )
 
 
+def beside_baseline(results: Results, trial: Trial) -> str:
+    """Return the axes of the trial and of the study's baseline in two rows, "" without one.
+
+    A line more where the baseline is better on all of them.
+    """
+    name = results.spec.study.baseline
+    base = next((t for t in results.trials if name in t.presets and not t.diverged), None)
+    if base is None or base is trial:
+        return ""
+    lines = [f"{'':36}  loss gap  speedup  memory"]
+    for label, shown in ((f"trial {trial.number}", trial), (f"trial {base.number}, {name}", base)):
+        cost = shown.cost
+        axes = f"{shown.loss_gap:+8.1e}  {cost.speedup:7.3f}  {cost.memory_ratio:6.3f}"
+        lines.append(f"{label:36}  {axes}")
+    if all(b < t for b, t in zip(results.point(base), results.point(trial), strict=True)):
+        lines.append(f"{name} is better on all axes: export it instead")
+    return "\n".join(lines)
+
+
 def standing(results: Results, trial: Trial) -> str:
     """Say whether the trial is on the front, and which members of it are better if not."""
     if trial.diverged:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from policysearch.accumulators import accumulator_named
@@ -45,9 +46,15 @@ _CONV_AXES = {
 }
 
 
+@lru_cache(maxsize=1024)
 def is_narrow(format: str) -> bool:
     """Return whether operands of this format are scaled where the policy has a recipe."""
     return format_named(format).bits < NARROW_BITS
+
+
+@lru_cache(maxsize=1024)
+def _saturating(rounding: Rounding) -> Rounding:
+    return replace(rounding, overflow="saturate")
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class ScalingPass:
         recipe, axes = self.scaling.recipe, self._axes(node, position, self.b.shape(made))
         if (made, wanted, axes) in self._made:
             return self._made[made, wanted, axes]
-        cast = replace(rounding, overflow="saturate")
+        cast = _saturating(rounding)
         if recipe == "nvfp4" and name == f"{node.layer}.grad":
             cast = replace(cast, mode="stochastic")
         with self.b.scope(layer=node.layer, role=node.role, source=node.source):

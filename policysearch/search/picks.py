@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policysearch.objective import Objective
+from policysearch.objective.objective import Objective
 from policysearch.search.results import Results
 from policysearch.search.trials import Trial
 from policysearch.values import InputError
