@@ -65,7 +65,7 @@ class _Places:
 def one_at_a_time(problem: Problem, rng: np.random.Generator) -> Iterator[int]:
     """AIMET's automatic mixed precision: each decision alone, then flips from the least harmful on.
 
-    Flips are ordered by the gap they alone make over the cost they alone save, and kept.
+    Flips are ordered by the gap they alone make over the time they alone save, and kept.
     """
     table, places = problem.table, _Places(problem.table)
     flips = []
@@ -74,7 +74,7 @@ def one_at_a_time(problem: Problem, rng: np.random.Generator) -> Iterator[int]:
         if at is None:
             continue
         yield at
-        saved = float((1.0 - table.costs[at]).sum())
+        saved = float(1.0 - table.costs[at, 0])
         if saved > 0.0:
             flips.append((max(float(problem.told[at]), 0.0) / saved, -saved, place, option))
     waiting = sorted(flips)

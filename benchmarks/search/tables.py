@@ -41,6 +41,7 @@ NAMES = (
     "tanh-mlp-masters",
     "tanh-mlp-scales",
     "gpt-sums-groups",
+    "transformer-ops",
 )
 
 

@@ -36,7 +36,7 @@ def probed_policies(space: Space, effective: Effective) -> dict[tuple[int, int],
     if "float32" not in space.section.formats:
         return {}
     shared = [n for n in ("master_weights", "accumulator", "scaling") if n in choices]
-    first = {name: values[0] for name, values in choices.items()}
+    first = {n: "fp32" if n.startswith("op.") else values[0] for n, values in choices.items()}
     plain = first | {f"format.{group.name}": "float32" for group in space.groups}
     found: dict[tuple[int, int], Policy] = {}
     every = product(space.groups, space.section.formats, *(choices[n] for n in shared))
@@ -45,9 +45,10 @@ def probed_policies(space: Space, effective: Effective) -> dict[tuple[int, int],
         without = effective.row(_known(params, choices))
         params = _known(params | {f"format.{group.name}": name}, choices)
         row = effective.row(params)
-        places = [i for i, (a, b) in enumerate(zip(row, without, strict=True)) if a != b]
-        if len(places) == 1 and (places[0], row[places[0]]) in counted:
-            found.setdefault((places[0], row[places[0]]), space.policy(params))
+        pairs = enumerate(zip(row, without, strict=True))
+        made = [(i, a) for i, (a, b) in pairs if a != b and (i, a) in counted]
+        if len(made) == 1:
+            found.setdefault(made[0], space.policy(params))
     return found
 
 

@@ -14,7 +14,6 @@ approximation) on a logarithmic scale of the gap. Hyperparameters are averaged b
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -22,20 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from policysearch.search.decisions import Decisions, Option
+from policysearch.search.decisions import Decisions
 from policysearch.search.hypervolume import Array
-
-COARSE = 2.0**-5
-"""Machine epsilon from which on two decisions together are chance rather than a sum."""
-
-STORAGE_WEIGHT = 4.0
-"""Prior of what rounding stored parameters costs, over rounding operands to the same format."""
-
-LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 3.0, 1.0, 0.7, 0.5
-"""Prior standard deviations of theta, in nats: for all, per kind, per place, its own."""
-
-HINT, HINT_SD = 0.5, 0.3
-"""Mean and standard deviation of how much theta rises with a hint, in nats."""
+from policysearch.search.priors import Prior, hinted, prior_of
 
 COARSE_PAIRS = (0.4, 1.0)
 """Size of pair terms between coarse decisions, over the sensitivities; averaged over."""
@@ -49,6 +37,9 @@ the share that neighbours do not have in common. Noise over the gap."""
 
 ABSOLUTE_NOISES = (0.02, 0.3)
 """Noise over the smallest gap; averaged over."""
+
+REPEATS = 1e-3
+"""Share of the noise that policies which differ by modifiers alone do not have in common."""
 
 MODIFIERS = (0.03, 0.4)
 """By how much of a gap a modifier may change it; averaged over where there are modifiers."""
@@ -76,21 +67,10 @@ class Belief:
 
 
 @dataclass(frozen=True)
-class _Prior:
-    """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise."""
-
-    mean: Array
-    covariance: Array
-    coarse: NDArray[np.bool_]
-    smallest_gap: float
-    noise: float = 0.0
-
-
-@dataclass(frozen=True)
 class _Fit:
     """The model at its fit: for one prior, pair size and modifier size."""
 
-    prior: _Prior
+    prior: Prior
     pairs: float
     modifier: float
     theta: Array
@@ -120,9 +100,9 @@ class Sensitivity:
         hints: Array | None = None,
     ) -> None:
         self._decisions = decisions
-        priors = [_prior(decisions, smallest_gap, largest_gap)]
+        priors = [prior_of(decisions, smallest_gap, largest_gap)]
         if hints is not None and np.isfinite(hints).any():
-            priors.append(_hinted(priors[0], decisions, hints))
+            priors.append(hinted(priors[0], decisions, hints))
         scaled = np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)
         told = _with_float32(self.rows(rows))
         scaled = np.concatenate([[0.0], scaled])
@@ -167,39 +147,7 @@ def _with_float32(rows: Rows) -> Rows:
     )
 
 
-def _prior(decisions: Decisions, smallest_gap: float, largest_gap: float) -> _Prior:
-    counted = decisions.counted()
-    options = [decisions.places[place][index] for place, index in counted]
-    place = np.array([place for place, _ in counted])
-    name = np.array([option.name for option in options])
-    covariance = (
-        LEVEL_SD**2
-        + KIND_SD**2 * (name[:, None] == name)
-        + PLACE_SD**2 * (place[:, None] == place)
-        + OWN_SD**2 * np.eye(len(counted))
-    )
-    mean = math.log(largest_gap) + np.array([_level(option) for option in options])
-    coarse = np.array([option.operand_epsilon >= COARSE for option in options], dtype=bool)
-    return _Prior(mean, covariance, coarse, smallest_gap)
-
-
-def _hinted(prior: _Prior, decisions: Decisions, hints: Array) -> _Prior:
-    """Return the prior where theta has a multiple of the hints, as they differ within a kind."""
-    names = np.array([decisions.places[place][index].name for place, index in decisions.counted()])
-    given = np.zeros(len(prior.mean))
-    for name in np.unique(names):
-        alike = np.flatnonzero((names == name) & np.isfinite(hints))
-        given[alike] = hints[alike] - hints[alike].mean() if len(alike) else 0.0
-    covariance = prior.covariance + HINT_SD**2 * np.outer(given, given)
-    return replace(prior, mean=prior.mean + HINT * given, covariance=covariance)
-
-
-def _level(option: Option) -> float:
-    """Return the logarithm of what the option is thought to cost, over the largest gap."""
-    return 1.0 + math.log(option.operand_epsilon + STORAGE_WEIGHT * option.storage_epsilon)
-
-
-def _expected(prior: _Prior, rows: Rows, theta: Array) -> tuple[Array, Array, Array]:
+def _expected(prior: Prior, rows: Rows, theta: Array) -> tuple[Array, Array, Array]:
     """Return the expected gap [n], on its scale [n], and the slopes of that [n, decisions]."""
     parts = rows.shares * np.exp(theta)
     gap = parts.sum(axis=1)
@@ -207,7 +155,7 @@ def _expected(prior: _Prior, rows: Rows, theta: Array) -> tuple[Array, Array, Ar
     return gap, np.log1p(gap / prior.smallest_gap), slopes
 
 
-def _sizes(prior: _Prior, rows: Rows, theta: Array, pairs: float) -> Array:
+def _sizes(prior: Prior, rows: Rows, theta: Array, pairs: float) -> Array:
     """Return what each decision of each policy brings into pairs, as a root: [n, decisions]."""
     parts = rows.shares * np.exp(theta)
     size = np.where(prior.coarse, pairs, min(FINE_PAIRS, pairs))
@@ -227,13 +175,20 @@ def _own(sizes: Array) -> Array:
     return np.asarray(0.5 * (once * once - twice) + SINGLE * twice)
 
 
+def _alike(left: Rows, right: Rows) -> Array:
+    """Return which policies differ by modifiers at most: [n, m], zeros and ones."""
+    common = left.shares @ right.shares.T
+    counts = left.shares.sum(axis=1)[:, None], right.shares.sum(axis=1)
+    return np.asarray((common == counts[0]) & (common == counts[1]), dtype=float)
+
+
 def _modified(left: Rows, right: Rows) -> Array:
     """Return how many unusual modifiers two policies have in common: [n, m]."""
     same = left.modifiers[:, None, :] == right.modifiers[None, :, :]
     return np.asarray((same & (left.modifiers[:, None, :] != 0)).sum(axis=2), dtype=float)
 
 
-def _fit(prior: _Prior, told: Rows, scaled: Array, pairs: float, modifier: float) -> _Fit:
+def _fit(prior: Prior, told: Rows, scaled: Array, pairs: float, modifier: float) -> _Fit:
     """Return the most likely theta and what prediction needs there."""
     theta, common = prior.mean, modifier**2 * _modified(told, told)
     for _ in range(STEPS):
@@ -249,21 +204,23 @@ def _fit(prior: _Prior, told: Rows, scaled: Array, pairs: float, modifier: float
 
 
 def _linear(
-    prior: _Prior, told: Rows, scaled: Array, theta: Array, pairs: float, common: Array
+    prior: Prior, told: Rows, scaled: Array, theta: Array, pairs: float, common: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Return the model linear in theta: Cholesky factor, weights, slopes, residuals of the told."""
     gap, expected, slopes = _expected(prior, told, theta)
     share = gap / (gap + prior.smallest_gap)
     sizes = _sizes(prior, told, theta, pairs)
     covariance = _shared(sizes, sizes) + common * share[:, None] * share
-    covariance += np.diag(UNSHARED * _own(sizes) + _noise(prior, gap))
+    apart = np.sqrt(UNSHARED * _own(sizes) + _noise(prior, gap))
+    repeats = REPEATS if told.modifiers.shape[1] else 0.0
+    covariance += _alike(told, told) * apart[:, None] * apart + np.diag(repeats * apart**2)
     covariance += slopes @ prior.covariance @ slopes.T
     factor, lower = cho_factor(covariance, lower=True)
     left = scaled - expected - slopes @ (prior.mean - theta)
     return np.asarray(factor), np.asarray(cho_solve((factor, lower), left)), slopes, left
 
 
-def _noise(prior: _Prior, gap: Array) -> Array:
+def _noise(prior: Prior, gap: Array) -> Array:
     """Return the variance [n] that no model of the decisions explains, on the scale.
 
     float32, which decides nothing, has least.
@@ -273,19 +230,22 @@ def _noise(prior: _Prior, gap: Array) -> Array:
     return np.asarray(noise / (gap + prior.smallest_gap) ** 2)
 
 
-def _predict(prior: _Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
+def _predict(prior: Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
     """Return mean and standard deviation [n] of the scaled gap."""
     gap, expected, slopes = _expected(prior, rows, fit.theta)
     told, _, _ = _expected(prior, fit.told, fit.theta)
     share, beside = (f / (f + prior.smallest_gap) for f in (gap, told))
-    sizes = _sizes(prior, rows, fit.theta, fit.pairs)
-    known = _shared(sizes, _sizes(prior, fit.told, fit.theta, fit.pairs))
+    sizes, others = (_sizes(prior, r, fit.theta, fit.pairs) for r in (rows, fit.told))
+    known = _shared(sizes, others)
+    apart = UNSHARED * _own(sizes) + _noise(prior, gap)
     if fit.modifier:
+        there = np.sqrt(UNSHARED * _own(others) + _noise(prior, told))
+        known += _alike(rows, fit.told) * np.sqrt(apart)[:, None] * there
         known += fit.modifier**2 * _modified(rows, fit.told) * share[:, None] * beside
     spread = slopes @ prior.covariance
     known += spread @ fit.slopes.T
     mean = expected + slopes @ (prior.mean - fit.theta) + known @ fit.weights
-    variance = (spread * slopes).sum(axis=1) + (1.0 + UNSHARED) * _own(sizes) + _noise(prior, gap)
+    variance = (spread * slopes).sum(axis=1) + _own(sizes) + apart
     variance += (fit.modifier * share) ** 2 * (rows.modifiers != 0).sum(axis=1)
     explained = solve_triangular(fit.factor, known.T, lower=True)
     variance -= (explained * explained).sum(axis=0)
