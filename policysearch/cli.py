@@ -12,11 +12,13 @@ from typing import NoReturn
 
 from policysearch import api
 from policysearch.commands.confirm import add_confirm, confirmed
+from policysearch.commands.export import add_export
 from policysearch.commands.measured import add_calibrate
 from policysearch.commands.policies import add_explain, add_rules
 from policysearch.commands.profile import add_profile
 from policysearch.commands.propose import add_propose
 from policysearch.commands.shared import (
+    add_out,
     add_study,
     cluster_of,
     drop_output,
@@ -31,20 +33,16 @@ from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.commands.why import add_why
 from policysearch.files import make_folder
-from policysearch.objective.objective import Objective
 from policysearch.report import listings
-from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
 from policysearch.search.cluster import Cluster
 from policysearch.search.inert import inert_lines
-from policysearch.search.picks import fitting, smallest
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
 from policysearch.search.study_space import space_of
-from policysearch.search.trials import Trial
 from policysearch.values import InputError, near_miss
 
 USER_ERROR = 2
@@ -81,15 +79,10 @@ def parser() -> _Parser:
     add_propose(commands)
     plot = commands.add_parser("plot", help="draw the loss gap against modeled speed and memory")
     add_study(plot)
-    _add_out(plot)
+    add_out(plot)
     plot.set_defaults(run=_plot)
 
-    export = commands.add_parser("export", help="write a policy as JSON and as torch code")
-    add_study(export)
-    _add_picks(export)
-    _add_out(export)
-    export.set_defaults(run=_export)
-
+    add_export(commands)
     add_verify(commands)
     add_explain(commands)
     add_rules(commands)
@@ -123,7 +116,7 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     run.add_argument(
         "--retry-failed", action="store_true", help="start runs again that were recorded as failed"
     )
-    _add_out(run)
+    add_out(run)
     run.set_defaults(run=_run)
 
 
@@ -135,29 +128,6 @@ def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
         ("keys", study_file_page, "list the keys of a study file"),
     ):
         commands.add_parser(name, help=text).set_defaults(run=_list, listing=listing)
-
-
-def _add_out(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--out", type=Path, default=api.RESULTS_FOLDER, metavar="DIR", help="where to write"
-    )
-
-
-def _add_picks(export: argparse.ArgumentParser) -> None:
-    rules = export.add_mutually_exclusive_group()
-    rules.add_argument("--pick", choices=("knee",), help="the member nearest to the ideal")
-    rules.add_argument("--trial", type=int, metavar="N", help="the policy of this trial")
-    rules.add_argument(
-        "--fastest", action="store_true", help="the fastest (the default with --max-gap)"
-    )
-    rules.add_argument("--smallest", action="store_true", help="the one of least modeled memory")
-    rules.add_argument("--fits", metavar="DEVICE", help="the fastest that fits there")
-    export.add_argument("--batch", type=int, metavar="B", help="with --fits (the study's)")
-    export.add_argument("--max-gap", type=float, metavar="X", help="largest loss gap, in nats")
-    export.add_argument("--target", default="torch", help="what to write code for")
-    export.add_argument(
-        "--strict", action="store_true", help="refuse what the target runs otherwise"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -243,50 +213,6 @@ def _write_plots(results: Results, folder: Path) -> None:
     made = {f"{name}-{view}.png": image for view, image in plots(results).items()}
     for path in api.write_files(made, folder):
         print(f"wrote {path}")
-
-
-def _export(options: argparse.Namespace) -> None:
-    spec: StudySpec = api.load_study(options.study)
-    results = api.load_results(spec, options.storage)
-    trial = _picked(results, options)
-    notes = exported_notes(results, trial)
-    running, different = api.as_exported(trial.policy, spec, options.target)
-    if different and options.strict:
-        raise InputError(
-            f"--strict: {different[0]} ({len(different)} such); expected a policy that "
-            f'{options.target} runs as it is, as with study.target = "{options.target}"'
-        )
-    paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
-    print("\n".join(notes))
-    if different:
-        found, number, _ = api.try_policy(running, spec, options.storage)
-        print(f"\nas {options.target} runs it:")
-        results, trial = found, found.trial(number)
-        print("\n".join(exported_notes(results, trial)))
-    if beside := beside_baseline(results, trial):
-        print(beside)
-    for path in paths:
-        print(f"wrote {path}")
-
-
-def _picked(results: Results, options: argparse.Namespace) -> Trial:
-    if options.trial is not None:
-        if options.max_gap is not None:
-            raise InputError("--max-gap: given with --trial; expected one of them")
-        return results.trial(options.trial)
-    if options.fits is not None:
-        spec, batch = results.spec, options.batch or results.spec.priced_batch_size
-        there = Objective(spec.task, options.fits, spec.cost.stack, batch)
-        return fitting(results, there, options.max_gap)
-    if options.batch is not None:
-        raise InputError(f"--batch: {options.batch} without --fits; expected both")
-    if options.smallest:
-        return smallest(results, options.max_gap)
-    if options.fastest or options.max_gap is not None:
-        if options.pick is not None:
-            raise InputError("--max-gap: given with --pick knee; expected one of them")
-        return api.pick(results, "fastest", max_gap=options.max_gap)
-    return api.pick(results, "knee")
 
 
 def _repair(options: argparse.Namespace) -> None:

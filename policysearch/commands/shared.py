@@ -112,3 +112,10 @@ def say(line: str) -> None:
     """Write a line to standard error, or nowhere if that is gone."""
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
+
+
+def add_out(command: argparse.ArgumentParser) -> None:
+    """Let the command take where to write."""
+    command.add_argument(
+        "--out", type=Path, default=api.RESULTS_FOLDER, metavar="DIR", help="where to write"
+    )

@@ -1,0 +1,92 @@
+"""`export`: a policy of a study, picked by a rule, as JSON and as code of a framework."""
+
+from __future__ import annotations
+
+import argparse
+
+from policysearch import api
+from policysearch.commands.shared import Commands, add_out, add_study
+from policysearch.objective.objective import Objective
+from policysearch.report.one_trial import beside_baseline, exported_notes
+from policysearch.search.picks import fitting, smallest
+from policysearch.search.results import Results
+from policysearch.search.spec import StudySpec
+from policysearch.search.trials import Trial
+from policysearch.values import InputError
+
+
+def add_export(commands: Commands) -> None:
+    """Add `export`."""
+    export = commands.add_parser("export", help="write a policy as JSON and as torch code")
+    add_study(export)
+    _add_picks(export)
+    add_out(export)
+    export.set_defaults(run=_export)
+
+
+def _add_picks(export: argparse.ArgumentParser) -> None:
+    rules = export.add_mutually_exclusive_group()
+    rules.add_argument("--pick", choices=("knee",), help="the member nearest to the ideal")
+    rules.add_argument("--trial", type=int, metavar="N", help="the policy of this trial")
+    rules.add_argument(
+        "--fastest", action="store_true", help="the fastest (the default with --max-gap)"
+    )
+    rules.add_argument("--smallest", action="store_true", help="the one of least modeled memory")
+    rules.add_argument("--fits", metavar="DEVICE", help="the fastest that fits there")
+    export.add_argument("--batch", type=int, metavar="B", help="with --fits (the study's)")
+    export.add_argument("--max-gap", type=float, metavar="X", help="largest loss gap, in nats")
+    export.add_argument("--target", default="torch", help="what to write code for")
+    export.add_argument(
+        "--strict", action="store_true", help="refuse what the target runs otherwise"
+    )
+
+
+def _export(options: argparse.Namespace) -> None:
+    spec: StudySpec = api.load_study(options.study)
+    results = api.load_results(spec, options.storage)
+    trial = _picked(results, options)
+    notes = exported_notes(results, trial)
+    running, different = api.as_exported(trial.policy, spec, options.target)
+    if different and options.strict:
+        raise InputError(
+            f"--strict: {different[0]} ({len(different)} such); expected a policy that "
+            f'{options.target} runs as it is, as with study.target = "{options.target}"'
+        )
+    paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
+    print("\n".join(notes))
+    if different:
+        found, number, _ = api.try_policy(running, spec, options.storage)
+        print(f"\nas {options.target} runs it:")
+        results, trial = found, found.trial(number)
+        print("\n".join(exported_notes(results, trial)))
+    if beside := beside_baseline(results, trial):
+        print(beside)
+    for path in paths:
+        print(f"wrote {path}")
+
+
+def _picked(results: Results, options: argparse.Namespace) -> Trial:
+    if options.trial is not None:
+        if options.max_gap is not None:
+            raise InputError("--max-gap: given with --trial; expected one of them")
+        return results.trial(options.trial)
+    if options.fits is not None:
+        spec, batch = results.spec, options.batch or results.spec.priced_batch_size
+        there = Objective(
+            spec.task,
+            options.fits,
+            spec.cost.stack,
+            batch,
+            parallel=spec.parallel.base,
+            recompute=spec.cost.recompute,
+        )
+        return fitting(results, there, options.max_gap)
+    if options.batch is not None:
+        raise InputError(f"--batch: {options.batch} without --fits; expected both")
+    if options.smallest:
+        return smallest(results, options.max_gap)
+    if options.fastest or options.max_gap is not None:
+        if options.pick is not None:
+            raise InputError("--max-gap: given with --pick knee; expected one of them")
+        return api.pick(results, "fastest", max_gap=options.max_gap)
+    return api.pick(results, "knee")
