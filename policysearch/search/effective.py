@@ -9,6 +9,7 @@ that `normal` knows to train alike, make the same row.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -36,11 +37,11 @@ ONE = "one"
 """The layer and the group of the space of one layer that options are made in."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Layer:
     """What a group decides: an option per name of PER_LAYER; whether loss scales and ops act."""
 
-    options: dict[str, Option]
+    options: Mapping[str, Option]
     short: bool
     low: bool
 
@@ -65,6 +66,7 @@ class Effective:
         self._scaled = [name for name in self._choices if name in MODIFYING]
         self._apart = {name.partition(".")[0] for name in self._choices} & {*ROLES, "param"}
         self._layers: dict[tuple[Any, ...], _Layer] = {}
+        self._made_of: dict[tuple[str, ...], list[_Layer]] = {}
         decided = [n for n in self._choices if n not in {*self._shared, *self._scaled}]
         formats = [f"format.{group.name}" for group in space.groups]
         self._places = [*decided, *(name for name in formats if name not in decided)]
@@ -110,11 +112,13 @@ class Effective:
         if kind not in PER_LAYER:
             found = [_other_option(name, value) for value in self._choices[name]]
             return list(dict.fromkeys([*found, _idle(name)] if kind == "op" else found))
-        own = [f"{each}.{group}" for each in PER_LAYER if f"{each}.{group}" in self._choices]
-        names = [*own, *self._shared]
-        every = product(*(self._choices[each] for each in names))
-        made = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
-        return list(dict.fromkeys(layer.options[kind] for layer in made))
+        own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
+        if own not in self._made_of:  # groups that decide the same have the same options
+            names = [*(f"{each}.{group}" for each in own), *self._shared]
+            every = product(*(self._choices[each] for each in names))
+            made = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
+            self._made_of[own] = list(dict.fromkeys(made))
+        return list(dict.fromkeys(layer.options[kind] for layer in self._made_of[own]))
 
     def _layer(self, group: str, params: Params) -> _Layer:
         given = {each: f"{each}.{group}" for each in PER_LAYER}
