@@ -72,7 +72,12 @@ class LayerMemory(Layers):
         self.kept.append(Kept(layer, **parts, times=self.times))
 
     def _read(self, layer: str, elements: float, bytes: float) -> None:
-        """Keep what is read, unless it is the last tensor and kept already."""
+        """Keep what is read, unless it is the last tensor and kept already.
+
+        Under autocast the batch stays in float32 beside its cast.
+        """
+        if not self.kept and self.weights == "cached":
+            self._keep("batch", activations=4 * elements)
         if self._held != (elements * bytes, True):
             self._keep(layer, activations=elements * bytes)
         self._held = (elements * bytes, True)
@@ -116,9 +121,9 @@ class LayerMemory(Layers):
 
     def weight(self, elements: float, tensors: float = 1) -> None:
         self.parameter(elements, tensors)
-        if self.weights == "cached":  # its gradient is made narrow, then cast
-            narrow = elements * self.precision.bytes
-            self._keep("weight", copies=narrow, passing=narrow + 4 * elements)
+        if self.weights == "cached":  # its narrow gradient takes the copy's place, then is cast
+            copy = elements * self.precision.bytes
+            self._keep("weight", copies=copy, passing=4 * elements)
 
     def elementwise(
         self, elements: float, forward: tuple[float, float] = (1, 1), backward: float = 3

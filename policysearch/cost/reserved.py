@@ -34,7 +34,7 @@ class Growth:
     high: float
 
 
-GROWTH = Growth(1.191, 1.275, 1.643)
+GROWTH = Growth(1.175, 1.275, 1.643)
 """`policysearch validate-cost --memory` prints it."""
 
 
