@@ -68,6 +68,7 @@ class SpacePool:
             rows = [self.add(dict(zip(names, each, strict=True)) | self._usual) for each in every]
             self._listed = list(dict.fromkeys(rows))
         self._lookup = None if self._listed is not None else lookup()
+        self._places: dict[int, NDArray[np.int64]] = {}
 
     def add(self, params: Params) -> Row:
         """Return the row of `params`, which `params_of` then knows; the first of equal ones."""
@@ -151,7 +152,10 @@ class SpacePool:
         gaps = size[:, None] * np.column_stack([moved, np.zeros(DRAWN)])
         found: list[Row] = []
         for way in np.unique(drawn).tolist():
-            mine, places = drawn == way, self._thetas(lookup, lookup.ways[way])
+            mine = drawn == way
+            if way not in self._places:
+                self._places[way] = self._thetas(lookup, lookup.ways[way])
+            places = self._places[way]
             weights = np.column_stack([shares, 1.0 - shares])[mine]
             chosen = lookup.cheapest(way, weights, gaps[mine][:, places])
             found += [self.add(params | self._usual) for params in chosen]
