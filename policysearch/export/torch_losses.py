@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policysearch.export.torch_float8 import DTYPE, why_not
-from policysearch.export.torch_runs import DTYPES, MOVES, runs, runs_in, with_free_moves
+from policysearch.export.torch_runs import (
+    DTYPES,
+    MOVES,
+    is_stored_wide,
+    runs,
+    runs_in,
+    with_free_moves,
+)
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node
 from policysearch.importers.torch_model import TorchModel
@@ -175,12 +182,11 @@ def _whole_losses(policy: Policy, running: Policy) -> Iterator[str]:
 
 def _order_losses(policy: Policy) -> Iterator[str]:
     """Both orders are torch's own; they differ where the parameters are stored low."""
-    stored = {policy.layer(name).param for name, _ in policy.layers} - {"float32"}
-    if policy.master_weights or not stored:
+    if is_stored_wide(policy):
         return
-    fused = policy.optimizer_order == "fused"
-    yield f"optimizer_order: the training loop has to make its optimizer with fused={fused}"
-    if not fused:
+    if policy.optimizer_order == "fused":
+        yield "optimizer_order: torch updates op by op unless its optimizer has fused=True"
+    else:
         given = policy.optimizer_scalars
         device = "CUDA" if given == "float32" else "a CPU"
         yield f"optimizer_scalars: {given!r} is what torch does on {device} alone"

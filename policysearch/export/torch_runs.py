@@ -41,7 +41,9 @@ def runs(policy: Policy, model: Model) -> Policy:
     Products of a layer torch has no dtype for take that of their result, but for the linears that
     torchao computes in float8 (`why_not`); gradients follow the operands; values are moved in the
     format they have, biases added by the product before its one rounding; every op casts what it
-    reads, norms have float32 inside, losses are float32. It is its own: `runs(runs(p)) == runs(p)`.
+    reads, norms have float32 inside, losses are float32. Optimizers round every operation on
+    parameters stored low, as torch's do unless made with `fused=True`. It is its own:
+    `runs(runs(p)) == runs(p)`.
     """
     layers = tuple((name, _layer(name, policy, model)) for name, _ in policy.layers)
     narrow = any(formats.compute == DTYPE for _, formats in layers)
@@ -53,6 +55,7 @@ def runs(policy: Policy, model: Model) -> Policy:
         _moved(with_free_moves(policy), lists),
         layers=layers,
         bias="fused",
+        optimizer_order="fused" if is_stored_wide(policy) else "eager",
         casts="op",
         norm_inner="float32",
         optimizer_state="float32" if policy.master_weights else policy.optimizer_state,
@@ -62,6 +65,11 @@ def runs(policy: Policy, model: Model) -> Policy:
         rounding=RoleRounding(),
         phases=(),
     )
+
+
+def is_stored_wide(policy: Policy) -> bool:
+    """Return whether updates read and write float32 alone: then their order rounds nothing."""
+    return policy.master_weights or {row.param for _, row in policy.layers} == {"float32"}
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:
