@@ -152,7 +152,7 @@ def test_a_study_stopped_while_results_come_in_any_order_loses_none(
 
 
 STOPS: dict[str, dict[str, Any]] = {
-    "budget: 18 trials": {},
+    "budget: 15 trials": {},
     "time: 0.5 hours": {"hours": 0.5},
     "goal met: 0.9 times at a gap up to 0.01": {"goal_gap": 0.01, "goal_speedup": 0.9},
     "expected gain below 0.05 of the volume found": {"least_gain": 0.05},
@@ -166,17 +166,18 @@ def test_a_search_ends_with_its_reason_and_goes_on_without_it(
     reason: str, in_order: bool, spec: StudySpec, tmp_path: Path
 ) -> None:
     small = replace(spec.space, ops=(), loss_scales=("none",), ladder=())
-    limited = replace(spec, space=small, study=replace(spec.study, sampler="gain", **STOPS[reason]))
+    study = replace(spec.study, sampler="gain", trials=15)
+    limited = replace(spec, space=small, study=replace(study, **STOPS[reason]))
     path = tmp_path / "a.journal"
     seconds = itertools.count(0.0, 200.0)
     results = run_study(limited, path, executor=Drawn(3, in_order), clock=lambda: next(seconds))
     assert results.stopped == load_results(limited, path).stopped == reason
     count = len(results.trials)
-    assert (count == 18) == (reason == "budget: 18 trials")
-    free = replace(spec, space=small, study=replace(spec.study, sampler="gain"))
-    if count < 18 and "no other" not in reason:
+    assert (count == 15) == (reason == "budget: 15 trials")
+    free = replace(spec, space=small, study=study)
+    if count < 15 and "no other" not in reason:
         again = run_study(free, path, executor=Drawn(3, in_order))
-        assert again.stopped == "budget: 18 trials" and again.trials[:count] == results.trials
+        assert again.stopped == "budget: 15 trials" and again.trials[:count] == results.trials
 
 
 def test_half_a_goal_is_none(spec: StudySpec) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from policysearch.formats import Rounding
+from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import (
     LayerPolicy,
     LossScale,
@@ -29,6 +30,7 @@ POLICY = Policy(
     scaling=Scaling("current"),
     gradient_clip_norm=1.0,
     phases=(Phase(3, (("fc1", LayerPolicy("bfloat16")),)),),
+    parallel=Parallel(devices=2),
 )
 Path = tuple[str | int, ...]
 

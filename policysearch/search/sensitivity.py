@@ -39,7 +39,7 @@ ABSOLUTE_NOISES = (0.02, 0.3)
 """Noise over the smallest gap; averaged over."""
 
 REPEATS = 1e-3
-"""Share of the noise that policies which differ by modifiers alone do not have in common."""
+"""Share of the noise that policies which cost the same decisions do not have in common."""
 
 MODIFIERS = (0.03, 0.4)
 """By how much of a gap a modifier may change it; averaged over where there are modifiers."""
@@ -176,7 +176,7 @@ def _own(sizes: Array) -> Array:
 
 
 def _alike(left: Rows, right: Rows) -> Array:
-    """Return which policies differ by modifiers at most: [n, m], zeros and ones."""
+    """Return which policies cost the same decisions, modifiers apart: [n, m], zeros and ones."""
     common = left.shares @ right.shares.T
     counts = left.shares.sum(axis=1)[:, None], right.shares.sum(axis=1)
     return np.asarray((common == counts[0]) & (common == counts[1]), dtype=float)
@@ -212,8 +212,7 @@ def _linear(
     sizes = _sizes(prior, told, theta, pairs)
     covariance = _shared(sizes, sizes) + common * share[:, None] * share
     apart = np.sqrt(UNSHARED * _own(sizes) + _noise(prior, gap))
-    repeats = REPEATS if told.modifiers.shape[1] else 0.0
-    covariance += _alike(told, told) * apart[:, None] * apart + np.diag(repeats * apart**2)
+    covariance += _alike(told, told) * apart[:, None] * apart + np.diag(REPEATS * apart**2)
     covariance += slopes @ prior.covariance @ slopes.T
     factor, lower = cho_factor(covariance, lower=True)
     left = scaled - expected - slopes @ (prior.mean - theta)
