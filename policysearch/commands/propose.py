@@ -8,11 +8,10 @@ from pathlib import Path
 from policysearch import api
 from policysearch.commands.shared import Commands
 from policysearch.formats import format_named
-from policysearch.objective.objective import Objective
 from policysearch.policy.policy import uniform_layer
 from policysearch.search.decided.base import SAME
 from policysearch.search.propose import largest_gradients, noise_ratio, schedule_for
-from policysearch.search.spec import StudySpec
+from policysearch.search.spec import StudySpec, objective_of
 
 
 def add_propose(commands: Commands) -> None:
@@ -26,8 +25,7 @@ def add_propose(commands: Commands) -> None:
 
 def _propose(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast)
+    objective = objective_of(spec)
     seed = min(spec.study.seeds)
     print(f"# The float32 run of {spec.study.name}, seed {seed}, {spec.task.steps} steps.")
     largest = largest_gradients(objective, seed)

@@ -9,12 +9,11 @@ from policysearch import api
 from policysearch.commands.shared import Commands, add_storage
 from policysearch.commands.sources import policy_for
 from policysearch.files import make_folder
-from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import number_of
 from policysearch.report.why_page import bought_page, why_page
 from policysearch.search.one_more import one_more
-from policysearch.search.spec import StudySpec
+from policysearch.search.spec import StudySpec, objective_of
 from policysearch.search.study_space import space_of
 from policysearch.search.why import why
 from policysearch.values import InputError
@@ -34,10 +33,9 @@ def add_why(commands: Commands) -> None:
 
 
 def _bought(spec: StudySpec, storage: Path | None, policy: Policy) -> str:
-    results, cost = api.load_results(spec, storage), spec.cost
+    results = api.load_results(spec, storage)
     trial = results.trial(number_of(results, policy.digest, policy.name))
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size, spec.study.fast)
-    return bought_page(trial, one_more(results, trial, space_of(spec), objective))
+    return bought_page(trial, one_more(results, trial, space_of(spec), objective_of(spec)))
 
 
 def _why(options: argparse.Namespace) -> None:
