@@ -46,7 +46,7 @@ class Chain(Model):
     def layer_names(self) -> tuple[str, ...]:
         return tuple(name for layer in self.layers for name in names_of(layer))
 
-    @property
+    @cached_property
     def layer_types(self) -> Mapping[str, str]:
         parts = (part for layer in self.layers for part in parts_of(layer))
         return {part.name: type(part).__name__ for part in parts}
