@@ -19,7 +19,9 @@ from policysearch import api
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Failure
 from policysearch.search import cluster as module
-from policysearch.search.cluster import ATTEMPTS, Cluster, ClusterExecutor, cluster_at
+from policysearch.search import connect
+from policysearch.search.cluster import ATTEMPTS, Cluster, ClusterExecutor
+from policysearch.search.connect import cluster_at
 from policysearch.search.executors import Job
 from policysearch.search.journal import read_journal
 from policysearch.search.records import PREFIX, Records
@@ -66,6 +68,7 @@ def test_a_real_cluster_gives_the_bits_of_this_process(
         assert "//127.0.0.1:" in address
 
 
+@pytest.mark.slow
 def test_workers_killed_on_the_way_cost_nothing_but_their_own_runs(
     cluster: Cluster, spec: StudySpec, tmp_path: Path
 ) -> None:
@@ -127,19 +130,13 @@ class FakeClient:
     def __init__(self, workers: list[str], act: Callable[[Job, str], Any]) -> None:
         self.workers, self.act, self._first = workers, act, set(workers)
         self.runs: list[tuple[int, str]] = []
-        self.sent: list[str] = []
+        self.sent: list[tuple[str, str]] = []
+        self.silent = 0
         self.identities: dict[str, Any] = {}
         self._taken_on: set[str] = set()
 
     def nthreads(self) -> dict[str, int]:
         return dict.fromkeys(self.workers, 1)
-
-    def scatter(self, data: dict[str, Any], workers: list[str]) -> dict[str, FakeFuture]:
-        self.sent += data
-        made = {key: FakeFuture(key, None, (), workers[0]) for key in data}
-        for future in made.values():
-            future.status = "finished"
-        return made
 
     def submit(self, function: Any, *arguments: Any, workers: list[str], pure: bool) -> FakeFuture:
         [worker] = workers
@@ -147,7 +144,10 @@ class FakeClient:
         result: Any = None
         if function is said_identity:
             result = self.identities.get(worker, said_identity())
+            if self.silent:
+                self.silent, result = self.silent - 1, None
         elif function is prepared:
+            self.sent.append((worker, arguments[0].key))
             result = ""
         elif function is measured:
             job = arguments[1]
@@ -187,17 +187,28 @@ def outcomes(client: FakeClient, objective: Objective, seeds: int) -> dict[int, 
         return dict(executor.run(jobs))
 
 
-def test_the_data_are_sent_once_and_every_worker_trains(objective: Objective) -> None:
+def test_the_data_are_sent_to_each_worker_once_and_all_train(objective: Objective) -> None:
     client = FakeClient(["a", "b", "c"], lambda job, worker: (job.seed, False))
     found = outcomes(client, objective, 20)
     assert found == {seed: seed for seed in range(20)}
     assert {worker for _, worker in client.runs} == {"a", "b", "c"}
-    [key] = client.sent
+    workers, (key, *others) = zip(*client.sent, strict=True)
+    assert sorted(workers) == ["a", "b", "c"] and set(others) == {key}
     task = replace(objective.task, data=objective.dataset)
     payload = Payload(task, objective.model.fingerprint, objective.fast)
     assert key == payload.key
     other = replace(payload, task=replace(payload.task, learning_rate=0.5))
     assert other.key != key
+
+
+def test_a_worker_that_says_nothing_is_asked_again(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TAKE_ON_SECONDS", 0.1)
+    client = FakeClient(["a"], lambda job, worker: (job.seed, False))
+    client.silent = 2
+    assert outcomes(client, objective, 3) == {seed: seed for seed in range(3)}
+    assert client.silent == 0
 
 
 def test_a_lost_worker_s_run_goes_elsewhere_a_set_number_of_times(objective: Objective) -> None:
@@ -281,7 +292,7 @@ def test_a_worker_with_other_code_or_libraries_is_refused_by_name(
 def test_a_cluster_that_is_none_is_one_line(
     address: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(connect, "CONNECT_SECONDS", 0.3)
     with pytest.raises(InputError, match=said), cluster_at(address):
         pass
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from policysearch.search.cluster import Cluster, cluster_at
+from policysearch.search.cluster import Cluster
+from policysearch.search.connect import cluster_at
 from policysearch.search.journal import read_journal
 from policysearch.search.records import PREFIX, Records
 from policysearch.search.spec import load_spec

@@ -16,7 +16,8 @@ from policysearch.commands.sources import task_for
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
 from policysearch.rewrite.placed_rules import overruled
-from policysearch.search.cluster import Cluster, cluster_at
+from policysearch.search.cluster import Cluster
+from policysearch.search.connect import cluster_at
 from policysearch.search.results import Results
 from policysearch.search.rules import rules_for
 from policysearch.search.spec import StudySpec

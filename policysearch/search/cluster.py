@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,16 +35,14 @@ SLOW = 5.0
 
 LEAST_LEASE_SECONDS = 60.0
 """No run is started again before."""
-
 ATTEMPTS = 5
 """So often a run is started that was lost or found no memory: more is lost than on one machine."""
 
 RESULT_SECONDS = 10.0
 """A result that does not arrive by then was lost with its worker."""
 
-CONNECT_SECONDS = 10.0
-
-LOOPBACK = "127.0.0.1"
+TAKE_ON_SECONDS = 60.0
+"""A worker that has not said by then what it trains with is asked again."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class _Call:
 
     worker: str
     attempt: Attempt | None = None
-    began: float = 0.0
+    began: float = field(default_factory=time.monotonic)
 
 
 class ClusterExecutor:
@@ -72,7 +70,6 @@ class ClusterExecutor:
         self._client, self._steps = client, objective.task.steps
         task = replace(objective.task, data=objective.dataset)
         self._payload = Payload(task, objective.model.fingerprint, objective.fast)
-        self._sent: Future[Any] | None = None
         self._looked = -math.inf
         self._living: set[str] = set()
         self._free: deque[str] = deque()
@@ -91,7 +88,6 @@ class ClusterExecutor:
         with contextlib.suppress(OSError, RuntimeError):  # The scheduler may be gone.
             self._client.cancel(list(self._calls), force=True)
         self._calls.clear()
-        self._sent = None
 
     @property
     def status(self) -> str:
@@ -145,9 +141,8 @@ class ClusterExecutor:
         if attempt.number > 1 and attempt.index not in self._open:
             return  # It ended late, but it ended.
         self._open.add(attempt.index)
-        worker = self._free.popleft()
-        call = _Call(worker, attempt, time.monotonic())
-        self._call(call, measured, self._data(worker), attempt.job)
+        call = _Call(self._free.popleft(), attempt)
+        self._call(call, measured, self._payload.key, attempt.job)
 
     def _late(self, call: _Call) -> bool:
         """Whether the run takes so long that it is to be started elsewhere as well."""
@@ -156,13 +151,6 @@ class ClusterExecutor:
         usual = self._slowest_step_seconds * (call.attempt.job.steps or self._steps)
         patience = max(LEAST_LEASE_SECONDS, SLOW * usual) * 2.0 ** (call.attempt.number - 1)
         return time.monotonic() - call.began > patience
-
-    def _data(self, worker: str) -> Future[Any]:
-        """Return the payload, sent once; `worker` has it first, others fetch it from each other."""
-        if self._sent is None or self._sent.status != "finished":  # Else lost with its workers.
-            key = self._payload.key
-            self._sent = self._client.scatter({key: self._payload}, workers=[worker])[key]
-        return self._sent
 
     def _results(self) -> Iterator[tuple[Attempt, Outcome, bool]]:
         """Yield attempts that ended, how, and whether another may end otherwise; wait for some."""
@@ -184,7 +172,10 @@ class ClusterExecutor:
                 future.cancel()
                 if call.attempt is not None:
                     yield call.attempt, Failure(f"worker lost {ATTEMPTS} times (no memory?)"), True
-            elif call.attempt is not None and self._late(call):
+            elif call.attempt is None:
+                if time.monotonic() - call.began > TAKE_ON_SECONDS:
+                    self._living.discard(call.worker)  # The next look takes it on anew.
+            elif self._late(call):
                 self._doubled.add(call)  # It may still end, and first.
                 yield call.attempt, Failure(f"no result, on {ATTEMPTS} workers"), True
 
@@ -218,7 +209,7 @@ class ClusterExecutor:
         else:
             why = "; ".join(differences(self._identity, said))
             if not why:
-                self._call(_Call(worker), prepared, self._data(worker))
+                self._call(_Call(worker), prepared, self._payload)
         if why:
             self._refuse(worker, why)
 
@@ -254,44 +245,3 @@ def workers_of(executor: Client | Cluster | None) -> Cluster | None:
     if not hasattr(executor, "scatter"):
         raise InputError(f"executor: {type(executor).__name__}; expected a dask.distributed Client")
     return Cluster(executor)
-
-
-@contextlib.contextmanager
-def cluster_at(address: str) -> Iterator[Cluster]:
-    """Yield the cluster whose scheduler has `address`; "local:N" starts one of N workers here.
-
-    All addresses of the latter are of the loopback interface. Raises InputError where dask is not
-    installed, where nobody answers, and for an N that is no number from 1 on.
-    """
-    try:
-        from distributed import Client, LocalCluster
-    except ModuleNotFoundError:
-        raise InputError(
-            "--cluster: needs dask, which is not installed; expected pip install "
-            "'policysearch[dask]'"
-        ) from None
-    kind, _, count = address.partition(":")
-    with contextlib.ExitStack() as stack:
-        target: Any = address
-        if kind == "local":
-            if not (count.isdecimal() and 1 <= int(count) <= 1024):
-                raise InputError(f"--cluster: {address}; expected local:N with N from 1 to 1024")
-            target = stack.enter_context(
-                LocalCluster(
-                    n_workers=int(count),
-                    threads_per_worker=1,
-                    processes=True,
-                    host=LOOPBACK,
-                    dashboard_address=f"{LOOPBACK}:0",
-                    silence_logs=logging.ERROR,
-                )
-            )
-        try:
-            client = stack.enter_context(Client(target, timeout=CONNECT_SECONDS))
-        except (OSError, ValueError) as error:
-            said = " ".join(str(error).split())
-            raise InputError(
-                f"--cluster: {address}: {said}; expected the address of a dask scheduler, as "
-                "tcp://HOST:8786, or local:N"
-            ) from None
-        yield Cluster(client)

@@ -35,7 +35,7 @@ class Payload:
         """Made once on each worker, which prices nothing: any device will do."""
         return Objective(self.task, next(iter(DEVICES)), next(iter(STACKS)), fast=self.fast)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name of this content: equal for equal tasks, models and data."""
         data = self.task.load_dataset().fingerprint
@@ -52,14 +52,26 @@ def said_identity() -> dict[str, Any]:
 
 
 def prepared(payload: Payload) -> str:
-    """Make the objective in this process; return why it cannot be trained here, "" where it can."""
+    """Keep what this worker trains with; return why it cannot be trained here, "" where it can."""
     try:
         model = payload.objective.model.fingerprint
     except (InputError, OSError) as error:
         return str(error)
+    _kept()[payload.key] = payload
     return "" if model == payload.model else "its model is another; expected the same file there"
 
 
-def measured(payload: Payload, job: Job) -> tuple[Outcome, bool]:
-    """Return how the run ended here, and whether another attempt may end otherwise."""
-    return attempted(payload.objective, job)
+def measured(key: str, job: Job) -> tuple[Outcome, bool]:
+    """Return how the run ended here, and whether another attempt may end otherwise.
+
+    `key` is that of a payload that was `prepared` here.
+    """
+    return attempted(_kept()[key].objective, job)
+
+
+def _kept() -> dict[str, Payload]:
+    """Return the payloads of this worker by key; they live as long as its process."""
+    from distributed import get_worker
+
+    kept: dict[str, Payload] = vars(get_worker()).setdefault("policysearch", {})
+    return kept
