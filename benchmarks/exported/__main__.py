@@ -1,6 +1,6 @@
 """Exported torch files in training: do they agree with the emulator, scale the loss, compile.
 
-    python -m benchmarks.exported [--out FILE.json] [--cases 16] [--workers 1] [--place cpu]
+    python -m benchmarks.exported [--out FILE.json] [--cases 17] [--workers 1] [--place cpu]
 
 Prints JSON: what runs it; per case how far the losses of the place, of a CPU and of the emulator
 are apart, the faults `verify` finds, and layers whose dtypes differ between place and CPU; what
