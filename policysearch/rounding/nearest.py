@@ -5,6 +5,7 @@ Spans that hold a number near the largest or beyond it, or a NaN, are left to th
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable
 
@@ -36,16 +37,21 @@ def bind_wide(
     # As operands, arrays of no dimension are faster than numbers.
     down, split = (np.array(f, np.float32) for f in (2.0**-grid.shift, 1 + 2.0**grid.shift))
 
+    raising = contextvars.copy_context()  # entering `np.errstate` takes as long as a short pass
+    raising.run(np.seterr, all="raise")
+
+    def split_off() -> None:
+        np.multiply(x, down, product)
+        np.multiply(x, split, product)
+        np.subtract(product, x, rest)
+
     def wide() -> None:
         try:
-            with np.errstate(all="raise"):
-                np.multiply(x, down, out=product)
-                np.multiply(x, split, out=product)
-                np.subtract(product, x, out=rest)
+            raising.run(split_off)
         except FloatingPointError:
             otherwise()
             return
-        np.subtract(product, rest, out=out)
+        np.subtract(product, rest, out)
 
     return wide
 
@@ -66,22 +72,24 @@ def bind_narrow(
     grid: Grid,
     x: FloatArray,
     out: FloatArray,
-    work: tuple[UintArray, UintArray],
+    power: UintArray,
+    raised: tuple[UintArray, UintArray],
     otherwise: Call,
 ) -> Call:
-    """Return the call that rounds onto a format with fewer exponents; `work[1]` is `grid.lowest`.
+    """Return the call that rounds onto a format with fewer exponents, `power` its work buffer.
 
-    The quantum is scaled to 1 by a power of two, the number rounded to an integer, which keeps the
-    sign of a zero, and divided by the power again.
+    `raised` holds all of that buffer, at least, in the shape in which it is raised to the second
+    array, which is `grid.lowest` all over. The quantum is scaled to 1 by a power of two, the number
+    rounded to an integer, which keeps the sign of a zero, and divided by the power again.
     """
-    (power, lowest), bits = work, x.view(np.uint32)
+    (powers, lowest), bits = raised, x.view(np.uint32)
     factor, top = power.view(np.float32), grid.max & INF
     # As operands, arrays of no dimension are faster than numbers.
     infinite, scale = (np.array(f, np.uint32) for f in (INF, grid.scale))
 
     def narrow() -> None:
         np.bitwise_and(bits, infinite, power)
-        np.maximum(power, lowest, out=power)
+        np.maximum(powers, lowest, out=powers)
         if power.item(power.argmax()) >= top:  # a small array's maximum.reduce takes longer
             otherwise()
             return
