@@ -26,11 +26,11 @@ from benchmarks.timing import (
     show,
     write_csv,
 )
-from policysearch.emulator.kernels.kernel import Kernel
-from policysearch.emulator.kernels.registry import kernel_of
-from policysearch.graph import Attrs, FloatArray, Shape
-from policysearch.layout import aligned, empty
+from policysearch.emulator.compile import compile_graph
+from policysearch.graph import Attrs, Shape
+from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
+from policysearch.ops.source import data
 
 TOKENS = ((2048, 64), (1024, 256))
 """Rows and width of the matrices of tokens; attention takes 32 tokens and 16 numbers a head."""
@@ -151,34 +151,25 @@ def _attention(tokens: Shape) -> Iterator[Row]:
 
 
 def ours(parts: Sequence[Part], *, compiled: bool) -> Call:
-    """Return the call that runs the nodes, each with its kernel in C if `compiled`.
+    """Return the call that runs the nodes as a step does, with kernels in C if `compiled`.
 
     As in a step they read the same arrays: inputs of one shape are one array for the first of each
     node, another for the second.
     """
-    rng, runs = np.random.default_rng(0), []
-    arrays: dict[tuple[Shape, int], FloatArray] = {}
+    b, rng, outputs = Builder(), np.random.default_rng(0), {}
+    sources: dict[tuple[Shape, int], int] = {}
     for part in parts:
-        op = OPS[part.op]
         keys = [(shape, part.inputs[:i].count(shape)) for i, shape in enumerate(part.inputs)]
-        inputs = [arrays.setdefault(key, _filled(rng, key[0])) for key in keys]
-        out = empty(op.shape(part.inputs, part.attrs))
-        kernel = kernel_of(op, part.inputs, out.shape, part.attrs) if compiled else None
-        kernel = kernel or Kernel(op.bind, op.work)
-        work = aligned(kernel.work(part.inputs, out.shape, part.attrs))
-        runs.append(kernel.bind(inputs, out, part.attrs, work))
-
-    def run() -> None:
-        for each in runs:
-            each()
-
-    return run
-
-
-def _filled(rng: np.random.Generator, shape: Shape) -> FloatArray:
-    array = empty(shape)
-    array[...] = rng.standard_normal(shape)
-    return array
+        for key in keys:
+            if key not in sources:
+                name = f"source {len(sources)}"
+                sources[key] = b.emit(data, attrs={"shape": key[0]}, role="input", name=name)
+        inputs = [sources[key] for key in keys]
+        outputs[part.op] = b.emit(OPS[part.op], *inputs, attrs=dict(part.attrs))
+    executable = compile_graph(b.graph(outputs), fast="c" if compiled else "numpy")
+    for array in executable.arrays.values():
+        array[...] = rng.standard_normal(array.shape)
+    return executable.forward_backward
 
 
 def _timed(row: Row, rounds: int) -> list[object]:

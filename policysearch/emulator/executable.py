@@ -132,8 +132,12 @@ class Executable:
         out = stored(self._flat[node.id], node.shape)
         if is_view(self.graph, node) and np.shares_memory(out, inputs[0]):
             return _nothing
-        kernel = self._plan.kernels[node.id]
-        run = kernel.bind(inputs, out, attributes(self.graph, node, self.fast), self._work(node))
+        if node.id in self._plan.beside.values():
+            return _nothing
+        kernel, attrs = self._plan.kernels[node.id], attributes(self.graph, node, self.fast)
+        if node.id in self._plan.beside:
+            attrs["beside"] = self._flat[self._plan.beside[node.id]]
+        run = kernel.bind(inputs, out, attrs, self._work(node))
         return self._finite(node, run) if node.op.name == "all_finite" else run
 
     def _finite(self, node: Node, every_element: Run) -> Run:
@@ -238,4 +242,4 @@ class Executable:
 
 
 def _nothing() -> None:
-    """Stands for a value that already is where it is wanted."""
+    """Stands for a value that is already where it is wanted, or comes there with another."""

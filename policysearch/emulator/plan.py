@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -90,7 +91,8 @@ class Plan:
     All that the outputs need comes first, then (from position `split`) what else the update needs.
     `groups` holds (start, stop) positions: nodes of one group run span by span, so their
     buffers are all alive throughout the group. `kernels` holds how every node runs: with `kernels`
-    in C where there is a kernel for it. `span_work` holds the elements of scratch of nodes that run
+    in C where there is a kernel for it. `beside` maps a node to the next one, whose values its
+    kernel computes as well. `span_work` holds the elements of scratch of nodes that run
     span by span: they have it outside the arena, with the roundings.
     """
 
@@ -104,6 +106,7 @@ class Plan:
         self.split = len(first)
         self.groups = self._grouped()
         self.kernels = {node.id: self._kernel(node, kernels) for node in self.order}
+        self.beside = dict(self._beside())
         self.last_read = self._last_reads()
         self.home: dict[int, Buffer] = {}
         self.work: dict[int, Buffer] = {}
@@ -156,6 +159,12 @@ class Plan:
             found = kernel_of(node.op, shapes, node.shape, node.attributes)
         return found or Kernel(node.op.bind, node.op.work)
 
+    def _beside(self) -> Iterator[tuple[int, int]]:
+        for lead, node in pairwise(self.order):
+            same = lead.inputs[: len(node.inputs)] == node.inputs
+            if same and self.kernels[lead.id].beside == node.op.name:
+                yield lead.id, node.id
+
     def _last_reads(self) -> dict[int, int]:
         last: dict[int, int] = {}
         for position, node in enumerate(self.order):
@@ -184,10 +193,13 @@ class Plan:
                 buffer.last = max(buffer.last, last)
                 self.home[node.id] = buffer
                 return
-        self.home[node.id] = Buffer(size(node.shape), position, last)
+        first = position - (node.id in self.beside.values())
+        self.home[node.id] = Buffer(size(node.shape), first, last)
         self.buffers.append(self.home[node.id])
 
     def _scratch(self, node: Node) -> int:
+        if node.id in self.beside.values():
+            return 0
         shapes, shape = [i.shape for i in self.graph.inputs_of(node)], node.shape
         if runs_in_spans(self.graph, node):
             axis = leading_axis(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,34 @@ def test_steps_have_the_same_bits_however_they_run(
             assert np.array_equal(value, expected[name]), (fast, name)
 
 
+@pytest.mark.parametrize("rounded", ["float32", "float16"])
+@pytest.mark.parametrize("shape", [(300, 70), (70, 600), (5, 70, 120), (16, 3, 4, 40)], ids=str)
+def test_the_gradients_of_a_layer_norm_come_in_one_pass(shape: Shape, rounded: str) -> None:
+    """That of the weight is in the arena before its turn: the plan keeps its place free for it."""
+    pytest.importorskip("policysearch.emulator.kernels._layer_norm")
+    graph = _traced(layer_norm, shape, 2, {})
+    graph = replace(
+        graph,
+        nodes=tuple(
+            replace(n, format=rounded) if n.op.name.endswith("_grad") else n for n in graph.nodes
+        ),
+    )
+    plan = Plan(graph)
+    ((lead, node),) = plan.beside.items()
+    names = [graph.nodes[i].op.name for i in (lead, node)]
+    assert names == ["layer_norm_grad", "layer_norm_weight_grad"]
+    assert plan.home[node].first == plan.home[lead].first
+    expected, found = _values(graph, "off"), _values(graph, "c")
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert np.any(expected["owned0"] != 0)
+
+
+def test_rows_that_start_between_lanes_have_their_gradients_apart() -> None:
+    pytest.importorskip("policysearch.emulator.kernels._layer_norm")
+    assert not Plan(_traced(layer_norm, (2, 3, 40, 200), 2, {})).beside
+    assert not Plan(_traced(layer_norm, (300, 70), 0, {})).beside
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("shape", [(40, 64), (30, 768), (6, 20, 32), (4, 3, 200), (2, 3, 5, 40)])
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: f"{case[0].name} {case[1]} {case[2]}")
@@ -199,14 +228,14 @@ def test_the_extensions_refuse_arrays_that_do_not_fit() -> None:
     soft = pytest.importorskip("policysearch.emulator.kernels._softmax")
     inner = pytest.importorskip("policysearch.emulator.kernels._gelu").inner_tanh
     x, w = np.zeros((6, 8), np.float32), np.zeros(6, np.float32)
-    statistics, work = np.zeros((2, 8), np.float32), np.zeros(16 * 512, np.float32)
-    good = [None, x, statistics, w, w, x.copy(), work, 1, 6, 8, 1e-5]
+    statistics, work = np.zeros((2, 8), np.float32), np.zeros(16 * 518, np.float32)
+    good = [None, x, statistics, w, w, x.copy(), w.copy(), work, 1, 6, 8, 1e-5]
     norm.layer_norm(*good)
     doubles, fixed = x.astype(np.float64), x.copy()
     fixed.flags.writeable = False
     for place, wrong in (
         *((1, None), (1, doubles), (1, x[:3]), (1, x.T), (2, None), (2, w), (3, None), (3, x)),
-        *((5, fixed), (5, w), (6, work[:-1]), (7, 2), (8, 0), (9, -1)),
+        *((5, fixed), (5, w), (6, w[:-1]), (7, work[:-1]), (8, 2), (9, 0), (10, -1)),
     ):
         with pytest.raises((ValueError, BufferError)):
             norm.layer_norm(*(wrong if i == place else given for i, given in enumerate(good)))

@@ -15,10 +15,11 @@ typedef struct {
     float share, epsilon;
 } Problem;
 
-/* The arrays of a call; those that are not there are NULL. `out` may be the first. */
+/* The arrays of a call; those that are not there are NULL. `out` may be the first. `beside` takes
+ * the weight's gradient where that of x is asked for. */
 typedef struct {
     const float *grad, *x, *statistics, *weight, *bias;
-    float *out, *work;
+    float *out, *beside, *work;
 } Arrays;
 
 /* The mean and the inverse deviation of the rows of outer index `outer`, `inner` of each. */
@@ -70,48 +71,70 @@ VECTORISED static void block_statistics(const Problem *p, const float *x, float 
 #define TOGETHER 4 /* features of one lane that are added at a time: lanes are loaded less often */
 
 /* Add `features` features from f on, LANES apart, of `count` rows from `at` on to their lane of the
- * sums of g = grad * weight and of g * normal x. */
+ * sums of g = grad * weight and of g * normal x; if `beside`, grad * normal x to the feature's lanes
+ * in `owned` as well. */
 INLINE void add_features(const Problem *p, const Arrays *a, Size at, const float *mean, Size f,
-                         Size features, float *sums, float *along, Size count) {
+                         Size features, float *sums, float *along, float *owned, int beside,
+                         Size count) {
     const float *x = a->x + at + f * p->e.inner, *grad = a->grad + at + f * p->e.inner;
     const float *inverse = mean + p->e.inner;
-    float weights[TOGETHER];
-    for (Size k = 0; k < features; k++)
+    float weights[TOGETHER], *own = owned + f * LANES;
+    Lanes owns[TOGETHER];
+    for (Size k = 0; k < features; k++) {
         weights[k] = a->weight ? a->weight[f + k * LANES] : 1.0f;
+        if (beside)
+            owns[k] = load(own + k * LANES * LANES);
+    }
     Size step = LANES * p->e.inner, r = 0;
     for (; r + LANES <= count; r += LANES) {
         Lanes sum = load(sums + r), product = load(along + r);
         UNROLLED
         for (Size k = 0; k < features; k++) {
-            Lanes g = load(grad + r + k * step) * weights[k];
+            Lanes given = load(grad + r + k * step), g = given * weights[k];
+            Lanes y = (load(x + r + k * step) - load(mean + r)) * load(inverse + r);
             sum = sum + g;
-            product = product + g * ((load(x + r + k * step) - load(mean + r)) * load(inverse + r));
+            product = product + g * y;
+            if (beside)
+                owns[k] = owns[k] + y * given;
         }
         store(sums + r, sum);
         store(along + r, product);
     }
+    for (Size k = 0; beside && k < features; k++)
+        store(own + k * LANES * LANES, owns[k]);
     for (; r < count; r++)
         for (Size k = 0; k < features; k++) {
-            float g = grad[r + k * step] * weights[k];
-            sums[r] = sums[r] + g;
-            along[r] = along[r] + g * ((x[r + k * step] - mean[r]) * inverse[r]);
+            float given = grad[r + k * step], y = (x[r + k * step] - mean[r]) * inverse[r];
+            sums[r] = sums[r] + given * weights[k];
+            along[r] = along[r] + given * weights[k] * y;
+            if (beside)
+                own[k * LANES * LANES + r % LANES] += y * given;
         }
+}
+
+/* All features of `count` rows from `at` on, as `add_features`. */
+INLINE void add_block(const Problem *p, const Arrays *a, Size at, const float *mean, float *lanes,
+                      float *along, float *owned, int beside, Size count) {
+    for (Size lane = 0; lane < LANES; lane++) {
+        Size f = lane, length = p->e.length;
+        float *sums = lanes + lane * BLOCK, *products = along + lane * BLOCK;
+        for (; f + (TOGETHER - 1) * LANES < length; f += TOGETHER * LANES)
+            add_features(p, a, at, mean, f, TOGETHER, sums, products, owned, beside, count);
+        for (; f < length; f += LANES)
+            add_features(p, a, at, mean, f, 1, sums, products, owned, beside, count);
+    }
 }
 
 VECTORISED static void block_grad(const Problem *p, const Arrays *a, Size at, const float *mean,
                                   Size count) {
     const float *inverse = mean + p->e.inner;
-    float *lanes = a->work, *along = lanes + LANES * BLOCK;
+    float *lanes = a->work, *along = lanes + LANES * BLOCK, *owned = along + LANES * BLOCK;
     Size length = p->e.length, step = p->e.inner;
     clear(lanes, 2 * LANES * BLOCK);
-    for (Size lane = 0; lane < LANES; lane++) {
-        Size f = lane;
-        float *sums = lanes + lane * BLOCK, *products = along + lane * BLOCK;
-        for (; f + (TOGETHER - 1) * LANES < length; f += TOGETHER * LANES)
-            add_features(p, a, at, mean, f, TOGETHER, sums, products, count);
-        for (; f < length; f += LANES)
-            add_features(p, a, at, mean, f, 1, sums, products, count);
-    }
+    if (a->beside)
+        add_block(p, a, at, mean, lanes, along, owned, 1, count);
+    else
+        add_block(p, a, at, mean, lanes, along, owned, 0, count);
     fold(lanes, BLOCK, count);
     fold(along, BLOCK, count);
     for (Size r = 0; r < count; r++) {
@@ -213,7 +236,8 @@ VECTORISED static void row_norm(const Problem *p, const Arrays *a) {
 
 VECTORISED static void row_grad(const Problem *p, const Arrays *a) {
     Size length = p->e.length, at = 0;
-    float *g = a->work, *y = g + length;
+    float *g = a->work, *y = g + length, *owned = y + length;
+    clear(owned, a->beside ? LANES * length : 0);
     for (Size row = 0; row < p->e.outer; row++, at += length) {
         const float *x = a->x + at, *grad = a->grad + at, *weight = a->weight;
         float mean = means_of(a, p, row)[0], inverse = means_of(a, p, row)[1];
@@ -223,11 +247,19 @@ VECTORISED static void row_grad(const Problem *p, const Arrays *a) {
             g[f] = weight ? grad[f] * weight[f] : grad[f];
             y[f] = (x[f] - mean) * inverse;
         }
+        float *own = owned + row % LANES * length;
+        INDEPENDENT
+        for (Size f = 0; a->beside && f < length; f++)
+            own[f] = own[f] + y[f] * grad[f];
         float along = sum_of_products(g, y, length) * p->share;
         float average = sum_of(g, length) * p->share;
         INDEPENDENT
         for (Size f = 0; f < length; f++)
             out[f] = ((g[f] - average) - y[f] * along) * inverse;
+    }
+    if (a->beside) {
+        fold(owned, length, length);
+        memcpy(a->beside, owned, (size_t)length * sizeof *owned);
     }
 }
 
@@ -270,17 +302,21 @@ static void grad_all(const Problem *p, const Arrays *a) {
         row_grad(p, a);
         return;
     }
+    float *owned = a->work + 2 * LANES * BLOCK;
+    clear(owned, a->beside ? LANES * e.length : 0);
     for (Size o = 0; o < e.outer; o++)
         for (Size r = 0; r < e.inner; r += BLOCK)
             block_grad(p, a, o * e.length * e.inner + r, means_of(a, p, o) + r,
                        least(BLOCK, e.inner - r));
+    for (Size f = 0; a->beside && f < e.length; f++)
+        a->beside[f] = total(load(owned + f * LANES));
 }
 
 static void weight_grad_all(const Problem *p, const Arrays *a) {
     (p->e.inner == 1 ? row_weight_grad : beside_weight_grad)(p, a);
 }
 
-enum { GRAD, X, STATISTICS, WEIGHT, BIAS, OUT, WORK, ARRAYS };
+enum { GRAD, X, STATISTICS, WEIGHT, BIAS, OUT, BESIDE, WORK, ARRAYS };
 
 typedef void All(const Problem *, const Arrays *);
 
@@ -304,8 +340,8 @@ static int sizes_fit(const Problem *p, const Py_buffer *views, const int *there,
     Extents e = p->e;
     Size all = e.outer * e.length * e.inner, rows = 2 * e.outer * e.inner;
     Size out = run == statistics_all ? rows : run == weight_grad_all ? e.length : all;
-    Size work = LANES * (e.length > 2 * BLOCK ? e.length : 2 * BLOCK);
-    Size need[ARRAYS] = {all, all, rows, e.length, e.length, out, work};
+    Size work = LANES * (2 * BLOCK + e.length);
+    Size need[ARRAYS] = {all, all, rows, e.length, e.length, out, e.length, work};
     for (int i = 0; i < ARRAYS; i++) {
         Size have = there[i] ? views[i].len / (Size)sizeof(float) : need[i];
         if ((there[i] && !holds_float32(&views[i])) || (i < WORK ? have != need[i] : have < need[i]))
@@ -314,8 +350,8 @@ static int sizes_fit(const Problem *p, const Py_buffer *views, const int *there,
     return 1;
 }
 
-/* Run on (grad, x, statistics, weight, bias, out, work, outer, length, inner, epsilon), None for
- * arrays that are not there; bit i of `asked` asks for number i. */
+/* Run on (grad, x, statistics, weight, bias, out, beside, work, outer, length, inner, epsilon), None
+ * for arrays that are not there; bit i of `asked` asks for number i. */
 static PyObject *run(All *all, int asked, PyObject *const *args, Py_ssize_t count) {
     Py_buffer views[ARRAYS];
     int there[ARRAYS], taken = 0, done = 0;
@@ -341,7 +377,7 @@ static PyObject *run(All *all, int asked, PyObject *const *args, Py_ssize_t coun
         goto release;
     }
     const Arrays a = {views[GRAD].buf, views[X].buf,   views[STATISTICS].buf, views[WEIGHT].buf,
-                      views[BIAS].buf, views[OUT].buf, views[WORK].buf};
+                      views[BIAS].buf, views[OUT].buf, views[BESIDE].buf,     views[WORK].buf};
     Py_BEGIN_ALLOW_THREADS
     all(&p, &a);
     Py_END_ALLOW_THREADS

@@ -15,11 +15,14 @@ class Kernel:
     """How the values of a node are computed: `bind` and `work` as an `Op` has them.
 
     `rounds`: given the attribute "grid" (`Rounder.kernel_grid`) it rounds its output as well.
+    `beside`: an op of the first of its inputs whose values it computes as well, into the attribute
+    "beside" where that is given.
     """
 
     bind: Bind
     work: Work = no_work
     rounds: bool = False
+    beside: str | None = None
 
 
 Offer = Callable[[Sequence[Shape], Shape, Attrs], Kernel | None]

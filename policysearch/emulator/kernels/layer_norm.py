@@ -33,30 +33,39 @@ def _bind(
     work: FloatArray,
 ) -> Callable[[], object]:
     given = dict(zip(places, map(stored_view, inputs), strict=False))
-    arrays = *(given.get(place) for place in PLACES), stored_view(out), work
+    arrays = *(given.get(place) for place in PLACES), stored_view(out), attrs.get("beside"), work
     shape = inputs[places.index("x")].shape
     epsilon = float(attrs.get("epsilon", EPSILON))
     return partial(getattr(_layer_norm, name), *arrays, *around_last_axis(shape), epsilon)
 
 
 def _work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    """The lanes of two sums for every row of a block, or of one for every feature."""
-    return LANES * max(2 * BLOCK, inputs[0][-1])
+    """The lanes of two sums for every row of a block, and of one for every feature."""
+    return LANES * (2 * BLOCK + inputs[0][-1])
 
 
 def _offer(name: str, *places: str) -> Offer:
     def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-        served = _layer_norm and not (name == "layer_norm_grad" and attrs.get("fixed"))
-        return Kernel(partial(_bind, name, places), _work) if served else None
+        return Kernel(partial(_bind, name, places), _work) if _layer_norm else None
 
     return offer
+
+
+def _offer_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+    """The weight's gradient comes with it where all rows are at the start of a row of lanes."""
+    if not _layer_norm or attrs.get("fixed"):
+        return None
+    outer, _, inner = around_last_axis(out)
+    beside = "layer_norm_weight_grad" if inner == 1 or outer == 1 or inner % LANES == 0 else None
+    bind = partial(_bind, "layer_norm_grad", ("grad", "x", "statistics", "weight"))
+    return Kernel(bind, _work, beside=beside)
 
 
 KERNELS: Mapping[str, Offer] = MappingProxyType(
     {
         "layer_statistics": _offer("layer_statistics", "x"),
         "layer_norm": _offer("layer_norm", "x", "statistics", "weight", "bias"),
-        "layer_norm_grad": _offer("layer_norm_grad", "grad", "x", "statistics", "weight"),
+        "layer_norm_grad": _offer_grad,
         "layer_norm_weight_grad": _offer("layer_norm_weight_grad", "grad", "x", "statistics"),
     }
 )
