@@ -26,7 +26,7 @@ from policysearch.policy.policy import Policy
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 
 POLICIES = 30
 FRESH = tuple(range(1000, 1010))
@@ -50,8 +50,7 @@ def drawn(spec: StudySpec, objective: Objective) -> list[Policy]:
 
 def gaps_of(spec: StudySpec, seeds: Sequence[int], processes: int | None) -> list[list[float]]:
     """Return the loss gap of every policy with every seed, diverged policies left out."""
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(spec)
     policies = [objective.float32, *drawn(spec, objective)]
     jobs = [Job(policy, seed) for policy in policies for seed in seeds]
     runs: dict[int, Measurement] = {}

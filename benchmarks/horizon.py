@@ -18,12 +18,12 @@ import sys
 from pathlib import Path
 
 from policysearch import api
-from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, gap
 from policysearch.report.table import aligned
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.ranking import rank_correlation
 from policysearch.search.results import Results
+from policysearch.search.spec import objective_of
 
 STEPS = 2000
 WANTED = 0.95
@@ -32,9 +32,7 @@ FIRST_SEED = 2000
 
 def long_gaps(results: Results, seeds: int, processes: int | None) -> dict[str, float]:
     """Return the mean gap over STEPS steps of every confirmed policy, by digest, in nats."""
-    spec = results.spec
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(results.spec)
     confirmed = [trial for trial in results.trials if results.confirmation(trial)]
     policies = [objective.float32, *(trial.policy for trial in confirmed)]
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)

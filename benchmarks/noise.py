@@ -17,11 +17,11 @@ import statistics
 import sys
 from pathlib import Path
 
-from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Measurement, gap
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.values import InputError
 
 WANTED_RATIO = 10.0
@@ -30,8 +30,7 @@ SEEDS = (0, 1, 2)
 
 def measure(spec: StudySpec, processes: int | None) -> tuple[float, dict[str, list[float]]]:
     """Return the spread, and the loss gap of every ladder policy for every seed, in nats."""
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(spec)
     space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
     ladder = [policy for policy, _ in space.ladder(spec.study.baseline).values()]  # float32 first
     names = [policy.name for policy in ladder]

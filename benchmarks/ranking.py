@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.coverage import drawn
-from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.objective import JITTER
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.noise import intervals
 from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank, split_half
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 
 SEEDS = (0, 1, 2, 3)
 POLICIES = 14
@@ -33,8 +33,7 @@ RECIPES = tuple((name, factor) for name in ("tanh", "relu") for factor in (1.0, 
 
 def line(spec: StudySpec, processes: int | None) -> str:
     """Train under one recipe and return its row of the table."""
-    cost, task = spec.cost, spec.task
-    objective = Objective(task, cost.device, cost.stack, cost.batch_size)
+    task, objective = spec.task, objective_of(spec)
     policies = [objective.float32, *drawn(spec, objective)[:POLICIES]]
     jobs = [Job(policy, seed) for policy in policies for seed in SEEDS]
     jobs += [Job(objective.float32, seed, JITTER) for seed in SEEDS]
