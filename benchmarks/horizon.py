@@ -17,10 +17,10 @@ import math
 import sys
 from pathlib import Path
 
+from benchmarks.runs import gap_rows, measured
 from policysearch import api
-from policysearch.objective.score import Measurement, gap
 from policysearch.report.table import aligned
-from policysearch.search.executors import Job, make_executor
+from policysearch.search.executors import Job
 from policysearch.search.ranking import rank_correlation
 from policysearch.search.results import Results
 from policysearch.search.spec import objective_of
@@ -37,15 +37,8 @@ def long_gaps(results: Results, seeds: int, processes: int | None) -> dict[str, 
     policies = [objective.float32, *(trial.policy for trial in confirmed)]
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
     jobs = [Job(policy, seed, 0.0, STEPS) for policy in policies for seed in chosen]
-    runs: dict[int, Measurement] = {}
-    with make_executor(objective, processes, len(jobs)) as executor:
-        for index, outcome in executor.run(jobs):
-            assert isinstance(outcome, Measurement), outcome
-            runs[index] = outcome
-    return {
-        trial.digest: math.fsum(gap(runs[place * seeds + i], runs[i]) for i in range(seeds)) / seeds
-        for place, trial in enumerate(confirmed, 1)
-    }
+    rows = gap_rows(measured(objective, jobs, processes), seeds)
+    return {t.digest: math.fsum(row) / seeds for t, row in zip(confirmed, rows, strict=True)}
 
 
 def report(results: Results, seeds: int, processes: int | None) -> bool:
