@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.data.datasets import Dataset
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray
 from policysearch.nn.chain import Chain
@@ -31,11 +31,6 @@ TASK = Task(
     steps=30,
     tail_steps=10,
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
 
 
 def named(name: str, task: Task, dataset: Dataset, **changes: Any) -> Policy:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.data.datasets import Dataset
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray
 from policysearch.nn.chain import Chain
@@ -28,11 +28,6 @@ TASK = Task(
     steps=12,
     tail_steps=5,
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
 
 
 def float16(task: Task, dataset: Dataset, scale: LossScale) -> Policy:
