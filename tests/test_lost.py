@@ -12,7 +12,8 @@ import pytest
 
 from policysearch.data.datasets import Dataset
 from policysearch.graph import FloatArray, Node
-from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, fast_ways
 from policysearch.train.lost import Lost, Tally

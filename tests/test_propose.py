@@ -13,7 +13,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.search.decided.loss_scales import shares_of
 from policysearch.search.propose import (
     MARGIN,

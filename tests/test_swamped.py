@@ -14,7 +14,8 @@ import pytest
 from policysearch.data.datasets import Dataset, batches
 from policysearch.formats import FORMATS, Rounding, format_named
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, Policy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train import trainer as trainer_module

@@ -14,7 +14,8 @@ from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
 from policysearch.train import trainer as trainer_module

@@ -13,7 +13,8 @@ from policysearch.graph import FloatArray
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state
 from policysearch.train.tasks import Task

@@ -34,7 +34,7 @@ MODULES = (
     *("search/scoring.py", "search/trials.py", "search/noise.py"),
     *("search/journal.py", "search/storage.py"),
     *("export/targets.py", "export/torch.py", "export/torch_template.py"),
-    *("policy/presets.py", "policy/policy.py"),
+    *("policy/presets.py", "policy/policy.py", "policy/loss_scale.py"),
 )
 
 # The tests that ask whether these modules are right, and take seconds.
