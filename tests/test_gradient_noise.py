@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gradient_noise import Seen, policies, train
+from policysearch import from_torch
 from policysearch.data.datasets import load_dataset
 from policysearch.policy.presets import preset
 from policysearch.train.beside import Beside, along, ratio
@@ -35,6 +36,21 @@ MASKED = Task(
 
 @pytest.mark.parametrize("task", [TASK, MASKED], ids=["mlp", "gpt"])
 def test_gradients_are_those_that_plain_sgd_subtracts(task: Task) -> None:
+    assert_subtracted(task)
+
+
+@pytest.mark.torch
+def test_gradients_are_of_the_values_that_training_keeps_of_dropout() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn, shape = torch.nn, load_dataset("digits").image_shape
+    wide, narrow = nn.Linear(math.prod(shape), 32), nn.Linear(32, 10)
+    net = nn.Sequential(nn.Flatten(), wide, nn.Dropout(0.5), narrow)
+    assert_subtracted(replace(TASK, model=from_torch(net, torch.zeros(2, *shape)), widths=()))
+
+
+def assert_subtracted(task: Task) -> None:
+    """The gradients beside a training are what its own steps subtract, over the rate."""
     data = task.load_dataset()
     model = task.build_model(data)
     policy = preset("mindspore.O2.fixed128", model.layer_names)
