@@ -20,7 +20,8 @@ import torch
 from benchmarks.torch_nets import ACTIVATIONS, TorchNet
 from benchmarks.torch_training import train_in_torch
 from policysearch.data.datasets import batches, load_dataset
-from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task

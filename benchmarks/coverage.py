@@ -20,13 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import Objective
-from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
+from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.policy import Policy
-from policysearch.search.executors import Job, make_executor
+from policysearch.search.executors import Job
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 
 POLICIES = 30
 FRESH = tuple(range(1000, 1010))
@@ -50,20 +51,10 @@ def drawn(spec: StudySpec, objective: Objective) -> list[Policy]:
 
 def gaps_of(spec: StudySpec, seeds: Sequence[int], processes: int | None) -> list[list[float]]:
     """Return the loss gap of every policy with every seed, diverged policies left out."""
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(spec)
     policies = [objective.float32, *drawn(spec, objective)]
     jobs = [Job(policy, seed) for policy in policies for seed in seeds]
-    runs: dict[int, Measurement] = {}
-    with make_executor(objective, processes, len(jobs)) as executor:
-        for index, outcome in executor.run(jobs):
-            assert isinstance(outcome, Measurement), outcome
-            runs[index] = outcome
-    count = len(seeds)
-    rows = [
-        [gap(runs[place * count + i], runs[i]) for i in range(count)]
-        for place in range(1, len(policies))
-    ]
+    rows = gap_rows(measured(objective, jobs, processes), len(seeds))
     return [row for row in rows if max(row) < DIVERGED_GAP]
 
 

@@ -35,7 +35,7 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe
 from policysearch.search.spec import StudySpec, load_spec
-from policysearch.train.beside import Beside, ratio
+from policysearch.train.beside import Beside, Moment, ratio
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters
 from policysearch.values import InputError
@@ -85,13 +85,15 @@ def train(task: Task, policy: Policy, data: Dataset, model: Model) -> Seen:
         (name, replace(row, grad="float32", wgrad="float32")) for name, row in policy.layers
     )
     plain = preset("float32", model.layer_names)
-    steps = [Beside(trainer, p) for p in (policy, plain, replace(policy, layers=layers))]
+    others = (policy, plain, replace(policy, layers=layers))
+    steps = [Beside(task, model, other, 0) for other in others]
     losses, ratios = [], []
     drawn = batches(data, task.batch_size, task.steps, np.random.default_rng([0, 1]))
     for index, chosen in enumerate(drawn):
         batch = [x[chosen] for x in data.train[0]], data.train[1][chosen]
         if index % PROBE_INTERVAL == 0 and policy.name != plain.name:
-            low, exact, forward = (step.gradients(*batch) for step in steps)
+            moment = Moment(index, trainer.params(), *batch)
+            low, exact, forward = (step.at(moment)[1] for step in steps)
             row = [ratio(exact, low, exact), ratio(forward, low, forward)]
             for name in model.layer_names:
                 parts = [

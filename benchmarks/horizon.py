@@ -17,13 +17,13 @@ import math
 import sys
 from pathlib import Path
 
+from benchmarks.runs import gap_rows, measured
 from policysearch import api
-from policysearch.objective.objective import Objective
-from policysearch.objective.score import Measurement, gap
 from policysearch.report.table import aligned
-from policysearch.search.executors import Job, make_executor
+from policysearch.search.executors import Job
 from policysearch.search.ranking import rank_correlation
 from policysearch.search.results import Results
+from policysearch.search.spec import objective_of
 
 STEPS = 2000
 WANTED = 0.95
@@ -32,22 +32,13 @@ FIRST_SEED = 2000
 
 def long_gaps(results: Results, seeds: int, processes: int | None) -> dict[str, float]:
     """Return the mean gap over STEPS steps of every confirmed policy, by digest, in nats."""
-    spec = results.spec
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(results.spec)
     confirmed = [trial for trial in results.trials if results.confirmation(trial)]
     policies = [objective.float32, *(trial.policy for trial in confirmed)]
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
     jobs = [Job(policy, seed, 0.0, STEPS) for policy in policies for seed in chosen]
-    runs: dict[int, Measurement] = {}
-    with make_executor(objective, processes, len(jobs)) as executor:
-        for index, outcome in executor.run(jobs):
-            assert isinstance(outcome, Measurement), outcome
-            runs[index] = outcome
-    return {
-        trial.digest: math.fsum(gap(runs[place * seeds + i], runs[i]) for i in range(seeds)) / seeds
-        for place, trial in enumerate(confirmed, 1)
-    }
+    rows = gap_rows(measured(objective, jobs, processes), seeds)
+    return {t.digest: math.fsum(row) / seeds for t, row in zip(confirmed, rows, strict=True)}
 
 
 def report(results: Results, seeds: int, processes: int | None) -> bool:

@@ -1,6 +1,6 @@
 """Prints, per study, how large the effects of its ladder are against the noise of the objective.
 
-    python benchmarks/noise.py studies/*.toml
+    python -m benchmarks.noise studies/*.toml
 
 Spread: by how much the float32 tail loss moves when the initial parameters are jittered by 1e-6
 of themselves, as root mean square over the seeds. Effect: the difference of the mean loss gaps of
@@ -17,11 +17,11 @@ import statistics
 import sys
 from pathlib import Path
 
-from policysearch.objective.objective import JITTER, Objective
-from policysearch.objective.score import Measurement, gap
-from policysearch.search.executors import Job, make_executor
+from benchmarks.runs import gap_rows, measured
+from policysearch.objective.objective import JITTER
+from policysearch.search.executors import Job
 from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.values import InputError
 
 WANTED_RATIO = 10.0
@@ -30,23 +30,15 @@ SEEDS = (0, 1, 2)
 
 def measure(spec: StudySpec, processes: int | None) -> tuple[float, dict[str, list[float]]]:
     """Return the spread, and the loss gap of every ladder policy for every seed, in nats."""
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(spec)
     space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
     ladder = [policy for policy, _ in space.ladder(spec.study.baseline).values()]  # float32 first
     names = [policy.name for policy in ladder]
     jobs = [Job(policy, seed) for policy in ladder for seed in SEEDS]
     jobs += [Job(ladder[0], seed, JITTER) for seed in SEEDS]
-    with make_executor(objective, processes, len(jobs)) as executor:
-        runs: dict[int, Measurement] = {}
-        for index, outcome in executor.run(jobs):
-            if not isinstance(outcome, Measurement):
-                raise InputError(f"{jobs[index].policy.name}: {outcome.reason}; expected a result")
-            runs[index] = outcome
     count = len(SEEDS)
-    gaps = [gap(runs[i], runs[i % count]) for i in range(len(jobs))]
-    rows = {name: gaps[i * count : (i + 1) * count] for i, name in enumerate(names)}
-    shifts = gaps[len(names) * count :]
+    *gaps, shifts = gap_rows(measured(objective, jobs, processes), count)
+    rows = dict(zip(names, [[0.0] * count, *gaps], strict=True))
     return math.sqrt(math.fsum(shift * shift for shift in shifts) / count), rows
 
 

@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.coverage import drawn
-from policysearch.objective.objective import JITTER, Objective
-from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
-from policysearch.search.executors import Job, make_executor
+from benchmarks.runs import gap_rows, measured
+from policysearch.objective.objective import JITTER
+from policysearch.objective.score import DIVERGED_GAP
+from policysearch.search.executors import Job
 from policysearch.search.noise import intervals
 from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank, split_half
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 
 SEEDS = (0, 1, 2, 3)
 POLICIES = 14
@@ -33,16 +34,11 @@ RECIPES = tuple((name, factor) for name in ("tanh", "relu") for factor in (1.0, 
 
 def line(spec: StudySpec, processes: int | None) -> str:
     """Train under one recipe and return its row of the table."""
-    cost, task = spec.cost, spec.task
-    objective = Objective(task, cost.device, cost.stack, cost.batch_size)
+    task, objective = spec.task, objective_of(spec)
     policies = [objective.float32, *drawn(spec, objective)[:POLICIES]]
     jobs = [Job(policy, seed) for policy in policies for seed in SEEDS]
     jobs += [Job(objective.float32, seed, JITTER) for seed in SEEDS]
-    runs: dict[int, Measurement] = {}
-    with make_executor(objective, processes, len(jobs)) as executor:
-        for index, outcome in executor.run(jobs):
-            assert isinstance(outcome, Measurement), outcome
-            runs[index] = outcome
+    runs = measured(objective, jobs, processes)
     count = len(SEEDS)
     first = [runs[i].first_loss for i in range(count)]
     tail = [runs[i].tail_loss for i in range(count)]
@@ -50,10 +46,7 @@ def line(spec: StudySpec, processes: int | None) -> str:
     if None in first or None in tail:
         return f"  {name:<20} float32 itself diverges"
     learned = Learned(*(math.fsum(x or 0.0 for x in row) / count for row in (first, tail)))
-    rows = [
-        [gap(runs[place * count + i], runs[i]) for i in range(count)]
-        for place in range(1, len(policies) + 1)
-    ]
+    rows = gap_rows(runs, count)
     floor = math.sqrt(math.fsum(shift * shift for shift in rows.pop()) / count)
     kept = [row for row in rows if max(row) < DIVERGED_GAP]
     error = statistics.median(statistics.stdev(row) for row in kept) * math.sqrt(2.0)

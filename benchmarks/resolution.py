@@ -33,7 +33,7 @@ from policysearch.cost.time import step_time
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.train.tracing import Tracing
 
 DRAWS = 60
@@ -131,8 +131,7 @@ def resolution(pairs: Sequence[Pair]) -> float:
 
 def pairs_of(spec: StudySpec) -> dict[str, list[Pair]]:
     """Return the pairs of one study's policies by axis."""
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(spec)
     policies = [objective.float32, *drawn(spec, objective)]
     graphs = [objective.step_graph(policy) for policy in policies]
     return {

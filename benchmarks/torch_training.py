@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from benchmarks.torch_nets import TorchNet
 from policysearch.data.datasets import Dataset
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.train.tasks import Task
 
 

@@ -31,10 +31,16 @@ from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.gain import yardstick
 from policysearch.search.samplers import SAMPLERS
-from policysearch.search.space import make_space
 from policysearch.search.space_section import SpaceSection
-from policysearch.search.spec import CostSection, ObjectivesSection, StudySection, StudySpec
+from policysearch.search.spec import (
+    CostSection,
+    ObjectivesSection,
+    StudySection,
+    StudySpec,
+    objective_of,
+)
 from policysearch.search.study import run_study
+from policysearch.search.study_space import space_of
 from policysearch.train.tasks import Task
 
 FORMATS = (
@@ -77,7 +83,7 @@ class Trained:
     """Every training run of the task that was asked for, each trained once."""
 
     def __init__(self) -> None:
-        self.objective = Objective(TASK, SPEC.cost.device, SPEC.cost.stack, SPEC.cost.batch_size)
+        self.objective = objective_of(SPEC)
         self._measure = Objective.measure
         self.runs: dict[tuple[str, int, float], Measurement] = {}
 
@@ -144,7 +150,7 @@ class Space:
 def trained_space(trained: Trained, seeds: tuple[int, ...]) -> Space:
     """Train every policy of the rules on these seeds."""
     objective, names = trained.objective, [f"rule.{rule.name}" for rule in RULES]
-    space = make_space(SPEC.space, objective.model, RULES)
+    space = space_of(SPEC, objective.model)
     policies = [
         space.policy(dict(zip(names, (a, b), strict=True))) for a in FORMATS for b in FORMATS
     ]

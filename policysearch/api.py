@@ -10,12 +10,8 @@ from policysearch.data.datasets import Dataset
 from policysearch.export.targets import target_named
 from policysearch.files import make_folder, write_whole
 from policysearch.nn.model import Model
-from policysearch.policy.policy import (
-    LayerPolicy,
-    LossScale,
-    Policy,
-    uniform_layer,
-)
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph

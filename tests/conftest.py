@@ -11,6 +11,7 @@ from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
 from policysearch.data import fashion_mnist
+from policysearch.data.datasets import Dataset, load_dataset
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
@@ -21,6 +22,12 @@ def one_blas_thread() -> Iterator[None]:
     """Keep BLAS to one thread: more threads change the bits and fight over the cores."""
     with threadpool_limits(1):
         yield
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    """The data set "digits"."""
+    return load_dataset("digits")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from policysearch.graph import FloatArray, Graph
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.catalogue import FORWARD_OPS
-from policysearch.policy.policy import LossScale, Policy, RoleRounding, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.feeding import feed_constants

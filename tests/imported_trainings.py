@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer

@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS, Rounding
+from policysearch.policy.loss_scale import LossScale, LossScaleKind, LossScaleRule
 from policysearch.policy.parallel import Parallel
-from policysearch.policy.policy import (
-    LayerPolicy,
-    LossScale,
-    LossScaleKind,
-    LossScaleRule,
-    Phase,
-    Policy,
-    RoleRounding,
-)
+from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding
 from policysearch.policy.presets import LISTED_OPS
 from policysearch.policy.scaling import Scaling
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.graph import FloatArray
-from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Run, train

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset, load_dataset
-from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task

@@ -35,11 +35,6 @@ def one_torch_thread() -> None:
     pytest.importorskip("torch").set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
-
-
 def mixed(task: Task, dataset: Dataset, base: str, seed: int) -> Policy:
     """Return a policy whose layers draw their format from float32, float16 and bfloat16."""
     names = task.build_model(dataset).layer_names

@@ -19,7 +19,7 @@ from policysearch.search.records import Asked, Records
 from policysearch.search.results import Results
 from policysearch.search.samplers import SAMPLERS
 from policysearch.search.session import Session
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.storage import read_checked
 from policysearch.search.study import load_results, run_study
 from policysearch.values import InputError
@@ -72,7 +72,7 @@ def asked_in(path: Path) -> list[Asked]:
 
 
 def coordinator_of(spec: StudySpec, path: Path) -> Coordinator:
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    objective = objective_of(spec)
     return Coordinator(Session(spec, objective, Records(read_checked(path).lines)), False)
 
 

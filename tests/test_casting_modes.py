@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, resnet, transformer
-from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer

@@ -24,7 +24,8 @@ from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data, parameter
-from policysearch.policy.policy import LossScale, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer

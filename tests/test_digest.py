@@ -9,15 +9,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from policysearch.formats import Rounding
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.parallel import Parallel
-from policysearch.policy.policy import (
-    LayerPolicy,
-    LossScale,
-    Phase,
-    Policy,
-    RoleRounding,
-    from_json,
-)
+from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding, from_json
 from policysearch.policy.scaling import Scaling
 
 POLICY = Policy(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policysearch.data.datasets import Dataset, batches, load_dataset
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.divergence import has_diverged, tail_mean
 from policysearch.train.tasks import Task

@@ -10,7 +10,8 @@ import pytest
 
 from policysearch.formats import FORMATS
 from policysearch.ops.catalogue import FORWARD_OPS
-from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import LISTED_OPS, PRESETS, preset
 
 TEXT = (Path(__file__).parents[1] / "docs" / "presets.md").read_text(encoding="utf-8")

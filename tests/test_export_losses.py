@@ -11,7 +11,8 @@ import pytest
 from policysearch.export.targets import target_named, targets
 from policysearch.export.torch import export, losses, runs
 from policysearch.nn.models import lenet5, mlp, transformer
-from policysearch.policy.policy import LayerPolicy, LossScale, Phase, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Phase, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.values import InputError
 

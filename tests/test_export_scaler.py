@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import initial_state, next_state
 from tests.test_export_torch import MODEL, run

@@ -13,11 +13,8 @@ from policysearch.data.datasets import batches, load_dataset
 from policysearch.export.torch import export
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp
-from policysearch.policy.policy import (
-    LossScale,
-    Policy,
-    uniform_layer,
-)
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import initial_parameters, train

@@ -11,15 +11,9 @@ import pytest
 from policysearch.export.targets import Target, targets
 from policysearch.formats import Rounding
 from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.parallel import Parallel
-from policysearch.policy.policy import (
-    LayerPolicy,
-    LossScale,
-    Phase,
-    Policy,
-    RoleRounding,
-    uniform_layer,
-)
+from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError

@@ -17,8 +17,9 @@ from policysearch.search.decided.base import Group
 from policysearch.search.effective import Effective
 from policysearch.search.gain_sampler import gain_sampler
 from policysearch.search.pool import SpacePool
-from policysearch.search.space import Params, Space, make_space
-from policysearch.search.spec import DIRECTIONS, StudySection, StudySpec, load_spec
+from policysearch.search.space import Params, Space
+from policysearch.search.spec import DIRECTIONS, StudySection, StudySpec, load_spec, objective_of
+from policysearch.search.study_space import space_of
 from tests.studies import write_study
 
 
@@ -30,12 +31,12 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
 
 @pytest.fixture(scope="module")
 def objective(spec: StudySpec) -> Objective:
-    return Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    return objective_of(spec)
 
 
 @pytest.fixture(scope="module")
 def space(spec: StudySpec, objective: Objective) -> Space:
-    return make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
+    return space_of(spec, objective.model)
 
 
 def every(space: Space) -> list[Params]:
@@ -82,7 +83,7 @@ def test_a_study_of_ones_own_asks_for_new_policies_alone(spec: StudySpec, space:
         bits = sum(layer.compute != "float32" for _, layer in policy.layers)
         return 1e-3 * bits, modeled.speedup, modeled.memory_ratio
 
-    pricing = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    pricing = objective_of(spec)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     asked = []
     for _ in range(2):

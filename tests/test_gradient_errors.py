@@ -14,8 +14,8 @@ from policysearch.search.decisions import Decisions, Option
 from policysearch.search.effective import Effective
 from policysearch.search.probes import probe_cost, probe_steps, probed_policies, probes
 from policysearch.search.sensitivity import Sensitivity
-from policysearch.search.space import make_space
-from policysearch.search.spec import load_spec
+from policysearch.search.spec import load_spec, objective_of
+from policysearch.search.study_space import space_of
 from policysearch.train.gradient_errors import gradient_errors, moments, seen_under
 from policysearch.train.trainer import train
 
@@ -26,7 +26,7 @@ STUDY = Path(__file__).parents[1] / "benchmarks" / "search" / "tanh-mlp-masters.
 def objective() -> Objective:
     spec = load_spec(STUDY)
     task = replace(spec.task, steps=8, tail_steps=2)
-    return Objective(task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    return objective_of(replace(spec, task=task))
 
 
 def test_gradients_of_a_moment_are_those_that_training_takes(objective: Objective) -> None:
@@ -67,7 +67,7 @@ def test_errors_grow_with_the_width_of_rounding(objective: Objective) -> None:
 
 def test_a_decision_is_probed_by_the_policy_that_makes_it_alone(objective: Objective) -> None:
     spec = load_spec(STUDY)
-    space = make_space(spec.space, objective.model, spec.rules)
+    space = space_of(spec, objective.model)
     effective = Effective(space)
     policies = probed_policies(space, effective)
     assert set(policies) == set(effective.decisions.counted())

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from policysearch.policy.policy import LossScale, LossScaleRule
+from policysearch.policy.loss_scale import LossScale, LossScaleRule
 from policysearch.train.loss_scale import (
     RULES,
     ScaleState,

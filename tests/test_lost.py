@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.data.datasets import Dataset
 from policysearch.graph import FloatArray, Node
-from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, fast_ways
 from policysearch.train.lost import Lost, Tally
@@ -29,11 +30,6 @@ TASK = Task(
     tail_steps=5,
     activation="tanh",
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
 
 
 def policy_of(digits: Dataset, name: str, scale: float) -> Policy:

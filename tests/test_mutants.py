@@ -76,3 +76,12 @@ def test_the_slips_that_are_looked_for_are_among_them(root: Path) -> None:
     assert "kept = g(x)" in made  # an argument left out
     assert "pass" in made  # a statement left out
     assert "return max(kept.wgrad, 2), x - 1" in made  # a neighbour read instead
+
+
+def test_every_module_and_test_that_is_named_is_there() -> None:
+    asked: Any = importlib.import_module("benchmarks.mutants.__main__")
+    root = Path(__file__).parents[1]
+    files = [*(f"policysearch/{name}" for name in asked.MODULES), *asked.ALWAYS]
+    files += [f"tests/test_{name}.py" for name in asked.ASKED]
+    files += [module for module, *_ in asked.equivalent()]
+    assert [name for name in files if not (root / name).is_file()] == []

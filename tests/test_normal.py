@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from policysearch.objective.objective import Objective
-from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.search.effective import Effective
 from policysearch.search.normal import normal, scale_acts
 from policysearch.search.space import Space, make_space

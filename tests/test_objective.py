@@ -13,7 +13,7 @@ import pytest
 from policysearch.graph import Graph
 from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap, score
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train import tracing
 from policysearch.train.step import trace_step

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from policysearch.cli import main
-from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.search.one_more import one_more
-from policysearch.search.spec import load_spec
+from policysearch.search.spec import load_spec, objective_of
 from policysearch.search.study import run_study
 from policysearch.search.study_space import space_of
 from tests.studies import replaced_training, write_study
@@ -38,8 +37,7 @@ def test_single_changes_are_priced_and_ordered_by_what_they_promise(
     spec, storage = load_spec(study), tmp_path / "a.journal"
     with replaced_training(by_bits):
         results = run_study(spec, storage, processes=0)
-    space, cost = space_of(spec), spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    space, objective = space_of(spec), objective_of(spec)
     ours = [t for t in results.trials if space.policy(space.project(t.policy)).digest == t.digest]
     trial = next(t for t in ours if t.policy.layer("fc2").compute == "bfloat16")
     found = one_more(results, trial, space, objective)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import compile_graph
-from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_forward
 from tests.recorded_lenet5 import Setup, recorded, recorded_setup

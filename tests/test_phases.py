@@ -9,7 +9,8 @@ import pytest
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.horizon import stretched
-from policysearch.policy.policy import LossScale, Phase, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import train

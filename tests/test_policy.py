@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import (
     LayerPolicy,
-    LossScale,
     Phase,
     Policy,
     from_data,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import (
     LayerPolicy,
-    LossScale,
     Phase,
     Policy,
     from_data,

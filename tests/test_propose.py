@@ -13,7 +13,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.search.decided.loss_scales import shares_of
 from policysearch.search.propose import (
     MARGIN,
@@ -22,7 +22,7 @@ from policysearch.search.propose import (
     noise_ratio,
     schedule_for,
 )
-from policysearch.search.spec import load_spec
+from policysearch.search.spec import load_spec, objective_of
 from policysearch.train.tasks import Task
 from tests.studies import write_study
 
@@ -110,8 +110,7 @@ def test_narrower_gradients_are_nearer_to_their_noise(objective: Objective) -> N
 @pytest.mark.slow
 def test_the_shipped_schedule_is_the_one_that_is_proposed() -> None:
     spec = load_spec(STUDIES / "decisions" / "schedule-digits.toml")
-    cost = spec.cost
-    found = largest_gradients(Objective(spec.task, cost.device, cost.stack, cost.batch_size))
+    found = largest_gradients(objective_of(spec))
     (name,) = spec.space.grad_formats
     assert spec.space.scale_schedules == (schedule_for(found, name),)
 

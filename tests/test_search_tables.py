@@ -11,8 +11,8 @@ from benchmarks.search.live import every, live
 from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem
 from benchmarks.search.tabulate import described, gaps
 from policysearch.objective.objective import Objective
-from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.search.study_space import space_of
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "search" / "mlp-digits-0.1.0.toml"
 
@@ -24,7 +24,7 @@ def spec() -> StudySpec:
 
 @pytest.fixture(scope="module")
 def objective(spec: StudySpec) -> Objective:
-    return Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    return objective_of(spec)
 
 
 def test_the_policies_and_the_start_are_those_of_the_study(
@@ -61,7 +61,7 @@ def test_a_table_is_of_its_study_file(path: Path) -> None:
 
 
 def test_a_gap_of_the_table_is_that_of_a_training(spec: StudySpec, objective: Objective) -> None:
-    params = every(make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps))
+    params = every(space_of(spec, objective.model))
     places = [700, 1023]
     trained = gaps(spec, objective, [params[i] for i in places], [1])
     np.testing.assert_allclose(trained[0], load(spec.study.name).gaps[1, places], rtol=1e-3)

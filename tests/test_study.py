@@ -16,7 +16,7 @@ from policysearch.search import identity
 from policysearch.search.front import dominates
 from policysearch.search.results import Results
 from policysearch.search.samplers import SAMPLERS
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.study import load_results, run_study
 from policysearch.search.trials import Trial
 from policysearch.values import InputError
@@ -58,7 +58,7 @@ def test_the_ladder_comes_first_and_float32_before_it(journal: Path, spec: Study
 
 
 def test_scores_are_those_of_the_objective(journal: Path, spec: StudySpec) -> None:
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    objective = objective_of(spec)
     trial = load_results(spec, journal).trials[-1]
     assert trial.scores == tuple(objective.evaluate(trial.policy, s) for s in spec.study.seeds)
     assert trial.loss_gap == pytest.approx(sum(s.loss_gap for s in trial.scores) / 2)

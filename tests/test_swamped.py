@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policysearch.data.datasets import Dataset, batches, load_dataset
+from policysearch.data.datasets import Dataset, batches
 from policysearch.formats import FORMATS, Rounding, format_named
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, Policy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train import trainer as trainer_module
@@ -31,11 +32,6 @@ Move = Callable[[int, Wide, dict[str, Wide]], Wide]
 
 TASK = Task(model="mlp", data="digits", batch_size=32, steps=30, tail_steps=5)
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
 
 
 def stored_in(model: Model, name: str, **changes: Any) -> Policy:

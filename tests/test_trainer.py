@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.data.datasets import Dataset
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
-from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
 from policysearch.train import trainer as trainer_module
@@ -31,11 +32,6 @@ TASK = Task(
     steps=30,
     tail_steps=10,
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
 
 
 def named(name: str, task: Task, dataset: Dataset, **changes: Any) -> Policy:

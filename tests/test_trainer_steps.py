@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.data.datasets import Dataset
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LossScale, Phase, Policy, RoleRounding, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state
 from policysearch.train.tasks import Task
@@ -28,11 +29,6 @@ TASK = Task(
     steps=12,
     tail_steps=5,
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
 
 
 def float16(task: Task, dataset: Dataset, scale: LossScale) -> Policy:

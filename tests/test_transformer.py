@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.data.datasets import Dataset
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray, Graph
@@ -40,11 +40,6 @@ TASK = Task(
     steps=30,
     tail_steps=5,
 )
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_dataset("digits")
 
 
 def computed(op: str, attrs: Attrs, *arrays: FloatArray) -> FloatArray:

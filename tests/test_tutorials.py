@@ -16,7 +16,8 @@ from policysearch.graph import Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Activation, Flatten, Linear
 from policysearch.nn.models import lenet5
-from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,10 @@ from policysearch.cost.fit import (
 )
 from policysearch.cost.price import SPEEDUP_INTERVAL
 from policysearch.cost.published import SHIPPED, read_rows, setting_of
+from policysearch.cost.published_memory import read_memory_rows
+from policysearch.cost.published_narrow import read_narrow_rows
 from policysearch.cost.published_stacks import pair_named
+from policysearch.cost.ranks import ranks_of
 from policysearch.cost.roofline import FITTED
 from policysearch.cost.validate import Judged, Validation, settings_of, validate
 from policysearch.report.validation import validation_page
@@ -145,21 +149,27 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "held out: 1 rows by family, 0 by device; 0 with anchors" in out
 
 
+@pytest.mark.parametrize("read", [read_rows, read_narrow_rows, read_memory_rows, ranks_of])
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("{", "expected a JSON list of published rows"),
+        ("[" * 100_000, "expected a JSON list of published rows"),
         ("{}", "a JSON dict; expected a list of rows"),
-        ('[{"model": "vgg16"}]', "row 0: no 'framework'"),
-        ("[3]", "row 0"),
+        ('[{"model": "vgg16", "framework": "torch", "kind": "step"}]', "row 0: no 'hardware'"),
+        ("[3]", "row 0: 'int' object is not a mapping"),
     ],
+    ids=["cut", "deep", "dict", "without", "number"],
 )
-def test_a_broken_file_is_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_broken_file_is_one_line(
+    tmp_path: Path, read: Callable[[Path], object], text: str, complaint: str
+) -> None:
     path = tmp_path / "rows.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as error:
-        read_rows(path)
-    assert complaint in str(error.value) and str(path) in str(error.value)
+        read(path)
+    (line,) = str(error.value).split("\n")
+    assert line.startswith(f"{path}: ") and complaint in line
 
 
 def test_what_float32_means_follows_the_framework() -> None:

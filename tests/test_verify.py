@@ -12,7 +12,8 @@ import pytest
 
 from policysearch.export.targets import target_named
 from policysearch.nn.models import lenet5
-from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import train

@@ -16,7 +16,7 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.search.front import non_dominated
 from policysearch.search.neighbours import neighbours, verdict
 from policysearch.search.results import Results
-from policysearch.search.space import Space, make_space
+from policysearch.search.space import Space
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import run_study
 from policysearch.search.study_space import space_of
@@ -53,8 +53,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
 
 @pytest.fixture(scope="module")
 def space(spec: StudySpec) -> Space:
-    model = spec.task.build_model(spec.task.load_dataset())
-    return make_space(spec.space, model, spec.rules, steps=spec.task.steps)
+    return space_of(spec)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from policysearch.data.datasets import Dataset
 from policysearch.export.torch import export
 from policysearch.importers.torch_export import from_torch
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 

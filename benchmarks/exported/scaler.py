@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.exported.cases import exported
 from policysearch.nn.models import mlp
-from policysearch.policy.policy import LossScale
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 
 OVERFLOWS = (3, 4, 9)

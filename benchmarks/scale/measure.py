@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing import machine, pin_one_thread
-from policysearch.objective.objective import Objective
-from policysearch.search.space import make_space
-from policysearch.search.spec import load_spec
+from policysearch.search.spec import load_spec, objective_of
+from policysearch.search.study_space import space_of
 
 FILE = Path(__file__).parent / "run_seconds.json"
 
@@ -26,8 +25,8 @@ FILE = Path(__file__).parent / "run_seconds.json"
 def measured(study: Path, policies: int) -> list[float]:
     """Return the CPU seconds of one run of each of so many policies, those at the start too."""
     spec = load_spec(study)
-    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
-    space = make_space(spec.space, objective.model, spec.rules, spec.study.target, spec.task.steps)
+    objective = objective_of(spec)
+    space = space_of(spec, objective.model)
     rng = np.random.default_rng(0)
     chosen = [policy for policy, _ in space.ladder(spec.study.baseline).values()]
     while len(chosen) < policies:

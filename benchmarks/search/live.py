@@ -6,11 +6,11 @@ import itertools
 from functools import cache
 from pathlib import Path
 
-from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap_curve
 from policysearch.search.runs import SHORT, short_share
-from policysearch.search.space import Params, Space, make_space
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.space import Params, Space
+from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.search.study_space import space_of
 
 FOLDER = Path(__file__).parent
 
@@ -19,10 +19,9 @@ class Live:
     """The study file of a table: its objective, its space and the parameters of every policy."""
 
     def __init__(self, spec: StudySpec) -> None:
-        cost = spec.cost
         self.spec = spec
-        self.objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
-        self.space = make_space(spec.space, self.objective.model, spec.rules, steps=spec.task.steps)
+        self.objective = objective_of(spec)
+        self.space = space_of(spec, self.objective.model)
         self.params = every(self.space)
 
     def short(self, seed: int) -> float:

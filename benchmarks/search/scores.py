@@ -13,7 +13,8 @@ from policysearch.search.effective import Effective
 from policysearch.search.hypervolume import Array
 from policysearch.search.probes import probe_steps, probed_policies
 from policysearch.search.space import Space
-from policysearch.train.gradient_errors import Gradients, Moment, moments, seen_under
+from policysearch.train.beside import Gradients, Moment
+from policysearch.train.gradient_errors import moments, seen_under
 
 
 def scores(objective: Objective, space: Space, effective: Effective, seed: int) -> dict[str, Array]:

@@ -28,13 +28,14 @@ from policysearch.search.effective import Effective
 from policysearch.search.executors import Job, make_executor
 from policysearch.search.gain import yardstick
 from policysearch.search.probes import probe_cost, probes
-from policysearch.search.space import Params, make_space
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.space import Params
+from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.search.study_space import space_of
 
 
 def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
     """Return all of a table but its gaps; nothing is trained."""
-    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
+    space = space_of(spec, objective.model)
     effective, params, choices = Effective(space), every(space), space.choices()
     costs = [objective.price(space.policy(each)) for each in params]
     presets = [objective.price(preset(n, space.layers)) for n in spec.space.ladder]
@@ -56,7 +57,7 @@ def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
 
 def scored(spec: StudySpec, objective: Objective) -> dict[str, Any]:
     """Return what a few steps of float32's run say of each decision, by training seed."""
-    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
+    space = space_of(spec, objective.model)
     effective, seeds = Effective(space), spec.study.seeds
     each = [scores(objective, space, effective, seed) for seed in seeds]
     return {
@@ -73,7 +74,7 @@ def gaps(
 
     Parameters that make the same policy are trained once.
     """
-    space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
+    space = space_of(spec, objective.model)
     made = [space.policy(each) for each in params]
     policies = {policy.digest: policy for policy in (objective.float32, *made)}
     keys = [(digest, seed) for seed in seeds for digest in policies]
@@ -98,14 +99,13 @@ def main() -> int:
     parser.add_argument("--scores", action="store_true", help="renew these alone; train nothing")
     options = parser.parse_args()
     spec = load_spec(options.study)
-    cost = spec.cost
-    objective = Objective(spec.task, cost.device, cost.stack, cost.batch_size)
+    objective = objective_of(spec)
     path = FOLDER / f"{spec.study.name}.npz"
     if options.scores:
         with np.load(path) as data:
             table = dict(data)
     else:
-        space = make_space(spec.space, objective.model, spec.rules, steps=spec.task.steps)
+        space = space_of(spec, objective.model)
         table = described(spec, objective)
         table["gap"] = gaps(spec, objective, every(space), spec.study.seeds).astype(np.float32)
     table |= scored(spec, objective)

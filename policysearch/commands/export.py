@@ -6,11 +6,10 @@ import argparse
 
 from policysearch import api
 from policysearch.commands.shared import Commands, add_out, add_study
-from policysearch.objective.objective import Objective
 from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.search.picks import fitting, smallest
 from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec
+from policysearch.search.spec import StudySpec, objective_of
 from policysearch.search.trials import Trial
 from policysearch.values import InputError
 
@@ -71,15 +70,7 @@ def _picked(results: Results, options: argparse.Namespace) -> Trial:
             raise InputError("--max-gap: given with --trial; expected one of them")
         return results.trial(options.trial)
     if options.fits is not None:
-        spec, batch = results.spec, options.batch or results.spec.priced_batch_size
-        there = Objective(
-            spec.task,
-            options.fits,
-            spec.cost.stack,
-            batch,
-            parallel=spec.parallel.base,
-            recompute=spec.cost.recompute,
-        )
+        there = objective_of(results.spec, options.fits, options.batch)
         return fitting(results, there, options.max_gap)
     if options.batch is not None:
         raise InputError(f"--batch: {options.batch} without --fits; expected both")

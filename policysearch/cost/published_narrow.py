@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from policysearch.cost.parallel.layer_lists import Run, waited_seconds
 from policysearch.cost.precision import Precision
 from policysearch.cost.published import FORMATS, device_labelled
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
+from policysearch.cost.row_files import read_entries
 from policysearch.cost.scalings import SCALINGS, Scaling, scaling_named
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.policy.parallel import Parallel
@@ -69,23 +68,16 @@ class NarrowRow:
 
 def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
     """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
-    where = str(path or SHIPPED)
-    try:
-        text = (path or files("policysearch.cost") / SHIPPED).read_text(encoding="utf-8")
-        return tuple(_row(i, row) for i, row in enumerate(json.loads(text)))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{where}: {error}; expected a JSON list of published rows") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: a row without {error}") from None
+    return tuple(entry.read(_row) for entry in read_entries(path, SHIPPED))
 
 
-def _row(i: int, data: Mapping[str, Any]) -> NarrowRow:
+def _row(data: Mapping[str, Any]) -> NarrowRow:
     batch = data.get("batch_per_gpu") or {}
     micro = batch.get("micro", batch.get("tokens"))
     batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
     sizes = [data.get(key) for key in ("M", "N", "K", "groups")]
     return NarrowRow(
-        str(data.get("id", i)),
+        str(data["id"]),
         data["kind"],
         data["model"],
         data["hardware"],

@@ -11,7 +11,8 @@ from policysearch.export.torch_losses import losses
 from policysearch.export.torch_runs import offers, runs
 from policysearch.export.torch_template import TEMPLATE
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.train.step import trace_forward
 
 __all__ = ["SUFFIX", "export", "losses", "offers", "runs"]

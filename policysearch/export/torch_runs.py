@@ -9,7 +9,8 @@ from types import MappingProxyType
 from policysearch.export.torch_float8 import DTYPE, is_float8, why_not
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
-from policysearch.policy.policy import LayerPolicy, LossScale, Policy, RoleRounding
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
 from policysearch.policy.scaling import Scaling
 from policysearch.train.loss_scale import skips_update
 from policysearch.train.step import LOSSES

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from policysearch.graph import Placement
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
-from policysearch.policy.policy import LayerPolicy, LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.scaling import Scaling
 from policysearch.values import one_of
 

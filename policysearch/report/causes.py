@@ -13,7 +13,8 @@ from policysearch.cost.price import StepPrice, step_price
 from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
-from policysearch.policy.policy import LossScale, Policy, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 
 
 @dataclass(frozen=True)

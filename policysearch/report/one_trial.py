@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks

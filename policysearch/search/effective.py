@@ -15,7 +15,8 @@ from itertools import product
 from typing import Any
 
 from policysearch.formats import format_named
-from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import OFF
 from policysearch.search.decided.base import Group

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from policysearch.formats import format_named
-from policysearch.policy.policy import LayerPolicy, LossScale, Policy
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.rewrite.placed_rules import LISTS
 

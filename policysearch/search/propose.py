@@ -67,11 +67,12 @@ def largest_gradients(objective: Objective, seed: int = 0) -> NDArray[np.float64
             found[-1] = max(found[-1], float(np.abs(before).max()))
 
     trainer = _trainer(objective, seed)
-    beside = Beside(trainer, _read_in(objective.float32, OBSERVED), see)
+    read = _read_in(objective.float32, OBSERVED)
+    beside = Beside(objective.task, objective.model, read, seed, see)
     with threadpool_limits(1):
-        for _, inputs, labels in along(trainer, objective.dataset):
+        for moment in along(trainer, objective.dataset):
             found.append(0.0)
-            beside.gradients(inputs, labels)
+            beside.at(moment)
     return np.array(found)
 
 
@@ -106,14 +107,16 @@ def noise_ratio(objective: Objective, format: str, seed: int = 0) -> Ratio:
     trainer = _trainer(objective, seed)
     exact, read = objective.float32, _read_in(objective.float32, format)
     current = replace(read, scaling=Scaling("current"))
-    beside = [Beside(trainer, p) for p in (exact, read if _is_wide(format) else current)]
+    task, net = objective.task, objective.model
+    low = read if _is_wide(format) else current
+    beside = [Beside(task, net, policy, seed) for policy in (exact, low)]
     steps, ratios = [], []
     with threadpool_limits(1):
-        for step, inputs, labels in along(trainer, objective.dataset):
-            if step % PROBE_INTERVAL == 0:
-                plain, low = (each.gradients(inputs, labels) for each in beside)
-                steps.append(step)
-                ratios.append(ratio(plain, low, plain))
+        for moment in along(trainer, objective.dataset):
+            if moment.step % PROBE_INTERVAL == 0:
+                (_, plain), (_, rounded) = (each.at(moment) for each in beside)
+                steps.append(moment.step)
+                ratios.append(ratio(plain, rounded, plain))
     return Ratio(format, tuple(steps), tuple(ratios))
 
 

@@ -13,7 +13,8 @@ from optuna.trial import BaseTrial
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LossScale, Policy, with_accumulator
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.presets import preset
 from policysearch.products.product import product
 from policysearch.rewrite.format_rules import FormatRule

@@ -199,10 +199,15 @@ class StudySpec:
         return replace(self, study=replace(self.study, trials=trials))
 
 
-def objective_of(spec: StudySpec) -> Objective:
-    """Return what trains and prices the policies of a study."""
+def objective_of(
+    spec: StudySpec, device: str | None = None, batch_size: int | None = None
+) -> Objective:
+    """Return what trains and prices the policies of a study, on its device and at its batch.
+
+    `device` and `batch_size`, where given, are what steps are priced on and at instead.
+    """
     cost = spec.cost
-    where = cost.device, cost.stack, cost.batch_size
+    where = cost.device if device is None else device, cost.stack, batch_size or cost.batch_size
     return Objective(spec.task, *where, spec.study.fast, spec.parallel.base, cost.recompute)
 
 

@@ -4,62 +4,84 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.compile import compile_graph
+from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node
+from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
-from policysearch.train.feeding import Array, feed_inputs
-from policysearch.train.loss_scale import inverse
+from policysearch.rounding.rounder import quantise
+from policysearch.train.feeding import Array, feed_constants, feed_inputs, feed_masks
+from policysearch.train.loss_scale import initial_state, inverse
+from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import KEPT, Trainer, initial_parameters
 
 Gradients = Mapping[str, NDArray[np.float64]]
 Observer = Callable[[Node, FloatArray, FloatArray], None]
 """Told of every rounding: the node, and what was before and after."""
 
 
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A step of a training before it is taken: the parameters as they are kept, and the batch."""
+
+    step: int
+    params: Mapping[str, FloatArray]
+    inputs: Sequence[Array]
+    labels: Array
+
+
 class Beside:
-    """A step of another policy, at the parameters and on the batches of a trainer.
+    """A step under `policy`, with its first loss scale, at moments of other trainings with `seed`.
 
     `observer` is told of its roundings.
     """
 
-    def __init__(self, trainer: Trainer, policy: Policy, observer: Observer | None = None) -> None:
-        self._trainer = trainer
-        task = trainer.task
-        graph = Tracing(task, trainer.model, task.batch_size).step_graph(policy)
+    def __init__(
+        self, task: Task, model: Model, policy: Policy, seed: int, observer: Observer | None = None
+    ) -> None:
+        graph = Tracing(task, model, task.batch_size).step_graph(policy)
         self._names = [name for name, _ in graph.outputs if name.startswith("grad:")]
         wanted = graph.wanting("loss", *self._names)
-        self._step = compile_graph(wanted, seed=trainer.seed, observer=observer)
+        self._step = compile_graph(wanted, seed=seed, observer=observer)
+        self._model, self._seed = model, seed
+        feed_constants(self._step, model)
+        scale = initial_state(policy.loss_scale).scale
+        for name, value in (("loss_scale", scale), ("inverse_scale", inverse(scale))):
+            self._step.arrays[name][...] = value
 
-    def gradients(self, inputs: Sequence[Array], labels: Array) -> Gradients:
-        """Return the unscaled gradients by parameter."""
-        trainer, arrays = self._trainer, self._step.arrays
-        feed_inputs(self._step, trainer.model, inputs, labels)
-        scale = trainer.scale_state.scale
-        fed: dict[str, FloatArray | float] = {**trainer.params()}
-        fed |= {"loss_scale": scale, "inverse_scale": inverse(scale)}
-        for name in fed.keys() & arrays.keys():
-            arrays[name][...] = fed[name]
-        self._step.step_index = trainer.step_index
-        self._step.forward_backward()
-        return {name: self._step.value(name).astype(np.float64) for name in self._names}
+    def at(self, moment: Moment) -> tuple[float, Gradients]:
+        """Return the loss and the unscaled gradients, "grad:" before the parameter's name."""
+        step = self._step
+        feed_inputs(step, self._model, moment.inputs, moment.labels)
+        feed_masks(step, self._seed, moment.step)
+        self._feed_parameters(moment)
+        step.step_index = moment.step
+        step.forward_backward()
+        made = {name: step.value(name).astype(np.float64) for name in self._names}
+        return float(step.value("loss")), made
+
+    def _feed_parameters(self, moment: Moment) -> None:
+        """Write the parameters, rounded to where the step keeps them."""
+        for node in self._step.graph.nodes:
+            if node.op.name in KEPT and node.name in moment.params:
+                kept = quantise(moment.params[node.name], format_named(node.format))
+                self._step.arrays[node.name][...] = kept
 
 
-def along(trainer: Trainer, data: Dataset) -> Iterator[tuple[int, Sequence[Array], Array]]:
-    """Train from the initial values of the trainer's seed; yield what every step reads.
-
-    That is (step, inputs, labels), before the step is taken.
-    """
+def along(trainer: Trainer, data: Dataset) -> Iterator[Moment]:
+    """Train from the initial values of the trainer's seed; yield every step before it is taken."""
     trainer.load(initial_parameters(trainer.model, trainer.seed))
     task, rng = trainer.task, np.random.default_rng([trainer.seed, 1])
     for index, chosen in enumerate(batches(data, task.batch_size, task.steps, rng)):
         inputs, labels = [x[chosen] for x in data.train[0]], data.train[1][chosen]
-        yield index, inputs, labels
+        yield Moment(index, trainer.params(), inputs, labels)
         trainer.step(inputs, labels)
 
 

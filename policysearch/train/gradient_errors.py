@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from policysearch.data.datasets import Dataset, batches
-from policysearch.emulator.compile import Step, compile_graph
-from policysearch.formats import format_named
-from policysearch.graph import FloatArray
+from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.rounding.rounder import quantise
-from policysearch.train.feeding import Array, feed_constants, feed_inputs, feed_masks
-from policysearch.train.loss_scale import initial_state, inverse
+from policysearch.train.beside import Beside, Gradients, Moment, along
 from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import KEPT, Trainer, initial_parameters
-
-Gradients = Mapping[str, NDArray[np.float64]]
-
-
-@dataclass(frozen=True, eq=False)
-class Moment:
-    """A step of a training before it is taken: parameters as float32 has them, and the batch."""
-
-    step: int
-    params: Mapping[str, FloatArray]
-    inputs: Sequence[Array]
-    labels: Array
+from policysearch.train.trainer import Trainer
 
 
 def moments(
@@ -42,49 +24,18 @@ def moments(
 ) -> list[Moment]:
     """Return these steps of float32's training with `seed`, as they are met."""
     trainer = Trainer(model, task, preset("float32", model.layer_names), seed)
-    trainer.load(initial_parameters(model, seed))
-    drawn = batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
-    inputs, labels = dataset.train
-    found = []
     with threadpool_limits(1):
-        for step, indices in enumerate(drawn[: max(steps, default=-1) + 1]):
-            batch = [array[indices] for array in inputs], labels[indices]
-            if step in steps:
-                found.append(Moment(step, trainer.params(), *batch))
-            trainer.step(*batch)
-    return found
+        run = islice(along(trainer, dataset), max(steps, default=-1) + 1)
+        return [moment for moment in run if moment.step in steps]
 
 
 def seen_under(
     task: Task, policy: Policy, seed: int, met: Sequence[Moment], model: Model
 ) -> list[tuple[float, Gradients]]:
     """Return at each moment the loss and the unscaled gradients as computed under `policy`."""
-    graph = Tracing(task, model, task.batch_size).step_graph(policy)
-    names = [name for name, _ in graph.outputs if name.startswith("grad:")]
-    scale = initial_state(policy.loss_scale).scale
-    found: list[tuple[float, Gradients]] = []
+    beside = Beside(task, model, policy, seed)
     with threadpool_limits(1):
-        step = compile_graph(graph.wanting("loss", *names), seed=seed)
-        feed_constants(step, model)
-        for moment in met:
-            feed_inputs(step, model, moment.inputs, moment.labels)
-            feed_masks(step, seed, moment.step)
-            _feed_parameters(step, moment)
-            for name, value in (("loss_scale", scale), ("inverse_scale", inverse(scale))):
-                step.arrays[name][...] = value
-            step.step_index = moment.step
-            step.forward_backward()
-            made = {name: step.value(name).astype(np.float64) for name in names}
-            found.append((float(step.value("loss")), made))
-    return found
-
-
-def _feed_parameters(step: Step, moment: Moment) -> None:
-    """Write the parameters, rounded to where the step keeps them."""
-    for node in step.graph.nodes:
-        if node.op.name in KEPT and node.name in moment.params:
-            kept = quantise(moment.params[node.name], format_named(node.format))
-            step.arrays[node.name][...] = kept
+        return [beside.at(moment) for moment in met]
 
 
 def gradient_errors(

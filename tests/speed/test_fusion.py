@@ -14,7 +14,8 @@ from policysearch.formats import Rounding
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
-from policysearch.policy.policy import LayerPolicy, LossScale, RoleRounding
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy

@@ -13,7 +13,8 @@ from policysearch.emulator import arena
 from policysearch.emulator.plan import Buffer, Plan, assign_offsets
 from policysearch.graph import FloatArray
 from policysearch.layout import LINE, aligned
-from policysearch.policy.policy import LossScale, Phase, uniform_layer
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Phase, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast
 from policysearch.train.tasks import Task

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policysearch.policy.policy import LossScale, LossScaleKind, Policy
+from policysearch.policy.loss_scale import LossScale, LossScaleKind
+from policysearch.policy.policy import Policy
 from policysearch.search.decided.base import Choices, Params, Setting, check_different
 from policysearch.values import InputError, number, one_of, shown
 
