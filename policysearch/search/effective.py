@@ -26,6 +26,7 @@ from policysearch.search.parallel_space import PREFIX, parallel_option
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
 from policysearch.search.space_section import MODIFYING, SHARED, is_named
+from policysearch.search.target import BASE, as_run
 
 LOW = "bfloat16"
 """What an operation or a rule without a format of its own is taken to round to."""
@@ -39,11 +40,15 @@ ONE = "one"
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """What a group decides: an option per name of PER_LAYER; whether loss scales and ops act."""
+    """What a group decides: an option per name of PER_LAYER; whether loss scales and ops act.
+
+    `unscaled`: the target of the study scales no loss where parameters are stored so.
+    """
 
     options: Mapping[str, Option]
     short: bool
     low: bool
+    unscaled: bool
 
 
 class Effective:
@@ -62,6 +67,10 @@ class Effective:
             **dict.fromkeys(("model", "target", "op_layers")),  # type: ignore[arg-type]
             rules=(),
         )
+        self._target, self._model = space.target, space.model
+        specs = () if space.model is None else space.model.parameters()
+        trained = {name for spec in specs if spec.trained for name in spec.owners}
+        self._trained = {group.name for group in space.groups if trained & set(group.layers)}
         self._shared = [name for name in self._choices if is_named(name, SHARED)]
         self._scaled = [name for name in self._choices if name in MODIFYING]
         self._apart = {name.partition(".")[0] for name in self._choices} & {*ROLES, "param"}
@@ -100,7 +109,8 @@ class Effective:
             scale = self._scale(params)
             short = any(layer.short for layer in layers.values())
             acts = scale.kind != "none" and (short or not moves_by_powers(scale))
-            row.append(self._scales.index(scale) if acts else 0)
+            dropped = any(layers[name].unscaled for name in self._trained)
+            row.append(self._scales.index(scale) if acts and not dropped else 0)
         return tuple(row)
 
     def _users(self, op: str) -> tuple[str, ...]:
@@ -146,7 +156,19 @@ class Effective:
             apart["param"] = Option(f"param/{stored}", 0.0, epsilon)
         main = _main_option(policy, layer, "" if "param" in self._apart else stored, recipe)
         low = policy.phases != () or layer != LayerPolicy()
-        return _Layer({"format": main, **apart}, has_short_range(policy), low)
+        options = {"format": main, **apart}
+        return _Layer(options, has_short_range(policy), low, self._is_unscaled(policy))
+
+    def _is_unscaled(self, policy: Policy) -> bool:
+        if self._model is None or self._target is None:
+            return False
+        names = self._model.layer_names
+        asked = replace(
+            preset(BASE, names).with_layers(dict.fromkeys(names, policy.layer(ONE))),
+            master_weights=policy.master_weights,
+            loss_scale=LossScale("fixed", 2.0),
+        )
+        return as_run(asked, self._model, self._target).loss_scale.kind == "none"
 
     def _scale(self, params: Params) -> LossScale:
         """Return the loss scale without what its kind, or a run of these steps, does not use."""
