@@ -19,7 +19,7 @@ from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.search.effective import Effective
 from policysearch.search.results import Results
-from policysearch.search.space import make_space
+from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import SpaceSection
 from policysearch.search.target import as_run, differences, offered
 from policysearch.values import InputError
@@ -63,9 +63,21 @@ def test_differences_are_what_the_target_changes() -> None:
     assert any("GradScaler refuses" in line for line in differences(scaled, MODEL, "torch"))
 
 
+def rows_of(space: Space) -> dict[str, set[tuple[int, ...]]]:
+    """Return the rows of the searcher by digest, of every policy of the space."""
+    effective, choices = Effective(space), space.choices()
+    rows: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for values in product(*choices.values()):
+        params = dict(zip(choices, values, strict=True))
+        policy = space.policy(params)
+        assert space.model is not None
+        assert as_run(policy, space.model, space.target) == policy
+        rows[policy.digest].add(effective.row(params))
+    return rows
+
+
 def test_a_loss_scale_is_offered_where_the_target_has_one() -> None:
     """Stored in float16 all loss scales are one policy, and one row of the searcher."""
-    model = mlp((64, 16, 10))
     section = SpaceSection(
         ("bfloat16", "float16"),
         base="torch.autocast.bfloat16",
@@ -75,20 +87,26 @@ def test_a_loss_scale_is_offered_where_the_target_has_one() -> None:
     )
     counts = {}
     for target in ("torch", None):
-        space = make_space(section, model, target=target)
-        effective, choices = Effective(space), space.choices()
-        rows: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-        for values in product(*choices.values()):
-            params = dict(zip(choices, values, strict=True))
-            policy = space.policy(params)
-            assert target is None or as_run(policy, model, target) == policy
-            rows[policy.digest].add(effective.row(params))
+        rows = rows_of(make_space(section, mlp((64, 16, 10)), target=target))
         assert all(len(found) == 1 for found in rows.values())
         assert len({row for found in rows.values() for row in found}) == len(rows)
         counts[target] = len(rows)
     # bfloat16 throughout and, with masters or not, three policies with a float16 layer, scaled
     # in five ways: of those without masters the target has one each
     assert counts == {None: 2 + 2 * 3 * 5, "torch": 2 + 3 * 5 + 3}
+
+
+def test_formats_that_the_target_runs_alike_are_one_row() -> None:
+    """Sides of 10 keep the last layer from float8: there it is the format of its result."""
+    section = SpaceSection(
+        ("bfloat16", "float8_e4m3fn"),
+        base="torch.autocast.bfloat16",
+        master_weights=(True, False),
+        scalings=("current",),
+    )
+    rows = rows_of(make_space(section, mlp((64, 16, 32, 10)), target="torch"))
+    assert all(len(found) == 1 for found in rows.values())
+    assert len({row for found in rows.values() for row in found}) == len(rows) == 5
 
 
 def test_every_policy_of_a_study_with_a_target_is_what_runs(

@@ -9,6 +9,7 @@ that `normal` knows to train alike, make the same row.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,7 +27,7 @@ from policysearch.search.parallel_space import PREFIX, parallel_option
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
 from policysearch.search.space_section import MODIFYING, SHARED, is_named
-from policysearch.search.target import BASE, as_run
+from policysearch.search.target import as_run
 
 LOW = "bfloat16"
 """What an operation or a rule without a format of its own is taken to round to."""
@@ -67,15 +68,12 @@ class Effective:
             **dict.fromkeys(("model", "target", "op_layers")),  # type: ignore[arg-type]
             rules=(),
         )
-        self._target, self._model = space.target, space.model
-        specs = () if space.model is None else space.model.parameters()
-        trained = {name for spec in specs if spec.trained for name in spec.owners}
-        self._trained = {group.name for group in space.groups if trained & set(group.layers)}
+        self._space, self._kinds = space, _kinds(space)
         self._shared = [name for name in self._choices if is_named(name, SHARED)]
         self._scaled = [name for name in self._choices if name in MODIFYING]
         self._apart = {name.partition(".")[0] for name in self._choices} & {*ROLES, "param"}
         self._layers: dict[tuple[Any, ...], _Layer] = {}
-        self._made_of: dict[tuple[str, ...], list[_Layer]] = {}
+        self._made_of: dict[tuple[tuple[str, ...], int], list[_Layer]] = {}
         decided = [n for n in self._choices if n not in {*self._shared, *self._scaled}]
         formats = [f"format.{group.name}" for group in space.groups]
         self._places = [*decided, *(name for name in formats if name not in decided)]
@@ -109,7 +107,7 @@ class Effective:
             scale = self._scale(params)
             short = any(layer.short for layer in layers.values())
             acts = scale.kind != "none" and (short or not moves_by_powers(scale))
-            dropped = any(layers[name].unscaled for name in self._trained)
+            dropped = any(layer.unscaled for layer in layers.values())
             row.append(self._scales.index(scale) if acts and not dropped else 0)
         return tuple(row)
 
@@ -123,27 +121,50 @@ class Effective:
             found = [_other_option(name, value) for value in self._choices[name]]
             return list(dict.fromkeys([*found, _idle(name)] if kind == "op" else found))
         own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
-        if own not in self._made_of:  # groups that decide the same have the same options
+        key = own, self._kinds[group]
+        if key not in self._made_of:  # groups alike that decide the same have the same options
             names = [*(f"{each}.{group}" for each in own), *self._shared]
             every = product(*(self._choices[each] for each in names))
             made = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
-            self._made_of[own] = list(dict.fromkeys(made))
-        return list(dict.fromkeys(layer.options[kind] for layer in self._made_of[own]))
+            self._made_of[key] = list(dict.fromkeys(made))
+        return list(dict.fromkeys(layer.options[kind] for layer in self._made_of[key]))
 
     def _layer(self, group: str, params: Params) -> _Layer:
         given = {each: f"{each}.{group}" for each in PER_LAYER}
         given |= {name: name for name in self._shared}
-        key = tuple(params.get(name, self._fixed.get(name)) for name in given.values())
+        decided = tuple(params.get(name, self._fixed.get(name)) for name in given.values())
+        key = self._kinds[group], *decided
         if key not in self._layers:
             values = {
                 f"{each}.{ONE}" if each in PER_LAYER else each: value
-                for each, value in zip(given, key, strict=True)
+                for each, value in zip(given, decided, strict=True)
                 if value is not None
             }
-            self._layers[key] = self._made(self._one.policy(values))
+            self._layers[key] = self._made(*self._as_run(self._one.policy(values), group))
         return self._layers[key]
 
-    def _made(self, policy: Policy) -> _Layer:
+    def _as_run(self, policy: Policy, group: str) -> tuple[Policy, bool]:
+        """Return the policy of a layer as the target runs it in the group; whether unscaled.
+
+        As it is asked for where the target runs the layers of the group in several ways.
+        """
+        model, target = self._space.model, self._space.target
+        if model is None or target is None:
+            return policy, False
+        layers = next(each.layers for each in self._groups if each.name == group)
+        asked = replace(
+            policy,
+            layers=tuple((name, LayerPolicy()) for name in model.layer_names),
+            loss_scale=LossScale("fixed", 2.0),
+            phases=(),
+        ).with_layers(dict.fromkeys(layers, policy.layer(ONE)))
+        running = as_run(asked, model, target)
+        rows = {running.layer(name) for name in layers if model.parameters_of(name)}
+        if len(rows) == 1:
+            policy = replace(policy, layers=((ONE, rows.pop()),), scaling=running.scaling)
+        return policy, running.loss_scale.kind == "none"
+
+    def _made(self, policy: Policy, unscaled: bool) -> _Layer:
         layer = policy.layer(ONE)
         stored = "" if policy.master_weights or layer.param == "float32" else layer.param
         recipe = policy.scaling.recipe if len(self._one.section.scalings) else ""
@@ -156,24 +177,29 @@ class Effective:
             apart["param"] = Option(f"param/{stored}", 0.0, epsilon)
         main = _main_option(policy, layer, "" if "param" in self._apart else stored, recipe)
         low = policy.phases != () or layer != LayerPolicy()
-        options = {"format": main, **apart}
-        return _Layer(options, has_short_range(policy), low, self._is_unscaled(policy))
-
-    def _is_unscaled(self, policy: Policy) -> bool:
-        if self._model is None or self._target is None:
-            return False
-        names = self._model.layer_names
-        asked = replace(
-            preset(BASE, names).with_layers(dict.fromkeys(names, policy.layer(ONE))),
-            master_weights=policy.master_weights,
-            loss_scale=LossScale("fixed", 2.0),
-        )
-        return as_run(asked, self._model, self._target).loss_scale.kind == "none"
+        return _Layer({"format": main, **apart}, has_short_range(policy), low, unscaled)
 
     def _scale(self, params: Params) -> LossScale:
         """Return the loss scale without what its kind, or a run of these steps, does not use."""
         given = {name: params.get(name, self._fixed[name]) for name in MODIFYING}
         return over_run(self._one.loss_scale(given), self._one.steps)
+
+
+def _kinds(space: Space) -> dict[str, int]:
+    """Return numbers of the groups, the same for those whose layers a target runs alike."""
+    if space.model is None or space.target is None:
+        return dict.fromkeys((group.name for group in space.groups), 0)
+    types, held = space.model.layer_types, defaultdict(list)
+    for spec in space.model.parameters():
+        for name in spec.owners:
+            held[name].append((spec.shape, spec.trained))
+    numbers: dict[Any, int] = {}
+    return {
+        group.name: numbers.setdefault(
+            tuple((types.get(name, ""), *held[name]) for name in group.layers), len(numbers)
+        )
+        for group in space.groups
+    }
 
 
 def _main_option(policy: Policy, layer: LayerPolicy, stored: str, recipe: str) -> Option:
