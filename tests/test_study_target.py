@@ -97,14 +97,19 @@ def test_a_loss_scale_is_offered_where_the_target_has_one() -> None:
 
 
 def test_formats_that_the_target_runs_alike_are_one_row() -> None:
-    """Sides of 10 keep the last layer from float8: there it is the format of its result."""
+    """Sides of 10 keep the last layer from float8: there it is the format of its result.
+
+    And no format changes during training.
+    """
     section = SpaceSection(
         ("bfloat16", "float8_e4m3fn"),
         base="torch.autocast.bfloat16",
         master_weights=(True, False),
         scalings=("current",),
+        phase_points=(0.5,),
+        phase_formats=("same", "float32"),
     )
-    rows = rows_of(make_space(section, mlp((64, 16, 32, 10)), target="torch"))
+    rows = rows_of(make_space(section, mlp((64, 16, 32, 10)), target="torch", steps=20))
     assert all(len(found) == 1 for found in rows.values())
     assert len({row for found in rows.values() for row in found}) == len(rows) == 5
 

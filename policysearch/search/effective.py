@@ -152,13 +152,19 @@ class Effective:
         if model is None or target is None:
             return policy, False
         layers = next(each.layers for each in self._groups if each.name == group)
+        others = {name: LayerPolicy() for name in model.layer_names}
+        phases = [
+            replace(phase, layers=tuple((name, dict(phase.layers)[ONE]) for name in layers))
+            for phase in policy.phases
+        ]
         asked = replace(
             policy,
-            layers=tuple((name, LayerPolicy()) for name in model.layer_names),
+            layers=tuple((others | dict.fromkeys(layers, policy.layer(ONE))).items()),
             loss_scale=LossScale("fixed", 2.0),
-            phases=(),
-        ).with_layers(dict.fromkeys(layers, policy.layer(ONE)))
+            phases=tuple(phases),
+        )
         running = as_run(asked, model, target)
+        policy = policy if running.phases else replace(policy, phases=())
         rows = {running.layer(name) for name in layers if model.parameters_of(name)}
         if len(rows) == 1:
             policy = replace(policy, layers=((ONE, rows.pop()),), scaling=running.scaling)
