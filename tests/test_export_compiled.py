@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from policysearch.export.torch import export
 from policysearch.policy.policy import Policy, uniform_layer
@@ -123,8 +124,8 @@ def test_a_checkpoint_recomputes_in_the_same_formats(reentrant: bool) -> None:
         same(grads[name], p.grad)
 
 
-def test_ddp_of_one_process_agrees(tmp_path: Any) -> None:
-    module = exported()["apply_policy"](Net())
+def test_ddp_of_one_process_agrees_and_so_does_its_float16_hook(tmp_path: Any) -> None:
+    module = exported(policy_of("float16", "float32"))["apply_policy"](Net())
     module(X).sum().backward()
     expected = {name: p.grad.clone() for name, p in module.named_parameters()}
     module.zero_grad()
@@ -135,6 +136,12 @@ def test_ddp_of_one_process_agrees(tmp_path: Any) -> None:
         wrapped(X).sum().backward()
         for name, p in module.named_parameters():
             same(p.grad, expected[name])
+        module.zero_grad()
+        wrapped.register_comm_hook(None, fp16_compress_hook)
+        wrapped(X).sum().backward()
+        assert not torch.equal(module.fc2.weight.grad, expected["fc2.weight"])
+        for name, p in module.named_parameters():
+            same(p.grad, expected[name].half().float())
     finally:
         torch.distributed.destroy_process_group()
 

@@ -14,11 +14,12 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from policysearch.export.torch import losses
 from policysearch.importers.torch_export import from_torch
+from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import preset
 from tests.nets_of_torch import ViTBlock
 from tests.test_export_modules import Net, X, by_hand, load, policy_of, same
@@ -140,3 +141,44 @@ def test_devices_of_a_context_are_left_alone(load: Any) -> None:
     module = load().apply_policy(Making())
     with torch.device("meta"):
         assert module(X)[1].device.type == "meta"
+
+
+def test_any_name_of_a_submodule_will_do(load: Any) -> None:
+    """Quotes, ends of lines, other alphabets; dots are those of nested ones."""
+    first, second = "fc\"1'\n$x", "\u5c42"
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.ModuleDict({first: nn.Linear(8, 8)})
+            self.add_module(second, nn.Linear(8, 4))
+
+        def forward(self, x: Tensor) -> Any:
+            return getattr(self, second)(torch.relu(self.part[first](x)))
+
+    model = from_torch(Odd, X, name="odd")
+    layers = {f"part.{first}": uniform_layer("float16"), second: uniform_layer("bfloat16")}
+    policy = preset("torch.autocast.bfloat16", model.layer_names).with_layers(layers)
+    module = load(policy, model).apply_policy(Odd())
+    seen: list[Any] = []
+    for part in (module.part[first], getattr(module, second)):
+        part.register_forward_hook(lambda _, __, y: seen.append(y.dtype))
+    module(X)
+    assert seen == [torch.float16, torch.bfloat16]
+
+
+def test_a_table_unknown_to_the_policy_is_named_or_stays_float32(load: Any) -> None:
+    class Looking(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(8, 8)
+
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), self.table(torch.arange(8))
+
+    exported, module = load(), Looking()
+    with pytest.raises(ValueError, match=r"^module: 'table' with parameters, unknown to the"):
+        exported.apply_policy(module)
+    got, rows = exported.apply_policy(module, strict=False)(X)
+    same(got, by_hand(module))
+    same(rows, module.table.weight)

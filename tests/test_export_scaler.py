@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from policysearch.export.torch import losses, runs
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import initial_state, next_state
-from tests.test_export_torch import MODEL, run
+from tests.test_export_torch import MODEL, run, torch_lenet
 
 
 def stepped(scale: LossScale, overflow: str, state: Any = None, unscaled: bool = False) -> Any:
@@ -109,3 +111,57 @@ def test_a_scale_that_does_not_skip_takes_every_step(
     scaler = stepped(scale, "FOF", unscaled=unscaled)
     assert [math.isfinite(w) for w in scaler.weights] == [True, skips, skips]
     assert scaler.skipped == skips and scaler.steps == 3
+
+
+SCALES = (
+    LossScale("fixed", 8.0),
+    LossScale("fixed", 8.0, skip_on_overflow=False),
+    LossScale("dynamic", 8.0, rule="apex"),
+    LossScale("schedule", 8.0, schedule=((2, 16.0),)),
+)
+
+
+def stored(formats: dict[str, str], masters: bool, scale: LossScale) -> Policy:
+    """Return a policy of float16 layers, some of whose parameters are stored so."""
+    layers = {name: uniform_layer("float16", param=param) for name, param in formats.items()}
+    policy = preset("torch.autocast.float16", MODEL.layer_names).with_layers(layers)
+    return dataclasses.replace(policy, master_weights=masters, loss_scale=scale)
+
+
+def trains_with(policy: Policy, make_scaler: Any) -> bool:
+    """Return whether a step of the exported module is taken with a scaler, not refused by it."""
+    torch = pytest.importorskip("torch")
+    net = run(policy)["apply_policy"](torch_lenet())
+    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.01), make_scaler(policy)
+    scaler.scale(net(torch.zeros(2, 1, 32, 32)).sum()).backward()
+    try:
+        scaler.step(optimizer)
+    except ValueError as error:
+        assert "Attempting to unscale FP16 gradients" in str(error)
+        return False
+    return True
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("formats", "masters", "refused"),
+    [
+        (dict.fromkeys(MODEL.layer_names, "float16"), False, True),
+        (dict.fromkeys(MODEL.layer_names, "float16"), True, False),
+        (dict.fromkeys(MODEL.layer_names, "bfloat16"), False, False),
+        ({"fc3": "float16", "conv1": "bfloat16"}, False, True),  # one gradient is enough
+        ({"relu1": "float16", "pool1": "float16"}, False, False),  # they store nothing
+    ],
+)
+def test_what_the_scaler_of_torch_refuses_is_not_scaled(
+    formats: dict[str, str], masters: bool, refused: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    for scale in SCALES:
+        policy = stored(formats, masters, scale)
+        assert trains_with(policy, lambda _: torch.amp.GradScaler("cpu")) != refused
+        running = runs(policy, MODEL)
+        assert (running.loss_scale == LossScale()) == refused
+        said = [line for line in losses(policy, MODEL) if "GradScaler refuses" in line]
+        assert len(said) == refused and not any("refuses" in x for x in losses(running, MODEL))
+        assert trains_with(policy, lambda policy: run(policy)["make_grad_scaler"]())

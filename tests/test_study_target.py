@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,12 @@ from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
+from policysearch.search.effective import Effective
 from policysearch.search.results import Results
+from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import SpaceSection
 from policysearch.search.target import as_run, differences, offered
 from policysearch.values import InputError
@@ -51,6 +57,61 @@ def test_differences_are_what_the_target_changes() -> None:
     assert any("float8_e4m3fn" in line for line in differences(narrow, MODEL, "torch"))
     assert differences(as_run(narrow, MODEL, "torch"), MODEL, "torch") == ()
     assert as_run(narrow, MODEL, None) is narrow
+    stored = preset("apex.O3", MODEL.layer_names)
+    scaled = replace(stored, loss_scale=LossScale("fixed", 1024.0))
+    assert not any("loss_scale" in line for line in differences(stored, MODEL, "torch"))
+    assert any("GradScaler refuses" in line for line in differences(scaled, MODEL, "torch"))
+
+
+def rows_of(space: Space) -> dict[str, set[tuple[int, ...]]]:
+    """Return the rows of the searcher by digest, of every policy of the space."""
+    effective, choices = Effective(space), space.choices()
+    rows: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for values in product(*choices.values()):
+        params = dict(zip(choices, values, strict=True))
+        policy = space.policy(params)
+        assert space.model is not None
+        assert as_run(policy, space.model, space.target) == policy
+        rows[policy.digest].add(effective.row(params))
+    return rows
+
+
+def test_a_loss_scale_is_offered_where_the_target_has_one() -> None:
+    """Stored in float16 all loss scales are one policy, and one row of the searcher."""
+    section = SpaceSection(
+        ("bfloat16", "float16"),
+        base="torch.autocast.bfloat16",
+        master_weights=(True, False),
+        loss_scales=("none", "fixed", "dynamic"),
+        log2_scale=(7, 8),
+    )
+    counts = {}
+    for target in ("torch", None):
+        rows = rows_of(make_space(section, mlp((64, 16, 10)), target=target))
+        assert all(len(found) == 1 for found in rows.values())
+        assert len({row for found in rows.values() for row in found}) == len(rows)
+        counts[target] = len(rows)
+    # bfloat16 throughout and, with masters or not, three policies with a float16 layer, scaled
+    # in five ways: of those without masters the target has one each
+    assert counts == {None: 2 + 2 * 3 * 5, "torch": 2 + 3 * 5 + 3}
+
+
+def test_formats_that_the_target_runs_alike_are_one_row() -> None:
+    """Sides of 10 keep the last layer from float8: there it is the format of its result.
+
+    And no format changes during training.
+    """
+    section = SpaceSection(
+        ("bfloat16", "float8_e4m3fn"),
+        base="torch.autocast.bfloat16",
+        master_weights=(True, False),
+        scalings=("current",),
+        phase_points=(0.5,),
+        phase_formats=("same", "float32"),
+    )
+    rows = rows_of(make_space(section, mlp((64, 16, 32, 10)), target="torch", steps=20))
+    assert all(len(found) == 1 for found in rows.values())
+    assert len({row for found in rows.values() for row in found}) == len(rows) == 5
 
 
 def test_every_policy_of_a_study_with_a_target_is_what_runs(

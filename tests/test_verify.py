@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from policysearch import api
+from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.models import lenet5
 from policysearch.policy.loss_scale import LossScale
@@ -20,8 +23,9 @@ from policysearch.train.trainer import train
 from policysearch.values import InputError
 from policysearch.verify import verdict as verdicts
 from policysearch.verify.page import verdict_page
-from policysearch.verify.verdict import EARLY_GAP, LATE_GAP, Verdict, gaps, verify
+from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdict, gaps, verify
 
+STUDY = Path(__file__).parents[1] / "studies" / "mlp-digits.toml"
 MLP = Task(model="mlp", data="digits", widths=(32, 32), batch_size=32)
 SCALES = (
     LossScale(),
@@ -29,6 +33,8 @@ SCALES = (
     LossScale("dynamic", 2.0**24, growth_interval=20),
 )
 FORMATS = ("float32", "float16", "bfloat16")
+CHAOTIC = 9
+"""Of the drawn policies of LeNet-5, one whose loss scale moves elsewhere under any jitter."""
 
 
 def drawn(names: tuple[str, ...], index: int) -> Policy:
@@ -84,11 +90,11 @@ def with_losses(verdict: Verdict, step: int, by: float) -> Verdict:
 
 @pytest.mark.torch
 def test_what_does_not_agree_is_a_fault(mlp_verdict: Verdict) -> None:
-    verdict = replace(mlp_verdict, own_gap=1e-3)
+    verdict = replace(mlp_verdict, own_gaps=np.where(np.arange(20) < EARLY_STEPS, 0.0, 1e-3))
     late = with_losses(verdict, 15, 1.9e-3)
     assert late.faults == () and with_losses(verdict, 15, 2.2e-3).faults != ()
     assert with_losses(verdict, 9, 2 * EARLY_GAP).faults[0].startswith("step 9: losses")
-    quiet = replace(verdict, own_gap=0.0)
+    quiet = replace(verdict, own_gaps=np.zeros(20))
     assert quiet.allowed[-1] == LATE_GAP and quiet.allowed[0] == EARLY_GAP
     assert with_losses(verdict, 3, math.nan).faults != ()
     parted = replace(late, compared=12, own_partings=3)
@@ -96,6 +102,7 @@ def test_what_does_not_agree_is_a_fault(mlp_verdict: Verdict) -> None:
         "step 12: other loss scales, no gradient near overflow "
         "(3 of 8 jittered trainings part from the emulator by then)",
     )
+    assert parted.undecided == ()
     near = replace(parted, borderline=True)
     assert near.faults == () and "within 1% of overflow" in verdict_page(near)
     assert set(verdict.formats) == {"flatten", "fc1", "relu1", "fc2", "relu2", "fc3"}
@@ -103,6 +110,35 @@ def test_what_does_not_agree_is_a_fault(mlp_verdict: Verdict) -> None:
     assert wide.faults == ("fc1: results are float16; expected float32",)
     other = replace(verdict, same_keys=False)
     assert "FAIL: state_dict" in verdict_page(other)
+
+
+@pytest.mark.torch
+def test_a_training_that_parts_from_itself_decides_nothing(
+    mlp_verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early losses and scales that part where those of the emulator do: no fault, and no pass."""
+    assert mlp_verdict.undecided == () and len(mlp_verdict.own_gaps) == 20
+    verdict = replace(mlp_verdict, own_gaps=np.full(20, 1e-3))
+    early = with_losses(verdict, 4, 1.9e-3)
+    assert early.faults == () and early.undecided[0].startswith("step 4: losses 1.9e-03 apart")
+    assert "pass" not in verdict_page(early) and "undecided: step 4" in verdict_page(early)
+    assert with_losses(verdict, 4, 2.2e-3).faults != ()
+    late = with_losses(early, 15, 3e-3)
+    assert late.faults[0].startswith("step 15") and late.undecided == ()
+    quiet = replace(early, own_gaps=np.full(20, 0.1 * EARLY_GAP))
+    assert quiet.faults != () and quiet.undecided == ()
+    seen = iter((mlp_verdict, early, late))
+    monkeypatch.setattr(api, "verify_policy", lambda *_, **__: next(seen))
+    command = ["verify", "preset:bfloat16", "--study", str(STUDY)]
+    codes: list[object] = [main(command)]
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        codes.append(ended.value.code)
+    assert codes == [0, 3, 1]
+    for draws, decided in ((4, True), (5, False)):
+        parted = replace(mlp_verdict, compared=12, own_partings=draws)
+        assert bool(parted.faults) == decided and bool(parted.undecided) != decided
 
 
 def test_losses_that_are_both_not_finite_agree() -> None:
@@ -173,6 +209,7 @@ def test_random_policies_of_lenet_agree(index: int) -> None:
     pytest.importorskip("torch")
     verdict = verify(drawn(lenet5().layer_names, index), Task())
     assert len(verdict.losses) == 50 and verdict.faults == ()
+    assert verdict.undecided == () or index == CHAOTIC
 
 
 @pytest.mark.torch
@@ -183,7 +220,7 @@ def test_random_policies_of_an_imported_gpt_agree(index: int) -> None:
     task = gpt_task()
     model = task.build_model(task.load_dataset())
     verdict = verify(drawn(model.layer_names, index), task)
-    assert len(verdict.losses) == 50 and verdict.faults == ()
+    assert len(verdict.losses) == 50 and verdict.faults == verdict.undecided == ()
 
 
 @pytest.mark.torch

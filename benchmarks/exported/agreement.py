@@ -30,6 +30,7 @@ def _compared(case: Case, place: str, steps: int) -> dict[str, Any]:
     return {
         "digest": policy.digest[:12],
         "faults": list(verdict.faults),
+        "undecided": list(verdict.undecided),
         "allowed": [EARLY_STEPS, verdict.allowed[0], verdict.allowed[-1]],
         "place_emulator": _largest(verdict.losses, verdict.here.losses, verdict.compared),
         "place_cpu": _largest(verdict.losses, losses, steps),

@@ -10,6 +10,9 @@ from policysearch.commands.shared import Commands
 from policysearch.commands.sources import policy_for
 from policysearch.verify.page import verdict_page
 
+FAILED, UNDECIDED = 1, 3
+"""Exit codes; a mistake of the user's has 2."""
+
 
 def add_verify(commands: Commands) -> None:
     """Add `verify`."""
@@ -29,5 +32,5 @@ def _verify(options: argparse.Namespace) -> None:
         policy, spec, target=options.target, steps=options.steps, place=options.place
     )
     print(verdict_page(verdict))
-    if verdict.faults:
-        raise SystemExit(1)
+    if verdict.faults or verdict.undecided:
+        raise SystemExit(FAILED if verdict.faults else UNDECIDED)

@@ -9,6 +9,7 @@ from policysearch.export.torch_runs import (
     DTYPES,
     MOVES,
     is_stored_wide,
+    refused,
     runs,
     runs_in,
     with_free_moves,
@@ -38,7 +39,7 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     lines += _attention_losses(policy, model)
     lines += _move_losses(traced, policy)
     lines += _bias_losses(policy, list(traced.nodes))
-    return (*lines, *_whole_losses(policy, running))
+    return (*lines, *_whole_losses(policy, running, model))
 
 
 def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -> Iterator[str]:
@@ -155,7 +156,7 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
         yield "bias: torch adds it where its product runs"
 
 
-def _whole_losses(policy: Policy, running: Policy) -> Iterator[str]:
+def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
     for op in LOSSES:
         if op in policy.low_precision_ops:
             yield f"{op}: the module returns float32, so the loss is float32, not low precision"
@@ -177,7 +178,7 @@ def _whole_losses(policy: Policy, running: Policy) -> Iterator[str]:
             f"gradient_clip_norm: the training loop has to clip to {policy.gradient_clip_norm} "
             "after scaler.unscale_"
         )
-    yield from _scale_losses(policy)
+    yield from _scale_losses(policy, model)
 
 
 def _order_losses(policy: Policy) -> Iterator[str]:
@@ -192,12 +193,13 @@ def _order_losses(policy: Policy) -> Iterator[str]:
         yield f"optimizer_scalars: {given!r} is what torch does on {device} alone"
 
 
-def _scale_losses(policy: Policy) -> Iterator[str]:
+def _scale_losses(policy: Policy, model: Model) -> Iterator[str]:
     scale = policy.loss_scale
     if scale.kind == "none":
         return
-    stored = {policy.layer(name).param for name, _ in policy.layers}
-    if not policy.master_weights and "float16" in stored:
-        yield "loss_scale: GradScaler refuses to unscale the gradients of float16 parameters"
+    if layers := refused(policy, model):
+        given = f"float16 gradients, as {layers[0]} has ({len(layers)} such layers)"
+        yield f"loss_scale: nothing is scaled: GradScaler refuses {given}"
+        return
     if scale.rule != "torch.GradScaler":
         yield f"loss_scale: events follow the order of GradScaler, not of {scale.rule}"

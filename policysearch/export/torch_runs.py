@@ -43,8 +43,8 @@ def runs(policy: Policy, model: Model) -> Policy:
     torchao computes in float8 (`why_not`); gradients follow the operands; values are moved in the
     format they have, biases added by the product before its one rounding; every op casts what it
     reads, norms have float32 inside, losses are float32. Optimizers round every operation on
-    parameters stored low, as torch's do unless made with `fused=True`. It is its own:
-    `runs(runs(p)) == runs(p)`.
+    parameters stored low, as torch's do unless made with `fused=True`; beside `refused` gradients
+    there is no loss scale. It is its own: `runs(runs(p)) == runs(p)`.
     """
     layers = tuple((name, _layer(name, policy, model)) for name, _ in policy.layers)
     narrow = any(formats.compute == DTYPE for _, formats in layers)
@@ -61,7 +61,7 @@ def runs(policy: Policy, model: Model) -> Policy:
         norm_inner="float32",
         optimizer_state="float32" if policy.master_weights else policy.optimizer_state,
         all_reduce="float32",
-        loss_scale=_loss_scale(policy.loss_scale),
+        loss_scale=LossScale() if refused(policy, model) else _loss_scale(policy.loss_scale),
         scaling=Scaling("current", power_of_two=power_of_two) if narrow else Scaling(),
         rounding=RoleRounding(),
         phases=(),
@@ -71,6 +71,18 @@ def runs(policy: Policy, model: Model) -> Policy:
 def is_stored_wide(policy: Policy) -> bool:
     """Return whether updates read and write float32 alone: then their order rounds nothing."""
     return policy.master_weights or {row.param for _, row in policy.layers} == {"float32"}
+
+
+def refused(policy: Policy, model: Model) -> tuple[str, ...]:
+    """Return the layers with gradients that torch.amp.GradScaler raises on: float16 ones.
+
+    A gradient has the dtype that its parameter is stored in; one is enough for the whole step.
+    """
+    stored = [name for name, row in policy.layers if row.param == "float16"]
+    if policy.master_weights or not stored:
+        return ()
+    trained = {name for spec in model.parameters() if spec.trained for name in spec.owners}
+    return tuple(name for name in stored if name in trained)
 
 
 def offers(formats: LayerPolicy, layer_type: str) -> bool:

@@ -9,6 +9,7 @@ that `normal` knows to train alike, make the same row.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -27,6 +28,7 @@ from policysearch.search.parallel_space import PREFIX, parallel_option
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
 from policysearch.search.space_section import MODIFYING, SHARED, is_named
+from policysearch.search.target import as_run
 
 LOW = "bfloat16"
 """What an operation or a rule without a format of its own is taken to round to."""
@@ -40,11 +42,15 @@ ONE = "one"
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """What a group decides: an option per name of PER_LAYER; whether loss scales and ops act."""
+    """What a group decides: an option per name of PER_LAYER; whether loss scales and ops act.
+
+    `unscaled`: the target of the study scales no loss where parameters are stored so.
+    """
 
     options: Mapping[str, Option]
     short: bool
     low: bool
+    unscaled: bool
 
 
 class Effective:
@@ -63,11 +69,12 @@ class Effective:
             **dict.fromkeys(("model", "target", "op_layers")),  # type: ignore[arg-type]
             rules=(),
         )
+        self._space, self._kinds = space, _kinds(space)
         self._shared = [name for name in self._choices if is_named(name, SHARED)]
         self._scaled = [name for name in self._choices if name in MODIFYING]
         self._apart = {name.partition(".")[0] for name in self._choices} & {*ROLES, "param"}
         self._layers: dict[tuple[Any, ...], _Layer] = {}
-        self._made_of: dict[tuple[str, ...], list[_Layer]] = {}
+        self._made_of: dict[tuple[tuple[str, ...], int], list[_Layer]] = {}
         decided = [n for n in self._choices if n not in {*self._shared, *self._scaled}]
         formats = [f"format.{group.name}" for group in space.groups]
         self._places = [*decided, *(name for name in formats if name not in decided)]
@@ -101,7 +108,8 @@ class Effective:
             scale = self._scale(params)
             short = any(layer.short for layer in layers.values())
             acts = scale.kind != "none" and (short or not moves_by_powers(scale))
-            row.append(self._scales.index(scale) if acts else 0)
+            dropped = any(layer.unscaled for layer in layers.values())
+            row.append(self._scales.index(scale) if acts and not dropped else 0)
         return tuple(row)
 
     def _users(self, op: str) -> tuple[str, ...]:
@@ -114,27 +122,56 @@ class Effective:
             found = [_other_option(name, value) for value in self._choices[name]]
             return list(dict.fromkeys([*found, _idle(name)] if kind == "op" else found))
         own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
-        if own not in self._made_of:  # groups that decide the same have the same options
+        key = own, self._kinds[group]
+        if key not in self._made_of:  # groups alike that decide the same have the same options
             names = [*(f"{each}.{group}" for each in own), *self._shared]
             every = product(*(self._choices[each] for each in names))
             made = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
-            self._made_of[own] = list(dict.fromkeys(made))
-        return list(dict.fromkeys(layer.options[kind] for layer in self._made_of[own]))
+            self._made_of[key] = list(dict.fromkeys(made))
+        return list(dict.fromkeys(layer.options[kind] for layer in self._made_of[key]))
 
     def _layer(self, group: str, params: Params) -> _Layer:
         given = {each: f"{each}.{group}" for each in PER_LAYER}
         given |= {name: name for name in self._shared}
-        key = tuple(params.get(name, self._fixed.get(name)) for name in given.values())
+        decided = tuple(params.get(name, self._fixed.get(name)) for name in given.values())
+        key = self._kinds[group], *decided
         if key not in self._layers:
             values = {
                 f"{each}.{ONE}" if each in PER_LAYER else each: value
-                for each, value in zip(given, key, strict=True)
+                for each, value in zip(given, decided, strict=True)
                 if value is not None
             }
-            self._layers[key] = self._made(self._one.policy(values))
+            self._layers[key] = self._made(*self._as_run(self._one.policy(values), group))
         return self._layers[key]
 
-    def _made(self, policy: Policy) -> _Layer:
+    def _as_run(self, policy: Policy, group: str) -> tuple[Policy, bool]:
+        """Return the policy of a layer as the target runs it in the group; whether unscaled.
+
+        As it is asked for where the target runs the layers of the group in several ways.
+        """
+        model, target = self._space.model, self._space.target
+        if model is None or target is None:
+            return policy, False
+        layers = next(each.layers for each in self._groups if each.name == group)
+        others = {name: LayerPolicy() for name in model.layer_names}
+        phases = [
+            replace(phase, layers=tuple((name, dict(phase.layers)[ONE]) for name in layers))
+            for phase in policy.phases
+        ]
+        asked = replace(
+            policy,
+            layers=tuple((others | dict.fromkeys(layers, policy.layer(ONE))).items()),
+            loss_scale=LossScale("fixed", 2.0),
+            phases=tuple(phases),
+        )
+        running = as_run(asked, model, target)
+        policy = policy if running.phases else replace(policy, phases=())
+        rows = {running.layer(name) for name in layers if model.parameters_of(name)}
+        if len(rows) == 1:
+            policy = replace(policy, layers=((ONE, rows.pop()),), scaling=running.scaling)
+        return policy, running.loss_scale.kind == "none"
+
+    def _made(self, policy: Policy, unscaled: bool) -> _Layer:
         layer = policy.layer(ONE)
         stored = "" if policy.master_weights or layer.param == "float32" else layer.param
         recipe = policy.scaling.recipe if len(self._one.section.scalings) else ""
@@ -147,12 +184,29 @@ class Effective:
             apart["param"] = Option(f"param/{stored}", 0.0, epsilon)
         main = _main_option(policy, layer, "" if "param" in self._apart else stored, recipe)
         low = policy.phases != () or layer != LayerPolicy()
-        return _Layer({"format": main, **apart}, has_short_range(policy), low)
+        return _Layer({"format": main, **apart}, has_short_range(policy), low, unscaled)
 
     def _scale(self, params: Params) -> LossScale:
         """Return the loss scale without what its kind, or a run of these steps, does not use."""
         given = {name: params.get(name, self._fixed[name]) for name in MODIFYING}
         return over_run(self._one.loss_scale(given), self._one.steps)
+
+
+def _kinds(space: Space) -> dict[str, int]:
+    """Return numbers of the groups, the same for those whose layers a target runs alike."""
+    if space.model is None or space.target is None:
+        return dict.fromkeys((group.name for group in space.groups), 0)
+    types, held = space.model.layer_types, defaultdict(list)
+    for spec in space.model.parameters():
+        for name in spec.owners:
+            held[name].append((spec.shape, spec.trained))
+    numbers: dict[Any, int] = {}
+    return {
+        group.name: numbers.setdefault(
+            tuple((types.get(name, ""), *held[name]) for name in group.layers), len(numbers)
+        )
+        for group in space.groups
+    }
 
 
 def _main_option(policy: Policy, layer: LayerPolicy, stored: str, recipe: str) -> Option:

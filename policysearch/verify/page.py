@@ -12,7 +12,7 @@ SHOWN = 10
 
 
 def verdict_page(verdict: Verdict) -> str:
-    """Return losses side by side, scales, skips, dtypes, the final gap, and pass or FAIL."""
+    """Return losses side by side, scales, skips, dtypes, the final gap, and what came of it."""
     blocks = [_steps(verdict), _dtypes(verdict), _summary(verdict)]
     return "\n\n".join("\n".join(block) for block in blocks)
 
@@ -59,6 +59,6 @@ def _summary(verdict: Verdict) -> list[str]:
             f"from step {verdict.compared} on the loss scales differ: a gradient of step "
             f"{verdict.compared - 1} is within {BORDER:.0%} of overflow; not compared further"
         )
-    return [*lines, *(f"FAIL: {fault}" for fault in verdict.faults)] + (
-        [] if verdict.faults else ["pass"]
-    )
+    found = [f"FAIL: {line}" for line in verdict.faults]
+    found += [f"undecided: {line}" for line in verdict.undecided]
+    return [*lines, *(found or ["pass"])]

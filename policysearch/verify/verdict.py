@@ -53,7 +53,7 @@ BORDER = 0.01
 class Verdict:
     """Losses, loss scales and skips per step, `here` and in the target: `there`.
 
-    `gaps` are the differences of the losses, 0 where both are not finite; `own_gap` is how far the
+    `gaps` are the differences of the losses, 0 where both are not finite; `own_gaps` how far the
     emulator moves itself under JITTER, the largest of DRAWS, and `own_partings` how many of these
     draws have other scales or skips than it has up to the step where the target has. `compared`
     counts the steps before the scales part, all of them where they do not; `borderline` says
@@ -67,7 +67,7 @@ class Verdict:
     losses: Array
     scales: Array
     skipped: Array
-    own_gap: float
+    own_gaps: Array
     own_partings: int
     compared: int
     borderline: bool
@@ -82,33 +82,66 @@ class Verdict:
         return gaps(self.losses, self.here.losses)
 
     @property
+    def own_gap(self) -> float:
+        """Return the largest gap of the emulator to itself, in nats."""
+        return float(self.own_gaps.max(initial=0.0))
+
+    @property
+    def own_early_gap(self) -> float:
+        """Return the same in the first EARLY_STEPS steps."""
+        return float(self.own_gaps[:EARLY_STEPS].max(initial=0.0))
+
+    @property
     def allowed(self) -> Array:
         """Return the largest difference allowed at every step."""
+        return self._limits(EARLY_GAP)
+
+    def _limits(self, early_gap: float) -> Array:
         early = np.arange(len(self.losses)) < EARLY_STEPS
-        return np.where(early, EARLY_GAP, max(LATE_GAP, 2.0 * self.own_gap))
+        return np.where(early, early_gap, max(LATE_GAP, 2.0 * self.own_gap))
 
     @property
     def faults(self) -> tuple[str, ...]:
         """Return what does not agree, one line each."""
-        found = []
-        beyond = np.flatnonzero(self.gaps[: self.compared] > self.allowed[: self.compared])
-        if len(beyond):
-            step = int(beyond[0])
-            found.append(
-                f"step {step}: losses {self.gaps[step]:.1e} apart; "
-                f"expected at most {self.allowed[step]:.1e}"
-            )
-        if self.compared < len(self.losses) and not self.borderline:
-            found.append(
-                f"step {self.compared}: other loss scales, no gradient near overflow ("
-                f"{self.own_partings} of {DRAWS} jittered trainings part from the emulator by then)"
-            )
+        found = [line for line, chaotic in self._partings() if not chaotic]
         for name, wanted in self.formats.items():
             if self.dtypes[name] != wanted:
                 found.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
         if not self.same_keys:
             found.append("state_dict: other keys than without the policy")
         return tuple(found)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Return what does not agree where the emulator does not agree with itself either.
+
+        That is early losses beyond EARLY_GAP, as the emulator's own are under JITTER, and no
+        further apart than twice those; or other scales where most of its draws have others too.
+        """
+        return tuple(line for line, chaotic in self._partings() if chaotic)
+
+    def _partings(self) -> Iterator[tuple[str, bool]]:
+        """Yield where losses, then scales, part; and whether the emulator's own do as well."""
+        found, own = self.gaps[: self.compared], max(EARLY_GAP, 2.0 * self.own_early_gap)
+        for early_gap in (own, EARLY_GAP):
+            beyond = np.flatnonzero(found > self._limits(early_gap)[: self.compared])
+            if len(beyond):
+                yield self._said(int(beyond[0])), early_gap < own
+                break
+        if self.compared < len(self.losses) and not self.borderline:
+            draws = f"{self.own_partings} of {DRAWS} jittered trainings"
+            line = (
+                f"step {self.compared}: other loss scales, no gradient near overflow "
+                f"({draws} part from the emulator by then)"
+            )
+            yield line, 2 * self.own_partings > DRAWS
+
+    def _said(self, step: int) -> str:
+        apart, most, own = self.gaps[step], self.allowed[step], self.own_early_gap
+        return (
+            f"step {step}: losses {apart:.1e} apart; expected at most {most:.1e} "
+            f"(the emulator moves itself by {own:.1e} in the first {EARLY_STEPS} steps)"
+        )
 
 
 def gaps(ours: Array, theirs: Array) -> Array:
@@ -149,7 +182,7 @@ def verify(
         losses=losses,
         scales=scales,
         skipped=skipped.astype(bool),
-        own_gap=max(_largest_gap(here.losses, run.losses) for run in moved),
+        own_gaps=np.max([_gaps_between(here.losses, x.losses, len(losses)) for x in moved], axis=0),
         own_partings=sum(_parting(here, x.scales, x.skipped) <= apart < steps for x in moved),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
@@ -185,9 +218,10 @@ def _parting(here: Run, scales: Array, skipped: Array) -> int:
     return count if same.all() else int(np.argmin(same))
 
 
-def _largest_gap(ours: Array, theirs: Array) -> float:
-    count = min(len(ours), len(theirs))
-    return float(gaps(ours[:count], theirs[:count]).max())
+def _gaps_between(ours: Array, theirs: Array, steps: int) -> Array:
+    """Return the gaps of `steps` steps, 0 where one of the two has ended."""
+    count = min(len(ours), len(theirs), steps)
+    return np.pad(gaps(ours[:count], theirs[:count]), (0, steps - count))
 
 
 def trained_in_torch(
