@@ -13,7 +13,8 @@ import pytest
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import Policy, from_json, uniform_layer
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
-from policysearch.search.decided.base import Group
+from policysearch.search import decided
+from policysearch.search.decided.base import Decided, Group
 from policysearch.search.effective import Effective
 from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import DECIDED, SpaceSection
@@ -222,9 +223,18 @@ def test_the_studies_of_decisions_offer_them(path: Path) -> None:
     assert space.policy(params).digest != space.policy({}).digest
 
 
-def test_every_kind_offers_what_it_reads(space: Space) -> None:
+@pytest.mark.parametrize("kind", DECIDED, ids=lambda kind: type(kind).__name__)
+def test_a_kind_offers_what_it_reads(kind: Decided, space: Space) -> None:
     policy: Policy = space.policy({})
-    for kind in DECIDED:
-        read = kind.read(policy, space.section, space.setting)
-        offered = kind.choices(space.section, space.setting)
-        assert read.keys() >= {name for name, values in offered.items() if len(values) > 1}
+    read = kind.read(policy, space.section, space.setting)
+    offered = kind.choices(space.section, space.setting)
+    assert read.keys() >= {name for name, values in offered.items() if len(values) > 1}
+    assert kind.keys is None or isinstance(space.section, kind.keys)
+
+
+def test_every_file_of_decisions_is_found_and_takes_its_turn() -> None:
+    folder = Path(decided.__path__[0])
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
+    assert files == {type(kind).__module__.rpartition(".")[2] for kind in DECIDED}
+    turns = [kind.turn for kind in DECIDED]
+    assert turns == sorted(set(turns))

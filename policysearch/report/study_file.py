@@ -103,7 +103,8 @@ def _table_in(hint: Any) -> type | None:
 
 def meaning(kind: type) -> list[str]:
     """Return the paragraphs that say what the keys of the class mean."""
-    above = [base for base in reversed(kind.__mro__[1:]) if dataclasses.is_dataclass(base)]
+    bases = [base for base in kind.__mro__[:0:-1] if base.__doc__]
+    above = [base for base in bases if dataclasses.is_dataclass(base)]
     docs = [inspect.getdoc(each) or "" for each in (kind, *above)]
     if kind in ELSEWHERE:
         docs.append((inspect.getdoc(ELSEWHERE[kind]) or "").partition("\n\n")[2])

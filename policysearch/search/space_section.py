@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import new_class
+from typing import TYPE_CHECKING
 
+import policysearch.search.decided
 from policysearch.policy.presets import PRESETS
 from policysearch.search.decided.base import Decided
-from policysearch.search.decided.layer_formats import Formats, LayerFormats, Roles
-from policysearch.search.decided.loss_scales import LossScales, Scale
-from policysearch.search.decided.op_lists import OpLists, Ops, Rules
-from policysearch.search.decided.phases import PhaseFormats, Phases
-from policysearch.search.decided.products import Accumulators, Products, Scalings
-from policysearch.search.decided.storage import OptimizerState, Storage, StoredFormats
 from policysearch.values import one_of
 
 UNIFORM = "uniform"
 """What `ladder` calls the uniform formats of the study's own options."""
 
-DECIDED: tuple[Decided, ...] = (
-    Formats(),
-    Roles(),
-    Ops(),
-    Storage(),
-    OptimizerState(),
-    Scale(),
-    Accumulators(),
-    Scalings(),
-    Rules(),
-    Phases(),
-)
-"""Every kind of decision, in the order in which a policy takes them."""
+
+def _defined() -> Iterator[Decided]:
+    for info in pkgutil.iter_modules(policysearch.search.decided.__path__):
+        module = importlib.import_module(f"{policysearch.search.decided.__name__}.{info.name}")
+        for kind in vars(module).values():
+            if hasattr(kind, "turn") and kind.__module__ == module.__name__:
+                yield kind()
+
+
+DECIDED: tuple[Decided, ...] = tuple(sorted(_defined(), key=lambda kind: kind.turn))
+"""Every kind of decision that a file of `decided/` defines, in the order a policy takes them."""
+
+if TYPE_CHECKING:
+    from policysearch.search.decided.layer_formats import LayerFormats
+    from policysearch.search.decided.loss_scales import LossScales
+    from policysearch.search.decided.op_lists import OpLists
+    from policysearch.search.decided.phases import PhaseFormats
+    from policysearch.search.decided.products import Products
+    from policysearch.search.decided.storage import StoredFormats
+
+    class _Keys(PhaseFormats, Products, LossScales, StoredFormats, OpLists, LayerFormats):
+        """The keys that other modules read by name."""
+
+else:
+    # The class of the first decision comes last: its fields are the first.
+    _Keys = new_class("_Keys", tuple(dict.fromkeys(k.keys for k in DECIDED[::-1] if k.keys)))
 
 
 @dataclass(frozen=True)
-class SpaceSection(PhaseFormats, Products, LossScales, StoredFormats, OpLists, LayerFormats):
+class SpaceSection(_Keys):
     """What is searched: the formats of layers and roles, storage, op lists, loss scale, phases.
 
     `base` is the preset that says everything not searched: op lists, bias, scaling recipe.

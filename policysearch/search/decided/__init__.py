@@ -1,1 +1,1 @@
-"""What a study can decide: a file for each kind of decision, listed in `space_section.DECIDED`."""
+"""What a study can decide: a file for each kind of decision; `space_section` finds it here."""

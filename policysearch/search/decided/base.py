@@ -71,10 +71,14 @@ class Setting:
 class Decided(Protocol):
     """One kind of decision: what it offers, how a policy takes it, how a policy shows it.
 
-    A decision of a layer is made for each group and called "name.group". `shared` names those that
-    are made once and change every layer, `modifying` those that change no price and only what
-    others cost in gap.
+    A decision of a layer is made for each group and called "name.group". Kinds decide in the order
+    of `turn`; `keys` is the dataclass of the keys that a kind adds to the section, None where it
+    adds none. `shared` names those that are made once and change every layer, `modifying` those
+    that change no price and only what others cost in gap.
     """
+
+    turn: int
+    keys: type | None
 
     @property
     def shared(self) -> tuple[str, ...]: ...

@@ -33,6 +33,7 @@ class Products:
 class Accumulators:
     """Decides "accumulator"."""
 
+    turn, keys = 70, Products
     shared = ("accumulator",)
     modifying = ()
 
@@ -71,6 +72,7 @@ class Accumulators:
 class Scalings:
     """Decides "scaling"; a policy without narrow operands has none."""
 
+    turn, keys = 80, Products
     shared = ("scaling",)
     modifying = ()
 

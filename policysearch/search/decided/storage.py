@@ -33,6 +33,7 @@ class StoredFormats:
 class Storage:
     """Decides "master_weights", and "param.group" where there are none."""
 
+    turn, keys = 40, StoredFormats
     shared = ("master_weights",)
     modifying = ()
 
@@ -85,6 +86,7 @@ class Storage:
 class OptimizerState:
     """Decides "optimizer_state"."""
 
+    turn, keys = 50, StoredFormats
     shared = modifying = ()
 
     def check(self, section: StoredFormats) -> None:
