@@ -20,7 +20,8 @@ from policysearch.policy.policy import (
 )
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters, train
+from policysearch.train.trainer import initial_parameters
+from policysearch.train.training import train
 
 MODEL = lenet5()
 FIXED = LossScale("fixed", 1024.0)

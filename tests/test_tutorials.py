@@ -19,9 +19,10 @@ from policysearch.nn.models import lenet5
 from policysearch.policy.policy import LossScale, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.run import Run
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, train
+from policysearch.train.training import train
 
 DENSE = Task(model="mlp", learning_rate=0.1, momentum=0.9, steps=60, tail_steps=20)
 LENET = replace(DENSE, model="lenet5", loss="mean_squared_error")

@@ -27,7 +27,7 @@ from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 
 JITTER = 1e-6
 """Relative change of the initial parameters that `noise` measures the spread under."""

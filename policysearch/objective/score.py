@@ -50,7 +50,7 @@ class Measurement:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run was lost; see `train.trainer.Run`."""
+        """Whether the run was lost; see `train.run.Run`."""
         return self.diverged_at is not None
 
     @property
