@@ -10,7 +10,8 @@ import pytest
 from benchmarks.search.__main__ import counts, noisy_shares
 from benchmarks.search.tables import load, problems
 from policysearch.search.decisions import Decisions
-from policysearch.search.runs import LOOK, SHORT, Run, RunSearcher, short_share
+from policysearch.search.looks import LOOK, SHORT, short_share
+from policysearch.search.runs import Run, RunSearcher
 from policysearch.search.searcher import Listed, Searcher
 from tests.test_searcher import MEASURE, OPTIONS, costs_of, every_row, gaps_of
 
@@ -21,7 +22,7 @@ def run_searcher(seeds: tuple[int, ...] = (0,), short: float = SHORT) -> RunSear
     rows = every_row(PLACES)
     decisions = Decisions((OPTIONS,) * PLACES)
     listed = Listed(rows, costs_of(rows))
-    return RunSearcher(lambda: Searcher(decisions, listed, MEASURE), PLACES, seeds, short)
+    return RunSearcher(lambda: Searcher(decisions, listed, MEASURE), PLACES, MEASURE, seeds, short)
 
 
 def spend(search: RunSearcher, count: int, early: Callable[[float, float], float]) -> list[Run]:

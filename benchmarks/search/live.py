@@ -8,7 +8,7 @@ from pathlib import Path
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap_curve
-from policysearch.search.runs import SHORT, short_share
+from policysearch.search.looks import SHORT, short_share
 from policysearch.search.space import Params, Space, make_space
 from policysearch.search.spec import StudySpec, load_spec
 
