@@ -25,7 +25,8 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters, train
+from policysearch.train.trainer import initial_parameters
+from policysearch.train.training import train
 
 STEPS = (1, 10, 50)
 FORMATS = ("float32", "float16", "bfloat16")

@@ -25,7 +25,7 @@ from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.trials import SHARE_OF_LOSS, SWAMPED
 from policysearch.train.schedule import Schedule
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 from policysearch.values import InputError
 
 MANTISSA_BITS = (7, 9, 10, 11, 12, 13, 14)

@@ -15,8 +15,9 @@ from policysearch.graph import FloatArray
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.train.run import Run
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, train
+from policysearch.train.training import train
 
 FOLDER = Path(__file__).parent / "data" / "oracle"
 

@@ -73,7 +73,7 @@ def replaced_training(stand: Stand = measured) -> Iterator[list[tuple[str, int, 
     trained: list[tuple[str, int, float]] = []
 
     def measure(
-        _: Objective, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
+        _: Objective, policy: Policy, seed: int, jitter: float = 0.0, *_more: object
     ) -> Measurement:
         trained.append((policy.digest, seed, jitter))
         return stand(policy, seed)

@@ -36,7 +36,12 @@ CHANGES = (
 
 
 def decaying(
-    _: Objective, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
+    _: Objective,
+    policy: Policy,
+    seed: int,
+    jitter: float = 0.0,
+    steps: int | None = None,
+    *_kept: object,
 ) -> Measurement:
     """Float32's loss falls tenfold over ten times the steps; without masters it stands still.
 

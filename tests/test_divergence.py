@@ -13,7 +13,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.divergence import has_diverged, tail_mean
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters, train
+from policysearch.train.trainer import initial_parameters
+from policysearch.train.training import train
 
 TASK = Task(
     model="mlp",

@@ -31,7 +31,12 @@ STUDIES = Path(__file__).parents[1] / "studies"
 
 
 def vanishing(
-    objective: Objective, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
+    objective: Objective,
+    policy: Policy,
+    seed: int,
+    jitter: float = 0.0,
+    steps: int | None = None,
+    *_kept: object,
 ) -> Measurement:
     """As `decaying`, and without masters 30 % and 38 % of the updates of the two seeds vanish."""
     found = decaying(objective, policy, seed, jitter, steps)

@@ -17,7 +17,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters, train
+from policysearch.train.trainer import initial_parameters
+from policysearch.train.training import train
 
 MODEL = lenet5()
 FIXED = LossScale("fixed", 1024.0)

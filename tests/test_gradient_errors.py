@@ -17,7 +17,7 @@ from policysearch.search.sensitivity import Sensitivity
 from policysearch.search.spec import load_spec, objective_of
 from policysearch.search.study_space import space_of
 from policysearch.train.gradient_errors import gradient_errors, moments, seen_under
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "search" / "tanh-mlp-masters.toml"
 

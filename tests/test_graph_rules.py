@@ -26,7 +26,7 @@ from policysearch.search.study import run_study
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.studies import write_study
 

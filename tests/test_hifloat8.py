@@ -16,7 +16,7 @@ from policysearch.rounding.grid import FloatArray
 from policysearch.rounding.inclusion import contains, join
 from policysearch.rounding.rounder import Fast, rounder
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 from tests.rounding_oracle import FASTS, random_bits
 
 HIFLOAT8 = FORMATS["hifloat8"]

@@ -19,7 +19,8 @@ from policysearch.rounding.rounder import Fast, fast_ways
 from policysearch.train.lost import Lost, Tally
 from policysearch.train.probe import Probe
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters, train
+from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters
+from policysearch.train.training import train
 
 TASK = Task(
     model="mlp",

@@ -18,7 +18,7 @@ from policysearch.policy.presets import preset
 from policysearch.train import tracing
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 
 TASK = Task(
     model="mlp",

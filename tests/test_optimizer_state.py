@@ -14,7 +14,8 @@ from policysearch.graph import FloatArray
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters, train
+from policysearch.train.trainer import initial_parameters
+from policysearch.train.training import train
 
 TASK = Task(activation="tanh", optimizer="adam", learning_rate=1e-3, steps=40, tail_steps=20)
 

@@ -13,7 +13,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Phase, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 
 TASK = Task(model="mlp", widths=(16,), data="digits", batch_size=32, steps=10, tail_steps=2)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 from tests.recorded_runs import CASES, FILE
 
 

@@ -10,7 +10,9 @@ import pytest
 from benchmarks.search.__main__ import counts, noisy_shares
 from benchmarks.search.tables import load, problems
 from policysearch.search.decisions import Decisions
-from policysearch.search.runs import LOOK, SHORT, Run, RunSearcher, short_share
+from policysearch.search.gain import Yardstick
+from policysearch.search.looks import LOOK, PROPOSED, SHORT, proposed, short_share
+from policysearch.search.runs import Run, RunSearcher
 from policysearch.search.searcher import Listed, Searcher
 from tests.test_searcher import MEASURE, OPTIONS, costs_of, every_row, gaps_of
 
@@ -21,7 +23,7 @@ def run_searcher(seeds: tuple[int, ...] = (0,), short: float = SHORT) -> RunSear
     rows = every_row(PLACES)
     decisions = Decisions((OPTIONS,) * PLACES)
     listed = Listed(rows, costs_of(rows))
-    return RunSearcher(lambda: Searcher(decisions, listed, MEASURE), PLACES, seeds, short)
+    return RunSearcher(lambda: Searcher(decisions, listed, MEASURE), PLACES, MEASURE, seeds, short)
 
 
 def spend(search: RunSearcher, count: int, early: Callable[[float, float], float]) -> list[Run]:
@@ -64,6 +66,19 @@ def test_a_front_that_short_runs_get_wrong_is_seen_by_its_own_whole_runs() -> No
     spend(search, 60, lambda gap, share: gap if share < 1.0 else 0.05 - gap)
     before, whole = search.rank_correlations
     assert before == pytest.approx(1.0) and whole < 0.9 and not search.carries
+
+
+def test_what_looks_propose_has_nearly_all_of_the_volume() -> None:
+    rng = np.random.default_rng(3)
+    gaps, costs = 10.0 ** rng.uniform(-5.0, -1.3, 40), rng.uniform(0.3, 1.2, (40, 2))
+    measure = Yardstick(1.0, 1.0)
+    found = proposed(measure, gaps, costs)
+    each = [measure.volume(gaps[[place]], costs[[place]]) for place in range(40)]
+    assert found[0] == int(np.argmax(each)) and len(set(found)) == len(found) < 40
+    whole = measure.volume(gaps, costs)
+    assert measure.volume(gaps[found], costs[found]) >= PROPOSED * whole
+    assert measure.volume(gaps[found[:-1]], costs[found[:-1]]) < PROPOSED * whole
+    assert proposed(measure, gaps[:0], costs[:0]) == []
 
 
 def test_short_runs_are_for_what_has_learned_by_then() -> None:

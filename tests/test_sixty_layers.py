@@ -14,7 +14,7 @@ from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.space import make_space
 from policysearch.search.space_section import SpaceSection
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 
 TASK = Task(
     model="transformer",

@@ -19,7 +19,7 @@ from policysearch.search.space import make_space
 from policysearch.search.space_section import SpaceSection
 from policysearch.search.spec import StudySpec, load_spec, spec_from_data
 from policysearch.search.study import load_results, run_study
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.studies import TINY, replaced_training, write_study
 

@@ -20,10 +20,12 @@ from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train import trainer as trainer_module
 from policysearch.train.optimizers import OptimizerKind
+from policysearch.train.run import Run
 from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import NOT_COUNTED, Watch, half_unit
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, Trainer, initial_parameters, train
+from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.training import train
 from tests.rounding_oracle import FASTS
 
 Wide = npt.NDArray[np.float64]

@@ -18,7 +18,8 @@ from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_laye
 from policysearch.policy.presets import preset
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters, train
+from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.training import train
 
 TASK = Task(
     model="mlp",

@@ -26,7 +26,7 @@ from policysearch.rounding.rounder import quantise
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 from policysearch.values import InputError
 
 TASK = Task(

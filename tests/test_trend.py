@@ -11,7 +11,7 @@ from policysearch.objective.score import GapCurve, Measurement, gap_curve
 from policysearch.policy.presets import preset
 from policysearch.search.trend import ONE_SEED, GapPoint, Trend, columns, trends
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 
 STEPS = 80
 

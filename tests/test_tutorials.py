@@ -20,9 +20,10 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.run import Run
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, train
+from policysearch.train.training import train
 
 DENSE = Task(model="mlp", learning_rate=0.1, momentum=0.9, steps=60, tail_steps=20)
 LENET = replace(DENSE, model="lenet5", loss="mean_squared_error")

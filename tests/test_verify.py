@@ -19,7 +19,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 from policysearch.values import InputError
 from policysearch.verify import verdict as verdicts
 from policysearch.verify.page import verdict_page

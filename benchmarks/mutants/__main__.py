@@ -29,7 +29,7 @@ MODULES = (
     *("rewrite/policy_pass.py", "rewrite/scaling_pass.py", "rewrite/update_pass.py"),
     *("ops/update.py", "ops/optimizers.py", "ops/eager_update.py"),
     *("train/loss_scale.py", "train/trainer.py", "train/divergence.py", "train/probe.py"),
-    "train/tracing.py",
+    *("train/tracing.py", "train/training.py", "train/checkpoint.py"),
     *("search/results.py", "search/front.py", "search/identity.py", "search/records.py"),
     *("search/scoring.py", "search/trials.py", "search/noise.py"),
     *("search/journal.py", "search/storage.py"),

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap_curve
-from policysearch.search.runs import SHORT, short_share
+from policysearch.search.looks import SHORT, short_share
 from policysearch.search.space import Params, Space
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.study_space import space_of

@@ -101,9 +101,9 @@ def _own_runs(problem: Problem, short: bool) -> Iterator[Step]:
     first = problem.seed or 0
     seeds = [first, *(s for s in range(len(table.gaps)) if s != first)]
     share = table.short(first) if short else 1.0
-    running = RunSearcher(
-        choice.searcher, len(table.decisions.places), seeds[:1] if short else seeds, share
-    )
+    places = len(table.decisions.places)
+    seeds = seeds[:1] if short else seeds
+    running = RunSearcher(choice.searcher, places, table.measure, seeds, share)
     spent: dict[tuple[Row, int], float] = {}
     while asked := running.ask():
         (run,) = asked

@@ -28,7 +28,7 @@ from policysearch.objective.score import CURVE_SHARES
 from policysearch.search.decisions import Decisions, Option
 from policysearch.search.gain import Yardstick
 from policysearch.search.hypervolume import Array, improvements
-from policysearch.search.runs import SHORT
+from policysearch.search.looks import SHORT
 
 FOLDER = Path(__file__).parent / "data"
 SHARES = (0.1, 0.25, 0.5, 1.0)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -25,9 +26,10 @@ from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.loss_scale import scale_changes
+from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import train
+from policysearch.train.training import train
 
 JITTER = 1e-6
 """Relative change of the initial parameters that `noise` measures the spread under."""
@@ -121,33 +123,35 @@ class Objective:
         return step_price(self.step_graph(policy), self.device, self.stack, policy)
 
     def measure(
-        self, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
+        self,
+        policy: Policy,
+        seed: int,
+        jitter: float = 0.0,
+        steps: int | None = None,
+        until: int | None = None,
+        checkpoint: Path | None = None,
     ) -> Measurement:
         """Train under `policy` and return what was seen; equal arguments give equal results.
 
         `steps` other than the task's stretch or shorten the whole recipe, its tail included, and
-        the policy's phases and scheduled loss scale with it.
+        the policy's phases and scheduled loss scale with it. `until` and `checkpoint` as in
+        `train.training.train`.
         """
         if steps is not None:
             policy = stretched(policy, steps / self.task.steps)
         task = self.task if steps is None else self.task.with_steps(steps)
-        data, net, fast = self.dataset, self.model, self.fast
-        run = train(task, policy, seed, dataset=data, model=net, jitter=jitter, fast=fast)
-        return Measurement(
-            tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
-            validation_accuracy=float(run.validation_accuracy),
-            diverged_at=run.diverged_at,
-            skipped_steps=int(np.count_nonzero(run.skipped)),
-            overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
-            underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
-            curve=curve_of(run.losses, task.steps, task.tail_steps),
-            fast=run.fast,
-            swamped=run.swamped,
-            lost=run.lost,
-            scales=scale_changes(policy.loss_scale, run.scales),
-            skips=tuple(int(step) for step in np.flatnonzero(run.skipped)),
-            first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
+        run = train(
+            task,
+            policy,
+            seed,
+            dataset=self.dataset,
+            model=self.model,
+            jitter=jitter,
+            fast=self.fast,
+            until=until,
+            checkpoint=checkpoint,
         )
+        return _measurement(run, task, policy)
 
     def baseline(self, seed: int) -> Measurement:
         """Return the float32 run with `seed`, trained once."""
@@ -166,3 +170,22 @@ class Objective:
         """
         jittered = self.measure(self.float32, seed, JITTER)
         return abs(gap(jittered, self.baseline(seed)))
+
+
+def _measurement(run: Run, task: Task, policy: Policy) -> Measurement:
+    return Measurement(
+        tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
+        validation_accuracy=float(run.validation_accuracy),
+        diverged_at=run.diverged_at,
+        skipped_steps=int(np.count_nonzero(run.skipped)),
+        overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
+        underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
+        curve=curve_of(run.losses, task.steps, task.tail_steps),
+        fast=run.fast,
+        swamped=run.swamped,
+        lost=run.lost,
+        scales=scale_changes(policy.loss_scale, run.scales),
+        skips=tuple(int(step) for step in np.flatnonzero(run.skipped)),
+        first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
+        resumed_at=run.resumed_at,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ class Measurement:
     swamped, () in records older than it. `scales`: (step, loss scale from there on) pairs, () where
     the policy has none. `skips`: the steps skipped. `fast`: what ran, as in
     `rounding.rounder.FASTS`. `first_loss`: training loss of the first batch, before any update, in
-    nats; None where it is not finite.
+    nats; None where it is not finite. `resumed_at`: how many of the steps an earlier run had taken
+    that this one went on from; it changes nothing else, and plays no part in comparisons.
     """
 
     tail_loss: float | None
@@ -47,10 +48,11 @@ class Measurement:
     scales: tuple[tuple[int, float], ...] = ()
     skips: tuple[int, ...] = ()
     first_loss: float | None = None
+    resumed_at: int = field(default=0, compare=False)
 
     @property
     def diverged(self) -> bool:
-        """Whether the run was lost; see `train.trainer.Run`."""
+        """Whether the run was lost; see `train.run.Run`."""
         return self.diverged_at is not None
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from policysearch.report.front_data import caption
 from policysearch.search.found import found
 from policysearch.search.gain import BUDGETS
+from policysearch.search.looked import Looked
 from policysearch.search.results import Results
 from policysearch.search.rows import Row
 from policysearch.search.trend import Trend
@@ -54,6 +55,7 @@ def front_table(results: Results) -> str:
 def search_lines(results: Results) -> list[str]:
     """Return why the search ended, and what it added to the policies it began with."""
     lines = [f"search ended: {results.stopped}"] if results.stopped else []
+    lines += _runs(results.looked) if results.looked else []
     added = found(results)
     if added is None:
         return lines
@@ -65,6 +67,21 @@ def search_lines(results: Results) -> list[str]:
             f"{added.slowest:.1%} at most (mean and worst of {len(BUDGETS)} gaps)"
         )
     return lines
+
+
+def _runs(looked: Looked) -> list[str]:
+    """Return how many runs of which length were spent, and how the short ones rank policies."""
+    spent = (
+        f"runs: {looked.whole} whole, {looked.short} of {looked.until} steps, {looked.resumed} of "
+        f"these gone on with; together the steps of {looked.worth:.1f} whole ones"
+    )
+    if not looked.learns:
+        return [spent, "short runs: none, for float32 has learned too little by their end"]
+    if math.isnan(looked.correlation):
+        return [spent, f"short runs: too few of them whole as well ({looked.pairs}) to compare"]
+    trust = "what they propose was gone on with" if looked.carry else "only whole runs count"
+    said = f"rank correlation {looked.correlation:.2f} with whole runs of {looked.pairs} policies"
+    return [spent, f"short runs: {said}; {trust}"]
 
 
 def warnings(results: Results) -> list[str]:

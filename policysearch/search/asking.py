@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -36,19 +37,23 @@ class Proposer:
         shown: Sequence[Seen],
         pending: Sequence[Params],
         known: Collection[str],
+        promised: Sequence[Asked] = (),
     ) -> tuple[Asked, float] | None:
         """Return the policy to ask for and what it is expected to add; None where there is none.
 
         `shown` is what the search is told, `pending` what it asked for and is not told yet, `known`
-        the digests of all it has asked for. The gain is a share of the volume that the policies
-        told dominate, infinity where the sampler does not say. The sampler is made anew for every
-        place, from the study's seed and the place.
+        the digests of all it has asked for, `promised` what comes after the ladder. The gain is a
+        share of the volume that the policies told dominate, infinity where the sampler does not
+        say. The sampler is made anew for every place, from the study's seed and the place.
         """
         for digest, (policy, presets) in self.ladder.items():
             if digest not in known:
                 params = self._space.project(policy)
                 asked = Asked(-1, digest, compact(policy), presets, params, place, start=True)
                 return asked, np.inf
+        for first in promised:
+            if first.digest not in known:
+                return replace(first, place=place), np.inf
         spec, space = self._spec, self._space
         view = sampler_view(shown, space, spec.objectives.names, spec.study.sampler, pending)
         seeds = np.random.SeedSequence([spec.study.seed, place]).generate_state(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from policysearch.objective.score import Outcome
 from policysearch.policy.policy import Policy
 from policysearch.search.asking import Proposer
 from policysearch.search.executors import Executor, Job
+from policysearch.search.looking import Looking
 from policysearch.search.records import Asked, RunKey
 from policysearch.search.session import Progress, Session
 from policysearch.search.stopping import EXHAUSTED, Clock, Limits
@@ -39,12 +41,17 @@ def search(
     coordinator = Coordinator(session, executor.in_order, clock)
     if progress is not None:
         progress(coordinator.done, session.results)
+    for _ in coordinator.looking.take(executor) if session.spec.study.short_runs else ():
+        if progress is not None:
+            progress(coordinator.done, session.results)
     for index, outcome in executor.run(coordinator.jobs()):
         coordinator.tell(index, outcome)
         if progress is not None:
             progress(coordinator.done, session.results)
     session.records.add_stop(coordinator.reason)
     session.prices.record(())  # Of the references, once there are trials.
+    if session.folder is not None:
+        shutil.rmtree(session.folder, ignore_errors=True)  # What was not gone on with.
     if progress is not None:
         progress(coordinator.done, session.results)
 
@@ -62,6 +69,7 @@ class Coordinator:
     def __init__(self, session: Session, in_order: bool, clock: Clock = time.monotonic) -> None:
         self._session, self._records, self._in_order = session, session.records, in_order
         self._proposer = Proposer(session.spec, session.objective, session.space)
+        self.looking = Looking(session, self._proposer, in_order)
         self._limits = Limits(session.spec, self._proposer.ladder.keys(), clock)
         self._history = History(session.spec.objectives.names)
         for asked in self._records.searched:
@@ -88,7 +96,7 @@ class Coordinator:
             if self._ready:
                 key, policy = self._ready.popleft()
                 self._keys.append(key)
-                yield Job(policy, key.seed, key.jitter, key.steps)
+                yield self._session.job(key, policy)
             elif (asked := self._next()) is not None:
                 self._records.add_asked(asked)
                 self._begin(asked)
@@ -138,7 +146,8 @@ class Coordinator:
         first = place - self._session.spec.study.workers + 1 if self._in_order else told
         for count in range(max(0, first, self._passed + 1), told + 1):
             known = {asked.digest for asked in self._asked}
-            self.reason = self._limits.reached(known, self._history.first(count))
+            heard = self._history.first(count)
+            self.reason = self._limits.reached(known, heard, self.looking.trials)
             if self.reason:
                 return None
             found = self.proposed(self._asked, count)
@@ -162,5 +171,6 @@ class Coordinator:
         heard = {each.digest for each in self._records.searched[:told]}
         pending = [self._session.params(each) for each in asked if each.digest not in heard]
         known = {each.digest for each in asked}
-        found = self._proposer.propose(len(asked), self._history.shown(told), pending, known)
+        shown, promised = self._history.shown(told), self.looking.promised(heard)
+        found = self._proposer.propose(len(asked), shown, pending, known, promised)
         return found and (replace(found[0], told=told), found[1])

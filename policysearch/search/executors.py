@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing import connection
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -34,13 +35,15 @@ ATTEMPTS = 3
 class Job:
     """One training run: a policy, a training seed, how far the start is jittered, how long.
 
-    `steps` None means those of the task.
+    `steps` None means those of the task; `until` and `checkpoint` as in `train.training.train`.
     """
 
     policy: Policy
     seed: int
     jitter: float = 0.0
     steps: int | None = None
+    until: int | None = None
+    checkpoint: Path | None = None
 
 
 class Executor(Protocol):
@@ -150,7 +153,8 @@ def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
     """
     try:
         with threadpool_limits(1):
-            return objective.measure(job.policy, job.seed, job.jitter, job.steps), False
+            how = job.seed, job.jitter, job.steps, job.until, job.checkpoint
+            return objective.measure(job.policy, *how), False
     except Exception as error:  # Whatever a policy does to its training is a result.
         said = " ".join(str(error).split())
         reason = f"{type(error).__name__}: {said}" if said else type(error).__name__

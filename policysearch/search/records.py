@@ -36,22 +36,24 @@ Params = dict[str, Any]
 class RunKey:
     """Which training run: the policy's digest, the training seed, how far the start is jittered.
 
-    `steps` None means those of the task.
+    `steps` None means those of the task; a look is stopped after `until` of them.
     """
 
     digest: str
     seed: int
     jitter: float = 0.0
     steps: int | None = None
+    until: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.digest}:{self.seed}:{self.jitter!r}:{self.steps or ''}"
+        until = f":{self.until}" if self.until else ""
+        return f"{self.digest}:{self.seed}:{self.jitter!r}:{self.steps or ''}{until}"
 
     @staticmethod
     def read(text: str) -> RunKey:
         """Return the key that `str` gave as `text`."""
-        digest, seed, jitter, steps = text.split(":")
-        return RunKey(digest, int(seed), float(jitter), int(steps) if steps else None)
+        digest, seed, jitter, *counts = text.split(":")
+        return RunKey(digest, int(seed), float(jitter), *(int(n) if n else None for n in counts))
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Records:
         self.runs: dict[RunKey, Outcome] = {}
         self.trials: list[Asked] = []
         self.outstanding: dict[str, Asked] = {}
+        self.looks: dict[str, Asked] = {}
         self.stops: list[str] = []
         self.prices: dict[tuple[str, str], PolicyCost] = {}
         self.identities: list[dict[str, Any]] = []
@@ -133,9 +136,10 @@ class Records:
         elif kind == "price":
             priced_on, _, digest = rest.partition(":")
             self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)
-        elif kind == "asked":
+        elif kind in ("asked", "look"):
             presets = tuple(value.pop("presets"))
-            self.outstanding[rest] = Asked(-1, rest, presets=presets, **value)
+            where = self.outstanding if kind == "asked" else self.looks
+            where[rest] = Asked(-1, rest, presets=presets, **value)
         elif kind == "stop":
             self.stops.append(value)
         elif kind == "identity":
@@ -174,9 +178,13 @@ class Records:
 
     def add_asked(self, asked: Asked) -> None:
         """Record that a policy was asked for, before its runs."""
-        kept = ("text", "presets", "params", "place", "told", "start")
-        self._add_fact(f"asked:{asked.digest}", {name: getattr(asked, name) for name in kept})
+        self._add_fact(f"asked:{asked.digest}", _plain_asked(asked))
         self.outstanding[asked.digest] = asked
+
+    def add_look(self, asked: Asked) -> None:
+        """Record that a look at a policy was asked for, before its run."""
+        self._add_fact(f"look:{asked.digest}", _plain_asked(asked))
+        self.looks[asked.digest] = asked
 
     def add_stop(self, reason: str) -> None:
         """Record why the search asks for no more, unless that is what it said last."""
@@ -252,6 +260,11 @@ class Records:
 def compact(policy: Policy) -> str:
     """Return the policy as JSON on one line, as trials keep it."""
     return json.dumps(json.loads(policy.to_json()), separators=(",", ":"))
+
+
+def _plain_asked(asked: Asked) -> dict[str, Any]:
+    kept = ("text", "presets", "params", "place", "told", "start")
+    return {name: getattr(asked, name) for name in kept}
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.presets import TF32
 from policysearch.search.front import Point, covers, knee, thinned
+from policysearch.search.looked import Looked
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank
 from policysearch.search.rows import Row, own_columns
@@ -36,7 +36,7 @@ class Results:
     the results were made on both sides of them. `references` are the modeled costs of what speedups
     are given against, by preset: float32, TF32 where the device has it, and the baseline of the
     study. `learned`: what float32 itself learns, None where that is not known. `stopped` says why
-    the search asked for no more; "" where it has not come to an end.
+    the search asked for no more; "" where it has not come to an end. `looked`: its short runs.
     """
 
     spec: StudySpec
@@ -49,6 +49,7 @@ class Results:
     references: tuple[tuple[str, PolicyCost], ...] = ()
     learned: Learned | None = None
     stopped: str = ""
+    looked: Looked | None = None
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -247,11 +248,10 @@ class Results:
 
     def rows(self) -> tuple[Row, ...]:
         """Return one row per trained policy: the front first, fastest first, then the rest so."""
-        front = [trial.number for trial in self.front]
-        order = {number: place for place, number in enumerate(front)}
+        order = {trial.number: place for place, trial in enumerate(self.front)}
 
         def place(trial: Trial) -> tuple[int, float, int]:
-            return order.get(trial.number, len(front)), -trial.cost.speedup, trial.number
+            return order.get(trial.number, len(order)), -trial.cost.speedup, trial.number
 
         ordered = sorted(self.trials, key=place)
         return tuple(_compared(self, trial, _row(self, trial)) for trial in ordered)
@@ -261,8 +261,8 @@ class Results:
         import pandas  # takes half a second, which only this should wait for
 
         return pandas.DataFrame(
-            [dataclasses.astuple(row) for row in self.rows()],
-            columns=[field.name for field in dataclasses.fields(Row)],
+            [astuple(row) for row in self.rows()],
+            columns=[field.name for field in fields(Row)],
         )
 
 
@@ -289,7 +289,7 @@ def _row(results: Results, trial: Trial) -> Row:
 def _compared(results: Results, trial: Trial, row: Row) -> Row:
     """Return the row with what its speed is compared with, and the batches it rests on."""
     spec, over = results.spec, {found.over: found.value for found in results.speedups(trial)}
-    return dataclasses.replace(
+    return replace(
         row,
         speedup_over_tf32=over.get(TF32),
         baseline=spec.study.baseline or "",

@@ -1,7 +1,7 @@
 """Which run to spend next: of which policy, with which seed, over how much of the steps.
 
-A short run is cheap and may rank policies as whole runs do; whether it does is measured in the
-study itself. One that is kept is continued, not repeated. The front is trained with new seeds.
+Policies are looked at first, by short runs (`search.looks`); those that looks propose are gone on
+with, not repeated. Then whole runs alone count. The front is trained with new seeds.
 """
 
 from __future__ import annotations
@@ -10,24 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import spearmanr
 
+from policysearch.search.gain import Yardstick
+from policysearch.search.looks import LOOK, SHORT, carry, proposed, rank_correlation
 from policysearch.search.searcher import Row, Searcher
-
-SHORT = 0.25
-"""Share of the steps that a short run takes."""
-
-LEARNED = 1.0 / 3.0
-"""Share of what float32 learns in all that it must have learned by the end of a short run."""
-
-CARRIES = 0.9
-"""Rank correlation from which on short runs are taken for whole ones."""
-
-FEWEST = 5
-"""So many policies must have been told before a rank correlation says anything."""
-
-LOOK = 4
-"""Short runs per place of the space, after which the front they propose is continued to its end."""
 
 BEFORE_SEEDS = 3
 """Policies per place of the space that are trained before a member of the front is trained anew."""
@@ -48,44 +34,38 @@ class Run:
     share: float
 
 
-def short_share(first_loss: float, short_loss: float, tail_loss: float) -> float:
-    """Return SHORT where float32's own losses say that so short a run has learned, else 1.
-
-    `first_loss` before any update, `short_loss` after SHORT of the steps, `tail_loss` at the end.
-    """
-    learned, in_all = first_loss - short_loss, first_loss - tail_loss
-    return SHORT if learned >= LEARNED * in_all > 0.0 else 1.0
-
-
 class RunSearcher:
     """Asks for runs and is told the gaps along them.
 
-    `make` returns a new searcher, which chooses policies; `places` is how many places they have.
-    The first of `seeds` is searched with, the others are for the front. `short` is the share of the
-    steps that is tried of a policy first, 1 for whole runs alone. What is asked for depends on what
-    was told, in its order, and on what is outstanding.
+    `make` returns a new searcher, which chooses policies; `places` is how many places they have,
+    `measure` what their volume is measured by. The first of `seeds` is searched with, the others
+    are for the front. `short` is the share of the steps that is tried of a policy first, 1 for
+    whole runs alone. What is asked for depends on what was told, in its order, and on what is
+    outstanding.
     """
 
     def __init__(
         self,
         make: Callable[[], Searcher],
         places: int,
+        measure: Yardstick,
         seeds: Sequence[int] = (0,),
         short: float = SHORT,
     ) -> None:
-        self._make, self._places, self._seeds, self._short = make, places, tuple(seeds), short
+        self._make, self._places, self._measure = make, places, measure
+        self._seeds, self._short = tuple(seeds), short
         self._gaps: dict[tuple[Row, int], dict[float, float]] = {}
         self._costs: dict[Row, Costs] = {}
         self._running: list[Run] = []
         self.carries = short < 1.0
-        """Whether short runs are asked for: so long as no rank correlation spoke against them."""
+        """Whether policies are looked at first: so long as no rank correlation spoke against it."""
 
     def tell(self, run: Run, gaps: Mapping[float, float]) -> None:
         """Learn the loss gaps in nats along a run, by the share of the steps done, to its end."""
         self._costs.setdefault(run.row, run.costs)
         self._gaps.setdefault((run.row, run.seed), {}).update(gaps)
         self._running = [each for each in self._running if each != run]
-        self.carries = self.carries and not any(c < CARRIES for c in self.rank_correlations)
+        self.carries = self.carries and carry(*self.rank_correlations)
 
     def ask(self, count: int = 1) -> list[Run]:
         """Return up to `count` runs; fewer where there is nothing left to train."""
@@ -97,9 +77,10 @@ class RunSearcher:
         return found
 
     def proposed(self) -> list[Row]:
-        """Return the front as it looks: by short runs while they carry, else by whole ones."""
-        told = {row for row, _ in self._gaps}
-        return [row for row in self._searcher().members() if row in told]
+        """Return the front: what looks propose until that is trained whole, then by whole runs."""
+        if self._looking or self._unsure():
+            return self._proposed()
+        return [row for row in self._searcher().members() if (row, self._seeds[0]) in self._gaps]
 
     @property
     def rank_correlations(self) -> tuple[float, float]:
@@ -110,21 +91,41 @@ class RunSearcher:
         short = [gaps for gaps in self._gaps.values() if self._short in gaps]
         before = [(gaps[min(gaps)], gaps[self._short]) for gaps in short if min(gaps) < self._short]
         whole = [(gaps[self._short], gaps[1.0]) for gaps in short if 1.0 in gaps]
-        return _correlation(before), _correlation(whole)
+        return rank_correlation(before), rank_correlation(whole)
 
     def _following(self) -> Run | None:
-        searcher, first = self._searcher(), self._seeds[0]
-        if self.carries and len(self._costs) >= LOOK * self._places:
-            whole = {run.row for run in self._running if run.share == 1.0}
-            whole |= {row for (row, _), gaps in self._gaps.items() if 1.0 in gaps}
-            unsure = [row for row in searcher.members() if row not in whole]
-            if unsure:
-                return Run(unsure[0], self._costs[unsure[0]], first, 1.0)
+        first = self._seeds[0]
+        if self._looking and (asked := self._searcher(self._short).ask()):
+            return Run(*asked[0], first, self._short)
+        if unsure := self._unsure():
+            return Run(unsure[0], self._costs[unsure[0]], first, 1.0)
+        searcher = self._searcher()
         again = self._again(searcher)
         if again is not None:
             return again
         asked = searcher.ask()
-        return Run(*asked[0], first, self._short if self.carries else 1.0) if asked else None
+        return Run(*asked[0], first, 1.0) if asked else None
+
+    @property
+    def _looking(self) -> bool:
+        """Whether policies are still looked at: until LOOK per place were, while looks carry."""
+        return self.carries and len(self._costs) < LOOK * self._places
+
+    def _unsure(self) -> list[Row]:
+        """Return what looks propose, while they carry, without what is trained whole or will be."""
+        if not self.carries:
+            return []
+        whole = {run.row for run in self._running if run.share == 1.0}
+        whole |= {row for (row, _), gaps in self._gaps.items() if 1.0 in gaps}
+        return [row for row in self._proposed() if row not in whole]
+
+    def _proposed(self) -> list[Row]:
+        short, first = self._short, self._seeds[0]
+        told = self._gaps.items()
+        looks = {row: g[short] for (row, seed), g in told if seed == first and short in g}
+        rows, gaps = list(looks), np.array(list(looks.values()))
+        costs = np.array([self._costs[row] for row in rows]).reshape(len(rows), 2)
+        return [rows[place] for place in proposed(self._measure, gaps, costs)]
 
     def _again(self, searcher: Searcher) -> Run | None:
         """Return a run of a member of the front with a seed it lacks: each second run is one."""
@@ -144,18 +145,12 @@ class RunSearcher:
         _, row, seed = min(wanted)
         return Run(row, self._costs[row], seed, 1.0)
 
-    def _searcher(self) -> Searcher:
-        """Return a searcher that was told what counts: short runs while they carry, else whole."""
-        searcher, share = self._make(), self._short if self.carries else 1.0
+    def _searcher(self, share: float = 1.0) -> Searcher:
+        """Return a searcher that was told the gaps at `share` of the steps."""
+        searcher = self._make()
         for (row, _), gaps in self._gaps.items():
             if share in gaps:
                 searcher.tell(row, self._costs[row], gaps[share])
         for run in self._running:
             searcher.expect(run.row, run.costs)
         return searcher
-
-
-def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    if len(pairs) < FEWEST:
-        return np.nan
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)

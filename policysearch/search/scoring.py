@@ -12,6 +12,7 @@ from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Failure, Measurement, Outcome, gap, score
 from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
+from policysearch.search.looked import looked
 from policysearch.search.ranking import Learned
 from policysearch.search.records import Asked, Records, RunKey, digest_of_runs
 from policysearch.search.results import Results
@@ -58,6 +59,7 @@ def read_results(
         tuple(references),
         learned(records.runs, base, seeds),
         records.stops[-1] if records.stops else "",
+        looked(records, spec, base),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from policysearch.objective.objective import JITTER, Objective
@@ -30,10 +32,20 @@ class Progress(Protocol):
 
 
 class Session:
-    """A study that is open: the runs that its policies still need, and the record of those made."""
+    """A study that is open: the runs that its policies still need, and the record of those made.
 
-    def __init__(self, spec: StudySpec, objective: Objective, records: Records) -> None:
+    `folder` is for what looks leave, for whole runs to go on from; None leaves nothing.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        objective: Objective,
+        records: Records,
+        folder: Path | None = None,
+    ) -> None:
         self.spec, self.objective, self.records = spec, objective, records
+        self.folder = folder
         self.space = space_of(spec, objective.model)
         self.float32 = objective.float32
         self.prices = Prices(objective, records, spec)
@@ -74,10 +86,13 @@ class Session:
         missing = {
             key: from_json(asked.text, "stored policy") for asked, key in wanted if key not in runs
         }
-        if trials:
-            beside = [RunKey(self.float32.digest, s, j) for j in (0.0, JITTER) for s in seeds]
-            missing |= {key: self.float32 for key in beside if key not in runs}
-        return missing
+        return missing | (self.missing_float32() if trials else {})
+
+    def missing_float32(self) -> dict[RunKey, Policy]:
+        """Return the runs of float32, with and without jitter, that are still to be trained."""
+        runs, seeds = self.records.runs, self.spec.study.seeds
+        beside = [RunKey(self.float32.digest, s, j) for j in (0.0, JITTER) for s in seeds]
+        return {key: self.float32 for key in beside if key not in runs}
 
     def ended(self, asked: Asked) -> bool:
         """Whether the runs that the policy is scored by have ended, float32's among them."""
@@ -90,9 +105,20 @@ class Session:
     ) -> Iterator[tuple[RunKey, Outcome]]:
         """Train `runs` and yield each with how it ended, in the order they end."""
         keys = list(runs)
-        jobs = [Job(runs[key], key.seed, key.jitter, key.steps) for key in keys]
+        jobs = [self.job(key, runs[key]) for key in keys]
         for index, outcome in executor.run(jobs):
             yield keys[index], outcome
+
+    def job(self, key: RunKey, policy: Policy) -> Job:
+        """Return a run as executors take it; a look is kept, for the whole run to go on from."""
+        whole = RunKey(key.digest, key.seed)
+        looked = key.until or any(
+            each.trained == key.digest for each in self.records.looks.values()
+        )
+        place = None
+        if self.folder is not None and looked and replace(key, until=None) == whole:
+            place = self.folder / f"{key.digest}-{key.seed}.npz"
+        return Job(policy, key.seed, key.jitter, key.steps, key.until, place)
 
     def confirming(self, trials: Sequence[Trial], horizon: Horizon) -> dict[RunKey, Policy]:
         """Return the runs that confirm `trials` over `horizon` and are still to be trained."""

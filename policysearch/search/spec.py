@@ -54,7 +54,9 @@ class StudySection:
     its end the front is confirmed over `confirm_factor` times the steps, for at most
     `confirm_share` of the training steps that the search took; 0 leaves that out. With a `target`
     to export to, only what runs there is searched: every policy is trained and priced as the
-    target obeys it.
+    target obeys it. With `short_runs` policies are looked at first: over a quarter of the steps
+    with the first of `seeds`, if float32 learns by then. What looks propose is gone on with to its
+    end, so long as they rank policies as whole runs do; they count as `trials` by their steps.
     """
 
     name: str
@@ -72,6 +74,7 @@ class StudySection:
     least_gain: float = 0.0
     goal_gap: float | None = None
     goal_speedup: float | None = None
+    short_runs: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -82,6 +85,8 @@ class StudySection:
                 f"{LONGEST_NAME_BYTES}, for it is part of file names"
             )
         one_of("sampler", self.sampler, SAMPLERS)
+        if self.short_runs and self.sampler != OWN:
+            raise InputError(f"short_runs: true with sampler {self.sampler!r}; expected {OWN!r}")
         if self.baseline is not None:
             one_of("baseline", self.baseline, PRESETS)
         if self.target is not None:

@@ -22,20 +22,22 @@ class Limits:
         self._study, self._ladder, self._clock = spec.study, ladder, clock
         self._began = clock()
 
-    def reached(self, known: AbstractSet[str], told: Sequence[Seen]) -> str:
+    def reached(self, known: AbstractSet[str], told: Sequence[Seen], looks: int = 0) -> str:
         """Return the limit that is reached, in words; "" where none is.
 
-        `known` are the digests of all that was asked for, `told` what the search knows of them.
+        `known` are the digests of all that was asked for, `told` what the search knows of them,
+        `looks` how many trials looks were worth.
         """
         study = self._study
         if any(self._meets(trial) for trial in told):
             return f"goal met: {study.goal_speedup:g} times at a gap up to {study.goal_gap:g}"
-        room = study.trials - len(known)
+        room = study.trials - looks - len(known)
         if study.trials >= len(self._ladder):
             # A preset that is still untried was added to the study file after its trials were done.
             room = max(room, len(self._ladder - known))
         if room <= 0:
-            return f"budget: {study.trials} trials"
+            short = f", {looks} of them spent on short runs" if looks else ""
+            return f"budget: {study.trials} trials{short}"
         if study.hours is not None and self._clock() - self._began >= 3600.0 * study.hours:
             return f"time: {study.hours:g} hours"
         return ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -151,7 +153,8 @@ def _session(
         check_identity(records.identities[-1], identity, str(storage), accept_changes)
         if differences(records.identities[-1], identity):
             records.add_identity(identity)
-        yield Session(spec, objective, records)
+        code = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        yield Session(spec, objective, records, storage.with_name(f"{storage.name}.{code}"))
 
 
 def _opened(spec: StudySpec, storage: Path) -> OpenJournal:

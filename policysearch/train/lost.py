@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,10 +32,15 @@ class Lost:
 
 
 class Tally:
-    """Adds up what was lost, by layer and role."""
+    """Adds up what was lost, by layer and role; goes on from `rows`, those of another."""
 
-    def __init__(self) -> None:
-        self._rows: dict[tuple[Kind, str, Role], Lost] = {}
+    def __init__(self, rows: Iterable[Lost] = ()) -> None:
+        self._rows = {(row.kind, row.layer, row.role): row for row in rows}
+
+    @property
+    def rows(self) -> tuple[Lost, ...]:
+        """All that was added, also what lost nothing, in the order it came."""
+        return tuple(self._rows.values())
 
     def add(self, kind: Kind, layer: str, role: Role, step: int, sizes: FloatArray, of: int) -> int:
         """Count the absolute values `sizes` as lost in `step` among `of`; return how many."""

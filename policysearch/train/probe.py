@@ -26,7 +26,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.step = 0
-        self._tally = Tally()
+        self.tally = Tally()
 
     def __call__(self, node: Node, before: FloatArray, after: FloatArray) -> None:
         """Count finite values too large for the format, and non-zero ones that became zero."""
@@ -38,17 +38,17 @@ class Probe:
             over = np.isfinite(size) & (size > nearest_to_largest(format_named(node.format)))
         under = (size > 0) & (rounded == 0)
         place = node.layer, node.role, self.step
-        self._tally.add("overflow", *place, size[over], len(size))
-        self._tally.add("underflow", *place, size[under], len(size))
+        self.tally.add("overflow", *place, size[over], len(size))
+        self.tally.add("underflow", *place, size[under], len(size))
 
     def lost(self) -> tuple[Lost, ...]:
         """Return what over- and underflowed, by layer and role."""
-        return self._tally.lost()
+        return self.tally.lost()
 
     def overflow_counts(self) -> tuple[tuple[str, int], ...]:
         """Return (layer, count) pairs, layers without a count left out."""
-        return self._tally.by_layer("overflow")
+        return self.tally.by_layer("overflow")
 
     def underflow_counts(self) -> tuple[tuple[str, int], ...]:
         """Return (layer, count) pairs, layers without a count left out."""
-        return self._tally.by_layer("underflow")
+        return self.tally.by_layer("underflow")

@@ -67,15 +67,34 @@ def watched(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), updates=tuple(updates))
 
 
-class Watch:
-    """Counts swamped updates in the steps it is told of: `before` the update and `after` it."""
+@dataclass(frozen=True)
+class Watched:
+    """What a `Watch` has counted: (step, share), and by layer of its last step, and all by role."""
 
-    def __init__(self) -> None:
-        self._shares: list[tuple[int, float]] = []
-        self._projected: dict[str, float] = {}
-        self._sizes: Counter[str] = Counter()
-        self._tally = Tally()
+    shares: tuple[tuple[int, float], ...] = ()
+    projected: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    tally: tuple[Lost, ...] = ()
+
+
+class Watch:
+    """Counts swamped updates in the steps it is told of: `before` the update and `after` it.
+
+    It goes on from what another had `watched`.
+    """
+
+    def __init__(self, watched: Watched = Watched()) -> None:
+        self._shares = list(watched.shares)
+        self._projected = dict(watched.projected)
+        self._sizes = Counter(dict(watched.sizes))
+        self._tally = Tally(watched.tally)
         self._before: dict[str, FloatArray] = {}
+
+    @property
+    def watched(self) -> Watched:
+        """What was counted so far."""
+        sizes, projected = tuple(self._sizes.items()), tuple(self._projected.items())
+        return Watched(tuple(self._shares), projected, sizes, self._tally.rows)
 
     def before(self, step: Step) -> None:
         """Remember the parameters of a `watched` step, and forget its last updates."""

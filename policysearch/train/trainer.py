@@ -1,16 +1,11 @@
-"""The trainer: runs a policy's training step by step and keeps what is worth knowing of it."""
+"""The trainer: takes the steps of a training and keeps what is worth knowing of them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
-from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
@@ -18,19 +13,14 @@ from policysearch.graph import FloatArray
 from policysearch.nn.model import NEXT, Model
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import Fast, check_fast, quantise
-from policysearch.train.divergence import has_diverged, tail_mean
+from policysearch.train.checkpoint import VERSION, Checkpoint, State
 from policysearch.train.evaluation import accuracy
 from policysearch.train.feeding import Array, feed_constants, feed_inputs, feed_masks
-from policysearch.train.loss_scale import (
-    gave_up,
-    initial_state,
-    inverse,
-    next_state,
-    skips_update,
-)
-from policysearch.train.lost import Lost
+from policysearch.train.loss_scale import initial_state, inverse, next_state, skips_update
+from policysearch.train.lost import Tally
 from policysearch.train.probe import Probe
-from policysearch.train.swamped import Swamped, Watch, watched
+from policysearch.train.run import Taken
+from policysearch.train.swamped import Watch, watched
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
 from policysearch.values import InputError
@@ -39,39 +29,6 @@ PROBE_INTERVAL = 20
 
 KEPT = ("parameter", "state", "buffer")
 """Sources that one step leaves to the next."""
-
-Progress = Callable[[int, float], None]
-"""Called after every step with the number of steps done and the loss."""
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What one training gave.
-
-    `losses` (float64, unscaled, before the update of their step), `scales` and `skipped` hold
-    one entry per step taken: fewer than the task's where the run diverged, at step
-    `diverged_at`. A run diverges where `has_diverged` says so, when the loss-scale rule gives up,
-    or when it ends on `tail_steps` losses none of which is finite. `tail_loss` is the mean of the
-    finite ones of those losses, infinite where the run diverged.
-    `overflows` and `underflows` count, per layer, values that rounding made infinite (or
-    saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
-    step whose gradients were found not finite. `swamped` counts updates that vanish, in the first
-    of these; `lost` has all three by role. `fast` is what ran; it changes no bit.
-    """
-
-    losses: NDArray[np.float64]
-    scales: NDArray[np.float64]
-    skipped: NDArray[np.bool_]
-    tail_loss: float
-    validation_accuracy: float
-    diverged: bool
-    diverged_at: int | None
-    overflows: tuple[tuple[str, int], ...]
-    underflows: tuple[tuple[str, int], ...]
-    swamped: Swamped
-    lost: tuple[Lost, ...]
-    params: dict[str, FloatArray]
-    fast: Fast
 
 
 class Trainer:
@@ -131,6 +88,27 @@ class Trainer:
                 raise InputError(f"initial {spec.name}: {given}; expected shape {spec.shape}")
             self._shared[spec.name][...] = params[spec.name]
         self._enter(self.phase)
+
+    def checkpoint(self, of: str, taken: Taken) -> Checkpoint:
+        """Return all that the steps after those `taken` depend on, of the training `of`."""
+        probed, watched = self.probe.tally.rows, self.watch.watched
+        state = State(of, VERSION, self.updates_done, self.scale_state, probed, watched)
+        arrays = {name: np.array(array, order="C") for name, array in self._shared.items()}
+        return Checkpoint(state, list(taken), arrays)
+
+    def restore(self, found: Checkpoint) -> None:
+        """Go on after the steps of `found`, a checkpoint of the same training.
+
+        Arrays are made by every phase in its turn, as they were: each lays out what it adds.
+        """
+        self.step_index = len(found.taken)
+        begun = {phase.first_step for phase in self.policy.phases}
+        for first in sorted(step for step in begun if 0 < step < self.step_index):
+            self._enter(self.policy.at_step(first))
+        for name, array in self._shared.items():
+            array[...] = found.arrays[name]
+        self.updates_done, self.scale_state = found.state.updates_done, found.state.scale
+        self.probe.tally, self.watch = Tally(found.state.probed), Watch(found.state.watched)
 
     def params(self) -> dict[str, FloatArray]:
         """Return copies of the parameters and running statistics as they are kept now."""
@@ -221,79 +199,3 @@ def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str
             for name, value in params.items()
         }
     return params
-
-
-def train(
-    task: Task,
-    policy: Policy,
-    seed: int,
-    *,
-    dataset: Dataset,
-    model: Model | None = None,
-    jitter: float = 0.0,
-    progress: Progress | None = None,
-    initial: Mapping[str, FloatArray] | None = None,
-    batch_indices: NDArray[np.int64] | None = None,
-    fast: Fast | None = None,
-) -> Run:
-    """Train `task` under `policy` on `dataset` and return what came of it.
-
-    The seed fixes initial parameters and batches, whatever the policy, so runs with one seed are
-    paired. `model` replaces the task's own; `initial` parameters and `batch_indices`
-    [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. BLAS
-    runs on one thread: more would change the bits. Raises InputError where the policy does not fit
-    the model.
-    """
-    model = task.build_model(dataset) if model is None else model
-    trainer = Trainer(model, task, policy, seed, fast)
-    trainer.load(initial_parameters(model, seed, jitter) if initial is None else initial)
-    if batch_indices is None:
-        rng = np.random.default_rng([seed, 1])
-        batch_indices = batches(dataset, task.batch_size, task.steps, rng)
-    with threadpool_limits(1):
-        taken, diverged = _take_steps(trainer, dataset, batch_indices[: task.steps], progress)
-        return _run(trainer, dataset, taken, diverged)
-
-
-Taken = list[tuple[float, float, bool]]
-"""Loss, loss scale and whether the update was skipped, per step."""
-
-
-def _take_steps(
-    trainer: Trainer, dataset: Dataset, batch_indices: NDArray[np.int64], progress: Progress | None
-) -> tuple[Taken, bool]:
-    """Return the steps taken and whether the run diverged in the last of them."""
-    inputs, labels = dataset.train
-    taken: Taken = []
-    losses: list[float] = []
-    skipped: list[bool] = []
-    for indices in batch_indices:
-        taken.append(trainer.step([array[indices] for array in inputs], labels[indices]))
-        losses.append(taken[-1][0])
-        skipped.append(taken[-1][2])
-        if progress is not None:
-            progress(len(taken), losses[-1])
-        ended = gave_up(trainer.policy.loss_scale, trainer.scale_state)
-        if ended or has_diverged(losses, skipped):
-            return taken, True
-    return taken, False
-
-
-def _run(trainer: Trainer, dataset: Dataset, taken: Taken, diverged: bool) -> Run:
-    losses, scales, skipped = zip(*taken, strict=True)
-    tail = math.inf if diverged else tail_mean(losses[-trainer.task.tail_steps :])
-    return Run(
-        losses=np.array(losses, np.float64),
-        scales=np.array(scales, np.float64),
-        skipped=np.array(skipped, np.bool_),
-        tail_loss=tail,
-        validation_accuracy=trainer.accuracy(*dataset.validation),
-        diverged=tail == math.inf,
-        diverged_at=len(taken) - 1 if tail == math.inf else None,
-        overflows=trainer.probe.overflow_counts(),
-        underflows=trainer.probe.underflow_counts(),
-        swamped=trainer.watch.swamped(),
-        lost=trainer.probe.lost() + trainer.watch.lost(),
-        params=trainer.params(),
-        fast=trainer.fast,
-    )

@@ -24,9 +24,11 @@ from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.run import Run
 from policysearch.train.step import trace_forward
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, Trainer, initial_parameters, train
+from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.training import train
 from policysearch.values import InputError, one_of
 from policysearch.verify.job import FILE, JOB, RESULT, Job
 

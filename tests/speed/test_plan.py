@@ -17,8 +17,9 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Phase, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast
+from policysearch.train.run import Run
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Run, train
+from policysearch.train.training import train
 from tests.emulated_steps import NETS, graph_of
 
 TASK = Task(model="mlp", widths=(256,), data="digits", batch_size=32, steps=40, tail_steps=5)

@@ -1,0 +1,152 @@
+"""The looks that a study took: what they showed, and whether they rank as whole runs do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from policysearch.objective.score import (
+    CURVE_SHARES,
+    DIVERGED_GAP,
+    Measurement,
+    Outcome,
+    gap,
+    gap_curve,
+)
+from policysearch.search.looks import SHORT, carry, rank_correlation, short_share
+from policysearch.search.records import Asked, Records, RunKey
+from policysearch.search.spec import StudySpec
+
+BEFORE = max(share for share in CURVE_SHARES if share < SHORT)
+"""Share of the steps at which a look is compared with itself."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A policy that was looked at: its gap in nats at BEFORE and at SHORT of the steps.
+
+    `whole` is that of its whole run with the same seed, None where that has not ended.
+    """
+
+    asked: Asked
+    before: float
+    short: float
+    whole: float | None
+
+
+class Looks:
+    """The looks that have ended, read from the records of a study."""
+
+    def __init__(self, records: Records, spec: StudySpec, float32: str) -> None:
+        """`float32` is the digest of that policy."""
+        self._records, self._seed = records, spec.study.seeds[0]
+        self._steps, self._base = spec.task.steps, RunKey(float32, self._seed)
+
+    @property
+    def until(self) -> int:
+        """The steps that a look takes."""
+        return math.ceil(SHORT * self._steps)
+
+    def key(self, asked: Asked) -> RunKey:
+        """Return the run that is the look at a policy."""
+        return RunKey(asked.trained, self._seed, until=self.until)
+
+    @property
+    def learns(self) -> bool:
+        """Whether float32 has learned enough by the end of a look."""
+        base = self._records.runs.get(self._base)
+        if not isinstance(base, Measurement) or base.first_loss is None or base.tail_loss is None:
+            return False
+        short = dict(base.curve).get(self.until, math.inf)
+        return short_share(base.first_loss, short, base.tail_loss) < 1.0
+
+    def ended(self, in_order: bool = False) -> list[Asked]:
+        """Return the policies that were looked at, as they ended or, up to the first gap, asked."""
+        looks = list(self._records.looks.values())
+        runs = {key: place for place, key in enumerate(self._records.runs)}
+        if in_order:
+            return list(takewhile(lambda asked: self.key(asked) in runs, looks))
+        done = [asked for asked in looks if self.key(asked) in runs]
+        return sorted(done, key=lambda asked: runs[self.key(asked)])
+
+    def of(self, asked: Sequence[Asked], whole: Collection[str] | None = None) -> list[Look]:
+        """Return the looks at policies that were, beside whole runs, of `whole` alone if given."""
+        found = []
+        for each in asked:
+            at = self._gaps(self._records.runs[self.key(each)])
+            key = RunKey(each.trained, self._seed)
+            run = self._records.runs.get(key) if whole is None or each.digest in whole else None
+            known = None if run is None else self._whole(run)
+            before = at.get(math.ceil(BEFORE * self._steps), DIVERGED_GAP)
+            found.append(Look(each, before, at.get(self.until, DIVERGED_GAP), known))
+        return found
+
+    def _gaps(self, run: Outcome) -> Mapping[int, float]:
+        base = self._records.runs.get(self._base)
+        if not isinstance(run, Measurement) or not isinstance(base, Measurement):
+            return {}
+        return {taken: gap for taken, gap, _ in gap_curve(run, base)}
+
+    def _whole(self, run: Outcome) -> float:
+        base = self._records.runs.get(self._base)
+        if not isinstance(run, Measurement) or not isinstance(base, Measurement):
+            return DIVERGED_GAP
+        return gap(run, base)
+
+
+def correlations(looks: Sequence[Look]) -> tuple[float, float]:
+    """Return how looks rank policies as they did at BEFORE, and as whole runs do."""
+    before = [(look.before, look.short) for look in looks]
+    whole = [(look.short, look.whole) for look in looks if look.whole is not None]
+    return rank_correlation(before), rank_correlation(whole)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The runs of a study that takes short ones.
+
+    `whole` of them over all steps and `short` over `until`, `resumed` of which were gone on with;
+    together they took the steps of `worth` whole runs. `correlation`: how short runs rank the
+    `pairs` policies that have both, NaN where that is not known; `carry`: whether they are trusted.
+    `learns`: whether float32 learns by their end.
+    """
+
+    whole: int
+    short: int
+    until: int
+    resumed: int
+    worth: float
+    pairs: int
+    correlation: float
+    carry: bool
+    learns: bool
+
+
+def looked(records: Records, spec: StudySpec, float32: str) -> Looked | None:
+    """Return what the study's runs amount to; None where it takes no short ones."""
+    if not spec.study.short_runs:
+        return None
+    looks = Looks(records, spec, float32)
+    runs = {key: run for key, run in records.runs.items() if key.steps is None}
+    measured = {key: run for key, run in runs.items() if isinstance(run, Measurement)}
+    taken = [_taken(key, run, spec.task.steps) for key, run in measured.items()]
+    found = looks.of(looks.ended())
+    before, whole = correlations(found)
+    return Looked(
+        whole=sum(key.until is None for key in runs),
+        short=sum(key.until is not None for key in runs),
+        until=looks.until,
+        resumed=sum(run.resumed_at > 0 for run in measured.values()),
+        worth=sum(taken) / spec.task.steps,
+        pairs=sum(look.whole is not None for look in found),
+        correlation=whole,
+        carry=carry(before, whole),
+        learns=looks.learns,
+    )
+
+
+def _taken(key: RunKey, run: Measurement, steps: int) -> int:
+    end = (key.until or steps) if run.diverged_at is None else run.diverged_at + 1
+    return end - run.resumed_at

@@ -1,0 +1,70 @@
+"""Short runs: how long they are, whether they rank policies as whole runs do, what they propose.
+
+A look is a run of a policy that is stopped early. What looks propose is gone on with to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from policysearch.search.gain import Yardstick
+from policysearch.search.hypervolume import Array, improvements
+
+SHORT = 0.25
+"""Share of the steps that a look takes."""
+
+LEARNED = 1.0 / 3.0
+"""Share of what float32 learns in all that it must have learned by the end of a look."""
+
+CARRIES = 0.9
+"""Rank correlation from which on looks are taken to rank policies."""
+
+FEWEST = 5
+"""So many policies must have been told before a rank correlation says anything."""
+
+LOOK = 4
+"""Looks per place of the space."""
+
+PROPOSED = 0.999
+"""Share of the volume of all that was looked at that the proposed have."""
+
+
+def short_share(first_loss: float, short_loss: float, tail_loss: float) -> float:
+    """Return SHORT where float32's own losses say that so short a run has learned, else 1.
+
+    `first_loss` before any update, `short_loss` after SHORT of the steps, `tail_loss` at the end.
+    """
+    learned, in_all = first_loss - short_loss, first_loss - tail_loss
+    return SHORT if learned >= LEARNED * in_all > 0.0 else 1.0
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return Spearman's rank correlation of pairs of gaps; NaN for fewer than FEWEST."""
+    if len(pairs) < FEWEST:
+        return np.nan
+    first, second = zip(*pairs, strict=True)
+    if min(first) == max(first) or min(second) == max(second):
+        return 0.0
+    return float(spearmanr(first, second).statistic)
+
+
+def carry(*correlations: float) -> bool:
+    """Whether looks are worth taking: until a rank correlation speaks against them."""
+    return not any(each < CARRIES for each in correlations)
+
+
+def proposed(measure: Yardstick, gaps: Array, costs: Array) -> list[int]:
+    """Return the places of the policies to go on with, the one that adds most volume first.
+
+    `gaps` [n] of looks in nats, `costs` [n, 2]. They have PROPOSED of the volume of all: what a
+    look cannot tell from a neighbour is not worth a whole run.
+    """
+    points = measure.points(gaps, costs)
+    enough = PROPOSED * measure.volume(gaps, costs)
+    found: list[int] = []
+    while measure.volume(gaps[found], costs[found]) < enough:
+        found.append(int(improvements(points, points[found], measure.corner).argmax()))
+    return found

@@ -1,0 +1,60 @@
+"""What one training gave, whole or stopped before its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.graph import FloatArray
+from policysearch.rounding.rounder import Fast
+from policysearch.train.divergence import tail_mean
+from policysearch.train.lost import Lost
+from policysearch.train.swamped import Swamped
+
+Taken = list[tuple[float, float, bool]]
+"""Loss, loss scale and whether the update was skipped, per step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one training gave.
+
+    `losses` (float64, unscaled, before the update of their step), `scales` and `skipped` hold
+    one entry per step taken: fewer than the task's where the run diverged, at step
+    `diverged_at`. A run diverges where `has_diverged` says so, when the loss-scale rule gives up,
+    or when it ends on `tail_steps` losses none of which is finite. `tail_loss` is the mean of the
+    finite ones of those losses, infinite where the run diverged.
+    `overflows` and `underflows` count, per layer, values that rounding made infinite (or
+    saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
+    step whose gradients were found not finite. `swamped` counts updates that vanish, in the first
+    of these; `lost` has all three by role. `fast` is what ran; it changes no bit. A run that was
+    stopped before its end has the same share of its tail as of its steps. `resumed_at` is how many
+    of the steps a checkpoint had, where it went on from one.
+    """
+
+    losses: NDArray[np.float64]
+    scales: NDArray[np.float64]
+    skipped: NDArray[np.bool_]
+    tail_loss: float
+    validation_accuracy: float
+    diverged: bool
+    diverged_at: int | None
+    overflows: tuple[tuple[str, int], ...]
+    underflows: tuple[tuple[str, int], ...]
+    swamped: Swamped
+    lost: tuple[Lost, ...]
+    params: dict[str, FloatArray]
+    fast: Fast
+    resumed_at: int = 0
+
+
+def tail_of(losses: Sequence[float], tail_steps: int, share: float) -> float:
+    """Return the mean of the finite losses of the tail of a run over `share` of its steps.
+
+    That tail is the same share of `tail_steps` (its last step at least); infinity where none of
+    its losses is finite.
+    """
+    return tail_mean(losses[-max(1, round(tail_steps * share)) :])
