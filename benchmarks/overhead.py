@@ -1,10 +1,16 @@
 """What a study costs beside training: CPU time per trial as the study grows, and of `show`.
 
     python -m benchmarks.overhead --trials 2000 --sampler random tpe nsga2
+    python -m benchmarks.overhead --layers 100 --trials 24 --sampler
 
 Training is replaced by a constant, so all that is left is the coordinator: asking, pricing,
 recording. A flat row means that a long study is no slower per trial than a short one. Exits with
 1 where the last block costs more than 1.5 times the second, or more than 50 CPU ms per trial.
+
+With --layers, what it takes to ask for a policy of a dense net of so many layers where everything
+is searched: formats of roles, storage, masters, optimizer state, an op list, scaling recipe, phases
+and loss scale. Gaps are drawn at random. Exits with 1 where an ask takes a second of CPU or more;
+the first, which also makes what is made once, is printed apart.
 """
 
 from __future__ import annotations
@@ -19,11 +25,19 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+import optuna
+
+from benchmarks.timing import pin_one_thread
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
+from policysearch.policy.policy import from_json
+from policysearch.search.asking import Proposer
 from policysearch.search.results import Results
-from policysearch.search.spec import load_spec
+from policysearch.search.spec import load_spec, objective_of, spec_from_text
 from policysearch.search.study import run_study
+from policysearch.search.study_space import space_of
+from policysearch.search.view import Seen
 
 BLOCK = 100
 MOST_GROWTH = 1.5
@@ -57,6 +71,74 @@ base = "torch.autocast.bfloat16"
 master_weights = [true, false]
 loss_scales = ["none", "fixed", "dynamic"]
 """
+
+LARGE = """
+[study]
+name = "large"
+
+[task]
+model = "mlp"
+activation = "tanh"
+widths = {widths}
+data = "digits"
+batch_size = 4096
+
+[cost]
+device = "H100-SXM5"
+stack = "torch.compile"
+
+[space]
+formats = ["float32", "bfloat16", "float16", "float8_e4m3fn"]
+grad_formats = ["same", "bfloat16", "float8_e4m3fn"]
+wgrad_formats = ["same", "float32"]
+output_formats = ["same", "bfloat16"]
+param_formats = ["same", "bfloat16"]
+master_weights = [true, false]
+optimizer_states = ["float32", "bfloat16"]
+ops = ["tanh"]
+op_places = ["low", "fp32", "promote"]
+loss_scales = ["none", "fixed", "dynamic"]
+log2_scale = [7, 12]
+growth_intervals = [10, 100]
+scalings = ["current", "delayed"]
+phase_points = [0.5]
+phase_formats = ["same", "bfloat16", "float32"]
+"""
+MOST_ASK_SECONDS = 1.0
+
+
+def ask_seconds(layers: int, asks: int) -> tuple[list[float], int]:
+    """Return the CPU seconds of each ask after the ladder, and how much there is to decide."""
+    spec = spec_from_text(LARGE.format(widths=[512] * (layers - 1)), "large")
+    objective = objective_of(spec)
+    space = space_of(spec, objective.model)
+    proposer, rng = Proposer(spec, objective, space), np.random.default_rng(0)
+    shown: list[Seen] = []
+    known: set[str] = set()
+    taken: list[float] = []
+    while len(taken) < asks:
+        start = time.process_time()
+        found = proposer.propose(len(known), shown, [], known)
+        seconds = time.process_time() - start
+        assert found is not None
+        asked, _ = found
+        taken += [] if asked.start else [seconds]
+        known.add(asked.digest)
+        cost = objective.price(from_json(asked.text))
+        gap = 1e-3 * float(rng.exponential())
+        shown.append(Seen(asked.params, gap, cost.speedup, cost.memory_ratio))
+    return taken, len(space.choices())
+
+
+def report_large(layers: int, asks: int) -> bool:
+    """Print what asks of a large space take; return whether each is quick enough."""
+    (first, *taken), decisions = ask_seconds(layers, asks)
+    print(f"{layers} layers, {decisions} decisions: CPU seconds per ask, over {len(taken)} asks")
+    print(
+        f"  median {np.median(taken):.2f}, most {max(taken):.2f}; the first {first:.2f}, with what"
+    )
+    print("  is made once: prices of the ladder and of policies drawn at random")
+    return max(taken) < MOST_ASK_SECONDS
 
 
 def cpu_ms_per_trial(study: Path, storage: Path) -> list[float]:
@@ -97,9 +179,14 @@ def main() -> int:
     """Print every sampler's row; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--sampler", nargs="+", default=["random", "tpe", "nsga2"])
+    parser.add_argument("--layers", type=int, help="of a net of which everything is searched")
+    parser.add_argument("--sampler", nargs="*", default=["random", "tpe", "nsga2"])
     options = parser.parse_args()
-    return 0 if all([report(name, options.trials) for name in options.sampler]) else 1
+    pin_one_thread()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    good = [report(name, options.trials) for name in options.sampler]
+    good += [report_large(options.layers, options.trials)] if options.layers else []
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

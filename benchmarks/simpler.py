@@ -4,8 +4,9 @@
 
 Both are searched, or go on from their journals in `--folder`, and their fronts confirmed over
 `confirm_factor` times the steps on three seeds that neither search saw. Of each policy that uses
-the decision it says the best one of the other front that takes no more time: its gap, and by how
-much it is behind. First it says how many policies each search trained to reach the volume that
+the decision it says the best one of the other front that takes no more time: its gap, by how much
+it is behind on the mean of the seeds and on how many of them, and whether that is more than the
+resolution of the gap. First it says how many policies each search trained to reach the volume that
 the simpler one ends with.
 """
 
@@ -28,12 +29,13 @@ from policysearch.search.space_section import SpaceSection
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import confirm_study, run_study
 from policysearch.search.study_space import space_of
-from policysearch.search.trials import Trial
+from policysearch.search.trials import Confirmation, Trial
 from policysearch.values import InputError, one_of
 
 SEEDS = 3
 SHARES = (0.9, 0.95, 0.99, 1.0)
-TITLES = ("policy", "time", "memory", "gap", "sd", "best without, no slower", "time", "gap", "sd")
+BESIDE = ("best without, no slower", "time", "gap", "sd", "behind by")
+TITLES = ("policy", "time", "memory", "gap", "sd", *BESIDE)
 
 
 def without(spec: StudySpec, keys: Sequence[str]) -> StudySpec:
@@ -73,9 +75,25 @@ def rows(every: Results, fewer: Results) -> list[tuple[str, ...]]:
             continue
         fitting = [t for t in others if t.cost.speedup >= trial.cost.speedup]
         best = min(fitting, key=fewer.final_gap, default=None)
-        beside = ("none", "", "", "") if best is None else _cells(fewer, best, memory=False)
+        beside = ("none", *[""] * (len(BESIDE) - 1))
+        if best is not None:
+            pair = every.confirmation(trial), fewer.confirmation(best)
+            least = max(every.resolution_gap, fewer.resolution_gap)
+            beside = (*_cells(fewer, best, memory=False), behind(*pair, least))
         lines.append((*_cells(every, trial), *beside))
     return lines
+
+
+def behind(one: Confirmation | None, other: Confirmation | None, least: float) -> str:
+    """Say by how many nats the second is behind the first, paired by seed; `least` is told."""
+    if one is None or other is None or one.diverged or other.diverged:
+        return ""
+    ends = (dict(zip(each.seeds, each.gap_curves, strict=True)) for each in (one, other))
+    here, there = ({seed: curve[-1][1] for seed, curve in each.items()} for each in ends)
+    apart = [there[seed] - here[seed] for seed in here.keys() & there.keys()]
+    mean = float(np.mean(apart))
+    told = "told" if mean >= least else "not told"
+    return f"{mean:+.1e}, {sum(each > 0.0 for each in apart)} of {len(apart)} seeds, {told}"
 
 
 def trainings(every: Results, fewer: Results, share: float) -> list[int | None]:
@@ -132,7 +150,8 @@ def main() -> int:
         print(f"  {share:.0%}: {said[0]}, without: {said[1]}")
     steps = round(spec.task.steps * spec.study.confirm_factor)
     print(f"{spec.study.name}: fronts after {steps} steps on {SEEDS} new seeds; gaps in nats, time")
-    print("and memory modeled over float32's")
+    print("and memory modeled over float32's; told: by at least the resolution, ", end="")
+    print(f"{max(every.resolution_gap, fewer.resolution_gap):.1e} nats")
     print("\n".join(aligned([TITLES, *rows(every, fewer)])))
     print("\nthe front without:")
     plain = [t for t in fewer.front if fewer.confirmation(t) is not None]

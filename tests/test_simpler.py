@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.simpler import rows, trainings, without
+from benchmarks.simpler import behind, rows, trainings, without
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import run_study
+from policysearch.search.trials import Confirmation
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 
@@ -56,3 +57,15 @@ def test_trainings_are_counted_to_a_share_of_the_simpler_volume(
     assert counts[-1][1] is not None and counts[-1][1] <= len(fewer.trials)
     assert trainings(fewer, fewer, 1.0)[0] == counts[-1][1]
     assert rows(every, fewer) == []  # nothing was confirmed
+
+
+def test_what_is_behind_is_paired_by_seed() -> None:
+    def confirmed(gaps: dict[int, float]) -> Confirmation:
+        curves = tuple(((50, 9.0, 1.0), (100, gap, 1.0)) for gap in gaps.values())
+        return Confirmation(100, tuple(gaps), 0.0, None, 1.0, False, curves)
+
+    one, other = confirmed({4: 1.0, 5: 2.0, 6: 3.0}), confirmed({6: 3.5, 5: 3.0, 4: 0.5})
+    assert behind(one, other, 0.3) == "+3.3e-01, 2 of 3 seeds, told"
+    assert behind(other, one, 0.3) == "-3.3e-01, 1 of 3 seeds, not told"
+    assert behind(one, other, 0.4) == "+3.3e-01, 2 of 3 seeds, not told"
+    assert behind(one, None, 0.3) == ""

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.search.live import every as every_params
 from benchmarks.search.tables import load
+from benchmarks.search.why import Layer, shares
 from policysearch.cli import main
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy, uniform_layer
@@ -152,6 +153,19 @@ def test_the_command_prints_it(
 def test_a_layer_there_is_not_trains_nothing(space: Space) -> None:
     with pytest.raises(InputError, match="layer: 'fc9'"):
         neighbours(space.policy({}), "fc9", space)
+
+
+def test_layers_are_told_apart_from_a_table() -> None:
+    said: dict[str, str | None] = {"float16": "better", "float32": "trade"}
+    same = Layer("m", "fc1", said, dict(said), True)
+    unsure = Layer("m", "fc2", said, said | {"float32": "worse"}, True)
+    against = Layer("m", "fc3", said, said | {"float16": "worse"}, False)
+    found = [(each.alike, each.contradicted) for each in (same, unsure, against)]
+    assert found == [(True, False), (False, False), (False, True)]
+    assert not Layer("m", "fc4", {}, {}, True).alike
+    assert shares([same, unsure, against]) == (
+        "of 3 layers 1 named alike, 1 contradicted, 2 ordered alike"
+    )
 
 
 @pytest.mark.slow

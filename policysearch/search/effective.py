@@ -78,6 +78,7 @@ class Effective:
         decided = [n for n in self._choices if n not in {*self._shared, *self._scaled}]
         formats = [f"format.{group.name}" for group in space.groups]
         self._places = [*decided, *(name for name in formats if name not in decided)]
+        self._place = {name: i for i, name in enumerate(self._places)}
         self._options = [self._every_option(name) for name in self._places]
         self._index = [{each: i for i, each in enumerate(found)} for found in self._options]
         scales = product(*(self._choices[name] for name in self._scaled))
@@ -89,6 +90,21 @@ class Effective:
         """What is decided, as `row` numbers it."""
         modifiers = (len(self._scales),) if len(self._scales) > 1 else ()
         return Decisions(tuple(map(tuple, self._options)), modifiers)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The decision in each place of a row; of a layer it is named with its group."""
+        return tuple(self._places)
+
+    def options(self, group: str, params: Params) -> dict[str, int]:
+        """Return the option in each place of a group, by kind; only what it decides matters."""
+        made = self._layer(group, params).options
+        places = {kind: f"{kind}.{group}" for kind in made}
+        return {
+            kind: self._index[self._place[name]][made[kind]]
+            for kind, name in places.items()
+            if name in self._place
+        }
 
     def row(self, params: Params) -> Row:
         """Return the row of the policy that `params` make."""

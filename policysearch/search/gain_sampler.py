@@ -10,6 +10,7 @@ from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import threadpool_limits
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
@@ -17,6 +18,7 @@ from policysearch.search.effective import Effective
 from policysearch.search.gain import SMALLEST_GAP, Yardstick, yardstick
 from policysearch.search.pool import SpacePool
 from policysearch.search.price_table import Lookup, lookup_of
+from policysearch.search.rough_prices import RoughPrices
 from policysearch.search.searcher import Row, Searcher
 from policysearch.search.space import Params, Space
 from policysearch.search.spec import ObjectiveName, StudySpec, objective_of
@@ -54,11 +56,12 @@ class GainSampler(BaseSampler):
         gap_of: Callable[[float], float] = float,
         seed: int = 0,
         lookup: Callable[[], Lookup | None] = lambda: None,
+        rough: Callable[[Effective], RoughPrices] | None = None,
     ) -> None:
         self.space, self._price, self._objectives = space, price, tuple(objectives)
         self._gap_of, self._seed = gap_of, seed
         self._effective = Effective(space)
-        self._pool = SpacePool(space, self._effective, self._costs, seed, lookup)
+        self._pool = SpacePool(space, self._effective, self._costs, seed, lookup, rough)
         self._random = RandomSampler(seed=seed)
         priced = [costs for policy in ladder if (costs := self._axes(price(policy))) is not None]
         self._measure = yardstick(np.array(priced)) if priced else FLOAT32
@@ -82,7 +85,8 @@ class GainSampler(BaseSampler):
         searcher = Searcher(self._effective.decisions, self._pool, measure)
         for row, each in rows:
             self._learn(searcher, row, each)
-        asked = searcher.ask()
+        with threadpool_limits(1):  # more would change bits, and wait for cores that train
+            asked = searcher.ask()
         found = self._volume(measure, [each for _, each in rows if each.values])
         self.expected_share = searcher.expected_gain / found if found else np.inf
         return dict(self._pool.params_of(asked[0][0])) if asked else {}
@@ -182,4 +186,8 @@ def gain_sampler(
     def lookup() -> Lookup | None:
         return lookup_of(priced, space, seed) if whole else None
 
-    return GainSampler(space, price, names, ladder, gap_of, seed, lookup)
+    def rough(effective: Effective) -> RoughPrices:
+        return RoughPrices(priced, space, effective, seed)
+
+    tabled = rough if whole and priced.parallel.devices == 1 else None
+    return GainSampler(space, price, names, ladder, gap_of, seed, lookup, tabled)

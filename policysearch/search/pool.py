@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.search.effective import Effective
+from policysearch.search.effective import PER_LAYER, Effective
 from policysearch.search.hypervolume import Array
 from policysearch.search.price_table import Lookup
+from policysearch.search.rough_draws import THETA_SD, Draws
+from policysearch.search.rough_prices import RoughPrices
 from policysearch.search.searcher import Row
 from policysearch.search.space import Params, Space
 from policysearch.search.space_section import MODIFYING as SCALES
@@ -25,11 +27,11 @@ DRAWN = 64
 NEIGHBOURS = 192
 """At most so many policies per proposal that differ from a member of the front in one decision."""
 
+MOST_SINGLE = 64
+"""Where more is decided, prices are rough: those of each decision by itself would take too long."""
+
 UNPRICED = 10.0
 """Time and memory added by a decision without a price, over float32's: never drawn by choice."""
-
-THETA_SD = 1.0
-"""How far sensitivities are moved, in nats, to draw policies that a sure fit would not."""
 
 Costs = Callable[[Params], tuple[float, float] | None]
 """(time, memory) of the policy of these parameters, over float32's; None where it has no price.
@@ -52,6 +54,7 @@ class SpacePool:
         costs: Costs,
         seed: int,
         lookup: Callable[[], Lookup | None] = lambda: None,
+        rough: Callable[[Effective], RoughPrices] | None = None,
     ) -> None:
         self._effective, self._price, self._seed = effective, costs, seed
         self._choices = space.choices()
@@ -69,6 +72,9 @@ class SpacePool:
             self._listed = list(dict.fromkeys(rows))
         self._lookup = None if self._listed is not None else lookup()
         self._places: dict[int, NDArray[np.int64]] = {}
+        large = len(self._plain) > MOST_SINGLE and self._lookup is None
+        self._rough = rough(effective) if rough and large else None
+        self._draws = Draws(space, effective, self._rough) if self._rough else None
 
     def add(self, params: Params) -> Row:
         """Return the row of `params`, which `params_of` then knows; the first of equal ones."""
@@ -99,7 +105,10 @@ class SpacePool:
         near = self._near(members)
         if len(near) > NEIGHBOURS:
             near = [near[i] for i in np.sort(rng.permutation(len(near))[:NEIGHBOURS])]
-        rows |= {self.add(self._params[row] | {name: value}): None for row, name, value in near}
+        parents = {self.add(self._params[row] | {name: value}): row for row, name, value in near}
+        if self._rough is not None:
+            return self._roughly(self._rough, rows, parents)
+        rows |= dict.fromkeys(parents)
         width = len(self._effective.decisions.places) + len(self._effective.decisions.modifiers)
         if self._lookup is not None:
             every = np.array(list(rows), dtype=np.int64).reshape(len(rows), width)
@@ -107,6 +116,30 @@ class SpacePool:
         priced = [(row, costs) for row in rows if (costs := self.costs(row)) is not None]
         kept = np.array([row for row, _ in priced], dtype=np.int64).reshape(len(priced), width)
         return kept, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
+
+    def exact(self, rows: NDArray[np.int64]) -> Array | None:
+        """Return the costs of proposed rows where those proposed are rough, else None."""
+        if self._rough is None:
+            return None
+        found = (self.costs(row) for row in map(tuple, rows.tolist()))
+        return np.array([costs or (np.inf, np.inf) for costs in found])
+
+    def _roughly(
+        self, rough: RoughPrices, drawn: Iterable[Row], parents: Mapping[Row, Row]
+    ) -> tuple[NDArray[np.int64], Array]:
+        """Return candidates with rough costs; a neighbour's differ from its exact parent's."""
+        rows = np.array([*dict.fromkeys([*drawn, *parents])], dtype=np.int64)
+        places = {row: i for i, row in enumerate(map(tuple, rows.tolist()))}
+        costs = rough.costs(rows)
+        before = list(dict.fromkeys(parents.values()))
+        if before:
+            guessed = rough.costs(np.array(before, dtype=np.int64))
+            pairs = zip(before, guessed.tolist(), strict=True)
+            known = np.array([self.costs(row) or guess for row, guess in pairs])
+            off = dict(zip(before, known - guessed, strict=True))
+            for row, parent in parents.items():
+                costs[places[row]] += off[parent]
+        return rows, costs
 
     def _near(self, members: Sequence[Row]) -> list[tuple[Row, str, object]]:
         """Return (member, decision, other value); of listed spaces for their loss scales alone."""
@@ -128,6 +161,9 @@ class SpacePool:
         """
         if self._lookup is not None:
             return self._along_chain(self._lookup, theta, rng)
+        if self._draws is not None:
+            beside = [self._beside(rng) for _ in range(DRAWN)]
+            return [self.add(params) for params in self._draws.drawn(beside, theta, rng)]
         rows = []
         for _ in range(DRAWN):
             common = self._common(rng)
@@ -209,6 +245,12 @@ class SpacePool:
         if before is None or after is None:
             return UNPRICED, UNPRICED
         return after[0] - before[0], after[1] - before[1]
+
+    def _beside(self, rng: np.random.Generator) -> Params:
+        """Return drawn values of all that is not decided group by group."""
+        names = [name for name in self._plain if not is_named(name, PER_LAYER)]
+        drawn = {n: self._plain[n][int(rng.integers(len(self._plain[n])))] for n in names}
+        return drawn | self._usual
 
     def _common(self, rng: np.random.Generator) -> Params:
         """Return drawn values of the decisions that all groups share, and the usual loss scale."""

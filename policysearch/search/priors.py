@@ -26,13 +26,33 @@ HINT, HINT_SD = 0.5, 0.3
 
 @dataclass(frozen=True)
 class Prior:
-    """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise."""
+    """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise.
+
+    The covariance is a sum: a level for all, one per kind and one per place, its own, and `hints`.
+    `kinds` [decisions, kinds] are zeros and ones, `starts` the first decision of each place.
+    """
 
     mean: Array
-    covariance: Array
+    kinds: Array
+    starts: NDArray[np.int64]
     coarse: NDArray[np.bool_]
     smallest_gap: float
     noise: float = 0.0
+    hints: Array | None = None
+
+    def spread(self, slopes: Array) -> Array:
+        """Return `slopes` [n, decisions] times the covariance [decisions, decisions].
+
+        Summed level by level: of thousands of decisions the matrix itself would be too large.
+        """
+        counts = np.diff(self.starts, append=slopes.shape[1])
+        placed = np.add.reduceat(slopes, self.starts, axis=1) if len(counts) else slopes
+        found = LEVEL_SD**2 * slopes.sum(axis=1)[:, None] + OWN_SD**2 * slopes
+        found += KIND_SD**2 * ((slopes @ self.kinds) @ self.kinds.T)
+        found += PLACE_SD**2 * np.repeat(placed, counts, axis=1)
+        if self.hints is not None:
+            found += HINT_SD**2 * (slopes @ self.hints)[:, None] * self.hints
+        return np.asarray(found)
 
 
 def prior_of(decisions: Decisions, smallest_gap: float, largest_gap: float) -> Prior:
@@ -42,28 +62,26 @@ def prior_of(decisions: Decisions, smallest_gap: float, largest_gap: float) -> P
     """
     counted = decisions.counted()
     options = [decisions.places[place][index] for place, index in counted]
-    place = np.array([place for place, _ in counted])
-    name = np.array([option.name for option in options])
-    covariance = (
-        LEVEL_SD**2
-        + KIND_SD**2 * (name[:, None] == name)
-        + PLACE_SD**2 * (place[:, None] == place)
-        + OWN_SD**2 * np.eye(len(counted))
-    )
+    _, starts = np.unique(np.array([place for place, _ in counted], int), return_index=True)
+    names, kind = np.unique(_names(decisions), return_inverse=True)
     mean = math.log(largest_gap) + np.array([_level(option) for option in options])
     coarse = np.array([option.operand_epsilon >= COARSE for option in options], dtype=bool)
-    return Prior(mean, covariance, coarse, smallest_gap)
+    return Prior(mean, np.eye(len(names))[kind], starts, coarse, smallest_gap)
 
 
 def hinted(prior: Prior, decisions: Decisions, hints: Array) -> Prior:
     """Return the prior where theta has a multiple of the hints, as they differ within a kind."""
-    names = np.array([decisions.places[place][index].name for place, index in decisions.counted()])
+    names = _names(decisions)
     given = np.zeros(len(prior.mean))
     for name in np.unique(names):
         alike = np.flatnonzero((names == name) & np.isfinite(hints))
         given[alike] = hints[alike] - hints[alike].mean() if len(alike) else 0.0
-    covariance = prior.covariance + HINT_SD**2 * np.outer(given, given)
-    return replace(prior, mean=prior.mean + HINT * given, covariance=covariance)
+    return replace(prior, mean=prior.mean + HINT * given, hints=given)
+
+
+def _names(decisions: Decisions) -> NDArray[np.str_]:
+    """Return the name of each counted option."""
+    return np.array([decisions.places[place][i].name for place, i in decisions.counted()], str)
 
 
 def _level(option: Option) -> float:

@@ -27,6 +27,10 @@ WORST = 20.0
 """Gaps above so many times the largest that counts are learned as that: divergence is learned."""
 
 
+FINALISTS = 4
+"""So many of the most promising candidates are priced exactly, where their costs are rough."""
+
+
 class Pool(Protocol):
     """The policies that can be asked for."""
 
@@ -36,6 +40,10 @@ class Pool(Protocol):
         `members` are the front of those asked for so far, `theta` what each decision is thought to
         cost (`Sensitivity.theta`). Equal arguments give equal candidates, in the same order.
         """
+        ...
+
+    def exact(self, rows: NDArray[np.int64]) -> Array | None:
+        """Return exact costs [n, 2] of proposed rows; None where those proposed are good enough."""
         ...
 
 
@@ -49,6 +57,9 @@ class Listed:
     def propose(self, members: Sequence[Row], theta: Array) -> tuple[NDArray[np.int64], Array]:
         """Return every policy with its costs."""
         return self.rows, self.costs
+
+    def exact(self, rows: NDArray[np.int64]) -> None:
+        """Say that the costs proposed are good enough."""
 
 
 class Searcher:
@@ -116,6 +127,11 @@ class Searcher:
         if not len(rows):
             return None
         gains = self._gains(belief, rows, costs)
+        kept = np.argsort(-gains, kind="stable")[:FINALISTS]
+        exact = self._pool.exact(rows[kept])
+        if exact is not None:
+            rows, costs = rows[kept], exact
+            gains = self._gains(belief, rows, costs)
         best = int(gains.argmax())
         self.expected_gain = float(gains[best])
         time, memory = costs[best].tolist()

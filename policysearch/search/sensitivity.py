@@ -193,7 +193,7 @@ def _fit(prior: Prior, told: Rows, scaled: Array, pairs: float, modifier: float)
     theta, common = prior.mean, modifier**2 * _modified(told, told)
     for _ in range(STEPS):
         factor, weights, slopes, _ = _linear(prior, told, scaled, theta, pairs, common)
-        step = prior.mean + prior.covariance @ (slopes.T @ weights) - theta
+        step = prior.mean + prior.spread((weights @ slopes)[None])[0] - theta
         size = float(np.abs(step).max(initial=0.0))
         theta = theta + step * min(1.0, LARGEST_STEP / max(size, LARGEST_STEP))
         if size < SETTLED:
@@ -213,7 +213,7 @@ def _linear(
     covariance = _shared(sizes, sizes) + common * share[:, None] * share
     apart = np.sqrt(UNSHARED * _own(sizes) + _noise(prior, gap))
     covariance += _alike(told, told) * apart[:, None] * apart + np.diag(REPEATS * apart**2)
-    covariance += slopes @ prior.covariance @ slopes.T
+    covariance += prior.spread(slopes) @ slopes.T
     factor, lower = cho_factor(covariance, lower=True)
     left = scaled - expected - slopes @ (prior.mean - theta)
     return np.asarray(factor), np.asarray(cho_solve((factor, lower), left)), slopes, left
@@ -241,7 +241,7 @@ def _predict(prior: Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
         there = np.sqrt(UNSHARED * _own(others) + _noise(prior, told))
         known += _alike(rows, fit.told) * np.sqrt(apart)[:, None] * there
         known += fit.modifier**2 * _modified(rows, fit.told) * share[:, None] * beside
-    spread = slopes @ prior.covariance
+    spread = prior.spread(slopes)
     known += spread @ fit.slopes.T
     mean = expected + slopes @ (prior.mean - fit.theta) + known @ fit.weights
     variance = (spread * slopes).sum(axis=1) + _own(sizes) + apart
