@@ -133,6 +133,12 @@ class Device:
         return own.value if own else (vector or self._peaks["float32"]) / 2
 
     @property
+    def cached_bytes(self) -> float:
+        """Bytes that the cache which all multiprocessors share holds; 0 where the row has none."""
+        cache = dict(self.other).get("l2_megabytes")
+        return cache.value * 2**20 if cache else 0.0
+
+    @property
     def marks(self) -> tuple[tuple[str, str, str], ...]:
         """(number, mark, source) of every number that is "wp" or "unsourced"."""
         rows = [("bandwidth", self.bandwidth), ("multiprocessors", self.multiprocessors)]

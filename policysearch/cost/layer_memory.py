@@ -240,7 +240,7 @@ class LayerMemory(Layers):
     def cast(self, elements: float, count: float = 1) -> None:
         """The layer that reads a cast tensor keeps it."""
 
-    def quantise(self, elements: float, bytes: float, launches: int) -> None:
+    def quantise(self, elements: float, bytes: float, launches: int, fresh: bool = True) -> None:
         """The layer that reads a quantised tensor keeps it."""
 
     def single_product(

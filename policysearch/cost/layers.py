@@ -7,10 +7,13 @@ stack's row says how.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policysearch.cost.gemm import Extents
+from policysearch.cost.parallel.collectives import Collective
 from policysearch.cost.precision import Precision
 from policysearch.cost.roofline import SHIFT_INSTRUCTIONS, SHIFT_LAUNCHES, Work
-from policysearch.cost.scalings import GATHERED_BYTES, Scaling
+from policysearch.cost.scalings import Scaling
 from policysearch.cost.stacks import Stack
 from policysearch.formats import format_named
 
@@ -28,6 +31,7 @@ class Layers:
         self.stack = stack
         self.precision = precision
         self.works: list[Work] = []
+        self.collectives: list[Collective] = []
         self.parameters = self.tensors = 0.0
         self.times = 1.0
         self.optimizer = ""
@@ -241,29 +245,23 @@ class Layers:
             flops = 2.0 * batch * m * n * k
             narrow = format_named(scaling.format).bits / 8
             moved = narrow * (sum(sizes) - rows * columns) + 2 * rows * columns
-            work = Work(
-                batch * moved,
-                flops=flops,
-                product=e,
-                format=scaling.format,
-                count=self.times,
-                rate=scaling.rate,
-            )
-            self.works.append(work)
+            work = Work(batch * moved, 0, flops, e, scaling.format, rate=scaling.rate)
+            self.works.append(replace(work, count=self.times))
         if scaling is not None:
             self.quantise(batch * (m * n), scaling.element_bytes, scaling.launches)
-            wide = gathered > 1 and not scaling.gathers_narrow
-            here = batch * m * k / (1 if wide else gathered)
-            each = scaling.element_bytes + (GATHERED_BYTES if wide else 0)
-            self.quantise(here, each, scaling.launches)
+            here = batch * m * k / (gathered if scaling.gathers_narrow else 1)
+            self.quantise(here, scaling.element_bytes, scaling.launches)
             weight = batch * (n * k) / self.precision.accumulation
-            self.quantise(weight, scaling.weight_bytes, scaling.launches)
+            self.quantise(weight, scaling.weight_bytes, scaling.launches, fresh=False)
 
-    def quantise(self, elements: float, bytes: float, launches: int) -> None:
-        """Passes over a tensor that move `bytes` for each element, launches 0 for none."""
+    def quantise(self, elements: float, bytes: float, launches: int, fresh: bool = True) -> None:
+        """Passes over a tensor that move `bytes` for each element, launches 0 for none.
+
+        `fresh`: the tensor was made just before.
+        """
         if launches:
-            work = Work(bytes * elements, 3 * elements, count=self.times, launches=launches)
-            self.works.append(work)
+            work = Work(bytes * elements, 3 * elements, launches=launches, fresh=fresh)
+            self.works.append(replace(work, count=self.times))
 
     def embedding(self, tokens: float, width: int, rows: int) -> None:
         """A gather from float32 rows; backward zeros, then sums of rows, in float32.

@@ -30,6 +30,9 @@ BFLOAT16 = Precision("bfloat16", "bfloat16", "bfloat16", masters=False)
 
 EIGHT_BIT = ("fp8", "nvfp4", "mxfp8")
 
+FLAGS = re.compile(r"flags differ: bf16 (.*)\| fp8 (.*)")
+"""A note on runs that were started with different flags."""
+
 SAME = {"llama3 8b": ("llama3-8b", "llama 3 8b", "llama 3.1 8b", "llama 3 8b fine-tune")}
 """Other spellings of decoders."""
 
@@ -117,7 +120,8 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
         _build(row, step, batch)
         alone = _seconds(step, device, constants)
         micro = max(1, round(row.accumulation * row.batches[0] / batch))
-        run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro)
+        asynchronous = "async TP" in row.parallelism
+        run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro, asynchronous)
         waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
         seconds.append((alone + waited) / batch)
     return seconds[0] / seconds[1]
@@ -167,7 +171,8 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
     shards = int(found[1]) if (found := re.search(r"TP=(\d+)", row.parallelism)) else 1
     m, n, k, groups = row.sizes
     if name in DECODERS and row.kind == "end-to-end":
-        decoder(step, batch, row.length or 2048, DECODERS[name], shards)
+        again = _recomputed(row, step.precision.scaling is not None)
+        decoder(step, batch, row.length or 2048, DECODERS[name], shards, again)
     elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
         width, inner = int(found[1]), int(found[2])
         _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
@@ -181,6 +186,13 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
         step.single_product(Extents(1, m, n, k, (m, n, k)), m * n + m * k + n * k)
     else:
         step.linear(m // max(1, shards // 2), k, n // shards, bias=False)
+
+
+def _recomputed(row: NarrowRow, mixed: bool) -> list[str]:
+    """Return what a run computes again in backward, where a note has the flags of both."""
+    found = next((found for note in row.notes if (found := FLAGS.fullmatch(note))), None)
+    flags = found[2 if mixed else 1].split() if found else []
+    return [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
 
 
 def _layer(row: NarrowRow, step: Layers, batch: int, sizes: Decoder) -> None:
@@ -208,7 +220,7 @@ def _forward(step: Layers, m: int, n: int, k: int) -> None:
     if scaling is not None:
         # half the bytes: only one orientation is needed
         step.quantise(m * k, scaling.element_bytes / 2, scaling.launches)
-        step.quantise(n * k, scaling.weight_bytes / 2, scaling.launches)
+        step.quantise(n * k, scaling.weight_bytes / 2, scaling.launches, fresh=False)
 
 
 def _experts(step: Layers, row: NarrowRow, m: int, n: int, k: int, groups: int) -> None:

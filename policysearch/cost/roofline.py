@@ -89,7 +89,8 @@ class Work:
     `format` is the one a product runs in, `rate` the share of the matrix unit's usual rate that its
     scaling leaves. `shifted_bytes` and `shifted_elements` are those of the
     layout changes that the matrix unit needs around it. It runs `count` times a step with
-    `launches` launches each, and waits `host_seconds` for the host.
+    `launches` launches each, and waits `host_seconds` for the host. `fresh`: what it reads was made
+    just before, so that nothing passes the memory where the second-level cache holds it all.
     """
 
     bytes: float
@@ -103,6 +104,7 @@ class Work:
     launches: float = 1.0
     host_seconds: float = 0.0
     rate: float = 1.0
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
             peak = device.peak(work.format)
         matrix = plain / (share * work.rate) if share else np.inf
     return (
-        work.bytes,
+        0.0 if work.fresh and work.bytes <= device.cached_bytes else work.bytes,
         work.elements,
         plain,
         matrix,

@@ -8,9 +8,6 @@ from typing import Literal
 from policysearch.formats import format_named
 from policysearch.values import InputError
 
-GATHERED_BYTES = 16
-"""More bytes for each element that is gathered wide, then transposed and quantised; assumed."""
-
 
 @dataclass(frozen=True)
 class Scaling:

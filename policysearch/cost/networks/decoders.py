@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from policysearch.cost.gemm import Extents
 from policysearch.cost.layers import Layers
+from policysearch.cost.parallel.collectives import Collective
+from policysearch.formats import format_named
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def block(step: Layers, batch: int, length: int, d: Decoder, shards: int = 1) ->
     step.move((wide + tokens * keys) / shards, (wide + tokens * keys) / shards)
     flash_attention(step, batch * d.heads // shards, length, head)
     step.linear(tokens, d.width // shards, d.width, bias=False)
+    _exchanges(step, wide, shards)
     step.residual(wide)
     _norm(step, wide)
     branches = 2 if d.gated else 1
@@ -71,7 +75,28 @@ def block(step: Layers, batch: int, length: int, d: Decoder, shards: int = 1) ->
     step.move(branches * inner, inner)
     step.move((branches + 1) * inner, branches * inner)
     step.linear(tokens, d.inner // shards, d.width, bias=False)
+    _exchanges(step, wide, shards)
     step.residual(wide)
+
+
+def _exchanges(step: Layers, elements: float, shards: int) -> None:
+    """Add what devices exchange around two products, one split by columns and one by rows.
+
+    The input of both is gathered and the parts of their result are summed, and backward the same of
+    the gradients (sequence parallelism: Korthikanti et al., 2022). For the gradient of the weight
+    the input is gathered again, behind that of the input. Where tensors are gathered before they
+    are quantised, products wait for both gathers (github:pytorch/torchtitan issue 1207), and none
+    is cut in parts that overlap them (github:pytorch/pytorch issue 149990).
+    """
+    if shards == 1:
+        return
+    scaling, bytes = step.precision.scaling, elements * step.precision.bytes
+    wide = scaling is not None and not scaling.gathers_narrow
+    narrow = bytes if scaling is None or wide else elements * format_named(scaling.format).bits / 8
+    step.collectives += [
+        Collective("all_gather", narrow, (3 if wide else 2) * step.times, overlaps=not wide),
+        Collective("reduce_scatter", bytes, 2 * step.times),
+    ]
 
 
 def _norm(step: Layers, elements: float) -> None:
@@ -91,11 +116,26 @@ def flash_attention(step: Layers, heads: int, length: int, head: int) -> None:
     step.times = times
 
 
-def decoder(step: Layers, batch: int, length: int, d: Decoder, shards: int = 1) -> None:
-    """Add all blocks and the last product, which stays in the activations' format."""
+def decoder(
+    step: Layers,
+    batch: int,
+    length: int,
+    d: Decoder,
+    shards: int = 1,
+    recomputed: Collection[str] = (),
+) -> None:
+    """Add all blocks and the last product, which stays in the activations' format.
+
+    `recomputed`: what backward runs again instead of keeping it, of "norm" and "swiglu".
+    """
     tokens = batch * length
     step.repeat(d.blocks)
     block(step, batch, length, d, shards)
+    if "norm" in recomputed:
+        step.move(tokens * d.width, tokens * d.width, count=2)
+    if "swiglu" in recomputed:
+        branches, inner = (2 if d.gated else 1), tokens * d.inner / shards
+        step.move(branches * inner, inner)
     step.repeat(1)
     step.product(1, tokens, d.rows // shards, d.width)
     step.cross_entropy(tokens * d.rows / shards)

@@ -30,6 +30,19 @@ FASTEST_PCIE = 64e9
 
 
 @dataclass(frozen=True)
+class Collective:
+    """Exchanges of a tensor of so many bytes within a group of devices, `count` of them a step.
+
+    `overlaps`: whether products that are cut in parts can hide them.
+    """
+
+    kind: Kind
+    bytes: float
+    count: float
+    overlaps: bool = True
+
+
+@dataclass(frozen=True)
 class Protocol:
     """A way to move bytes around a ring.
 

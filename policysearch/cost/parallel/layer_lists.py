@@ -32,7 +32,8 @@ class Run:
     """A step of a layer list as one of several devices runs it.
 
     `seconds` are those of a micro-batch on a device alone, `accumulation` how many of them make a
-    step. Gradients are reduced in the format `gradients`.
+    step. Gradients are reduced in the format `gradients`. `asynchronous`: products are cut in
+    parts, which overlap what a group of devices exchanges for them.
     """
 
     step: Layers
@@ -41,6 +42,7 @@ class Run:
     parallel: Parallel
     gradients: str
     accumulation: int = 1
+    asynchronous: bool = False
 
 
 def waited_seconds(run: Run) -> float:
@@ -78,7 +80,14 @@ def waited_seconds(run: Run) -> float:
         else:
             gathered = link.seconds("all_gather", bytes) if parallel.zero else 0.0
             seconds = (late + gathered) / run.accumulation
-    return seconds + _amax_seconds(run)
+    return seconds + _amax_seconds(run) + _group_seconds(run)
+
+
+def _group_seconds(run: Run) -> float:
+    """Return the seconds that products wait for the devices among which they are split."""
+    link = interconnect(run.device, run.parallel.tensor)
+    waits = (e for e in run.step.collectives if not (run.asynchronous and e.overlaps))
+    return sum(each.count * link.seconds(each.kind, each.bytes) for each in waits)
 
 
 def _amax_seconds(run: Run) -> float:
