@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
@@ -18,6 +14,7 @@ from policysearch.cost.parallel.layer_lists import Run, waited_seconds
 from policysearch.cost.precision import Precision
 from policysearch.cost.published import FORMATS, device_labelled
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
+from policysearch.cost.row_file import Fields, rows_in
 from policysearch.cost.scalings import SCALINGS, Scaling, scaling_named
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.policy.parallel import Parallel
@@ -63,7 +60,7 @@ class NarrowRow:
     @property
     def parallel(self) -> Parallel:
         """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
-        found = re.search(r"TP=(\d+)", self.parallelism)
+        found = re.search(r"TP=([1-9]\d*)", self.parallelism)
         tensor = int(found[1]) if found and self.devices % int(found[1]) == 0 else 1
         said = self.parallelism
         zero = 3 if "FSDP" in said else 1 if re.search(r"\bDP\b", said) else 0
@@ -72,42 +69,36 @@ class NarrowRow:
 
 def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
     """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
-    where = str(path or SHIPPED)
-    try:
-        text = (path or files("policysearch.cost") / SHIPPED).read_text(encoding="utf-8")
-        return tuple(_row(i, row) for i, row in enumerate(json.loads(text)))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{where}: {error}; expected a JSON list of published rows") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: a row without {error}") from None
+    return tuple(_row(row) for row in rows_in(path, SHIPPED))
 
 
-def _row(i: int, data: Mapping[str, Any]) -> NarrowRow:
-    batch = data.get("batch_per_gpu") or {}
+def _row(row: Fields) -> NarrowRow:
+    batch = row.table("batch_per_gpu")
     micro = batch.get("micro", batch.get("tokens"))
     batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
-    sizes = [data.get(key) for key in ("M", "N", "K", "groups")]
+    m, n, k, groups = (_whole(row.data.get(key)) for key in ("M", "N", "K", "groups"))
     return NarrowRow(
-        str(data.get("id", i)),
-        data["kind"],
-        data["model"],
-        data["hardware"],
-        data.get("parallelism") or "",
-        data.get("seq_len") or 0,
+        row.id,
+        row.text("kind"),
+        row.text("model"),
+        row.text("hardware"),
+        row.text("parallelism", ""),
+        row.count("seq_len") or 0,
         (_whole(batches[0]) or 1, _whole(batches[1]) or 1),
         _whole(batch.get("grad_accum_bf16")) or 1,
-        (data["dtype_baseline"], data["dtype_mixed"]),
-        data.get("recipe") or "",
-        (_whole(sizes[0]), _whole(sizes[1]), _whole(sizes[2]), _whole(sizes[3])),
-        float(data["speedup"]),
-        tuple(map(str, data.get("confounders") or ())),
-        _whole(data.get("n_gpu")) or 1,
-        data.get("framework") or "",
+        (row.text("dtype_baseline"), row.text("dtype_mixed")),
+        row.text("recipe", ""),
+        (m, n, k, groups),
+        row.positive("speedup"),
+        row.texts("confounders"),
+        row.count("n_gpu") or 1,
+        row.text("framework", ""),
     )
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    """Return a size, 0 where it is missing or described in words."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
@@ -168,7 +159,7 @@ def _stack(row: NarrowRow, mixed: bool) -> Stack:
 def _build(row: NarrowRow, step: Layers, batch: int) -> None:
     name = re.sub(r" \(.*\)", "", row.model).lower()
     name = next((key for key, others in SAME.items() if name in others), name)
-    shards = int(found[1]) if (found := re.search(r"TP=(\d+)", row.parallelism)) else 1
+    shards = int(found[1]) if (found := re.search(r"TP=([1-9]\d*)", row.parallelism)) else 1
     m, n, k, groups = row.sizes
     if name in DECODERS and row.kind == "end-to-end":
         again = _recomputed(row, step.precision.scaling is not None)
@@ -177,7 +168,9 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
         width, inner = int(found[1]), int(found[2])
         _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
     elif not (m and n and k):
-        raise InputError("no layer list: shapes are not given")
+        raise InputError(
+            "no layer list: shapes are not given; expected M, N and K, or a decoder known by name"
+        )
     elif "forward only" in row.model:
         _forward(step, m, n, k)
     elif "expert" in row.model or "MoE" in row.model:

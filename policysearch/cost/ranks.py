@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from policysearch.cost.parallel.layer_lists import Run, waited_seconds
 from policysearch.cost.published import SHIPPED, Row, Setting, read_rows, setting_of
 from policysearch.cost.published_narrow import NarrowRow, narrow_speedup, read_narrow_rows
 from policysearch.cost.roofline import FITTED
+from policysearch.cost.row_file import rows_in
 from policysearch.policy.parallel import Parallel
 from policysearch.values import InputError
 
@@ -63,11 +63,7 @@ def ranks_of(path: Path | None = None) -> tuple[tuple[Ranks, ...], dict[str, lis
 
 def _narrow(path: Path) -> bool:
     """Whether a file has rows of 8-bit formats, which say what kind they are."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}; expected a JSON list of published rows") from None
-    return isinstance(data, list) and any(isinstance(row, dict) and "kind" in row for row in data)
+    return any("kind" in row.data for row in rows_in(path, ""))
 
 
 def _compared(
