@@ -10,6 +10,7 @@ from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.decoders import DECODERS, Decoder, block, decoder
+from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
 from policysearch.cost.parallel.layer_lists import Run, waited_seconds
 from policysearch.cost.precision import Precision
 from policysearch.cost.published import FORMATS, device_labelled
@@ -114,7 +115,7 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
         asynchronous = "async TP" in row.parallelism
         run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro, asynchronous)
         waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
-        seconds.append((alone + waited) / batch)
+        seconds.append((alone + waited + _host_seconds(row, step, device)) / batch)
     return seconds[0] / seconds[1]
 
 
@@ -162,7 +163,8 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
     shards = int(found[1]) if (found := re.search(r"TP=([1-9]\d*)", row.parallelism)) else 1
     m, n, k, groups = row.sizes
     if name in DECODERS and row.kind == "end-to-end":
-        again = _recomputed(row, step.precision.scaling is not None)
+        flags = _flags(row, step.precision.scaling is not None)
+        again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
         decoder(step, batch, row.length or 2048, DECODERS[name], shards, again)
     elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
         width, inner = int(found[1]), int(found[2])
@@ -181,11 +183,22 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
         step.linear(m // max(1, shards // 2), k, n // shards, bias=False)
 
 
-def _recomputed(row: NarrowRow, mixed: bool) -> list[str]:
-    """Return what a run computes again in backward, where a note has the flags of both."""
+def _flags(row: NarrowRow, mixed: bool) -> list[str]:
+    """Return the flags of a run, where a note has those of both."""
     found = next((found for note in row.notes if (found := FLAGS.fullmatch(note))), None)
-    flags = found[2 if mixed else 1].split() if found else []
-    return [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
+    return found[2 if mixed else 1].split() if found else []
+
+
+def _host_seconds(row: NarrowRow, step: Layers, device: Device) -> float:
+    """Return the seconds of adding gradients to those that are kept in the host's memory.
+
+    The step waits while a device reads its part over the link and writes it back at once
+    (github:IST-DASLab/llmq@b77d969164: doc.md, src/training/gradients.cpp).
+    """
+    if "--offload-gradients" not in _flags(row, step.precision.scaling is not None):
+        return 0.0
+    part = step.parameters / row.devices * step.precision.bytes
+    return part / (link_of(device).value * LINK_SHARE)
 
 
 def _layer(row: NarrowRow, step: Layers, batch: int, sizes: Decoder) -> None:
