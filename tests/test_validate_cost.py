@@ -157,7 +157,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ("[" * 100_000, "expected a JSON list of published rows"),
         ("{}", "a JSON dict; expected a list of rows"),
         ('[{"model": "vgg16", "framework": "torch", "kind": "step"}]', "row 0: no 'hardware'"),
-        ("[3]", "row 0: 'int' object is not a mapping"),
+        ("[3]", "row 0: 3; expected an object of fields"),
     ],
     ids=["cut", "deep", "dict", "without", "number"],
 )

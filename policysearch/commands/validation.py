@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence, Sized
 from pathlib import Path
 
 from policysearch.commands.measured import add_measured, run_measured
@@ -11,10 +12,10 @@ from policysearch.cost.published import read_rows
 from policysearch.cost.published_memory import read_memory_rows
 from policysearch.cost.published_narrow import read_narrow_rows
 from policysearch.cost.ranks import ranks_of
-from policysearch.cost.validate import validate
+from policysearch.cost.validate import settings_of, validate
 from policysearch.cost.validate_memory import validate_memory
 from policysearch.report.memory_validation import memory_validation_page
-from policysearch.report.narrow_validation import narrow_page
+from policysearch.report.narrow_validation import judged_rows, narrow_page
 from policysearch.report.ranks_page import ranks_page
 from policysearch.report.validation import validation_page
 from policysearch.values import InputError
@@ -49,17 +50,33 @@ def _validate(options: argparse.Namespace) -> None:
     if options.memory:
         if options.anchor or options.narrow:
             raise InputError("--memory: takes no anchors and no 8-bit rows")
-        print(memory_validation_page(validate_memory(read_memory_rows(options.rows))))
+        memory = validate_memory(read_memory_rows(options.rows))
+        _need(memory.judged, [reason for _, reason in memory.unbuilt], options.rows)
+        print(memory_validation_page(memory))
         return
     if options.ranks:
         if options.anchor or options.narrow:
             raise InputError("--ranks: takes both kinds of rows, and no anchors; expected --rows")
-        print(ranks_page(*ranks_of(options.rows)))
+        ranks, left = ranks_of(options.rows)
+        _need(ranks, list(left), options.rows)
+        print(ranks_page(ranks, left))
         return
     if options.narrow:
         if options.anchor:
             raise InputError("--anchor: 8-bit rows take no anchors")
-        print(narrow_page(read_narrow_rows(options.rows)))
+        judged, unbuilt = judged_rows(read_narrow_rows(options.rows))
+        _need(judged, [reason for _, reason in unbuilt], options.rows)
+        print(narrow_page(judged, unbuilt))
         return
     anchors = read_rows(options.anchor) if options.anchor else ()
-    print(validation_page(validate(read_rows(options.rows), anchors)))
+    rows = read_rows(options.rows)
+    built, left_out = settings_of(rows)
+    _need(built, [reason for _, reason in left_out], options.rows)
+    print(validation_page(validate(rows, anchors)))
+
+
+def _need(built: Sized, reasons: Sequence[str], path: Path | None) -> None:
+    """Raise InputError with the first of the reasons where not one row could be built."""
+    if not built:
+        reason = reasons[0] if reasons else "there are none; expected at least one"
+        raise InputError(f"{path}: no row could be built: {reason}")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from policysearch.cost.devices import DEVICES, Device
 from policysearch.cost.gemm import OLDEST_UNALIGNED_LIBRARY
@@ -14,9 +13,9 @@ from policysearch.cost.networks.catalogue import network_named
 from policysearch.cost.networks.network import Network
 from policysearch.cost.precision import FLOAT32, TFLOAT32, Precision
 from policysearch.cost.published_stacks import Pair, channels_last, compiled, pair_named
-from policysearch.cost.row_files import read_entries
+from policysearch.cost.row_file import Fields, rows_in
 from policysearch.cost.stacks import Stack
-from policysearch.values import InputError
+from policysearch.values import InputError, near_miss
 
 SHIPPED = ("published_speedups.json", "published_speedups_more_devices.json")
 """Files of rows that come with the package; constants are fitted to the first."""
@@ -74,23 +73,23 @@ def read_rows(path: Path | None = None, shipped: str = SHIPPED[0]) -> tuple[Row,
 
     InputError where the file cannot be read or a row lacks a field, with its place.
     """
-    return tuple(entry.read(_row) for entry in read_entries(path, shipped))
+    return tuple(_row(row) for row in rows_in(path, shipped))
 
 
-def _row(data: Mapping[str, Any]) -> Row:
+def _row(row: Fields) -> Row:
     return Row(
-        id=str(data["id"]),
-        model=str(data["model"]),
-        framework=str(data["framework"]),
-        hardware=str(data["hardware"]),
-        length=int(data["seq_len"]) if data.get("seq_len") else None,
-        batches=(int(data["batch_per_gpu_baseline"]), int(data["batch_per_gpu_mixed"])),
-        formats=(str(data["dtype_baseline"]), str(data["dtype_mixed"])),
-        throughputs=(float(data["throughput_baseline"]), float(data["throughput_mixed"])),
-        speedup=float(data["speedup"]),
-        notes=(*map(str, data.get("confounders", ())), *map(str, data.get("flags", ()))),
-        source=str(data.get("source", "")),
-        devices=int(data.get("n_gpu") or 1),
+        id=row.id,
+        model=row.text("model"),
+        framework=row.text("framework"),
+        hardware=row.text("hardware"),
+        length=row.count("seq_len"),
+        batches=(row.whole("batch_per_gpu_baseline"), row.whole("batch_per_gpu_mixed")),
+        formats=(row.text("dtype_baseline"), row.text("dtype_mixed")),
+        throughputs=(row.positive("throughput_baseline"), row.positive("throughput_mixed")),
+        speedup=row.positive("speedup"),
+        notes=(*row.texts("confounders"), *row.texts("flags")),
+        source=row.text("source", ""),
+        devices=row.count("n_gpu") or 1,
     )
 
 
@@ -101,7 +100,10 @@ def device_labelled(label: str) -> Device:
         names = (device.name, *device.labels)
         if spelled in (name.replace("_", " ").lower() for name in names):
             return device
-    raise InputError(f"unknown device {label!r}")
+    raise InputError(
+        f"unknown device {label!r}; expected one that `policysearch hardware` lists"
+        f"{near_miss(label, DEVICES)}"
+    )
 
 
 def setting_of(row: Row) -> Setting:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from policysearch.cost.footprint import Footprint, Keeping, footprint
 from policysearch.cost.layer_memory import LayerMemory, Weights
@@ -17,7 +17,7 @@ from policysearch.cost.optimizers import UPDATES, Kernels
 from policysearch.cost.precision import FLOAT16, FLOAT32, Precision
 from policysearch.cost.published import device_labelled
 from policysearch.cost.published_stacks import pair_named
-from policysearch.cost.row_files import read_entries
+from policysearch.cost.row_file import Fields, rows_in
 from policysearch.values import InputError
 
 SHIPPED = "published_memory.json"
@@ -129,25 +129,27 @@ def read_memory_rows(path: Path | None = None) -> tuple[MemoryRow, ...]:
     Entries whose `kind` is other than "step" are left out. InputError where the file cannot be
     read or a row lacks a field, with its place.
     """
-    entries = read_entries(path, SHIPPED)
-    return tuple(entry.read(_row) for entry in entries if entry.kind in (None, "step"))
+    rows = rows_in(path, SHIPPED)
+    return tuple(_row(row) for row in rows if row.data.get("kind", "step") == "step")
 
 
-def _row(data: Mapping[str, Any]) -> MemoryRow:
-    gib = (data.get("memory_baseline_gib"), data.get("memory_mixed_gib"))
-    metric = str(data.get("metric", ""))
+def _row(row: Fields) -> MemoryRow:
+    read = row.has("memory_baseline_gib") and row.has("memory_mixed_gib")
+    model = row.text("model")
     return MemoryRow(
-        id=str(data["id"]),
-        model=str(data["model"]),
-        framework=str(data.get("framework") or _framework(str(data["model"]))),
-        hardware=str(data["hardware"]),
-        length=int(data["seq_len"]) if data.get("seq_len") else None,
-        mode=str(data.get("mode") or "AMP"),
-        batches=(int(data["batch_baseline"]), int(data["batch_mixed"])),
-        gib=None if None in gib else (float(gib[0] or 0), float(gib[1] or 0)),
-        metric=metric,
-        source=str(data.get("source", "")),
-        optimizer=data.get("optimizer"),
+        id=row.id,
+        model=model,
+        framework=row.text("framework", _framework(model)),
+        hardware=row.text("hardware"),
+        length=row.count("seq_len"),
+        mode=row.text("mode", "AMP"),
+        batches=(row.whole("batch_baseline"), row.whole("batch_mixed")),
+        gib=(row.positive("memory_baseline_gib"), row.positive("memory_mixed_gib"))
+        if read
+        else None,
+        metric=row.text("metric", ""),
+        source=row.text("source", ""),
+        optimizer=row.text("optimizer") if row.has("optimizer") else None,
     )
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.decoders import DECODERS, Decoder, block, decoder
+from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
 from policysearch.cost.parallel.layer_lists import Run, waited_seconds
 from policysearch.cost.precision import Precision
 from policysearch.cost.published import FORMATS, device_labelled
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
-from policysearch.cost.row_files import read_entries
+from policysearch.cost.row_file import Fields, rows_in
 from policysearch.cost.scalings import SCALINGS, Scaling, scaling_named
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.policy.parallel import Parallel
@@ -62,7 +61,7 @@ class NarrowRow:
     @property
     def parallel(self) -> Parallel:
         """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
-        found = re.search(r"TP=(\d+)", self.parallelism)
+        found = re.search(r"TP=([1-9]\d*)", self.parallelism)
         tensor = int(found[1]) if found and self.devices % int(found[1]) == 0 else 1
         said = self.parallelism
         zero = 3 if "FSDP" in said else 1 if re.search(r"\bDP\b", said) else 0
@@ -71,35 +70,36 @@ class NarrowRow:
 
 def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
     """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
-    return tuple(entry.read(_row) for entry in read_entries(path, SHIPPED))
+    return tuple(_row(row) for row in rows_in(path, SHIPPED))
 
 
-def _row(data: Mapping[str, Any]) -> NarrowRow:
-    batch = data.get("batch_per_gpu") or {}
+def _row(row: Fields) -> NarrowRow:
+    batch = row.table("batch_per_gpu")
     micro = batch.get("micro", batch.get("tokens"))
     batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
-    sizes = [data.get(key) for key in ("M", "N", "K", "groups")]
+    m, n, k, groups = (_whole(row.data.get(key)) for key in ("M", "N", "K", "groups"))
     return NarrowRow(
-        str(data["id"]),
-        data["kind"],
-        data["model"],
-        data["hardware"],
-        data.get("parallelism") or "",
-        data.get("seq_len") or 0,
+        row.id,
+        row.text("kind"),
+        row.text("model"),
+        row.text("hardware"),
+        row.text("parallelism", ""),
+        row.count("seq_len") or 0,
         (_whole(batches[0]) or 1, _whole(batches[1]) or 1),
         _whole(batch.get("grad_accum_bf16")) or 1,
-        (data["dtype_baseline"], data["dtype_mixed"]),
-        data.get("recipe") or "",
-        (_whole(sizes[0]), _whole(sizes[1]), _whole(sizes[2]), _whole(sizes[3])),
-        float(data["speedup"]),
-        tuple(map(str, data.get("confounders") or ())),
-        _whole(data.get("n_gpu")) or 1,
-        data.get("framework") or "",
+        (row.text("dtype_baseline"), row.text("dtype_mixed")),
+        row.text("recipe", ""),
+        (m, n, k, groups),
+        row.positive("speedup"),
+        row.texts("confounders"),
+        row.count("n_gpu") or 1,
+        row.text("framework", ""),
     )
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    """Return a size, 0 where it is missing or described in words."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
@@ -115,7 +115,7 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
         asynchronous = "async TP" in row.parallelism
         run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro, asynchronous)
         waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
-        seconds.append((alone + waited) / batch)
+        seconds.append((alone + waited + _host_seconds(row, step, device)) / batch)
     return seconds[0] / seconds[1]
 
 
@@ -160,16 +160,19 @@ def _stack(row: NarrowRow, mixed: bool) -> Stack:
 def _build(row: NarrowRow, step: Layers, batch: int) -> None:
     name = re.sub(r" \(.*\)", "", row.model).lower()
     name = next((key for key, others in SAME.items() if name in others), name)
-    shards = int(found[1]) if (found := re.search(r"TP=(\d+)", row.parallelism)) else 1
+    shards = int(found[1]) if (found := re.search(r"TP=([1-9]\d*)", row.parallelism)) else 1
     m, n, k, groups = row.sizes
     if name in DECODERS and row.kind == "end-to-end":
-        again = _recomputed(row, step.precision.scaling is not None)
+        flags = _flags(row, step.precision.scaling is not None)
+        again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
         decoder(step, batch, row.length or 2048, DECODERS[name], shards, again)
     elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
         width, inner = int(found[1]), int(found[2])
         _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
     elif not (m and n and k):
-        raise InputError("no layer list: shapes are not given")
+        raise InputError(
+            "no layer list: shapes are not given; expected M, N and K, or a decoder known by name"
+        )
     elif "forward only" in row.model:
         _forward(step, m, n, k)
     elif "expert" in row.model or "MoE" in row.model:
@@ -180,11 +183,22 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
         step.linear(m // max(1, shards // 2), k, n // shards, bias=False)
 
 
-def _recomputed(row: NarrowRow, mixed: bool) -> list[str]:
-    """Return what a run computes again in backward, where a note has the flags of both."""
+def _flags(row: NarrowRow, mixed: bool) -> list[str]:
+    """Return the flags of a run, where a note has those of both."""
     found = next((found for note in row.notes if (found := FLAGS.fullmatch(note))), None)
-    flags = found[2 if mixed else 1].split() if found else []
-    return [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
+    return found[2 if mixed else 1].split() if found else []
+
+
+def _host_seconds(row: NarrowRow, step: Layers, device: Device) -> float:
+    """Return the seconds of adding gradients to those that are kept in the host's memory.
+
+    The step waits while a device reads its part over the link and writes it back at once
+    (github:IST-DASLab/llmq@b77d969164: doc.md, src/training/gradients.cpp).
+    """
+    if "--offload-gradients" not in _flags(row, step.precision.scaling is not None):
+        return 0.0
+    part = step.parameters / row.devices * step.precision.bytes
+    return part / (link_of(device).value * LINK_SHARE)
 
 
 def _layer(row: NarrowRow, step: Layers, batch: int, sizes: Decoder) -> None:

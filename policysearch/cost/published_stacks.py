@@ -82,7 +82,10 @@ def pair_named(framework: str, notes: tuple[str, ...] = ()) -> Pair:
         newer = replace(LIBRARY, library=11, layout="NHWC")
         pair = compiled(Pair("jax", newer, newer))
     else:
-        raise InputError(f"unknown framework {framework!r}")
+        raise InputError(
+            f"unknown framework {framework!r}; expected PyTorch, HF transformers, TensorFlow, "
+            "MXNet, OneFlow, Paddle, Gluon, Caffe, Chainer or JAX"
+        )
     if "XLA" in said:
         pair = compiled(pair)
     if "mixed=NHWC" in said:

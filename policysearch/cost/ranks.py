@@ -14,7 +14,7 @@ from policysearch.cost.parallel.layer_lists import Run, waited_seconds
 from policysearch.cost.published import SHIPPED, Row, Setting, read_rows, setting_of
 from policysearch.cost.published_narrow import NarrowRow, narrow_speedup, read_narrow_rows
 from policysearch.cost.roofline import FITTED
-from policysearch.cost.row_files import read_entries
+from policysearch.cost.row_file import rows_in
 from policysearch.policy.parallel import Parallel
 from policysearch.values import InputError
 
@@ -63,7 +63,7 @@ def ranks_of(path: Path | None = None) -> tuple[tuple[Ranks, ...], dict[str, lis
 
 def _narrow(path: Path) -> bool:
     """Whether a file has rows of 8-bit formats, which say what kind they are."""
-    return any(entry.kind is not None for entry in read_entries(path, SHIPPED[0]))
+    return any("kind" in row.data for row in rows_in(path, ""))
 
 
 def _compared(

@@ -89,4 +89,6 @@ def scaling_named(text: str) -> Scaling:
     ):
         if any(word in said for word in words):
             return SCALINGS[name]
-    raise InputError(f"unknown scaling recipe {text!r}")
+    raise InputError(
+        f"unknown scaling recipe {text!r}; expected delayed, current, row, block, mx or nvfp4"
+    )

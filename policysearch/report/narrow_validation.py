@@ -11,20 +11,28 @@ from policysearch.values import InputError
 
 Judged = tuple[NarrowRow, float]
 
+Unbuilt = tuple[NarrowRow, str]
 
-def narrow_page(rows: Sequence[NarrowRow]) -> str:
-    """Return the page as text: every row, what could not be built, and absolute errors by kind."""
+
+def judged_rows(rows: Sequence[NarrowRow]) -> tuple[list[Judged], list[Unbuilt]]:
+    """Return the rows that can be built with their modeled speedups, and the others with why."""
     judged: list[Judged] = []
-    unbuilt: list[str] = []
+    unbuilt: list[Unbuilt] = []
     for row in rows:
         try:
             judged.append((row, narrow_speedup(row)))
         except InputError as error:
-            unbuilt.append(f"{row.id:>4} {row.model}: {error}")
+            unbuilt.append((row, str(error)))
+    return judged, unbuilt
+
+
+def narrow_page(judged: Sequence[Judged], unbuilt: Sequence[Unbuilt] = ()) -> str:
+    """Return the page as text: every row, what could not be built, and absolute errors by kind."""
     lines = [f"{'row':>4} {'kind':10} {'model':36} {'device':16} published modeled error"]
     lines += [_line(row, modeled) for row, modeled in judged]
     if unbuilt:
-        lines += ["", "not built:", *unbuilt]
+        lines += ["", "not built:"]
+        lines += [f"{row.id:>4} {row.model}: {reason}" for row, reason in unbuilt]
     lines.append("")
     for kind in dict.fromkeys(row.kind for row, _ in judged):
         of_kind = [pair for pair in judged if pair[0].kind == kind]
