@@ -81,6 +81,7 @@ def _runs(looked: Looked) -> list[str]:
         return [spent, f"short runs: too few of them whole as well ({looked.pairs}) to compare"]
     trust = "what they propose was gone on with" if looked.carry else "only whole runs count"
     said = f"rank correlation {looked.correlation:.2f} with whole runs of {looked.pairs} policies"
+    said += "" if math.isnan(looked.beyond) else f", {looked.beyond:.2f} given their prices"
     return [spent, f"short runs: {said}; {trust}"]
 
 

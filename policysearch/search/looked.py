@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+import numpy as np
+
+from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import (
     CURVE_SHARES,
     DIVERGED_GAP,
@@ -15,9 +18,20 @@ from policysearch.objective.score import (
     gap,
     gap_curve,
 )
-from policysearch.search.looks import SHORT, carry, rank_correlation, short_share
+from policysearch.search.gain_sampler import UNCOUNTED
+from policysearch.search.hypervolume import Array
+from policysearch.search.looks import (
+    SHORT,
+    beyond_prices,
+    carry,
+    rank_correlation,
+    short_share,
+)
 from policysearch.search.records import Asked, Records, RunKey
 from policysearch.search.spec import StudySpec
+
+Prices = Callable[[Asked], PolicyCost | None]
+"""The modeled cost of a policy on the study's device; None where it cannot be priced."""
 
 BEFORE = max(share for share in CURVE_SHARES if share < SHORT)
 """Share of the steps at which a look is compared with itself."""
@@ -27,10 +41,12 @@ BEFORE = max(share for share in CURVE_SHARES if share < SHORT)
 class Look:
     """A policy that was looked at: its gap in nats at BEFORE and at SHORT of the steps.
 
-    `whole` is that of its whole run with the same seed, None where that has not ended.
+    `whole` is that of its whole run with the same seed, None where that has not ended. `costs` are
+    its modeled time and memory over float32's, the same for all where that is no objective.
     """
 
     asked: Asked
+    costs: tuple[float, float]
     before: float
     short: float
     whole: float | None
@@ -39,8 +55,9 @@ class Look:
 class Looks:
     """The looks that have ended, read from the records of a study."""
 
-    def __init__(self, records: Records, spec: StudySpec, float32: str) -> None:
+    def __init__(self, records: Records, spec: StudySpec, float32: str, prices: Prices) -> None:
         """`float32` is the digest of that policy."""
+        self._prices, self._names = prices, spec.objectives.names
         self._records, self._seed = records, spec.study.seeds[0]
         self._steps, self._base = spec.task.steps, RunKey(float32, self._seed)
 
@@ -80,8 +97,18 @@ class Looks:
             run = self._records.runs.get(key) if whole is None or each.digest in whole else None
             known = None if run is None else self._whole(run)
             before = at.get(math.ceil(BEFORE * self._steps), DIVERGED_GAP)
-            found.append(Look(each, before, at.get(self.until, DIVERGED_GAP), known))
+            found.append(
+                Look(each, self._costs(each), before, at.get(self.until, DIVERGED_GAP), known)
+            )
         return found
+
+    def _costs(self, asked: Asked) -> tuple[float, float]:
+        cost = self._prices(asked)
+        time, memory = (1.0 / cost.speedup, cost.memory_ratio) if cost else (math.inf, 2.0)
+        return (
+            time if "speedup" in self._names else UNCOUNTED,
+            memory if "memory_ratio" in self._names else UNCOUNTED,
+        )
 
     def _gaps(self, run: Outcome) -> Mapping[int, float]:
         base = self._records.runs.get(self._base)
@@ -96,11 +123,21 @@ class Looks:
         return gap(run, base)
 
 
-def correlations(looks: Sequence[Look]) -> tuple[float, float]:
-    """Return how looks rank policies as they did at BEFORE, and as whole runs do."""
+def trusted(looks: Sequence[Look]) -> bool:
+    """Whether looks rank policies as they did at BEFORE and as whole runs do, if that is known."""
     before = [(look.before, look.short) for look in looks]
-    whole = [(look.short, look.whole) for look in looks if look.whole is not None]
-    return rank_correlation(before), rank_correlation(whole)
+    return carry(before, _prices(looks)) and carry(*compared(looks))
+
+
+def compared(looks: Sequence[Look]) -> tuple[list[tuple[float, float]], Array]:
+    """Return the gaps of looks and whole runs of the policies that have both; prices [n, 2]."""
+    both = [look for look in looks if look.whole is not None]
+    pairs = [(look.short, look.whole) for look in both if look.whole is not None]
+    return pairs, _prices(both)
+
+
+def _prices(looks: Sequence[Look]) -> Array:
+    return np.array([look.costs for look in looks]).reshape(len(looks), 2)
 
 
 @dataclass(frozen=True)
@@ -109,8 +146,8 @@ class Looked:
 
     `whole` of them over all steps and `short` over `until`, `resumed` of which were gone on with;
     together they took the steps of `worth` whole runs. `correlation`: how short runs rank the
-    `pairs` policies that have both, NaN where that is not known; `carry`: whether they are trusted.
-    `learns`: whether float32 learns by their end.
+    `pairs` policies that have both, `beyond` the same given their prices, NaN where that is not
+    known; `carry`: whether they are trusted. `learns`: whether float32 learns by their end.
     """
 
     whole: int
@@ -120,29 +157,31 @@ class Looked:
     worth: float
     pairs: int
     correlation: float
+    beyond: float
     carry: bool
     learns: bool
 
 
-def looked(records: Records, spec: StudySpec, float32: str) -> Looked | None:
+def looked(records: Records, spec: StudySpec, float32: str, prices: Prices) -> Looked | None:
     """Return what the study's runs amount to; None where it takes no short ones."""
     if not spec.study.short_runs:
         return None
-    looks = Looks(records, spec, float32)
+    looks = Looks(records, spec, float32, prices)
     runs = {key: run for key, run in records.runs.items() if key.steps is None}
     measured = {key: run for key, run in runs.items() if isinstance(run, Measurement)}
     taken = [_taken(key, run, spec.task.steps) for key, run in measured.items()]
     found = looks.of(looks.ended())
-    before, whole = correlations(found)
+    pairs, costs = compared(found)
     return Looked(
         whole=sum(key.until is None for key in runs),
         short=sum(key.until is not None for key in runs),
         until=looks.until,
         resumed=sum(run.resumed_at > 0 for run in measured.values()),
         worth=sum(taken) / spec.task.steps,
-        pairs=sum(look.whole is not None for look in found),
-        correlation=whole,
-        carry=carry(before, whole),
+        pairs=len(pairs),
+        correlation=rank_correlation(pairs),
+        beyond=beyond_prices(pairs, costs),
+        carry=trusted(found),
         learns=looks.learns,
     )
 

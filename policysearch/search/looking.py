@@ -20,9 +20,9 @@ from policysearch.search.asking import Proposer
 from policysearch.search.effective import Effective
 from policysearch.search.executors import Executor, Job
 from policysearch.search.gain import yardstick
-from policysearch.search.gain_sampler import FLOAT32, UNCOUNTED
-from policysearch.search.looked import Look, Looks, correlations
-from policysearch.search.looks import LOOK, SHORT, carry, proposed
+from policysearch.search.gain_sampler import FLOAT32
+from policysearch.search.looked import Look, Looks, trusted
+from policysearch.search.looks import LOOK, SHORT, proposed
 from policysearch.search.records import Asked, RunKey
 from policysearch.search.session import Session
 from policysearch.search.view import History, Seen
@@ -34,7 +34,7 @@ class Looking:
     def __init__(self, session: Session, proposer: Proposer, in_order: bool) -> None:
         self._session, self._proposer, self._in_order = session, proposer, in_order
         self._records = session.records
-        self._looks = Looks(session.records, session.spec, session.float32.digest)
+        self._looks = Looks(session.records, session.spec, session.float32.digest, session.prices)
         self._ready = deque(self._records.looks.values())
         self._keys: list[RunKey] = []
         self._ended = False
@@ -82,7 +82,7 @@ class Looking:
             if count > len(ended):
                 return None
         looks = self._looks.of(ended[:count])
-        enough = len(asked) >= self._most or not carry(correlations(looks)[0])
+        enough = len(asked) >= self._most or not trusted(looks)
         found = None if enough else self._proposed(asked, looks)
         self._ended = found is None
         return found
@@ -112,21 +112,13 @@ class Looking:
         if not self._session.spec.study.short_runs:
             return []
         looks = self._looks.of(self._looks.ended(), told)
-        if not looks or not carry(*correlations(looks)):
+        if not looks or not trusted(looks):
             return []
-        costs = np.array([self._costs(look) for look in looks])
+        costs = np.array([look.costs for look in looks])
         ladder = [place for place, look in enumerate(looks) if look.asked.start]
         measure = yardstick(costs[ladder]) if ladder else FLOAT32
         gaps = np.array([look.short for look in looks])
         return [looks[place].asked for place in proposed(measure, gaps, costs)]
-
-    def _costs(self, look: Look) -> tuple[float, float]:
-        seen, names = self._seen(look), self._session.spec.objectives.names
-        time = 1.0 / seen.speedup if seen.speedup else math.inf
-        return (
-            time if "speedup" in names else UNCOUNTED,
-            seen.memory_ratio if "memory_ratio" in names else UNCOUNTED,
-        )
 
     @property
     def trials(self) -> int:

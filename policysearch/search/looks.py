@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from policysearch.search.gain import Yardstick
 from policysearch.search.hypervolume import Array, improvements
@@ -21,6 +21,9 @@ LEARNED = 1.0 / 3.0
 
 CARRIES = 0.9
 """Rank correlation from which on looks are taken to rank policies."""
+
+BEYOND = 0.5
+"""The least rank correlation of what prices leave: they rank policies too, and cost nothing."""
 
 FEWEST = 5
 """So many policies must have been told before a rank correlation says anything."""
@@ -51,9 +54,30 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     return float(spearmanr(first, second).statistic)
 
 
-def carry(*correlations: float) -> bool:
-    """Whether looks are worth taking: until a rank correlation speaks against them."""
-    return not any(each < CARRIES for each in correlations)
+def beyond_prices(pairs: Sequence[tuple[float, float]], costs: Array) -> float:
+    """Return the rank correlation of pairs of gaps given their prices, `costs` [n, 2].
+
+    That is the partial one: of the ranks, what is no linear function of those of the prices. NaN
+    for fewer than FEWEST more pairs than prices, and where prices explain either gap whole.
+    """
+    if len(pairs) < FEWEST + costs.shape[1]:
+        return np.nan
+    ranks = rankdata(np.column_stack([np.array(pairs), costs]), axis=0)
+    prices = np.column_stack([np.ones(len(pairs)), ranks[:, 2:]])
+    left = ranks[:, :2] - prices @ np.linalg.lstsq(prices, ranks[:, :2], rcond=None)[0]
+    sizes = np.linalg.norm(left, axis=0)
+    if sizes.min() < 1e-6:
+        return np.nan
+    return float(left[:, 0] @ left[:, 1] / sizes.prod())
+
+
+def carry(pairs: Sequence[tuple[float, float]], costs: Array) -> bool:
+    """Whether looks rank policies by these pairs of gaps, for all that is known.
+
+    `costs` [n, 2] are their prices: along a front the gap rises as they fall, so that a plain rank
+    correlation is high whatever looks see.
+    """
+    return not (rank_correlation(pairs) < CARRIES or beyond_prices(pairs, costs) < BEYOND)
 
 
 def proposed(measure: Yardstick, gaps: Array, costs: Array) -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policysearch.search.gain import Yardstick
+from policysearch.search.hypervolume import Array
 from policysearch.search.looks import LOOK, SHORT, carry, proposed, rank_correlation
 from policysearch.search.searcher import Row, Searcher
 
@@ -65,7 +66,7 @@ class RunSearcher:
         self._costs.setdefault(run.row, run.costs)
         self._gaps.setdefault((run.row, run.seed), {}).update(gaps)
         self._running = [each for each in self._running if each != run]
-        self.carries = self.carries and carry(*self.rank_correlations)
+        self.carries = self.carries and all(carry(*each) for each in self._compared())
 
     def ask(self, count: int = 1) -> list[Run]:
         """Return up to `count` runs; fewer where there is nothing left to train."""
@@ -88,10 +89,21 @@ class RunSearcher:
 
         NaN where fewer than FEWEST policies were told.
         """
-        short = [gaps for gaps in self._gaps.values() if self._short in gaps]
-        before = [(gaps[min(gaps)], gaps[self._short]) for gaps in short if min(gaps) < self._short]
-        whole = [(gaps[self._short], gaps[1.0]) for gaps in short if 1.0 in gaps]
-        return rank_correlation(before), rank_correlation(whole)
+        before, whole = (rank_correlation(pairs) for pairs, _ in self._compared())
+        return before, whole
+
+    def _compared(self) -> list[tuple[list[tuple[float, float]], Array]]:
+        """Return gaps before short runs' ends and at them, and at these and whole: with prices."""
+        short = [(row, gaps) for (row, _), gaps in self._gaps.items() if self._short in gaps]
+        before = [(row, (g[min(g)], g[self._short])) for row, g in short if min(g) < self._short]
+        whole = [(row, (g[self._short], g[1.0])) for row, g in short if 1.0 in g]
+        return [
+            ([pair for _, pair in found], self._prices([row for row, _ in found]))
+            for found in (before, whole)
+        ]
+
+    def _prices(self, rows: Sequence[Row]) -> Array:
+        return np.array([self._costs[row] for row in rows]).reshape(len(rows), 2)
 
     def _following(self) -> Run | None:
         first = self._seeds[0]
@@ -124,8 +136,7 @@ class RunSearcher:
         told = self._gaps.items()
         looks = {row: g[short] for (row, seed), g in told if seed == first and short in g}
         rows, gaps = list(looks), np.array(list(looks.values()))
-        costs = np.array([self._costs[row] for row in rows]).reshape(len(rows), 2)
-        return [rows[place] for place in proposed(self._measure, gaps, costs)]
+        return [rows[place] for place in proposed(self._measure, gaps, self._prices(rows))]
 
     def _again(self, searcher: Searcher) -> Run | None:
         """Return a run of a member of the front with a seed it lacks: each second run is one."""

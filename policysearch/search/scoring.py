@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,16 +12,13 @@ from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Failure, Measurement, Outcome, gap, score
 from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
-from policysearch.search.looked import looked
+from policysearch.search.looked import Prices, looked
 from policysearch.search.ranking import Learned
 from policysearch.search.records import Asked, Records, RunKey, digest_of_runs
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.train.tasks import Task
-
-Prices = Callable[[Asked], PolicyCost | None]
-"""The modeled cost of a policy on the study's device; None where it cannot be priced."""
 
 
 def read_results(
@@ -59,7 +56,7 @@ def read_results(
         tuple(references),
         learned(records.runs, base, seeds),
         records.stops[-1] if records.stops else "",
-        looked(records, spec, base),
+        looked(records, spec, base, prices),
     )
 
 
