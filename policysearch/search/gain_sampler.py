@@ -72,8 +72,9 @@ class GainSampler(BaseSampler):
         self._effective = Effective(space)
         self._pool = SpacePool(space, self._effective, self._costs, seed, lookup)
         self._random = RandomSampler(seed=seed)
+        self._names = frozenset(space.choices())
         self._rows: dict[frozenset[tuple[str, Any]], Row] = {}
-        self._last: tuple[object, Searcher] = None, self._searcher(FLOAT32, ())
+        self._last: tuple[object, Searcher, float] = None, self._searcher(FLOAT32, ()), 0.0
         priced = [costs for policy in ladder if (costs := self._axes(price(policy))) is not None]
         self._measure = yardstick(np.array(priced)) if priced else FLOAT32
         self.expected_share = np.inf
@@ -99,13 +100,13 @@ class GainSampler(BaseSampler):
         told = [(row, each) for row, each in rows if each.values]
         heard = measure, [(row, tuple(each.values)) for row, each in told]
         if self._last[0] != heard:
-            self._last = heard, self._searcher(measure, told)
-        searcher = self._last[1].copy()
+            volume = self._volume(measure, [each for _, each in told])
+            self._last = heard, self._searcher(measure, told), volume
+        searcher, found = self._last[1].copy(), self._last[2]
         for row, each in rows:
             if not each.values and (costs := self._pool.costs(row)) is not None:
                 searcher.expect(row, costs)
         asked = searcher.ask()
-        found = self._volume(measure, [each for _, each in told])
         self.expected_share = searcher.expected_gain / found if found else np.inf
         return dict(self._pool.params_of(asked[0][0])) if asked else {}
 
@@ -147,7 +148,7 @@ class GainSampler(BaseSampler):
         return trial.state in (TrialState.COMPLETE, TrialState.RUNNING)
 
     def _row(self, params: Params) -> Row | None:
-        if not params.keys() >= self.space.choices().keys():
+        if not params.keys() >= self._names:
             return None
         key = frozenset(params.items())  # The same few, again and again.
         if key not in self._rows:

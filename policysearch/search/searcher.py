@@ -208,17 +208,22 @@ class Searcher:
             return
         draws = min(DRAWS, max(LEAST_DRAWS, MOST_DRAWN // len(outstanding)))
         rng = np.random.default_rng(len(self._told))
+        told = _front(self._archive({row: self._expected[row] for row in self._gaps}))
+        costs = np.array([self._told[row] for row in outstanding])
         for world in worlds(belief, self._array(outstanding), rows, draws, rng):
             gaps = _nats(world.gaps, self._measure.smallest_gap)
-            found = self._archive(self._expected | dict(zip(outstanding, gaps, strict=True)))
-            kept = non_dominated([tuple(point) for point in found.tolist()])
-            yield found[kept], [world.belief]
+            drawn = self._measure.points(gaps, costs)
+            yield _front(np.concatenate([told, drawn])), [world.belief]
 
     def _archive(self, gaps: Mapping[Row, float]) -> Array:
         """Return the points of policies with these gaps, and of those that are none of the pool."""
         known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._beside
         told = np.array(known).reshape(len(known), 3)
         return self._measure.points(told[:, 2], told[:, :2])
+
+
+def _front(points: Array) -> Array:
+    return points[non_dominated([tuple(point) for point in points.tolist()])]
 
 
 def expected_improvements(
