@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
+from policysearch.search.asking import Proposer
 from policysearch.search.coordinator import Coordinator
 from policysearch.search.executors import Job
+from policysearch.search.gain_sampler import GainSampler, Known
+from policysearch.search.hypervolume import Array
 from policysearch.search.records import Asked, Records
 from policysearch.search.results import Results
 from policysearch.search.samplers import SAMPLERS
+from policysearch.search.searcher import Row, Searcher
+from policysearch.search.sensitivity import Sensitivity
 from policysearch.search.session import Session
+from policysearch.search.space import Params
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.storage import read_checked
 from policysearch.search.study import load_results, run_study
+from policysearch.search.study_space import space_of
+from policysearch.search.view import Seen
 from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study
 
@@ -101,6 +111,34 @@ def test_told_later_the_same_journal_asks_for_others(spec: StudySpec, tmp_path: 
     asked, coordinator = asked_in(path), coordinator_of(spec, path)
     others = [coordinator.proposed(asked[:place], 1) for place in range(12, 18)]
     assert [found[0].digest for found in others if found] != [a.digest for a in asked[12:]]
+
+
+def test_with_many_under_way_one_fit_serves_many_asks(
+    spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[int] = []
+    learned = Searcher._learned
+    spec = replace(spec, study=replace(spec.study, sampler="gain", trials=56))
+    path = tmp_path / "drawn.journal"
+
+    def noted(self: Searcher, rows: Sequence[Row], gaps: Array) -> Sensitivity:
+        fits.append(len(rows))
+        return learned(self, rows, gaps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Searcher, "_learned", noted)
+        run_study(spec, path, executor=Drawn(64, in_order=False))
+    asked = asked_in(path)
+    told = [each.told for each in asked]
+    assert told == sorted(told)
+    assert fits == sorted(set(fits)) and len(fits) < len(asked) / 4
+    # The more is known, and the more are under way, the more are heard together.
+    steps = [after - before for before, after in itertools.pairwise(sorted(set(told)))]
+    assert 1 in steps and steps[-1] > 1
+    coordinator = coordinator_of(spec, path)
+    for place in (33, 54, 55, 44):
+        again = coordinator.proposed(asked[:place], told[place])
+        assert again is not None and again[0].digest == asked[place].digest
 
 
 @pytest.mark.parametrize("sampler", ["gain", "tpe"])
@@ -183,3 +221,37 @@ def test_a_search_ends_with_its_reason_and_goes_on_without_it(
 def test_half_a_goal_is_none(spec: StudySpec) -> None:
     with pytest.raises(InputError, match="goal_gap and goal_speedup: one of them"):
         replace(spec.study, goal_gap=0.1)
+
+
+def test_asks_take_one_thread_for_threads_change_bits(
+    spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, counts = replace(spec, study=replace(spec.study, sampler="gain")), set[int]()
+    following = GainSampler._following
+
+    def noted(self: GainSampler, known: Iterable[Known]) -> Params:
+        every = threadpool_info()
+        counts.update(row["num_threads"] for row in every if row["user_api"] == "blas")
+        return following(self, known)
+
+    monkeypatch.setattr(GainSampler, "_following", noted)
+    with threadpool_limits(2):
+        run_study(spec, tmp_path / "a.journal", executor=Drawn(7, in_order=False))
+    assert counts == {1}
+
+
+def test_a_policy_that_is_known_but_not_shown_is_not_proposed_again(spec: StudySpec) -> None:
+    """Of many trials a sampler is shown the latest, and the front of the others."""
+    spec = replace(spec, study=replace(spec.study, sampler="gain"))
+    objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
+    space = space_of(spec, objective.model)
+    proposer = Proposer(spec, objective, space)
+    known = set(proposer.ladder)
+    shown = [Seen(space.project(policy), 1e-3, 1.1, 0.9) for policy, _ in proposer.ladder.values()]
+    found = []
+    for _ in range(2):
+        proposed = proposer.propose(100, shown, [], known)
+        assert proposed is not None and proposed[1] < math.inf
+        found.append(proposed[0].digest)
+        known.add(found[-1])
+    assert len(set(found)) == 2

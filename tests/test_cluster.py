@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -27,8 +26,9 @@ from policysearch.search.journal import read_journal
 from policysearch.search.records import PREFIX, Records
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import run_study
-from policysearch.search.worker import Payload, measured, prepared, said_identity
+from policysearch.search.worker import Payload, said_identity
 from policysearch.values import InputError
+from tests.fake_dask import FakeClient
 from tests.studies import write_study
 
 pytest.importorskip("distributed")
@@ -94,81 +94,6 @@ def test_workers_killed_on_the_way_cost_nothing_but_their_own_runs(
     assert cluster.status() == "2 workers, 0 runs in flight"
 
 
-class FakeFuture:
-    """A future that ends when the test says so."""
-
-    def __init__(self, key: Any, function: Any, arguments: tuple[Any, ...], worker: str) -> None:
-        self.key, self.function, self.arguments, self.worker = key, function, arguments, worker
-        self.status, self._callbacks = "pending", list[Callable[[FakeFuture], None]]()
-        self._result: Any = None
-        self._lock = threading.Lock()
-
-    def add_done_callback(self, callback: Callable[[FakeFuture], None]) -> None:
-        with self._lock:
-            self._callbacks.append(callback)
-            if self.status == "finished":
-                callback(self)
-
-    def end(self, result: Any) -> None:
-        with self._lock:
-            self.status, self._result = "finished", result
-            for callback in self._callbacks:
-                callback(self)
-
-    def result(self, timeout: float) -> Any:
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
-
-    def cancel(self) -> None:
-        self.status = "cancelled"
-
-
-class FakeClient:
-    """Stand-in for a Dask client: `act` says what becomes of a run on a worker, None never ends."""
-
-    def __init__(self, workers: list[str], act: Callable[[Job, str], Any]) -> None:
-        self.workers, self.act, self._first = workers, act, set(workers)
-        self.runs: list[tuple[int, str]] = []
-        self.sent: list[tuple[str, str]] = []
-        self.silent = 0
-        self.identities: dict[str, Any] = {}
-        self._taken_on: set[str] = set()
-
-    def nthreads(self) -> dict[str, int]:
-        return dict.fromkeys(self.workers, 1)
-
-    def submit(self, function: Any, *arguments: Any, workers: list[str], pure: bool) -> FakeFuture:
-        [worker] = workers
-        future = FakeFuture(None, function, arguments, worker)
-        result: Any = None
-        if function is said_identity:
-            result = self.identities.get(worker, said_identity())
-            self.silent, result = max(0, self.silent - 1), None if self.silent else result
-        elif function is prepared:
-            self.sent.append((worker, arguments[0].key))
-            result = ""
-        elif function is measured:
-            job = arguments[1]
-            self.runs.append((job.seed, worker))
-            result = self.act(job, worker)
-        if result is not None and worker in self.workers:
-            self._end_soon(future, result)
-        return future
-
-    def _end_soon(self, future: FakeFuture, result: Any) -> None:
-        """No run ends before every worker that was there at first can be given one."""
-        if future.function is prepared:
-            self._taken_on.add(future.worker)
-        early = future.function is measured and not self._taken_on >= self._first
-        end = (self._end_soon, (future, result)) if early else (future.end, (result,))
-        threading.Timer(0.01, *end).start()
-
-    def cancel(self, futures: list[FakeFuture], force: bool) -> None:
-        for future in futures:
-            future.cancel()
-
-
 @pytest.fixture(scope="module")
 def objective(spec: StudySpec) -> Objective:
     return Objective(spec.task, spec.cost.device, spec.cost.stack)
@@ -198,6 +123,25 @@ def test_the_data_are_sent_to_each_worker_once_and_all_train(objective: Objectiv
     assert key == payload.key
     other = replace(payload, task=replace(payload.task, learning_rate=0.5))
     assert other.key != key
+
+
+def test_a_worker_goes_on_before_its_result_is_told(objective: Objective) -> None:
+    """However long telling and asking take: the next run is asked for ahead."""
+    client: Any = FakeClient(["a"], lambda job, worker: (job.seed, False))
+    asked, allowed = list[int](), [0]
+    client.held = lambda job: job.seed > allowed[0]
+
+    def jobs() -> Iterator[Job]:
+        for seed in range(5):
+            asked.append(seed)
+            yield Job(objective.float32, seed)
+
+    with ClusterExecutor(client, objective) as executor:
+        for told, _ in enumerate(executor.run(jobs())):
+            assert len(client.runs) == min(told + 2, 5)
+            assert len(asked) <= told + 2  # No further ahead than it must.
+            allowed[0] = told + 1
+    assert told == 4
 
 
 def test_a_worker_that_says_nothing_is_asked_again(
@@ -292,6 +236,16 @@ def test_a_cluster_that_is_none_is_one_line(
 ) -> None:
     monkeypatch.setattr(connect, "CONNECT_SECONDS", 0.3)
     with pytest.raises(InputError, match=said), cluster_at(address):
+        pass
+
+
+def test_workers_that_do_not_start_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: Any) -> None:
+        raise RuntimeError("Cluster failed to start:\nno memory")
+
+    monkeypatch.setattr("distributed.LocalCluster", fails)
+    said = "--cluster: local:3: Cluster failed to start: no memory; expected"
+    with pytest.raises(InputError, match=said), cluster_at("local:3"):
         pass
 
 

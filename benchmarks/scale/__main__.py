@@ -1,6 +1,7 @@
 """What a cluster gives: the real coordinator against simulated workers, and the trainings it costs.
 
     python -m benchmarks.scale [--workers 1 4 16 64 256 1024] [--mean-seconds 55] [--rounds 6]
+                               [--in-flight 1 4 5 16]
 
 Trainings are replaced by nothing and their times by measured ones (`run_seconds.json`, made by
 `python -m benchmarks.scale.measure`), scaled to a mean of 55 s: a dense net of 10 M parameters over
@@ -8,7 +9,9 @@ Trainings are replaced by nothing and their times by measured ones (`run_seconds
 price, tell and record passes on that clock while workers wait, and so do 1.7 ms per run for Dask.
 Per number of workers: the share of their time that they train, up to the moment when 95 % of the
 runs have ended, and CPU milliseconds of the coordinator per run, by quarters of the study. Then, on
-the tables of `benchmarks.search`, the trainings to 95 % of the volume with 1, 4 and 16 under way.
+the tables of `benchmarks.search`, the trainings to 95 % of the volume with so many policies under
+way; 16 workers have 5 policies of three seeds under way. `benchmarks.scale.sleeping` is the same
+with a real cluster and real time.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import numpy as np
 from benchmarks.scale import in_flight
 from benchmarks.scale.measure import FILE
 from benchmarks.search.tables import NAMES
+from benchmarks.timing import pin_one_thread
 from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, Outcome
@@ -161,15 +165,17 @@ def main() -> int:
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 4, 16, 64, 256, 1024])
     parser.add_argument("--mean-seconds", type=float, default=55.0, help="of a run")
     parser.add_argument("--rounds", type=int, default=6, help="runs per worker, about")
+    parser.add_argument("--in-flight", type=int, nargs="*", default=[1, 4, 5, 16])
     parser.add_argument("--tables", nargs="*", choices=NAMES, default=NAMES)
     parser.add_argument("--draws", type=int, default=3, help="of run times, per table and seed")
     options = parser.parse_args()
     seconds = np.array(json.loads(FILE.read_text(encoding="utf-8"))["seconds"])
     seconds *= options.mean_seconds / seconds.mean()
     print(f"run times {seconds.min():.0f} to {seconds.max():.0f} s, mean {seconds.mean():.0f} s")
+    pin_one_thread()
     for workers in options.workers:
         row(workers, seconds, options.rounds)
-    in_flight.report(list(options.tables), [1, 4, 16], seconds, options.draws)
+    in_flight.report(list(options.tables), options.in_flight, seconds, options.draws)
     return 0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from optuna.trial import TrialState
 
 from policysearch.objective.objective import Objective
-from policysearch.search.gain_sampler import GainSampler, gain_sampler
+from policysearch.search.gain_sampler import GainSampler, Known, gain_sampler
 from policysearch.search.records import Asked, compact
 from policysearch.search.samplers import OWN, sampler_named
 from policysearch.search.space import Params, Space
@@ -54,20 +54,50 @@ class Proposer:
         for first in promised:
             if first.digest not in known:
                 return replace(first, place=place), np.inf
-        spec, space = self._spec, self._space
-        view = sampler_view(shown, space, spec.objectives.names, spec.study.sampler, pending)
-        seeds = np.random.SeedSequence([spec.study.seed, place]).generate_state(2)
-        own = spec.study.sampler == OWN
-        chosen = self._own if own else sampler_named(spec.study.sampler, int(seeds[0]))
+        if self._spec.study.sampler != OWN:
+            return self._sampled(place, shown, pending, known)
+        chosen = self._chosen(place, shown, pending, known)
+        return chosen or self._sampled(place, (), (), known, PATIENCE)
+
+    def _chosen(
+        self, place: int, shown: Sequence[Seen], pending: Sequence[Params], known: Collection[str]
+    ) -> tuple[Asked, float] | None:
+        """Return what the package's own sampler proposes; None where all of it is known."""
+        names = self._spec.objectives.names
+        told = [Known(each.params, each.values(names)) for each in shown]
+        told += [Known(params) for params in pending]
+        for _ in range(PATIENCE):
+            params = self._own.following(told)
+            if not params:
+                break
+            policy = self._space.policy(params)
+            if policy.digest not in known:
+                asked = Asked(-1, policy.digest, compact(policy), (), params, place)
+                return asked, self._own.expected_share
+            told.append(Known(params))  # Of the trials that are not shown.
+        return None
+
+    def _sampled(
+        self,
+        place: int,
+        shown: Sequence[Seen],
+        pending: Sequence[Params],
+        known: Collection[str],
+        streak: int = 0,
+    ) -> tuple[Asked, float] | None:
+        """Return what a sampler of Optuna proposes; after `streak` known ones, at random."""
+        study, space = self._spec.study, self._space
+        seeds = np.random.SeedSequence([study.seed, place]).generate_state(2)
         at_random = sampler_named("random", int(seeds[1]))
-        for streak in range(MOST_DUPLICATES):
-            view.sampler = at_random if streak >= PATIENCE else chosen
+        chosen = at_random if streak else sampler_named(study.sampler, int(seeds[0]))
+        view = sampler_view(shown, space, self._spec.objectives.names, study.sampler, pending)
+        for tried in range(streak, MOST_DUPLICATES):
+            view.sampler = at_random if tried >= PATIENCE else chosen
             trial = view.ask()
             params = space.suggest(trial)
             policy = space.policy(params)
             if policy.digest not in known:
-                gain = self._own.expected_share if own and streak < PATIENCE else np.inf
-                return Asked(-1, policy.digest, compact(policy), (), params, place), gain
+                return Asked(-1, policy.digest, compact(policy), (), params, place), np.inf
             view.tell(trial, state=TrialState.FAIL)
         return None
 

@@ -41,6 +41,12 @@ ATTEMPTS = 5
 RESULT_SECONDS = 10.0
 """A result that does not arrive by then was lost with its worker."""
 
+WORKERS_PER_JOB_AHEAD = 8
+"""For so many workers one job is asked for ahead, so that none waits until a result is told.
+
+More would be asked for from fewer results.
+"""
+
 TAKE_ON_SECONDS = 60.0
 """A worker that has not said by then what it trains with is asked again."""
 
@@ -102,10 +108,10 @@ class ClusterExecutor:
             self._look()
             while self._free and (attempt := queue.take()) is not None:
                 self._start(attempt)
-            queue.look_ahead()
+            self._look_ahead(queue)
             if not self._open and queue.empty:
                 return
-            for attempt, outcome, again in self._results():
+            for attempt, outcome, again in self._results(queue):
                 if attempt.index not in self._open:
                     continue  # Another worker was faster.
                 if again and attempt.number < ATTEMPTS:
@@ -113,6 +119,13 @@ class ClusterExecutor:
                 else:
                     self._open.discard(attempt.index)
                     yield attempt.index, outcome
+
+    def _look_ahead(self, queue: Queue) -> None:
+        """Ask for a job ahead, and for more while no worker is free."""
+        ahead = len(self._living) // WORKERS_PER_JOB_AHEAD
+        queue.look_ahead()
+        while self._done.empty() and queue.look_ahead(ahead):
+            pass
 
     def _look(self) -> None:
         """Find out who joined and who is gone, if that was some time ago."""
@@ -154,17 +167,28 @@ class ClusterExecutor:
         patience = max(LEAST_LEASE_SECONDS, SLOW * usual) * 2.0 ** (call.attempt.number - 1)
         return time.monotonic() - call.began > patience
 
-    def _results(self) -> Iterator[tuple[Attempt, Outcome, bool]]:
-        """Yield attempts that ended, how, and whether another may end otherwise; wait for some."""
+    def _results(self, queue: Queue) -> Iterator[tuple[Attempt, Outcome, bool]]:
+        """Yield attempts that ended, how, and whether another may end otherwise; wait for some.
+
+        A worker whose run ended is given the next one before anything is made of the result.
+        """
+        ended: list[tuple[_Call, Future[Any]]] = []
         with contextlib.suppress(Empty):
-            wait_seconds = LOOK_SECONDS
             while True:
-                future = self._done.get(timeout=wait_seconds)
-                wait_seconds = 0.0
-                call = self._calls.pop(future, None)
-                if call is not None:
-                    yield from self._ended(call, future)
+                future = self._done.get(timeout=0.0 if ended else LOOK_SECONDS)
+                if (call := self._calls.pop(future, None)) is not None:
+                    self._go_on(call, queue)
+                    ended.append((call, future))
+        for each in ended:
+            yield from self._ended(*each)
         yield from self._lost()
+
+    def _go_on(self, call: _Call, queue: Queue) -> None:
+        """Let the worker of a run that ended train what is ready."""
+        if call.attempt is not None and call.worker in self._living:
+            self._free.append(call.worker)
+            while self._free and (attempt := queue.ready()) is not None:
+                self._start(attempt)
 
     def _lost(self) -> Iterator[tuple[Attempt, Outcome, bool]]:
         """Yield attempts on workers that are gone, and those that take too long."""
@@ -198,8 +222,6 @@ class ClusterExecutor:
             steps = attempt.job.until or attempt.job.steps or self._steps
             step_seconds = (time.monotonic() - call.began) / steps
             self._slowest_step_seconds = max(self._slowest_step_seconds, step_seconds)
-        if call.worker in self._living:
-            self._free.append(call.worker)
         yield attempt, *result
 
     def _take_on(self, worker: str, said: dict[str, Any] | str) -> None:

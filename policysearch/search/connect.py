@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policysearch.search.cluster import Cluster
 from policysearch.values import InputError
+
+if TYPE_CHECKING:
+    from distributed import LocalCluster
 
 CONNECT_SECONDS = 10.0
 
@@ -23,34 +26,39 @@ def cluster_at(address: str) -> Iterator[Cluster]:
     installed, where nobody answers, and for an N that is no number from 1 on.
     """
     try:
-        from distributed import Client, LocalCluster
+        from distributed import Client
     except ModuleNotFoundError:
         raise InputError(
             "--cluster: needs dask, which is not installed; expected pip install "
             "'policysearch[dask]'"
         ) from None
     kind, _, count = address.partition(":")
+    if kind == "local" and not (count.isdecimal() and 1 <= int(count) <= 1024):
+        raise InputError(f"--cluster: {address}; expected local:N with N from 1 to 1024")
     with contextlib.ExitStack() as stack:
-        target: Any = address
-        if kind == "local":
-            if not (count.isdecimal() and 1 <= int(count) <= 1024):
-                raise InputError(f"--cluster: {address}; expected local:N with N from 1 to 1024")
-            target = stack.enter_context(
-                LocalCluster(
-                    n_workers=int(count),
-                    threads_per_worker=1,
-                    processes=True,
-                    host=LOOPBACK,
-                    dashboard_address=f"{LOOPBACK}:0",
-                    silence_logs=logging.ERROR,
-                )
-            )
         try:
+            target: Any = address
+            if kind == "local":
+                target = stack.enter_context(_local(int(count)))
             client = stack.enter_context(Client(target, timeout=CONNECT_SECONDS))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             said = " ".join(str(error).split())
             raise InputError(
                 f"--cluster: {address}: {said}; expected the address of a dask scheduler, as "
                 "tcp://HOST:8786, or local:N"
             ) from None
         yield Cluster(client)
+
+
+def _local(workers: int) -> LocalCluster:
+    """Return a scheduler with so many workers on the loopback interface."""
+    from distributed import LocalCluster
+
+    return LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        host=LOOPBACK,
+        dashboard_address=f"{LOOPBACK}:0",
+        silence_logs=logging.ERROR,
+    )

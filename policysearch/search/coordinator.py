@@ -56,14 +56,20 @@ def search(
         progress(coordinator.done, session.results)
 
 
+BATCHES = 8
+"""Out of order, policies are asked for from the same trials until so small a share of those under
+way, or of those told, has been told since: a model is fitted once for many asks."""
+
+
 class Coordinator:
     """Asks for policies and hands out their runs; what is asked depends on what was told alone.
 
     A trial is told when it is recorded, so numbers give the order. With `in_order` trials are told
     in the order they were asked for, and policy k is asked for from the first k - workers + 1 of
     them: then nothing depends on how fast runs are. Without, they are told as they end, and a
-    policy is asked for, from all of them, for every run that can be started. Either way each policy
-    is recorded with how many trials it was asked from, so that its asking can be repeated.
+    policy is asked for, from nearly all of them (see BATCHES), for every run that can be started.
+    Either way each policy is recorded with how many trials it was asked from, so that its asking
+    can be repeated.
     """
 
     def __init__(self, session: Session, in_order: bool, clock: Clock = time.monotonic) -> None:
@@ -143,10 +149,11 @@ class Coordinator:
     def _next(self) -> Asked | None:
         """Return the policy to ask for; None where there is none now, with `reason` where ever."""
         told, place = len(self._records.searched), len(self._asked)
-        first = place - self._session.spec.study.workers + 1 if self._in_order else told
+        late = self._session.spec.study.workers - 1
+        first = place - late if self._in_order else self._heard(told)
         for count in range(max(0, first, self._passed + 1), told + 1):
             known = {asked.digest for asked in self._asked}
-            heard = self._history.first(count)
+            heard = self._history.first(count if self._in_order else told)
             self.reason = self._limits.reached(known, heard, self.looking.trials)
             if self.reason:
                 return None
@@ -161,6 +168,11 @@ class Coordinator:
         if self._passed == place:  # With nothing outstanding that could raise it.
             self.reason = self._limits.expected
         return None
+
+    def _heard(self, told: int) -> int:
+        """Return from how many of the trials `told` to ask, where their order is that of coming."""
+        last = max((asked.told for asked in self._asked), default=0)
+        return told if told - last >= min(len(self._asked) - told, last) / BATCHES else last
 
     def proposed(self, asked: Sequence[Asked], told: int) -> tuple[Asked, float] | None:
         """Return what is asked for after `asked`, with the first `told` trials told; and its gain.

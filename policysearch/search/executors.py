@@ -97,24 +97,28 @@ class Queue:
     @property
     def empty(self) -> bool:
         """Whether there is none to start now."""
-        self.look_ahead()
-        return not self._waiting
+        return not (self._waiting or self.look_ahead())
 
     def take(self) -> Attempt | None:
         """Return the next to start; None where there is none now."""
         self.look_ahead()
+        return self.ready()
+
+    def ready(self) -> Attempt | None:
+        """Return the next to start, None where it would have to be asked for."""
         return self._waiting.popleft() if self._waiting else None
 
     def put_back(self, attempt: Attempt) -> None:
         """Let this be the next."""
         self._waiting.appendleft(attempt)
 
-    def look_ahead(self) -> None:
-        """Make sure of one more job where there is one, so that it need not be waited for."""
-        job = None if self._waiting else next(self._jobs, None)
+    def look_ahead(self, jobs: int = 1) -> bool:
+        """Ask for one more job where fewer than `jobs` are ready; return whether there is one."""
+        job = None if len(self._waiting) >= jobs else next(self._jobs, None)
         if job is not None:
             self._waiting.append(Attempt(self._taken, job))
             self._taken += 1
+        return job is not None
 
 
 Make = Callable[[Objective], Executor]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
@@ -38,6 +39,17 @@ FLOAT32 = Yardstick(1.05, 1.15)
 """Volumes are measured from float32 until a policy of the ladder is `AS_GOOD`."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """A policy that was asked for: its parameters, and its values in the order of the objectives.
+
+    No values while it is under way.
+    """
+
+    params: Params
+    values: Sequence[float] = ()
+
+
 class GainSampler(BaseSampler):
     """Samples the policy of `space` with the largest expected gain in dominated volume.
 
@@ -62,7 +74,10 @@ class GainSampler(BaseSampler):
         self._gap_of, self._seed = gap_of, seed
         self._effective = Effective(space)
         self._pool = SpacePool(space, self._effective, self._costs, seed, lookup, rough)
-        self._random = RandomSampler(seed=seed)
+        self._random, self._blas = RandomSampler(seed=seed), ThreadpoolController()
+        self._names = frozenset(space.choices())
+        self._rows: dict[frozenset[tuple[str, Any]], Row] = {}
+        self._last: tuple[object, Searcher, float] = None, self._searcher(FLOAT32, ()), 0.0
         priced = [costs for policy in ladder if (costs := self._axes(price(policy))) is not None]
         self._measure = yardstick(np.array(priced)) if priced else FLOAT32
         self.expected_share = np.inf
@@ -79,15 +94,26 @@ class GainSampler(BaseSampler):
     ) -> Params:
         """Return the parameters of the policy to train next, none where there is no new one."""
         told = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
-        known = [(self._row(each), each) for each in told if self._counts(each)]
-        rows = [(row, each) for row, each in known if row is not None]
+        return self.following(_known(each) for each in told if self._counts(each))
+
+    def following(self, known: Iterable[Known]) -> Params:
+        """Return the parameters of the policy to train next, none where there is no new one."""
+        with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
+            return self._following(known)
+
+    def _following(self, known: Iterable[Known]) -> Params:
+        rows = [(row, each) for each in known if (row := self._row(each.params)) is not None]
         measure = self._measured(rows)
-        searcher = Searcher(self._effective.decisions, self._pool, measure)
+        told = [(row, each) for row, each in rows if each.values]
+        heard = measure, [(row, tuple(each.values)) for row, each in told]
+        if self._last[0] != heard:
+            volume = self._volume(measure, [each for _, each in told])
+            self._last = heard, self._searcher(measure, told), volume
+        searcher, found = self._last[1].copy(), self._last[2]
         for row, each in rows:
-            self._learn(searcher, row, each)
-        with threadpool_limits(1):  # more would change bits, and wait for cores that train
-            asked = searcher.ask()
-        found = self._volume(measure, [each for _, each in rows if each.values])
+            if not each.values and (costs := self._pool.costs(row)) is not None:
+                searcher.expect(row, costs)
+        asked = searcher.ask()
         self.expected_share = searcher.expected_gain / found if found else np.inf
         return dict(self._pool.params_of(asked[0][0])) if asked else {}
 
@@ -97,26 +123,29 @@ class GainSampler(BaseSampler):
         """Return a random value: of parameters that are not the space's, or once it is empty."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
-    def _learn(self, searcher: Searcher, row: Row, trial: FrozenTrial) -> None:
+    def _searcher(self, measure: Yardstick, told: Iterable[tuple[Row, Known]]) -> Searcher:
+        """Return a searcher that is told these."""
+        searcher = Searcher(self._effective.decisions, self._pool, measure)
+        for row, each in told:
+            self._learn(searcher, row, each)
+        return searcher
+
+    def _learn(self, searcher: Searcher, row: Row, trial: Known) -> None:
         """Tell the searcher of a trial; parameters may only be the nearest to what it trained."""
         costs = self._pool.costs(row)
-        if not trial.values:
-            if costs is not None:
-                searcher.expect(row, costs)
-            return
         measured = self._measured_costs(trial)
         if costs is not None and np.allclose(costs, measured, rtol=1e-6):
             searcher.tell(row, costs, self._gap(trial))
         else:
             searcher.tell_beside(measured, self._gap(trial))
 
-    def _measured_costs(self, trial: FrozenTrial) -> tuple[float, float]:
+    def _measured_costs(self, trial: Known) -> tuple[float, float]:
         """Return (time, memory) of a trial by its values; infinite time where it has no price."""
         values = dict(zip(self._objectives, trial.values, strict=True))
         speedup = values.get("speedup", 2.0)
         return 1.0 / speedup if speedup > 0.0 else np.inf, values.get("memory_ratio", UNCOUNTED)
 
-    def _volume(self, measure: Yardstick, trials: Sequence[FrozenTrial]) -> float:
+    def _volume(self, measure: Yardstick, trials: Sequence[Known]) -> float:
         if not trials:
             return 0.0
         gaps = np.array([self._gap(trial) for trial in trials])
@@ -125,16 +154,18 @@ class GainSampler(BaseSampler):
     def _counts(self, trial: FrozenTrial) -> bool:
         return trial.state in (TrialState.COMPLETE, TrialState.RUNNING)
 
-    def _row(self, trial: FrozenTrial) -> Row | None:
-        # A trial that was enqueued and has suggested nothing yet says what it will be.
-        params = trial.params or trial.system_attrs.get("fixed_params", {})
-        names = self.space.choices().keys()
-        return self._pool.add(dict(params)) if params.keys() >= names else None
+    def _row(self, params: Params) -> Row | None:
+        if not params.keys() >= self._names:
+            return None
+        key = frozenset(params.items())  # The same few, again and again.
+        if key not in self._rows:
+            self._rows[key] = self._pool.add(dict(params))
+        return self._rows[key]
 
-    def _gap(self, trial: FrozenTrial) -> float:
+    def _gap(self, trial: Known) -> float:
         return self._gap_of(trial.values[self._objectives.index("loss_gap")])
 
-    def _measured(self, rows: Sequence[tuple[Row, FrozenTrial]]) -> Yardstick:
+    def _measured(self, rows: Sequence[tuple[Row, Known]]) -> Yardstick:
         """Return the ladder's yardstick once a policy within its corner is as good as float32."""
         most = self._measure
         for _, trial in rows:
@@ -154,6 +185,12 @@ class GainSampler(BaseSampler):
         time, memory = costs
         speeds, sizes = ("speedup" in self._objectives, "memory_ratio" in self._objectives)
         return time if speeds else UNCOUNTED, memory if sizes else UNCOUNTED
+
+
+def _known(trial: FrozenTrial) -> Known:
+    # A trial that was enqueued and has suggested nothing yet says what it will be.
+    params = trial.params or trial.system_attrs.get("fixed_params", {})
+    return Known(params, trial.values or ())
 
 
 def gain_sampler(

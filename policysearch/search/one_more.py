@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +47,8 @@ def one_more(results: Results, trial: Trial, space: Space, objective: Objective)
     costs = {row: cost for row, each in named.items() if (cost := _cost(space, objective, each[2]))}
     rows = np.array(list(costs), dtype=np.int64).reshape(len(costs), -1)
     pool = Listed(rows, np.array(list(costs.values())).reshape(len(costs), 2))
-    searcher = Searcher(effective.decisions, pool, yardstick(_ladder(results, space)))
+    measure = yardstick(_ladder(results, space))
+    searcher = Searcher(effective.decisions, pool, measure, few=math.inf)
     for other in results.trials:
         told = 1.0 / other.cost.speedup, other.cost.memory_ratio
         gap = DIVERGED_GAP if other.diverged else other.loss_gap

@@ -6,7 +6,8 @@ is an integral over one Gaussian, and exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from policysearch.search.front import non_dominated
 from policysearch.search.gain import Yardstick
 from policysearch.search.hypervolume import Array, free_areas
 from policysearch.search.sensitivity import Belief, Sensitivity
+from policysearch.search.worlds import worlds
 
 Row = tuple[int, ...]
 """A policy as integers: the option in each place, then the value of each modifier."""
@@ -29,6 +31,12 @@ WORST = 20.0
 
 FINALISTS = 4
 """So many of the most promising candidates are priced exactly, where their costs are rough."""
+
+FEW = 4
+"""Up to so many outstanding policies are taken to come out as expected, more of them as drawn."""
+
+DRAWS, LEAST_DRAWS, MOST_DRAWN = 16, 2, 512
+"""In so many ways, fewer where that takes more than so many drawn gaps, but never below."""
 
 
 class Pool(Protocol):
@@ -66,7 +74,8 @@ class Searcher:
     """Asks for policies and is told their gaps, in any order; `asked` policies may be outstanding.
 
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
-    policies to begin with, each with its costs; `hints` as `Sensitivity` takes them.
+    policies to begin with, each with its costs; `hints` as `Sensitivity` takes them. With more than
+    `few` outstanding, asks are averaged over ways in which these may come out.
     """
 
     def __init__(
@@ -76,12 +85,15 @@ class Searcher:
         measure: Yardstick,
         start: Sequence[tuple[Row, tuple[float, float]]] = (),
         hints: Array | None = None,
+        few: float = FEW,
     ) -> None:
+        self._few = few
         self._decisions, self._pool, self._measure = decisions, pool, measure
         self._start, self._hints = [(row, costs) for row, costs in start], hints
         self._told: dict[Row, tuple[float, float]] = {}
         self._gaps: dict[Row, list[float]] = {}
         self._expected: dict[Row, float] = {}
+        self._fitted: Sensitivity | None = None
         self._beside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
         """Expected new volume of the last policy asked for; infinity for those of the start."""
@@ -90,6 +102,7 @@ class Searcher:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
         self._told.setdefault(row, costs)
         self._gaps.setdefault(row, []).append(gap)
+        self._fitted = None
 
     def tell_beside(self, costs: tuple[float, float], gap: float) -> None:
         """Count a policy that is none of the pool: others gain by what it does not dominate."""
@@ -99,11 +112,19 @@ class Searcher:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
         self._told.setdefault(row, costs)
 
+    def copy(self) -> Searcher:
+        """Return a searcher that was told and asked the same, fitted once for both."""
+        self._fit()
+        other = copy.copy(self)
+        other._told, other._beside = dict(self._told), list(self._beside)
+        other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
+        return other
+
     def ask(self, count: int = 1) -> list[tuple[Row, tuple[float, float]]]:
         """Return up to `count` policies to train, with their costs; fewer where there are no more.
 
-        Each is chosen as if those before it, and all that are outstanding, had come out as
-        expected.
+        Each is chosen as if those before it, and all that are outstanding, had come out: as
+        expected, or in ways that are drawn.
         """
         found: list[tuple[Row, tuple[float, float]]] = []
         while len(found) < count:
@@ -138,17 +159,29 @@ class Searcher:
         return tuple(rows[best].tolist()), (time, memory)
 
     def _belief(self) -> Sensitivity:
-        """Return what is believed once all that are outstanding came out as expected."""
-        known = list(self._gaps)
-        gaps = np.array([float(np.mean(each)) for each in self._gaps.values()])
-        belief = self._learned(known, gaps)
-        outstanding = [row for row in self._told if row not in self._gaps]
+        """Return what is believed, once the few that are outstanding came out as expected."""
+        belief, outstanding = self._fit(), self._outstanding()
+        known, gaps = list(self._gaps), self._known_gaps()
         self._expected = dict(zip(known, gaps.tolist(), strict=True))
         if outstanding:
             expected = _means(belief.predict(self._array(outstanding)), self._measure.smallest_gap)
             self._expected |= zip(outstanding, expected.tolist(), strict=True)
+        if 0 < len(outstanding) <= self._few:
             belief = self._learned([*known, *outstanding], np.concatenate([gaps, expected]))
         return belief
+
+    def _fit(self) -> Sensitivity:
+        """Return what is believed after what was told; fitted once."""
+        if self._fitted is None:
+            self._fitted = self._learned(list(self._gaps), self._known_gaps())
+        return self._fitted
+
+    def _known_gaps(self) -> Array:
+        return np.array([float(np.mean(each)) for each in self._gaps.values()])
+
+    def _outstanding(self) -> list[Row]:
+        """Return what was asked for, here or elsewhere, and not told yet."""
+        return [row for row in self._told if row not in self._gaps]
 
     def members(self) -> list[Row]:
         """Return the front of what was told, and is expected of what is outstanding."""
@@ -173,17 +206,39 @@ class Searcher:
 
     def _gains(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
         """Return the expected new volume of each candidate: [n]."""
-        measure, expected = self._measure, self._expected
-        known = [(*self._told[row], gap) for row, gap in expected.items()] + self._beside
-        told = np.array(known).reshape(len(known), 3)
-        archive = measure.points(told[:, 2], told[:, :2])
-        cuts, free = free_areas(archive, costs, measure.corner)
-        hopeful = np.flatnonzero(free[0] > 0.0)
-        gains = np.zeros(len(rows))
-        if len(hopeful):
-            beliefs = belief.predict(rows[hopeful])
-            gains[hopeful] = expected_improvements(beliefs, cuts, free[:, hopeful], measure)
+        gains, corner = np.zeros(len(rows)), self._measure.corner
+        hopeful = np.flatnonzero((costs < corner[1:]).all(axis=1))
+        for archive, beliefs in self._ways(belief, rows[hopeful]) if len(hopeful) else ():
+            cuts, free = free_areas(archive, costs[hopeful], corner)
+            gains[hopeful] += expected_improvements(beliefs, cuts, free, self._measure)
         return gains
+
+    def _ways(
+        self, belief: Sensitivity, rows: NDArray[np.int64]
+    ) -> Iterator[tuple[Array, list[Belief]]]:
+        """Yield what may have been found once all is told, and what is believed of `rows` then."""
+        outstanding = self._outstanding()
+        if len(outstanding) <= self._few:
+            yield self._archive(self._expected), belief.predict(rows)
+            return
+        draws = min(DRAWS, max(LEAST_DRAWS, MOST_DRAWN // len(outstanding)))
+        rng = np.random.default_rng(len(self._told))
+        told = _front(self._archive({row: self._expected[row] for row in self._gaps}))
+        costs = np.array([self._told[row] for row in outstanding])
+        for world in worlds(belief, self._array(outstanding), rows, draws, rng):
+            gaps = _nats(world.gaps, self._measure.smallest_gap)
+            drawn = self._measure.points(gaps, costs)
+            yield _front(np.concatenate([told, drawn])), [world.belief]
+
+    def _archive(self, gaps: Mapping[Row, float]) -> Array:
+        """Return the points of policies with these gaps, and of those that are none of the pool."""
+        known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._beside
+        told = np.array(known).reshape(len(known), 3)
+        return self._measure.points(told[:, 2], told[:, :2])
+
+
+def _front(points: Array) -> Array:
+    return points[non_dominated([tuple(point) for point in points.tolist()])]
 
 
 def expected_improvements(
@@ -213,5 +268,9 @@ def _means(beliefs: Sequence[Belief], smallest_gap: float) -> Array:
     """Return the expected gaps in nats, at the mean of their scale: [n]."""
     mean = sum(belief.weight * belief.mean for belief in beliefs)
     total = sum(belief.weight for belief in beliefs)
-    scaled = np.asarray(mean / total)
+    return _nats(np.asarray(mean / total), smallest_gap)
+
+
+def _nats(scaled: Array, smallest_gap: float) -> Array:
+    """Return the gaps in nats of scaled ones."""
     return np.asarray(np.sign(scaled) * np.expm1(np.abs(scaled)) * smallest_gap)

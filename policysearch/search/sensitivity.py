@@ -67,6 +67,19 @@ class Belief:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """A Gaussian of the scaled gaps of m policies together, and of n others by themselves.
+
+    `mean` [m], `covariance` [m, m]; `others` with the weight of both; `across` [m, n] is between.
+    """
+
+    mean: Array
+    covariance: Array
+    others: Belief
+    across: Array
+
+
+@dataclass(frozen=True)
 class _Fit:
     """The model at its fit: for one prior, pair size and modifier size."""
 
@@ -132,6 +145,11 @@ class Sensitivity:
         read = self.rows(rows)
         pairs = zip(self.weights, self._fits, strict=True)
         return [Belief(float(w), *_predict(fit.prior, fit, read)) for w, fit in pairs if w > 0.01]
+
+    def joint(self, some: NDArray[np.int64], rows: NDArray[np.int64], least: float) -> list[Joint]:
+        """Return beliefs of `some` together and `rows` singly, by what counts `least` or more."""
+        pairs, read = zip(self.weights, self._fits, strict=True), (self.rows(some), self.rows(rows))
+        return [_joint(fit, float(w), *read) for w, fit in pairs if w >= least]
 
     def theta(self) -> Array:
         """Return the fitted logarithms of the sensitivities in nats, as `Decisions.counted`."""
@@ -249,3 +267,34 @@ def _predict(prior: Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
     explained = solve_triangular(fit.factor, known.T, lower=True)
     variance -= (explained * explained).sum(axis=0)
     return mean, np.sqrt(np.maximum(variance, 1e-10))
+
+
+def _joint(fit: _Fit, weight: float, some: Rows, rows: Rows) -> Joint:
+    """Return what is believed after what was told, by one set of hyperparameters."""
+    before, there = (
+        solve_triangular(fit.factor, _covariance(fit, fit.told, each), lower=True)
+        for each in (some, rows)
+    )
+    own = _covariance(fit, some, some) + np.diag(REPEATS * _apart(fit, some) ** 2)
+    own -= before.T @ before
+    across = _covariance(fit, some, rows) - before.T @ there
+    mean, _ = _predict(fit.prior, fit, some)
+    return Joint(mean, own, Belief(weight, *_predict(fit.prior, fit, rows)), across)
+
+
+def _covariance(fit: _Fit, left: Rows, right: Rows) -> Array:
+    """Return the prior covariance [n, m] of scaled gaps, linear in theta at its fit."""
+    both = left, right
+    (gap, _, slopes), (other, _, beside) = (_expected(fit.prior, r, fit.theta) for r in both)
+    share, shared = (g / (g + fit.prior.smallest_gap) for g in (gap, other))
+    found = _shared(*(_sizes(fit.prior, r, fit.theta, fit.pairs) for r in both))
+    found += _alike(*both) * _apart(fit, left)[:, None] * _apart(fit, right)
+    found += fit.modifier**2 * _modified(*both) * share[:, None] * shared
+    return np.asarray(found + fit.prior.spread(slopes) @ beside.T)
+
+
+def _apart(fit: _Fit, rows: Rows) -> Array:
+    """Return the standard deviation [n] that policies share with those alike alone."""
+    gap, _, _ = _expected(fit.prior, rows, fit.theta)
+    sizes = _sizes(fit.prior, rows, fit.theta, fit.pairs)
+    return np.asarray(np.sqrt(UNSHARED * _own(sizes) + _noise(fit.prior, gap)))
