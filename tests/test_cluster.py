@@ -153,6 +153,16 @@ def test_a_worker_that_says_nothing_is_asked_again(
     assert outcomes(client, objective, 3) == {0: 0, 1: 1, 2: 2} and client.silent == 0
 
 
+def test_a_worker_whose_interpreter_slips_is_asked_again(objective: Objective) -> None:
+    class Once(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            return self.pop(key, default)
+
+    client = FakeClient(["a"], lambda job, worker: (job.seed, False))
+    client.identities = Once(a=SystemError("AST constructor recursion depth mismatch"))
+    assert outcomes(client, objective, 3) == {0: 0, 1: 1, 2: 2} and not client.identities
+
+
 def test_a_lost_worker_s_run_goes_elsewhere_a_set_number_of_times(objective: Objective) -> None:
     names = (f"w{number}" for number in itertools.count(2))
 

@@ -212,7 +212,10 @@ class ClusterExecutor:
         except Exception as error:  # Of the cluster or the worker: training itself raises none.
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if attempt is None:
-                self._refuse(call.worker, said)
+                if isinstance(error, SystemError):  # Of an interpreter whose ast threads disturb.
+                    self._living.discard(call.worker)  # The next look takes it on anew.
+                else:
+                    self._refuse(call.worker, said)
                 return
             result = Failure(said), True
         if attempt is None:
