@@ -133,11 +133,11 @@ def test_roles_are_decisions_beside_the_format(space: Space) -> None:
         for given in ("same", "bfloat16", "float8_e4m3fn")
     }
     assert {given: option.name for given, option in found.items()} == {
-        "same": "grad/float8_e5m2/none",
+        "same": "grad=usual",
         "bfloat16": "grad/bfloat16",
         "float8_e4m3fn": "grad/float8_e4m3fn/none",
     }
-    assert [found[given].operand_epsilon for given in found] == [0.25, 2.0**-7, 0.125]
+    assert [found[given].operand_epsilon for given in found] == [0.0, 2.0**-7, 0.125]
 
 
 def test_the_interval_of_a_dynamic_scale_fits_the_run() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from policysearch.formats import format_named
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import OFF
 from policysearch.search.decided.base import Group
@@ -191,10 +191,7 @@ class Effective:
         layer = policy.layer(ONE)
         stored = "" if policy.master_weights or layer.param == "float32" else layer.param
         recipe = policy.scaling.recipe if len(self._one.section.scalings) else ""
-        apart = {
-            role: _role_option(role, getattr(layer, role), recipe)
-            for role in self._apart - {"param"}
-        }
+        apart = {role: _role_option(role, layer, recipe) for role in self._apart - {"param"}}
         if "param" in self._apart:
             epsilon = format_named(stored).epsilon if stored else 0.0
             apart["param"] = Option(f"param/{stored}", 0.0, epsilon)
@@ -239,7 +236,11 @@ def _main_option(policy: Policy, layer: LayerPolicy, stored: str, recipe: str) -
     return Option("/".join(filter(None, parts)), epsilon, _epsilon(stored) if stored else 0.0)
 
 
-def _role_option(role: str, name: str, recipe: str) -> Option:
+def _role_option(role: str, layer: LayerPolicy, recipe: str) -> Option:
+    """Return what a role decides: nothing as the layer's format has it, which costs it there."""
+    name = getattr(layer, role)
+    if name == getattr(uniform_layer(layer.compute), role):
+        return Option(f"{role}=usual")
     said = "/".join(filter(None, (role, name, _scaled(name, recipe))))
     return Option(said, _epsilon(name) if name != "float32" else 0.0)
 
