@@ -26,11 +26,15 @@ HINT, HINT_SD = 0.5, 0.3
 
 @dataclass(frozen=True)
 class Prior:
-    """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise."""
+    """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise.
+
+    `neighbours` [pairs, 2] are coarse decisions that round the tensor between two layers alike.
+    """
 
     mean: Array
     covariance: Array
     coarse: NDArray[np.bool_]
+    neighbours: NDArray[np.int64]
     smallest_gap: float
     noise: float = 0.0
 
@@ -52,7 +56,14 @@ def prior_of(decisions: Decisions, smallest_gap: float, largest_gap: float) -> P
     )
     mean = math.log(largest_gap) + np.array([_level(option) for option in options])
     coarse = np.array([option.operand_epsilon >= COARSE for option in options], dtype=bool)
-    return Prior(mean, covariance, coarse, smallest_gap)
+    return Prior(mean, covariance, coarse, _neighbours(name, coarse), smallest_gap)
+
+
+def _neighbours(name: NDArray[np.str_], coarse: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the pairs of coarse decisions that are the same in consecutive places: [pairs, 2]."""
+    alike = [np.flatnonzero((name == each) & coarse) for each in np.unique(name)]
+    pairs = [np.column_stack([each[:-1], each[1:]]) for each in alike]
+    return np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs])
 
 
 def hinted(prior: Prior, decisions: Decisions, hints: Array) -> Prior:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-from policysearch.search.searcher import Row, Searcher
+from policysearch.search.searcher import LADDER, Row, Searcher
 
 SHORT = 0.25
 """Share of the steps that a short run takes."""
@@ -123,7 +123,8 @@ class RunSearcher:
         again = self._again(searcher)
         if again is not None:
             return again
-        asked = searcher.ask()
+        # Short runs of the whole ladder are cheap, and far enough apart to say whether they rank.
+        asked = searcher.ask(ladder=np.inf if self.carries else LADDER)
         return Run(*asked[0], first, self._short if self.carries else 1.0) if asked else None
 
     def _again(self, searcher: Searcher) -> Run | None:

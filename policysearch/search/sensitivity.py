@@ -6,6 +6,8 @@ moves the trained parameters by some v, and the loss by g v + v H v / 2: alone t
 sensitivity s, and two together add a term of either sign up to 2 sqrt(s s'). So pairs enter as a
 Gaussian process whose covariance is the product of the sensitivities that two policies share. It is
 large for coarse formats, whose v is chance; what storing parameters in bfloat16 does adds up.
+Neighbours in the same coarse format round the tensors between them once for both: their terms are
+larger, and partly the same for all neighbours of a net.
 
 theta has a hierarchical Gaussian prior: one level for all, one per kind of decision, one per place,
 and its own. It is fitted by Gauss-Newton steps, and near the fit all is Gaussian (Laplace's
@@ -29,11 +31,14 @@ COARSE_PAIRS = (0.4, 1.0)
 """Size of pair terms between coarse decisions, over the sensitivities; averaged over."""
 
 FINE_PAIRS = 0.2
+FAR_PAIRS = 0.5
+COMMON = 1.0
 SINGLE = 0.25
 UNSHARED = 0.15
 RELATIVE_NOISE = 0.03
-"""Of the pair terms: for decisions that are not coarse, for a decision by itself (it may help), and
-the share that neighbours do not have in common. Noise over the gap."""
+"""Of the pair terms: for decisions that are not coarse, for those that are no neighbours, what all
+neighbours have in common, for a decision by itself (it may help), and the share that the neighbours
+of a policy do not have in common with it. Noise over the gap."""
 
 ABSOLUTE_NOISES = (0.02, 0.3)
 """Noise over the smallest gap; averaged over."""
@@ -162,17 +167,30 @@ def _sizes(prior: Prior, rows: Rows, theta: Array, pairs: float) -> Array:
     return np.asarray(np.sqrt(parts * size / (parts.sum(axis=1) + prior.smallest_gap)[:, None]))
 
 
-def _shared(left: Array, right: Array) -> Array:
+def _shared(left: Array, right: Array, neighbours: NDArray[np.int64]) -> Array:
     """Return the covariance [n, m] of the pair terms of policies with these sizes."""
-    once, twice = left @ right.T, (left * left) @ (right * right).T
-    return np.asarray(0.5 * (once * once - twice) + SINGLE * twice)
+    once = left @ right.T
+    (mine, weights), (theirs, _) = (_terms(sizes, neighbours) for sizes in (left, right))
+    return np.asarray(0.5 * FAR_PAIRS**2 * once * once + (mine * weights) @ theirs.T)
 
 
-def _own(sizes: Array) -> Array:
+def _own(sizes: Array, neighbours: NDArray[np.int64]) -> Array:
     """Return the variance [n] of the pair terms: the diagonal of `_shared`."""
-    squares = sizes * sizes
-    once, twice = squares.sum(axis=1), (squares * squares).sum(axis=1)
-    return np.asarray(0.5 * (once * once - twice) + SINGLE * twice)
+    once = (sizes * sizes).sum(axis=1)
+    terms, weights = _terms(sizes, neighbours)
+    return np.asarray(0.5 * FAR_PAIRS**2 * once * once + (terms * terms) @ weights)
+
+
+def _terms(sizes: Array, neighbours: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return what is added to far pairs, [n, terms], and the variance of each of these terms.
+
+    Decisions by themselves, which are half a pair of their own, neighbours, and what neighbours
+    have in common.
+    """
+    near = sizes[:, neighbours[:, 0]] * sizes[:, neighbours[:, 1]]
+    terms = np.concatenate([sizes * sizes, near, near.sum(axis=1, keepdims=True)], axis=1)
+    variances = SINGLE - 0.5 * FAR_PAIRS**2, 1.0 - FAR_PAIRS**2, COMMON**2
+    return terms, np.repeat(variances, [sizes.shape[1], near.shape[1], 1])
 
 
 def _alike(left: Rows, right: Rows) -> Array:
@@ -190,30 +208,36 @@ def _modified(left: Rows, right: Rows) -> Array:
 
 def _fit(prior: Prior, told: Rows, scaled: Array, pairs: float, modifier: float) -> _Fit:
     """Return the most likely theta and what prediction needs there."""
-    theta, common = prior.mean, modifier**2 * _modified(told, told)
+    theta, same = prior.mean, (modifier**2 * _modified(told, told), _alike(told, told))
     for _ in range(STEPS):
-        factor, weights, slopes, _ = _linear(prior, told, scaled, theta, pairs, common)
+        factor, weights, slopes, _ = _linear(prior, told, scaled, theta, pairs, *same)
         step = prior.mean + prior.covariance @ (slopes.T @ weights) - theta
         size = float(np.abs(step).max(initial=0.0))
         theta = theta + step * min(1.0, LARGEST_STEP / max(size, LARGEST_STEP))
         if size < SETTLED:
             break
-    factor, weights, slopes, left = _linear(prior, told, scaled, theta, pairs, common)
+    factor, weights, slopes, left = _linear(prior, told, scaled, theta, pairs, *same)
     likelihood = -0.5 * float(left @ weights) - float(np.log(np.diag(factor)).sum())
     return _Fit(prior, pairs, modifier, theta, told, slopes, factor, weights, likelihood)
 
 
 def _linear(
-    prior: Prior, told: Rows, scaled: Array, theta: Array, pairs: float, common: Array
+    prior: Prior,
+    told: Rows,
+    scaled: Array,
+    theta: Array,
+    pairs: float,
+    common: Array,
+    alike: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Return the model linear in theta: Cholesky factor, weights, slopes, residuals of the told."""
     gap, expected, slopes = _expected(prior, told, theta)
     share = gap / (gap + prior.smallest_gap)
     sizes = _sizes(prior, told, theta, pairs)
-    covariance = _shared(sizes, sizes) + common * share[:, None] * share
-    apart = np.sqrt(UNSHARED * _own(sizes) + _noise(prior, gap))
-    covariance += _alike(told, told) * apart[:, None] * apart + np.diag(REPEATS * apart**2)
-    covariance += slopes @ prior.covariance @ slopes.T
+    covariance = _shared(sizes, sizes, prior.neighbours) + common * share[:, None] * share
+    apart = np.sqrt(UNSHARED * _own(sizes, prior.neighbours) + _noise(prior, gap))
+    covariance += alike * apart[:, None] * apart + slopes @ prior.covariance @ slopes.T
+    np.fill_diagonal(covariance, covariance.diagonal() + REPEATS * apart**2)
     factor, lower = cho_factor(covariance, lower=True)
     left = scaled - expected - slopes @ (prior.mean - theta)
     return np.asarray(factor), np.asarray(cho_solve((factor, lower), left)), slopes, left
@@ -235,16 +259,16 @@ def _predict(prior: Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
     told, _, _ = _expected(prior, fit.told, fit.theta)
     share, beside = (f / (f + prior.smallest_gap) for f in (gap, told))
     sizes, others = (_sizes(prior, r, fit.theta, fit.pairs) for r in (rows, fit.told))
-    known = _shared(sizes, others)
-    apart = UNSHARED * _own(sizes) + _noise(prior, gap)
+    known = _shared(sizes, others, prior.neighbours)
+    apart = UNSHARED * _own(sizes, prior.neighbours) + _noise(prior, gap)
     if fit.modifier:
-        there = np.sqrt(UNSHARED * _own(others) + _noise(prior, told))
+        there = np.sqrt(UNSHARED * _own(others, prior.neighbours) + _noise(prior, told))
         known += _alike(rows, fit.told) * np.sqrt(apart)[:, None] * there
         known += fit.modifier**2 * _modified(rows, fit.told) * share[:, None] * beside
     spread = slopes @ prior.covariance
     known += spread @ fit.slopes.T
     mean = expected + slopes @ (prior.mean - fit.theta) + known @ fit.weights
-    variance = (spread * slopes).sum(axis=1) + _own(sizes) + apart
+    variance = (spread * slopes).sum(axis=1) + _own(sizes, prior.neighbours) + apart
     variance += (fit.modifier * share) ** 2 * (rows.modifiers != 0).sum(axis=1)
     explained = solve_triangular(fit.factor, known.T, lower=True)
     variance -= (explained * explained).sum(axis=0)
