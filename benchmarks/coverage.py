@@ -24,7 +24,7 @@ from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.policy import Policy
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec, objective_of

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.runs import gap_rows, measured
 from policysearch import api
 from policysearch.report.table import aligned
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.ranking import rank_correlation
 from policysearch.search.results import Results
 from policysearch.search.spec import objective_of

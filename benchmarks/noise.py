@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import JITTER
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.space import make_space
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.values import InputError

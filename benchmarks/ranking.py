@@ -21,7 +21,7 @@ from benchmarks.coverage import drawn
 from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import DIVERGED_GAP
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.noise import intervals
 from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank, split_half
 from policysearch.search.spec import StudySpec, load_spec, objective_of

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, gap
-from policysearch.search.executors import Job, make_executor
+from policysearch.search.executors import make_executor
+from policysearch.search.jobs import Job
 from policysearch.values import InputError
 
 

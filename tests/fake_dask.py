@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.worker import measured, prepared, said_identity
 
 

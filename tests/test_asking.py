@@ -17,9 +17,9 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
 from policysearch.search.asking import Proposer
 from policysearch.search.coordinator import Coordinator
-from policysearch.search.executors import Job
 from policysearch.search.gain_sampler import GainSampler, Known
 from policysearch.search.hypervolume import Array
+from policysearch.search.jobs import Job
 from policysearch.search.records import Asked, Records
 from policysearch.search.results import Results
 from policysearch.search.samplers import SAMPLERS

@@ -21,7 +21,7 @@ from policysearch.search import cluster as module
 from policysearch.search import connect
 from policysearch.search.cluster import ATTEMPTS, Cluster, ClusterExecutor
 from policysearch.search.connect import cluster_at
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.journal import read_journal
 from policysearch.search.records import PREFIX, Records
 from policysearch.search.spec import StudySpec, load_spec

@@ -18,7 +18,8 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement
 from policysearch.policy.policy import Policy
 from policysearch.search import executors
-from policysearch.search.executors import Job, ProcessExecutor, SerialExecutor
+from policysearch.search.executors import ProcessExecutor, SerialExecutor
+from policysearch.search.jobs import Job
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import load_results, run_study

@@ -68,6 +68,15 @@ def test_a_gap_of_the_table_is_that_of_a_training(spec: StudySpec, objective: Ob
     assert (trained > 1e-3).all()
 
 
+def test_a_start_is_trained_once() -> None:
+    """A loss scale that changes no rounding makes one policy of sixteen rows of parameters."""
+    with np.load(FOLDER / "tanh-mlp-scales.npz") as data:
+        raw, rows = data["start"], data["rows"][data["start"]]
+    table = load("tanh-mlp-scales")
+    assert len(raw) == 32 and len(table.start) == 2
+    assert {*map(tuple, rows.tolist())} == {*map(tuple, table.rows[list(table.start)].tolist())}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_is_whole(name: str) -> None:
     table = load(name)

@@ -21,7 +21,8 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.presets import preset
 from policysearch.search import executors
-from policysearch.search.executors import Job, ProcessExecutor, SerialExecutor
+from policysearch.search.executors import ProcessExecutor, SerialExecutor
+from policysearch.search.jobs import Job
 from policysearch.train.tasks import Task
 from tests.studies import write_study
 from tests.test_kills import gone, session_of, started

@@ -38,7 +38,7 @@ from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, Outcome
 from policysearch.policy.policy import Policy
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.spec import spec_from_text
 from policysearch.search.study import run_study
 

@@ -28,7 +28,7 @@ from benchmarks.scale.measure import FILE
 from policysearch.objective.score import Outcome
 from policysearch.search import cluster
 from policysearch.search.connect import cluster_at
-from policysearch.search.executors import Job
+from policysearch.search.jobs import Job
 from policysearch.search.spec import spec_from_text
 from policysearch.search.study import run_study
 

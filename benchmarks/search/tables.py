@@ -50,10 +50,11 @@ class Table:
     """All policies of a study: effective decisions, raw ones, costs, gaps by training seed.
 
     `rows` [n, places + modifiers], `raw` [n, decisions], `costs` [n, 2], `gaps` [seeds, n] in
-    nats. `start` are the places of the uniform ladder. `curves` [seeds, n, shares] are the gaps at
-    the shares SHARES of the run, None where the task can be run here. Of such a task alone there
-    are `probes` [seeds, decisions] and `probe_cost` in trainings, as `policysearch.search.probes`
-    gives them, and `scores` [seeds, decisions] as `benchmarks.search.scores` does.
+    nats. `start` are the places of the uniform ladder, of equal rows the first. `curves` [seeds, n,
+    shares] are the gaps at the shares SHARES of the run, None where the task can be run here. Of
+    such a task alone there are `probes` [seeds, decisions] and `probe_cost` in trainings, as
+    `policysearch.search.probes` gives them, and `scores` [seeds, decisions] as
+    `benchmarks.search.scores` does.
     """
 
     name: str
@@ -123,12 +124,18 @@ def load(name: str) -> Table:
             np.column_stack([data["time"], data["memory"]]),
             data["gap"].astype(float),
             Yardstick(*data["yardstick"].tolist()),
-            tuple(data["start"].tolist()),
+            _first_of_rows(data["rows"], data["start"].tolist()),
             data["curve"].astype(float) if "curve" in data else None,
             data.get("probes"),
             float(data["probe_cost"]) if "probe_cost" in data else 0.0,
             {each: data[each] for each in ("loss", "fisher") if each in data},
         )
+
+
+def _first_of_rows(rows: NDArray[np.int64], start: list[int]) -> tuple[int, ...]:
+    """Return those of `start` whose row no earlier one has: policies that are one are one start."""
+    found = {tuple(rows[place].tolist()): place for place in reversed(start)}
+    return tuple(sorted(found.values()))
 
 
 def problems(table: Table) -> list[Problem]:

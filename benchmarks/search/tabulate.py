@@ -25,8 +25,9 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
 from policysearch.policy.presets import preset
 from policysearch.search.effective import Effective
-from policysearch.search.executors import Job, make_executor
+from policysearch.search.executors import make_executor
 from policysearch.search.gain import yardstick
+from policysearch.search.jobs import Job
 from policysearch.search.probes import probe_cost, probes
 from policysearch.search.space import Params
 from policysearch.search.spec import StudySpec, load_spec, objective_of

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Failure, Outcome
-from policysearch.search.executors import Attempt, Job, Queue
 from policysearch.search.identity import differences
+from policysearch.search.jobs import Attempt, Job, Queue
 from policysearch.search.worker import Payload, measured, prepared, said_identity
 from policysearch.values import InputError
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from policysearch.objective.score import Outcome
 from policysearch.policy.policy import Policy
 from policysearch.search.asking import Proposer
-from policysearch.search.executors import Executor, Job
+from policysearch.search.executors import Executor
+from policysearch.search.jobs import Job
 from policysearch.search.looking import Looking
 from policysearch.search.records import Asked, RunKey
 from policysearch.search.session import Progress, Session

@@ -18,9 +18,10 @@ from policysearch.files import make_folder
 from policysearch.policy.policy import from_json
 from policysearch.search.asking import Proposer
 from policysearch.search.effective import Effective
-from policysearch.search.executors import Executor, Job
+from policysearch.search.executors import Executor
 from policysearch.search.gain import yardstick
 from policysearch.search.gain_sampler import FLOAT32
+from policysearch.search.jobs import Job
 from policysearch.search.looked import Look, Looks, trusted
 from policysearch.search.looks import LOOK, SHORT, proposed
 from policysearch.search.records import Asked, RunKey

@@ -30,12 +30,14 @@ class Prior:
 
     The covariance is a sum: a level for all, one per kind and one per place, its own, and `hints`.
     `kinds` [decisions, kinds] are zeros and ones, `starts` the first decision of each place.
+    `neighbours` [pairs, 2] are coarse decisions that round the tensor between two layers alike.
     """
 
     mean: Array
     kinds: Array
     starts: NDArray[np.int64]
     coarse: NDArray[np.bool_]
+    neighbours: NDArray[np.int64]
     smallest_gap: float
     noise: float = 0.0
     hints: Array | None = None
@@ -66,7 +68,15 @@ def prior_of(decisions: Decisions, smallest_gap: float, largest_gap: float) -> P
     names, kind = np.unique(_names(decisions), return_inverse=True)
     mean = math.log(largest_gap) + np.array([_level(option) for option in options])
     coarse = np.array([option.operand_epsilon >= COARSE for option in options], dtype=bool)
-    return Prior(mean, np.eye(len(names))[kind], starts, coarse, smallest_gap)
+    neighbours = _neighbours(_names(decisions), coarse)
+    return Prior(mean, np.eye(len(names))[kind], starts, coarse, neighbours, smallest_gap)
+
+
+def _neighbours(name: NDArray[np.str_], coarse: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the pairs of coarse decisions that are the same in consecutive places: [pairs, 2]."""
+    alike = [np.flatnonzero((name == each) & coarse) for each in np.unique(name)]
+    pairs = [np.column_stack([each[:-1], each[1:]]) for each in alike]
+    return np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs])
 
 
 def hinted(prior: Prior, decisions: Decisions, hints: Array) -> Prior:

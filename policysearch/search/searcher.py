@@ -28,6 +28,9 @@ Row = tuple[int, ...]
 WORST = 20.0
 """Gaps above so many times the largest that counts are learned as that: divergence is learned."""
 
+LADDER = 4.0
+"""A member of the start is asked for unless another policy promises so many times as much."""
+
 
 FINALISTS = 4
 """So many of the most promising candidates are priced exactly, where their costs are rough."""
@@ -74,8 +77,9 @@ class Searcher:
     """Asks for policies and is told their gaps, in any order; `asked` policies may be outstanding.
 
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
-    policies to begin with, each with its costs; `hints` as `Sensitivity` takes them. With more than
-    `few` outstanding, asks are averaged over ways in which these may come out.
+    policies to begin with, each with its costs: they come first until one is told, from then on
+    each unless another policy promises far more (`ask`). `hints` as `Sensitivity` takes them. With
+    more than `few` outstanding, asks are averaged over ways in which these may come out.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class Searcher:
         self._fitted: Sensitivity | None = None
         self._beside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
-        """Expected new volume of the last policy asked for; infinity for those of the start."""
+        """Expected new volume of the last policy asked for; infinity before any is told."""
 
     def tell(self, row: Row, costs: tuple[float, float], gap: float) -> None:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
@@ -120,15 +124,16 @@ class Searcher:
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
 
-    def ask(self, count: int = 1) -> list[tuple[Row, tuple[float, float]]]:
+    def ask(self, count: int = 1, ladder: float = LADDER) -> list[tuple[Row, tuple[float, float]]]:
         """Return up to `count` policies to train, with their costs; fewer where there are no more.
 
         Each is chosen as if those before it, and all that are outstanding, had come out: as
-        expected, or in ways that are drawn.
+        expected, or in ways that are drawn. A member of the start is asked for unless another
+        policy promises `ladder` times as much.
         """
         found: list[tuple[Row, tuple[float, float]]] = []
         while len(found) < count:
-            following = self._following()
+            following = self._following(ladder)
             if following is None:
                 break
             row, costs = following
@@ -136,15 +141,28 @@ class Searcher:
             found.append((row, costs))
         return found
 
-    def _following(self) -> tuple[Row, tuple[float, float]] | None:
-        for first in self._start:
-            if first[0] not in self._told:
-                self.expected_gain = np.inf
-                return first
+    def _following(self, ladder: float) -> tuple[Row, tuple[float, float]] | None:
+        start = [each for each in self._start if each[0] not in self._told]
+        if start and not self._gaps:
+            self.expected_gain = np.inf
+            return start[0]
         belief = self._belief()
         rows, costs = self._pool.propose(self._members(), belief.theta())
         fresh = np.array([tuple(row) not in self._told for row in rows.tolist()], dtype=bool)
-        rows, costs = rows[fresh], costs[fresh]
+        found = self._most(belief, rows[fresh], costs[fresh])
+        known = self._array([row for row, _ in start]), np.array([price for _, price in start])
+        first = self._most(belief, *known)
+        if first and (not found or first[0] >= found[0] / ladder):
+            found = first
+        if found is None:
+            return None
+        self.expected_gain, row, price = found
+        return row, price
+
+    def _most(
+        self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array
+    ) -> tuple[float, Row, tuple[float, float]] | None:
+        """Return the policy that promises most, after what it promises; None of none."""
         if not len(rows):
             return None
         gains = self._gains(belief, rows, costs)
@@ -154,9 +172,8 @@ class Searcher:
             rows, costs = rows[kept], exact
             gains = self._gains(belief, rows, costs)
         best = int(gains.argmax())
-        self.expected_gain = float(gains[best])
         time, memory = costs[best].tolist()
-        return tuple(rows[best].tolist()), (time, memory)
+        return float(gains[best]), tuple(rows[best].tolist()), (time, memory)
 
     def _belief(self) -> Sensitivity:
         """Return what is believed, once the few that are outstanding came out as expected."""

@@ -6,6 +6,8 @@ moves the trained parameters by some v, and the loss by g v + v H v / 2: alone t
 sensitivity s, and two together add a term of either sign up to 2 sqrt(s s'). So pairs enter as a
 Gaussian process whose covariance is the product of the sensitivities that two policies share. It is
 large for coarse formats, whose v is chance; what storing parameters in bfloat16 does adds up.
+Neighbours in the same coarse format round the tensors between them once for both: their terms are
+larger, and partly the same for all neighbours of a net.
 
 theta has a hierarchical Gaussian prior: one level for all, one per kind of decision, one per place,
 and its own. It is fitted by Gauss-Newton steps, and near the fit all is Gaussian (Laplace's
@@ -23,17 +25,17 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from policysearch.search.decisions import Decisions
 from policysearch.search.hypervolume import Array
+from policysearch.search.pair_terms import own, shared
 from policysearch.search.priors import Prior, hinted, prior_of
 
 COARSE_PAIRS = (0.4, 1.0)
 """Size of pair terms between coarse decisions, over the sensitivities; averaged over."""
 
 FINE_PAIRS = 0.2
-SINGLE = 0.25
 UNSHARED = 0.15
 RELATIVE_NOISE = 0.03
-"""Of the pair terms: for decisions that are not coarse, for a decision by itself (it may help), and
-the share that neighbours do not have in common. Noise over the gap."""
+"""Of the pair terms: for decisions that are not coarse, and the share that the neighbours of a
+policy do not have in common with it. Noise over the gap."""
 
 ABSOLUTE_NOISES = (0.02, 0.3)
 """Noise over the smallest gap; averaged over."""
@@ -180,19 +182,6 @@ def _sizes(prior: Prior, rows: Rows, theta: Array, pairs: float) -> Array:
     return np.asarray(np.sqrt(parts * size / (parts.sum(axis=1) + prior.smallest_gap)[:, None]))
 
 
-def _shared(left: Array, right: Array) -> Array:
-    """Return the covariance [n, m] of the pair terms of policies with these sizes."""
-    once, twice = left @ right.T, (left * left) @ (right * right).T
-    return np.asarray(0.5 * (once * once - twice) + SINGLE * twice)
-
-
-def _own(sizes: Array) -> Array:
-    """Return the variance [n] of the pair terms: the diagonal of `_shared`."""
-    squares = sizes * sizes
-    once, twice = squares.sum(axis=1), (squares * squares).sum(axis=1)
-    return np.asarray(0.5 * (once * once - twice) + SINGLE * twice)
-
-
 def _alike(left: Rows, right: Rows) -> Array:
     """Return which policies cost the same decisions, modifiers apart: [n, m], zeros and ones."""
     common = left.shares @ right.shares.T
@@ -208,30 +197,36 @@ def _modified(left: Rows, right: Rows) -> Array:
 
 def _fit(prior: Prior, told: Rows, scaled: Array, pairs: float, modifier: float) -> _Fit:
     """Return the most likely theta and what prediction needs there."""
-    theta, common = prior.mean, modifier**2 * _modified(told, told)
+    theta, same = prior.mean, (modifier**2 * _modified(told, told), _alike(told, told))
     for _ in range(STEPS):
-        factor, weights, slopes, _ = _linear(prior, told, scaled, theta, pairs, common)
+        factor, weights, slopes, _ = _linear(prior, told, scaled, theta, pairs, *same)
         step = prior.mean + prior.spread((weights @ slopes)[None])[0] - theta
         size = float(np.abs(step).max(initial=0.0))
         theta = theta + step * min(1.0, LARGEST_STEP / max(size, LARGEST_STEP))
         if size < SETTLED:
             break
-    factor, weights, slopes, left = _linear(prior, told, scaled, theta, pairs, common)
+    factor, weights, slopes, left = _linear(prior, told, scaled, theta, pairs, *same)
     likelihood = -0.5 * float(left @ weights) - float(np.log(np.diag(factor)).sum())
     return _Fit(prior, pairs, modifier, theta, told, slopes, factor, weights, likelihood)
 
 
 def _linear(
-    prior: Prior, told: Rows, scaled: Array, theta: Array, pairs: float, common: Array
+    prior: Prior,
+    told: Rows,
+    scaled: Array,
+    theta: Array,
+    pairs: float,
+    common: Array,
+    alike: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Return the model linear in theta: Cholesky factor, weights, slopes, residuals of the told."""
     gap, expected, slopes = _expected(prior, told, theta)
     share = gap / (gap + prior.smallest_gap)
     sizes = _sizes(prior, told, theta, pairs)
-    covariance = _shared(sizes, sizes) + common * share[:, None] * share
-    apart = np.sqrt(UNSHARED * _own(sizes) + _noise(prior, gap))
-    covariance += _alike(told, told) * apart[:, None] * apart + np.diag(REPEATS * apart**2)
-    covariance += prior.spread(slopes) @ slopes.T
+    covariance = shared(sizes, sizes, prior.neighbours) + common * share[:, None] * share
+    apart = np.sqrt(UNSHARED * own(sizes, prior.neighbours) + _noise(prior, gap))
+    covariance += alike * apart[:, None] * apart + prior.spread(slopes) @ slopes.T
+    np.fill_diagonal(covariance, covariance.diagonal() + REPEATS * apart**2)
     factor, lower = cho_factor(covariance, lower=True)
     left = scaled - expected - slopes @ (prior.mean - theta)
     return np.asarray(factor), np.asarray(cho_solve((factor, lower), left)), slopes, left
@@ -253,16 +248,16 @@ def _predict(prior: Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
     told, _, _ = _expected(prior, fit.told, fit.theta)
     share, beside = (f / (f + prior.smallest_gap) for f in (gap, told))
     sizes, others = (_sizes(prior, r, fit.theta, fit.pairs) for r in (rows, fit.told))
-    known = _shared(sizes, others)
-    apart = UNSHARED * _own(sizes) + _noise(prior, gap)
+    known = shared(sizes, others, prior.neighbours)
+    apart = UNSHARED * own(sizes, prior.neighbours) + _noise(prior, gap)
     if fit.modifier:
-        there = np.sqrt(UNSHARED * _own(others) + _noise(prior, told))
+        there = np.sqrt(UNSHARED * own(others, prior.neighbours) + _noise(prior, told))
         known += _alike(rows, fit.told) * np.sqrt(apart)[:, None] * there
         known += fit.modifier**2 * _modified(rows, fit.told) * share[:, None] * beside
     spread = prior.spread(slopes)
     known += spread @ fit.slopes.T
     mean = expected + slopes @ (prior.mean - fit.theta) + known @ fit.weights
-    variance = (spread * slopes).sum(axis=1) + _own(sizes) + apart
+    variance = (spread * slopes).sum(axis=1) + own(sizes, prior.neighbours) + apart
     variance += (fit.modifier * share) ** 2 * (rows.modifiers != 0).sum(axis=1)
     explained = solve_triangular(fit.factor, known.T, lower=True)
     variance -= (explained * explained).sum(axis=0)
@@ -275,21 +270,22 @@ def _joint(fit: _Fit, weight: float, some: Rows, rows: Rows) -> Joint:
         solve_triangular(fit.factor, _covariance(fit, fit.told, each), lower=True)
         for each in (some, rows)
     )
-    own = _covariance(fit, some, some) + np.diag(REPEATS * _apart(fit, some) ** 2)
-    own -= before.T @ before
+    among = _covariance(fit, some, some) + np.diag(REPEATS * _apart(fit, some) ** 2)
+    among -= before.T @ before
     across = _covariance(fit, some, rows) - before.T @ there
     mean, _ = _predict(fit.prior, fit, some)
-    return Joint(mean, own, Belief(weight, *_predict(fit.prior, fit, rows)), across)
+    return Joint(mean, among, Belief(weight, *_predict(fit.prior, fit, rows)), across)
 
 
 def _covariance(fit: _Fit, left: Rows, right: Rows) -> Array:
     """Return the prior covariance [n, m] of scaled gaps, linear in theta at its fit."""
     both = left, right
     (gap, _, slopes), (other, _, beside) = (_expected(fit.prior, r, fit.theta) for r in both)
-    share, shared = (g / (g + fit.prior.smallest_gap) for g in (gap, other))
-    found = _shared(*(_sizes(fit.prior, r, fit.theta, fit.pairs) for r in both))
+    share, there = (g / (g + fit.prior.smallest_gap) for g in (gap, other))
+    sizes, others = (_sizes(fit.prior, r, fit.theta, fit.pairs) for r in both)
+    found = shared(sizes, others, fit.prior.neighbours)
     found += _alike(*both) * _apart(fit, left)[:, None] * _apart(fit, right)
-    found += fit.modifier**2 * _modified(*both) * share[:, None] * shared
+    found += fit.modifier**2 * _modified(*both) * share[:, None] * there
     return np.asarray(found + fit.prior.spread(slopes) @ beside.T)
 
 
@@ -297,4 +293,5 @@ def _apart(fit: _Fit, rows: Rows) -> Array:
     """Return the standard deviation [n] that policies share with those alike alone."""
     gap, _, _ = _expected(fit.prior, rows, fit.theta)
     sizes = _sizes(fit.prior, rows, fit.theta, fit.pairs)
-    return np.asarray(np.sqrt(UNSHARED * _own(sizes) + _noise(fit.prior, gap)))
+    pairs = own(sizes, fit.prior.neighbours)
+    return np.asarray(np.sqrt(UNSHARED * pairs + _noise(fit.prior, gap)))

@@ -11,7 +11,8 @@ from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Outcome
 from policysearch.policy.policy import Policy, from_json
 from policysearch.search.confirm import Horizon
-from policysearch.search.executors import Executor, Job
+from policysearch.search.executors import Executor
+from policysearch.search.jobs import Job
 from policysearch.search.prices import Prices
 from policysearch.search.records import Asked, Records, RunKey, compact, trained_digest
 from policysearch.search.results import Results

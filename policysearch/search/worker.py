@@ -13,8 +13,9 @@ from policysearch.cost.stacks import STACKS
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
 from policysearch.rounding.rounder import Fast
-from policysearch.search.executors import Job, attempted
+from policysearch.search.executors import attempted
 from policysearch.search.identity import code_fingerprints, libraries
+from policysearch.search.jobs import Job
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
