@@ -132,7 +132,7 @@ class Executable:
         out = stored(self._flat[node.id], node.shape)
         if is_view(self.graph, node) and np.shares_memory(out, inputs[0]):
             return _nothing
-        if node.id in self._plan.beside.values():
+        if node.id in self._plan.given:
             return _nothing
         kernel, attrs = self._plan.kernels[node.id], attributes(self.graph, node, self.fast)
         if node.id in self._plan.beside:

@@ -92,8 +92,8 @@ class Plan:
     `groups` holds (start, stop) positions: nodes of one group run span by span, so their
     buffers are all alive throughout the group. `kernels` holds how every node runs: with `kernels`
     in C where there is a kernel for it. `beside` maps a node to the next one, whose values its
-    kernel computes as well. `span_work` holds the elements of scratch of nodes that run
-    span by span: they have it outside the arena, with the roundings.
+    kernel computes as well; `given` are those. `span_work` holds the elements of scratch of nodes
+    that run span by span: they have it outside the arena, with the roundings.
     """
 
     def __init__(self, graph: Graph, *, kernels: bool = True) -> None:
@@ -107,6 +107,7 @@ class Plan:
         self.groups = self._grouped()
         self.kernels = {node.id: self._kernel(node, kernels) for node in self.order}
         self.beside = dict(self._beside())
+        self.given = frozenset(self.beside.values())
         self.last_read = self._last_reads()
         self.home: dict[int, Buffer] = {}
         self.work: dict[int, Buffer] = {}
@@ -193,12 +194,12 @@ class Plan:
                 buffer.last = max(buffer.last, last)
                 self.home[node.id] = buffer
                 return
-        first = position - (node.id in self.beside.values())
+        first = position - (node.id in self.given)
         self.home[node.id] = Buffer(size(node.shape), first, last)
         self.buffers.append(self.home[node.id])
 
     def _scratch(self, node: Node) -> int:
-        if node.id in self.beside.values():
+        if node.id in self.given:
             return 0
         shapes, shape = [i.shape for i in self.graph.inputs_of(node)], node.shape
         if runs_in_spans(self.graph, node):
