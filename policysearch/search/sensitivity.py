@@ -224,7 +224,7 @@ def _linear(
     share = gap / (gap + prior.smallest_gap)
     sizes = _sizes(prior, told, theta, pairs)
     covariance = shared(sizes, sizes, prior.neighbours) + common * share[:, None] * share
-    apart = np.sqrt(UNSHARED * own(sizes, prior.neighbours) + _noise(prior, gap))
+    apart = np.sqrt(_unshared(prior, sizes, gap))
     covariance += alike * apart[:, None] * apart + prior.spread(slopes) @ slopes.T
     np.fill_diagonal(covariance, covariance.diagonal() + REPEATS * apart**2)
     factor, lower = cho_factor(covariance, lower=True)
@@ -242,6 +242,11 @@ def _noise(prior: Prior, gap: Array) -> Array:
     return np.asarray(noise / (gap + prior.smallest_gap) ** 2)
 
 
+def _unshared(prior: Prior, sizes: Array, gap: Array) -> Array:
+    """Return the variance [n] that policies share with those alike alone."""
+    return np.asarray(UNSHARED * own(sizes, prior.neighbours) + _noise(prior, gap))
+
+
 def _predict(prior: Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
     """Return mean and standard deviation [n] of the scaled gap."""
     gap, expected, slopes = _expected(prior, rows, fit.theta)
@@ -249,9 +254,9 @@ def _predict(prior: Prior, fit: _Fit, rows: Rows) -> tuple[Array, Array]:
     share, beside = (f / (f + prior.smallest_gap) for f in (gap, told))
     sizes, others = (_sizes(prior, r, fit.theta, fit.pairs) for r in (rows, fit.told))
     known = shared(sizes, others, prior.neighbours)
-    apart = UNSHARED * own(sizes, prior.neighbours) + _noise(prior, gap)
+    apart = _unshared(prior, sizes, gap)
     if fit.modifier:
-        there = np.sqrt(UNSHARED * own(others, prior.neighbours) + _noise(prior, told))
+        there = np.sqrt(_unshared(prior, others, told))
         known += _alike(rows, fit.told) * np.sqrt(apart)[:, None] * there
         known += fit.modifier**2 * _modified(rows, fit.told) * share[:, None] * beside
     spread = prior.spread(slopes)
@@ -270,7 +275,10 @@ def _joint(fit: _Fit, weight: float, some: Rows, rows: Rows) -> Joint:
         solve_triangular(fit.factor, _covariance(fit, fit.told, each), lower=True)
         for each in (some, rows)
     )
-    among = _covariance(fit, some, some) + np.diag(REPEATS * _apart(fit, some) ** 2)
+    gap, _, _ = _expected(fit.prior, some, fit.theta)
+    sizes = _sizes(fit.prior, some, fit.theta, fit.pairs)
+    apart = np.sqrt(_unshared(fit.prior, sizes, gap))
+    among = _covariance(fit, some, some) + np.diag(REPEATS * apart**2)
     among -= before.T @ before
     across = _covariance(fit, some, rows) - before.T @ there
     mean, _ = _predict(fit.prior, fit, some)
@@ -284,14 +292,9 @@ def _covariance(fit: _Fit, left: Rows, right: Rows) -> Array:
     share, there = (g / (g + fit.prior.smallest_gap) for g in (gap, other))
     sizes, others = (_sizes(fit.prior, r, fit.theta, fit.pairs) for r in both)
     found = shared(sizes, others, fit.prior.neighbours)
-    found += _alike(*both) * _apart(fit, left)[:, None] * _apart(fit, right)
+    mine, theirs = (
+        np.sqrt(_unshared(fit.prior, *each)) for each in ((sizes, gap), (others, other))
+    )
+    found += _alike(*both) * mine[:, None] * theirs
     found += fit.modifier**2 * _modified(*both) * share[:, None] * there
     return np.asarray(found + fit.prior.spread(slopes) @ beside.T)
-
-
-def _apart(fit: _Fit, rows: Rows) -> Array:
-    """Return the standard deviation [n] that policies share with those alike alone."""
-    gap, _, _ = _expected(fit.prior, rows, fit.theta)
-    sizes = _sizes(fit.prior, rows, fit.theta, fit.pairs)
-    pairs = own(sizes, fit.prior.neighbours)
-    return np.asarray(np.sqrt(UNSHARED * pairs + _noise(fit.prior, gap)))
