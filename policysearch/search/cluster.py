@@ -161,9 +161,7 @@ class ClusterExecutor:
         """Whether the run takes so long that it is to be started elsewhere as well."""
         if call.attempt is None or call in self._doubled or not self._slowest_step_seconds:
             return False
-        usual = self._slowest_step_seconds * (
-            call.attempt.job.until or call.attempt.job.steps or self._steps
-        )
+        usual = self._slowest_step_seconds * call.attempt.job.length(self._steps)
         patience = max(LEAST_LEASE_SECONDS, SLOW * usual) * 2.0 ** (call.attempt.number - 1)
         return time.monotonic() - call.began > patience
 
@@ -222,8 +220,7 @@ class ClusterExecutor:
             self._take_on(call.worker, result)
             return
         if not isinstance(result[0], Failure):
-            steps = attempt.job.until or attempt.job.steps or self._steps
-            step_seconds = (time.monotonic() - call.began) / steps
+            step_seconds = (time.monotonic() - call.began) / attempt.job.length(self._steps)
             self._slowest_step_seconds = max(self._slowest_step_seconds, step_seconds)
         yield attempt, *result
 

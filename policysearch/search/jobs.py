@@ -24,6 +24,10 @@ class Job:
     until: int | None = None
     checkpoint: Path | None = None
 
+    def length(self, steps: int) -> int:
+        """Return how many steps it takes, those of the task being `steps`."""
+        return self.until or self.steps or steps
+
 
 @dataclass(frozen=True)
 class Attempt:
