@@ -59,10 +59,15 @@ class NarrowRow:
     framework: str = ""
 
     @property
+    def shards(self) -> int:
+        """How many devices its products are split over."""
+        found = re.search(r"TP=([1-9]\d*)", self.parallelism)
+        return int(found[1]) if found else 1
+
+    @property
     def parallel(self) -> Parallel:
         """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
-        found = re.search(r"TP=([1-9]\d*)", self.parallelism)
-        tensor = int(found[1]) if found and self.devices % int(found[1]) == 0 else 1
+        tensor = self.shards if self.devices % self.shards == 0 else 1
         said = self.parallelism
         zero = 3 if "FSDP" in said else 1 if re.search(r"\bDP\b", said) else 0
         return Parallel(self.devices, tensor, zero)
@@ -160,8 +165,7 @@ def _stack(row: NarrowRow, mixed: bool) -> Stack:
 def _build(row: NarrowRow, step: Layers, batch: int) -> None:
     name = re.sub(r" \(.*\)", "", row.model).lower()
     name = next((key for key, others in SAME.items() if name in others), name)
-    shards = int(found[1]) if (found := re.search(r"TP=([1-9]\d*)", row.parallelism)) else 1
-    m, n, k, groups = row.sizes
+    shards, (m, n, k, groups) = row.shards, row.sizes
     if name in DECODERS and row.kind == "end-to-end":
         flags = _flags(row, step.precision.scaling is not None)
         again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
