@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 from unittest import mock
 
 from policysearch.objective.objective import Objective
@@ -59,6 +60,19 @@ def write_study(folder: Path, *changes: tuple[str, str], name: str = "tiny.toml"
 
 Stand = Callable[[Policy, int], Measurement]
 """What a training run is replaced by: (policy, seed) to what it measures, or an exception."""
+
+
+class Untrained:
+    """What executors that train nothing have in common; `run` is theirs."""
+
+    def __call__(self, objective: Objective) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 def measured(policy: Policy, seed: int) -> Measurement:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -33,12 +33,12 @@ from policysearch.search.study import load_results, run_study
 from policysearch.search.study_space import space_of
 from policysearch.search.view import Seen
 from policysearch.values import InputError
-from tests.studies import measured, replaced_training, write_study
+from tests.studies import Untrained, measured, replaced_training, write_study
 
 STOCK = [name for name in SAMPLERS if name != "gp"]
 
 
-class Drawn:
+class Drawn(Untrained):
     """Runs `slots` jobs at once, whose ends come in an order drawn at random; nothing trains."""
 
     def __init__(self, slots: int, in_order: bool, seed: int = 0) -> None:
@@ -46,15 +46,6 @@ class Drawn:
         self.most_running = 0
         self.waited: list[int] = []
         """How many jobs were under way each time there was a free slot and no job for it."""
-
-    def __call__(self, _: Objective) -> Self:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def run(self, jobs: Iterable[Job | None]) -> Iterator[tuple[int, Outcome]]:
         taken, running, source = itertools.count(), list[tuple[int, Job]](), iter(jobs)

@@ -23,7 +23,7 @@ from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.storage import read_checked
 from policysearch.search.study import load_results, run_study
 from policysearch.values import InputError
-from tests.studies import write_study
+from tests.studies import Untrained, write_study
 
 CHANGES = (
     ('sampler = "random"', 'sampler = "gain"\nshort_runs = true'),
@@ -54,7 +54,7 @@ def gap_of(policy: Policy) -> float:
     return total * (1.0 if policy.master_weights else 2.1) + 1e-6 * len(policy.fp32_ops)
 
 
-class Told:
+class Told(Untrained):
     """An executor that trains nothing: three runs at once, whose gaps are those of `gap_of`.
 
     Looks show twice that where they `rank`, and what is largest as least where they do not. The
@@ -68,12 +68,6 @@ class Told:
     def __call__(self, objective: Objective) -> Self:
         self.base = objective.float32.digest
         return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def run(self, jobs: Iterable[Job | None]) -> Iterator[tuple[int, Outcome]]:
         under_way: list[tuple[int, Job]] = []
