@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.nets import BATCHES, EVERYWHERE, NETS
+from benchmarks.nets import BATCHES, EVERYWHERE, TWINS
 from benchmarks.timing import machine, parser, show, write_csv
 
 FORMATS = ("float32", "bfloat16", "float16", "float8", EVERYWHERE)
@@ -69,7 +69,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("tree", type=Path, help="the other tree")
     options.add_argument("--fast", choices=("numpy", "c"), default="numpy")
-    options.add_argument("--nets", nargs="+", choices=NETS, default=["mlp", "lenet5"])
+    options.add_argument("--nets", nargs="+", choices=TWINS, default=["mlp", "lenet5"])
     options.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     given = options.parse_args()
     lines = []

@@ -33,6 +33,11 @@ ALL_NETS: dict[str, Callable[[], Chain]] = {
     "gpt": lambda: gpt((32,), 64, 64, (256, 256), 4),
 }
 """With those that are timed beside torch alone, for who asks for them."""
+TWINS: dict[str, Callable[[], Chain]] = {
+    **NETS,
+    "transformer_tanh": lambda: transformer((1, 32, 32), 10, 64, (256,), 4, "gelu_tanh"),
+}
+"""With what was the transformer of trees in which GELU was the tanh form alone."""
 TITLES = {
     "mlp": "MLP 784-512-512-10",
     "lenet5": "LeNet-5 (32 x 32)",

@@ -3,7 +3,8 @@
     PYTHONPATH=TREE python step_server.py NET BATCH FAST FORMAT...
 
 A line of the input is a format and a number of steps; the answer, the CPU seconds of one step.
-It works with trees in which `fast` was still called `compiled`.
+It works with trees in which `fast` was still called `compiled`, and in which GELU was the tanh form
+alone: the transformer_tanh of here is the transformer of there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def main() -> None:
     chosen: dict[str, Any] = {"fast": fast}
     if "fast" not in inspect.signature(nets.our_step).parameters:
         chosen = {"compiled": fast == "c"}
-    model = nets.NETS[net]()
+    if not hasattr(nets, "TWINS"):
+        net = net.removesuffix("_tanh")
+    model = getattr(nets, "TWINS", nets.NETS)[net]()
     calls = {name: nets.our_step(model, name, int(batch), **chosen) for name in formats}
     for line in sys.stdin:
         name, steps = line.split()

@@ -29,7 +29,7 @@ def _slope(x: FloatArray) -> npt.NDArray[np.float64]:
 
 def _of(ratio: OddRatio, x: FloatArray) -> FloatArray:
     out = empty(x.shape)
-    ratio(x, out, np.empty(3 * x.size, np.float32))
+    ratio.bind(x, out, np.empty(3 * x.size, np.float32))()
     return out
 
 

@@ -28,19 +28,23 @@ class OddRatio:
     above: tuple[np.float32, ...]
     below: tuple[np.float32, ...]
 
-    def __call__(self, x: FloatArray, out: FloatArray, work: FloatArray) -> None:
-        """Set `out`; spend `work`, three times as large as x."""
+    def bind(self, x: FloatArray, out: FloatArray, work: FloatArray) -> Callable[[], FloatArray]:
+        """Return the call that sets and returns `out`; it spends `work`, three times as large."""
         near, square, below = (
             np.ndarray(x.shape, np.float32, part, strides=x.strides)
             for part in np.split(work[: 3 * x.size], 3)
         )
-        np.minimum(x, self.farthest, out=near)
-        np.maximum(near, -self.farthest, out=near)
-        np.multiply(near, near, out=square)
-        _polynomial(self.above, square, out)
-        _polynomial(self.below, square, below)
-        np.multiply(out, near, out=out)
-        np.divide(out, below, out=out)
+
+        def run() -> FloatArray:
+            np.minimum(x, self.farthest, out=near)
+            np.maximum(near, -self.farthest, out=near)
+            np.multiply(near, near, out=square)
+            _polynomial(self.above, square, out)
+            _polynomial(self.below, square, below)
+            np.multiply(out, near, out=out)
+            return np.divide(out, below, out=out)
+
+        return run
 
 
 def _polynomial(coefficients: Sequence[np.float32], x: FloatArray, out: FloatArray) -> None:
@@ -104,6 +108,7 @@ def _bind_gelu(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     x, square = inputs[0], np.ndarray(out.shape, np.float32, work, strides=out.strides)
+    normal = NORMAL.bind(x, out, work)
 
     def run_tanh() -> None:
         _inner_tanh(x, out, square)
@@ -112,9 +117,7 @@ def _bind_gelu(
         np.multiply(out, _HALF, out=out)
 
     def run_erf() -> None:
-        NORMAL(x, out, work)
-        np.add(out, _HALF, out=out)
-        np.multiply(out, x, out=out)
+        np.multiply(np.add(normal(), _HALF, out=out), x, out=out)
 
     return run_tanh if attrs["form"] == "tanh" else run_erf
 
@@ -135,6 +138,7 @@ def _bind_gelu_grad(
     grad, x = inputs
     t, u = np.split(work[: 2 * x.size], 2)
     t, u = (np.ndarray(x.shape, np.float32, a, strides=x.strides) for a in (t, u))
+    slope = SLOPE.bind(x, out, work)
 
     def run_tanh() -> None:
         _inner_tanh(x, t, u)
@@ -146,9 +150,7 @@ def _bind_gelu_grad(
         np.multiply(grad, t, out=out)
 
     def run_erf() -> None:
-        SLOPE(x, out, work)
-        np.add(out, _HALF, out=out)
-        np.multiply(grad, out, out=out)
+        np.multiply(grad, np.add(slope(), _HALF, out=out), out=out)
 
     return run_tanh if attrs["form"] == "tanh" else run_erf
 
