@@ -42,7 +42,8 @@ class OddRatio:
             _polynomial(self.above, square, out)
             _polynomial(self.below, square, below)
             np.multiply(out, near, out=out)
-            return np.divide(out, below, out=out)
+            np.divide(out, below, out=out)
+            return out
 
         return run
 
