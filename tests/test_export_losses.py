@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +32,14 @@ def test_the_file_is_self_contained_and_states_its_losses(name: str) -> None:
     for line in losses(policy, MODEL):
         assert f"#   - {line}\n" in text
     assert ("#   nothing" in text) == (losses(policy, MODEL) == ())
+
+
+def test_what_adds_a_bias_without_a_product_is_named() -> None:
+    """The positions of a transformer are added; its norms add within themselves."""
+    for model, added in ((MODEL, ()), (transformer((1, 8, 8), 10, 8, (16,), 2), ("position",))):
+        text = export(preset("float16", model.layer_names), model)
+        (rows,) = re.findall(r"^BIASES = (\(.*?\))$", text, re.M | re.S)
+        assert ast.literal_eval(rows) == added
 
 
 @pytest.mark.parametrize(

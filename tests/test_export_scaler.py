@@ -63,6 +63,11 @@ def scales_of(scale: LossScale, overflow: str) -> list[float]:
         (LossScale("dynamic", 8.0, growth_interval=1, min_scale=4.0), [8, 4, 4, 8, 16, 32, 64]),
         (LossScale("dynamic", 8.0, growth_interval=1, max_scale=4.0), [8, 4, 2, 4, 4, 4, 4]),
         (LossScale("dynamic", 8.0, 1.0, 1.0, 1), [8.0] * 7),
+        # Without bounds float32's largest power of two is one.
+        (
+            LossScale("dynamic", 2.0**126, growth_interval=1),
+            [2.0**k for k in (126, 125, 124, 125, 126, 127, 127)],
+        ),
         (LossScale("schedule", 2.0, schedule=((1, 4.0), (5, 16.0))), [2, 4, 4, 4, 4, 16, 16]),
         (LossScale("schedule", 2.0, schedule=((0, 4.0), (3, 8.0))), [4, 4, 4, 8, 8, 8, 8]),
     ],

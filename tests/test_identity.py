@@ -252,7 +252,9 @@ def test_a_file_of_each_kind_counts(package: Path, name: str) -> None:
         assert code_fingerprints()["a/t.json"] == before["a/t.json"]
 
 
-@pytest.mark.parametrize("room", ["cost", "search", "report", "export", "verify", "importers"])
+@pytest.mark.parametrize(
+    "room", ["commands", "cost", "search", "report", "export", "verify", "importers"]
+)
 def test_rooms_that_come_afterwards_do_not_count(package: Path, room: str) -> None:
     (package / room).mkdir(exist_ok=True)
     (package / room / "m.py").write_text("x = 1")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import (
     LayerPolicy,
     Phase,
@@ -39,6 +42,17 @@ def test_the_digest_covers_everything_but_the_name() -> None:
     assert from_data({**data, "name": "other"}).digest == POLICY.digest
     changed = from_data({**data, "master_weights": False})
     assert changed.digest != POLICY.digest
+
+
+def test_fields_that_came_later_leave_older_policies_as_they_were() -> None:
+    """A file without them is the same policy, and its digest is that of what it says."""
+    plain = to_data(replace(POLICY, casts="op", norm_inner="float32", parallel=Parallel()))
+    older = {k: v for k, v in plain.items() if k not in ("casts", "norm_inner", "parallel")}
+    assert len(older) == len(plain) - 3
+    named = older.pop("name")
+    digest = hashlib.sha256(json.dumps(older, sort_keys=True).encode()).hexdigest()
+    assert from_data({"name": named, **older}).digest == from_data(plain).digest == digest
+    assert from_data({**plain, "casts": "layer"}).digest != digest
 
 
 def test_left_out_keys_take_their_defaults() -> None:

@@ -215,6 +215,15 @@ def test_five_formats_that_differ_each_go_where_the_layer_says() -> None:
     assert summed.format == "bfloat16"
 
 
+def test_the_gradient_of_a_bias_is_a_weight_gradient() -> None:
+    layer = LayerPolicy("float16", "float16", "bfloat16", "tfloat32", "float16")
+    graph = apply_policy(STEP, _policy(layer))
+    made = _nodes(graph, op="bias_grad")
+    assert {n.layer for n in made} == set(NET.layer_names) - {"tanh1", "tanh2", "relu1", "relu2"}
+    assert {(n.role, n.format) for n in made} == {("wgrad", "tfloat32")}
+    assert {n.format for n in _nodes(graph, op="matmul", role="dgrad")} == {"bfloat16"}
+
+
 def test_gradients_of_one_value_are_summed_in_its_own_format() -> None:
     """As autograd does: what the float32 norm gives back is rounded before the sum."""
     model = transformer((1, 8, 8), 10, 8, (16,), 2)

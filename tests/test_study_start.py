@@ -11,7 +11,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.nn.models import lenet5
 from policysearch.objective.objective import Objective
-from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.presets import PRESETS, TF32, preset
 from policysearch.report.front_data import caption
 from policysearch.report.plots import VIEWS, figure
 from policysearch.search.results import Results
@@ -165,6 +165,7 @@ def test_a_device_without_tf32_is_not_compared_with_it(tmp_path: Path) -> None:
         results = run_study(spec, tmp_path / "x.journal", processes=0)
     assert [name for name, _ in results.references] == ["float32", "torch.autocast.float16"]
     assert {row.speedup_over_tf32 for row in results.rows()} == {None}
+    assert not any(row.by_hand for row in results.rows())
     assert "trained and priced at batch 32" in caption(results) and "TF32" not in caption(results)
 
 
@@ -173,6 +174,10 @@ def test_every_view_says_what_speed_is_compared_with_and_both_batches(
 ) -> None:
     study, out = str(journal.with_name("tiny.toml")), str(journal.parent / "out")
     given = [study, "--storage", str(journal)]
+    for row in results.rows():
+        assert row.speedup_over_tf32 == pytest.approx(
+            row.modeled_speedup / results.reference_speedups[TF32]
+        )
     batches = "trained at batch 32, priced at batch 4096 (small kernels)"
     assert main(["show", *given]) == 0
     table = capsys.readouterr().out

@@ -190,6 +190,17 @@ def test_a_step_that_is_skipped_has_no_update(digits: Dataset) -> None:
     assert Watch().swamped() == NOT_COUNTED
 
 
+def test_the_rate_of_an_update_is_that_of_its_step(digits: Dataset) -> None:
+    """Skipped steps count for the schedule, which is at its smallest rate from step 18 on."""
+    model = TASK.build_model(digits)
+    low = replace(preset("apex.O3", model.layer_names), loss_scale=LossScale("dynamic", 2.0**26))
+    task = replace(TASK, learning_rate=0.05, schedule=Schedule("step", 18, factor=0.01))
+    run = train(task, low, 0, dataset=digits)
+    assert 3 < np.count_nonzero(run.skipped) < 18 and not run.skipped[18:].any()
+    assert run.swamped.shares[-1][0] == 20
+    assert run.swamped.projected == run.swamped.shares[-1][1] > 0.0
+
+
 @pytest.mark.parametrize(
     "name", [*(name for name in FORMATS if name != "float32"), "e5m7", "e4m3fn"]
 )

@@ -45,6 +45,8 @@ ASKED = (
     *("results", "front", "identity", "records", "journal", "repair", "study", "failures"),
     *("noise", "confirm", "export_losses", "export_torch", "exporters", "presets"),
     *("documented_presets", "policy", "policy_limits", "digest", "schema", "frozen"),
+    *("casting_modes", "checkpoint", "conversion", "built_in_rules", "pinned", "phases"),
+    *("early_sign", "run_signs", "one_trial", "study_start", "swamped", "export_scaler"),
 )
 ALWAYS = ("tests/test_frozen.py",)
 """Look at every module without passing through its lines."""
