@@ -117,6 +117,13 @@ def test_a_member_of_the_start_that_promises_nothing_waits() -> None:
     assert 0.0 < search.expected_gain < 1.0
 
 
+def test_the_whole_start_can_be_had_first() -> None:
+    search, _ = searcher()
+    found = [row for row, _ in search.ask(3, whole_start=True)]
+    assert sorted(found) == [(1,) * 4, (2,) * 4, (3,) * 4]
+    assert {row for row, _ in searcher()[0].ask(3)} != set(found)
+
+
 def test_it_ends_with_the_space() -> None:
     search, rows = searcher()
     assert len(search.ask(1000)) == len(rows)
@@ -174,6 +181,14 @@ def test_the_front_of_a_table_is_found(name: str, most: int) -> None:
     problem = mean_problem(load(name))
     found = counts(problem, "own", 0, 40)
     assert floor(problem, (0.99,))[0] <= found[1] <= most
+
+
+@pytest.mark.parametrize("name", ["transformer-ops", "tanh-mlp-scales", "tanh-mlp-masters"])
+def test_four_asked_for_together_find_as_much_as_one_at_a_time(name: str) -> None:
+    """Of the ladder asked for blind, members that promise little would be trained beside others."""
+    problem = mean_problem(load(name))
+    alone, together = (counts(problem, "own", 0, 20, batch)[0] for batch in (1, 4))
+    assert floor(problem, (0.95,))[0] <= together <= 1.3 * alone
 
 
 def test_a_decision_that_does_nothing_costs_next_to_nothing_on_a_table() -> None:

@@ -10,8 +10,8 @@ price, tell and record passes on that clock while workers wait, and so do 1.7 ms
 Per number of workers: the share of their time that they train, up to the moment when 95 % of the
 runs have ended, and CPU milliseconds of the coordinator per run, by quarters of the study. Then, on
 the tables of `benchmarks.search`, the trainings to 95 % of the volume with so many policies under
-way; 16 workers have 5 policies of three seeds under way. `benchmarks.scale.sleeping` is the same
-with a real cluster and real time.
+way, and those of someone who knows every result; 16 workers have 5 policies of three seeds under
+way. `benchmarks.scale.sleeping` is the same with a real cluster and real time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Times and memory of the first two are of an invented roofline, those of the othe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -167,15 +167,23 @@ def with_idle(table: Table, values: int) -> Table:
     )
 
 
-def floor(problem: Problem, shares: tuple[float, ...]) -> list[float]:
-    """Return how many trainings greedy choice with perfect knowledge takes to each share."""
+def greedy(problem: Problem) -> Iterator[int]:
+    """Yield the places of all policies, each the one that adds most volume to those before it."""
     table = problem.table
     points = table.measure.points(problem.true, table.costs)
     trained: list[int] = []
-    counts: list[float] = []
+    while len(trained) < len(points):
+        gains = improvements(points, points[trained], table.measure.corner)
+        gains[trained] = -1.0
+        trained.append(int(gains.argmax()))
+        yield trained[-1]
+
+
+def floor(problem: Problem, shares: tuple[float, ...]) -> list[float]:
+    """Return how many trainings greedy choice with perfect knowledge takes to each share."""
+    best, trained, counts = greedy(problem), list[int](), list[float]()
     for share in shares:
         while problem.share(trained) < share:
-            gains = improvements(points, points[trained], table.measure.corner)
-            trained.append(int(gains.argmax()))
+            trained.append(next(best))
         counts.append(len(trained))
     return counts

@@ -108,7 +108,7 @@ class RunSearcher:
     def _following(self) -> Run | None:
         first = self._seeds[0]
         # Looks at the whole ladder are cheap, and far enough apart to say whether they rank.
-        if self._looking and (asked := self._searcher(self._short).ask(ladder=np.inf)):
+        if self._looking and (asked := self._searcher(self._short).ask(whole_start=True)):
             return Run(*asked[0], first, self._short)
         if unsure := self._unsure():
             return Run(unsure[0], self._costs[unsure[0]], first, 1.0)

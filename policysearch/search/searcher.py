@@ -29,7 +29,9 @@ WORST = 20.0
 """Gaps above so many times the largest that counts are learned as that: divergence is learned."""
 
 LADDER = 4.0
-"""A member of the start is asked for unless another policy promises so many times as much."""
+"""A member of the start is asked for unless another policy promises so many times as much: it says
+more of the level of all gaps. Beside outstanding policies that would come too late, and it counts
+as any other."""
 
 
 FINALISTS = 4
@@ -77,8 +79,8 @@ class Searcher:
     """Asks for policies and is told their gaps, in any order; `asked` policies may be outstanding.
 
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
-    policies to begin with, each with its costs: they come first until one is told, from then on
-    each unless another policy promises far more (`ask`). `hints` as `Sensitivity` takes them. With
+    policies to begin with, each with its costs: the first comes first, each of the others unless
+    another policy promises more (`ask`). `hints` as `Sensitivity` takes them. With
     more than `few` outstanding, asks are averaged over ways in which these may come out.
     """
 
@@ -124,16 +126,19 @@ class Searcher:
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
 
-    def ask(self, count: int = 1, ladder: float = LADDER) -> list[tuple[Row, tuple[float, float]]]:
+    def ask(
+        self, count: int = 1, whole_start: bool = False
+    ) -> list[tuple[Row, tuple[float, float]]]:
         """Return up to `count` policies to train, with their costs; fewer where there are no more.
 
         Each is chosen as if those before it, and all that are outstanding, had come out: as
         expected, or in ways that are drawn. A member of the start is asked for unless another
-        policy promises `ladder` times as much.
+        policy promises LADDER times as much, while some are outstanding more; before all others
+        with `whole_start`.
         """
         found: list[tuple[Row, tuple[float, float]]] = []
         while len(found) < count:
-            following = self._following(ladder)
+            following = self._following(whole_start)
             if following is None:
                 break
             row, costs = following
@@ -141,9 +146,9 @@ class Searcher:
             found.append((row, costs))
         return found
 
-    def _following(self, ladder: float) -> tuple[Row, tuple[float, float]] | None:
+    def _following(self, whole_start: bool) -> tuple[Row, tuple[float, float]] | None:
         start = [each for each in self._start if each[0] not in self._told]
-        if start and not self._gaps:
+        if start and not self._told:
             self.expected_gain = np.inf
             return start[0]
         belief = self._belief()
@@ -152,7 +157,8 @@ class Searcher:
         found = self._most(belief, rows[fresh], costs[fresh])
         known = self._array([row for row, _ in start]), np.array([price for _, price in start])
         first = self._most(belief, *known)
-        if first and (not found or first[0] >= found[0] / ladder):
+        ahead = np.inf if whole_start else 1.0 if self._outstanding() else LADDER
+        if first and (not found or first[0] >= found[0] / ahead):
             found = first
         if found is None:
             return None
