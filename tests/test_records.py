@@ -93,11 +93,13 @@ def test_a_policy_is_read_back_with_its_number_decisions_runs_and_cost(
     records.add_asked(ASKED)
     for number, values in enumerate(([0.25, 2.0], None)):
         priced = None if values is None else cost
-        asked = replace(ASKED, number=7, place=number, by_hand=number == 1)
+        asked = replace(ASKED, number=7, place=number + 4, by_hand=number == 1)
         records.add_trial(asked, KINDS, outcomes, "here", priced, values, {"shown": number})
     again = read_back(journal, tmp_path)
     for made in (records, again):
-        assert made.trials == [replace(ASKED, number=n, place=n, by_hand=n == 1) for n in (0, 1)]
+        assert made.trials == [
+            replace(ASKED, number=n, place=n + 4, by_hand=n == 1) for n in (0, 1)
+        ]
         assert made.outstanding == {}
     assert again.runs == {RunKey(OWN, 0): RAN, RunKey(OWN, 1): LOST}
     assert again.prices == {("here", OWN): cost}
