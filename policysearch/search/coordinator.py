@@ -38,8 +38,9 @@ def search(
         session.records.add_run(key, outcome)
         if progress is not None:
             progress(len(session.records.searched), session.results)
-    session.prices.record(session.records.trials)
     coordinator = Coordinator(session, executor.in_order, clock)
+    session.records.add_weighed(coordinator.weighed)
+    session.prices.record((*session.records.trials, *session.records.weighed))
     if progress is not None:
         progress(coordinator.done, session.results)
     for _ in coordinator.looking.take(executor) if session.spec.study.short_runs else ():
@@ -77,7 +78,7 @@ class Coordinator:
         self._session, self._records, self._in_order = session, session.records, in_order
         self._proposer = Proposer(session.spec, session.objective, session.space)
         self.looking = Looking(session, self._proposer, in_order)
-        self._limits = Limits(session.spec, self._proposer.ladder.keys(), clock)
+        self._limits = Limits(session.spec, self._proposer.first, clock)
         self._history = History(session.spec.objectives.names)
         for asked in self._records.searched:
             self._history.append(session.seen(asked))
@@ -91,6 +92,11 @@ class Coordinator:
         """Why the search asked for no more, once it is at its end."""
         for asked in list(self._records.outstanding.values()):
             self._begin(asked)
+
+    @property
+    def weighed(self) -> list[Asked]:
+        """What of the ladder is left while another policy promises far more."""
+        return self._proposer.weighed
 
     @property
     def done(self) -> float:

@@ -37,6 +37,7 @@ class Results:
     are given against, by preset: float32, TF32 where the device has it, and the baseline of the
     study. `learned`: what float32 itself learns, None where that is not known. `stopped` says why
     the search asked for no more; "" where it has not come to an end. `looked`: its short runs.
+    `left`: name and modeled cost of what of the ladder was not trained, for others promised more.
     """
 
     spec: StudySpec
@@ -50,6 +51,7 @@ class Results:
     learned: Learned | None = None
     stopped: str = ""
     looked: Looked | None = None
+    left: tuple[tuple[str, PolicyCost], ...] = ()
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
