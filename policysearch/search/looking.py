@@ -126,4 +126,4 @@ class Looking:
         """How many trials the looks are worth by the steps they take, rounded up."""
         study = self._session.spec.study
         looks = len(self._records.looks) if study.short_runs else 0
-        return math.ceil(SHORT * looks / len(study.seeds))
+        return math.ceil(SHORT * looks / len(study.searched))

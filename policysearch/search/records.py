@@ -106,6 +106,7 @@ class Records:
         self.outstanding: dict[str, Asked] = {}
         self.looks: dict[str, Asked] = {}
         self.weighed: list[Asked] = []
+        self.finalists: list[str] = []
         self.stops: list[str] = []
         self.prices: dict[tuple[str, str], PolicyCost] = {}
         self.identities: list[dict[str, Any]] = []
@@ -142,6 +143,8 @@ class Records:
             where[rest] = _asked(rest, value)
         elif kind == "weighed":
             self.weighed = [_asked(digest, each) for digest, each in value.items()]
+        elif kind == "finalists":
+            self.finalists += value
         elif kind == "stop":
             self.stops.append(value)
         elif kind == "identity":
@@ -193,6 +196,11 @@ class Records:
         if [asked.digest for asked in ladder] != [asked.digest for asked in self.weighed]:
             self._add_fact("weighed", {asked.digest: _plain_asked(asked) for asked in ladder})
             self.weighed = list(ladder)
+
+    def add_finalists(self, digests: Sequence[str]) -> None:
+        """Record which policies are to be trained with all seeds, before their runs."""
+        self._add_fact(f"finalists:{len(self.finalists)}", list(digests))
+        self.finalists += digests
 
     def add_stop(self, reason: str) -> None:
         """Record why the search asks for no more, unless that is what it said last."""

@@ -38,7 +38,9 @@ def read_results(
     failed: list[FailedTrial] = []
     by_hand = {asked.digest for asked in records.trials if asked.by_hand}
     for asked in _each_once(records.trials):
-        outcome = scored(asked, records.runs, base, seeds, prices)
+        trained = [s for s in seeds if RunKey(asked.trained, s) in records.runs]
+        known = [s for s in seeds if s in trained or s in spec.study.searched]
+        outcome = scored(asked, records.runs, base, known, prices)
         if isinstance(outcome, Trial):
             trials.append(replace(outcome, by_hand=outcome.digest in by_hand))
         elif outcome is not None:
@@ -129,6 +131,7 @@ def scored(
         tuple(scores),
         divergence=lost[0] if lost else "",
         start=asked.start,
+        seeds=tuple(seeds),
     )
 
 
