@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Self
@@ -22,6 +23,7 @@ from policysearch.search.records import Records, RunKey
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.storage import read_checked
 from policysearch.search.study import load_results, run_study
+from policysearch.search.study_space import space_of
 from policysearch.values import InputError
 from tests.studies import Untrained, write_study
 
@@ -140,6 +142,27 @@ def test_what_looks_propose_is_trained_after_the_ladder(
     assert results.stopped == "budget: 18 trials, 2 of them spent on short runs"
     assert len(records.searched) == 18 - math.ceil(len(looks) * UNTIL / STEPS / SEEDS)
     assert f"runs: {whole} whole, 16 of 6 steps" in front_table(results)
+
+
+def test_the_whole_ladder_is_looked_at_first(spec: StudySpec, tmp_path: Path) -> None:
+    """Also what of it need not be trained: it is far enough apart to say whether looks rank."""
+    spec = replace(spec, space=replace(spec.space, ladder=("uniform", "apex.O3")))
+    ladder = list(space_of(spec).ladder())[1:]
+    told = Told(most=2 * SEEDS + len(ladder) + 1)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(spec, tmp_path / "j", executor=told)
+    looks = [job.policy.digest for job in told.jobs if job.until]
+    assert looks[: len(ladder)] == ladder and len(looks) > len(ladder) > 3
+
+
+def test_with_one_seed_while_searching_a_look_is_a_quarter_of_a_trial(
+    spec: StudySpec, tmp_path: Path
+) -> None:
+    spec = replace(spec, study=replace(spec.study, search_seeds=1))
+    results = run_study(spec, tmp_path / "j", executor=Told())
+    assert results.stopped == "budget: 18 trials, 4 of them spent on short runs"
+    assert {trial.seeds for trial in results.front} == {(0, 1)}
+    assert {trial.seeds for trial in results.trials} == {(0,), (0, 1)}
 
 
 def test_looks_that_do_not_rank_are_given_up(spec: StudySpec, tmp_path: Path) -> None:

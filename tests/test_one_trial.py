@@ -112,7 +112,9 @@ def test_what_is_not_on_the_front_names_the_member_that_beats_it(results: Result
 
 def test_the_mean_gap_has_its_interval_and_one_seed_has_none(results: Results) -> None:
     assert "at 95 % over seeds" in trial_page(results, 1)
-    trials = tuple(replace(trial, scores=trial.scores[:1]) for trial in results.trials)
+    trials = tuple(
+        replace(trial, scores=trial.scores[:1], seeds=trial.seeds[:1]) for trial in results.trials
+    )
     study = replace(results.spec.study, seeds=(0,))
     one = replace(results, trials=trials, spec=replace(results.spec, study=study))
     assert "one seed, so no interval" in trial_page(one, 1)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks.search.live import every, live
+from benchmarks.search.seeds import EXACT, TOLD, finalists, one_seed
 from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem
 from benchmarks.search.tabulate import described, gaps
 from policysearch.objective.objective import Objective
+from policysearch.search.front import covers
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.study_space import space_of
 
@@ -87,3 +89,22 @@ def test_a_table_is_whole(name: str) -> None:
     problem = mean_problem(table)
     everything = problem.share(list(range(count)))
     assert everything == 1.0 and 0 < floor(problem, (0.95,))[0] < 10
+
+
+@pytest.mark.parametrize("told", [EXACT, TOLD])
+def test_all_of_a_front_is_trained_with_all_seeds_and_no_more_than_ever_was_on_it(
+    told: tuple[float, float, float],
+) -> None:
+    table, places = load("tanh-mlp"), list(range(0, 1024, 9))
+    mean = table.gaps.mean(axis=0)
+    found = finalists(table, places, 1, told)
+    known = np.where(np.isin(np.arange(len(mean)), list(found)), mean, table.gaps[1])
+    points = table.measure.points(known[places], table.costs[places])
+    # Pair by pair: what no other covers is on any front.
+    for place, point in zip(places, points.tolist(), strict=True):
+        others = [tuple(p) for i, p in zip(places, points.tolist(), strict=True) if i != place]
+        if point[0] < 1.0 and not any(covers(other, tuple(point), told) for other in others):
+            assert place in found
+    assert 2 < len(found) < len(places)
+    runs, share = list(one_seed(table, 1, told, 3))[-1]
+    assert 3 + len(table.gaps) - 1 <= runs <= 3 * len(table.gaps) and 0.0 < share < 1.0

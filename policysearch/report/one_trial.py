@@ -171,7 +171,7 @@ def _seeds(results: Results, trial: Trial) -> list[str]:
             str(sum(count for _, count in score.overflows)),
             str(sum(count for _, count in score.underflows)),
         )
-        for seed, score in zip(results.spec.study.seeds, trial.scores, strict=True)
+        for seed, score in zip(trial.seeds, trial.scores, strict=True)
     ]
     return aligned([titles, *rows]) + [trial.divergence] * bool(trial.divergence)
 

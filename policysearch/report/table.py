@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from policysearch.report.front_data import caption
@@ -56,10 +57,14 @@ def search_lines(results: Results) -> list[str]:
     """Return why the search ended, and what it added to the policies it began with."""
     lines = [f"search ended: {results.stopped}"] if results.stopped else []
     lines += _runs(results.looked) if results.looked else []
+    lines += _seeds(results)
     added = found(results)
     if added is None:
         return lines
     share = f"{added.gain / added.volume:.0%} of all" if added.volume else "none there is"
+    if results.left:
+        names = ", ".join(name for name, _ in results.left)
+        lines.append(f"of the ladder not trained, for others promised more: {names}")
     lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}")
     if "speedup" in results.spec.objectives.names and math.isfinite(added.slower):
         lines.append(
@@ -67,6 +72,16 @@ def search_lines(results: Results) -> list[str]:
             f"{added.slowest:.1%} at most (mean and worst of {len(BUDGETS)} gaps)"
         )
     return lines
+
+
+def _seeds(results: Results) -> list[str]:
+    """Return how many policies were trained with how many seeds, where the search takes fewer."""
+    study = results.spec.study
+    if study.searched == study.seeds:
+        return []
+    counts = Counter(len(trial.scores) for trial in results.trials)
+    said = ", ".join(f"{count} policies with {seeds}" for seeds, count in sorted(counts.items()))
+    return [f"seeds: {said}; members of the front are to have all {len(study.seeds)}"]
 
 
 def _runs(looked: Looked) -> list[str]:

@@ -97,7 +97,7 @@ class Looking:
         pending = [session.params(each) for each in asked if each.digest not in heard]
         known = {session.float32.digest, *(each.digest for each in asked)}
         shown = history.shown(len(told))
-        found = self._proposer.propose(len(asked), shown, pending, known)
+        found = self._proposer.propose(len(asked), shown, pending, known, whole=True)
         return replace(found[0], told=len(told)) if found else None
 
     def _seen(self, look: Look) -> Seen:
@@ -126,4 +126,4 @@ class Looking:
         """How many trials the looks are worth by the steps they take, rounded up."""
         study = self._session.spec.study
         looks = len(self._records.looks) if study.short_runs else 0
-        return math.ceil(SHORT * looks / len(study.seeds))
+        return math.ceil(SHORT * looks / len(study.searched))

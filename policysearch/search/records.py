@@ -105,6 +105,8 @@ class Records:
         self.trials: list[Asked] = []
         self.outstanding: dict[str, Asked] = {}
         self.looks: dict[str, Asked] = {}
+        self.weighed: list[Asked] = []
+        self.finalists: list[str] = []
         self.stops: list[str] = []
         self.prices: dict[tuple[str, str], PolicyCost] = {}
         self.identities: list[dict[str, Any]] = []
@@ -137,9 +139,12 @@ class Records:
             priced_on, _, digest = rest.partition(":")
             self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)
         elif kind in ("asked", "look"):
-            presets = tuple(value.pop("presets"))
             where = self.outstanding if kind == "asked" else self.looks
-            where[rest] = Asked(-1, rest, presets=presets, **value)
+            where[rest] = _asked(rest, value)
+        elif kind == "weighed":
+            self.weighed = [_asked(digest, each) for digest, each in value.items()]
+        elif kind == "finalists":
+            self.finalists += value
         elif kind == "stop":
             self.stops.append(value)
         elif kind == "identity":
@@ -185,6 +190,17 @@ class Records:
         """Record that a look at a policy was asked for, before its run."""
         self._add_fact(f"look:{asked.digest}", _plain_asked(asked))
         self.looks[asked.digest] = asked
+
+    def add_weighed(self, ladder: Sequence[Asked]) -> None:
+        """Record what of the ladder need not be trained, unless that is what was said last."""
+        if [asked.digest for asked in ladder] != [asked.digest for asked in self.weighed]:
+            self._add_fact("weighed", {asked.digest: _plain_asked(asked) for asked in ladder})
+            self.weighed = list(ladder)
+
+    def add_finalists(self, digests: Sequence[str]) -> None:
+        """Record which policies are to be trained with all seeds, before their runs."""
+        self._add_fact(f"finalists:{len(self.finalists)}", list(digests))
+        self.finalists += digests
 
     def add_stop(self, reason: str) -> None:
         """Record why the search asks for no more, unless that is what it said last."""
@@ -265,6 +281,10 @@ def compact(policy: Policy) -> str:
 def _plain_asked(asked: Asked) -> dict[str, Any]:
     kept = ("text", "presets", "params", "place", "told", "start")
     return {name: getattr(asked, name) for name in kept}
+
+
+def _asked(digest: str, plain: Mapping[str, Any]) -> Asked:
+    return Asked(-1, digest, **{**plain, "presets": tuple(plain["presets"])})
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

@@ -77,8 +77,9 @@ class Searcher:
     """Asks for policies and is told their gaps, in any order; `asked` policies may be outstanding.
 
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
-    policies to begin with, each with its costs: they come first until one is told, from then on
-    each unless another policy promises far more (`ask`). `hints` as `Sensitivity` takes them. With
+    policies to begin with, each with its costs: they come first until one other than float32 is
+    told, from then on each unless another promises far more (`ask`). `hints` as `Sensitivity` takes
+    them. With
     more than `few` outstanding, asks are averaged over ways in which these may come out.
     """
 
@@ -100,7 +101,7 @@ class Searcher:
         self._fitted: Sensitivity | None = None
         self._beside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
-        """Expected new volume of the last policy asked for; infinity before any is told."""
+        """Most new volume that was expected of a policy at the last ask; infinity before that."""
 
     def tell(self, row: Row, costs: tuple[float, float], gap: float) -> None:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
@@ -116,10 +117,11 @@ class Searcher:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
         self._told.setdefault(row, costs)
 
-    def copy(self) -> Searcher:
-        """Return a searcher that was told and asked the same, fitted once for both."""
+    def copy(self, start: Sequence[tuple[Row, tuple[float, float]]]) -> Searcher:
+        """Return a searcher with another `start` that was told and asked the same, fitted once."""
         self._fit()
         other = copy.copy(self)
+        other._start = list(start)
         other._told, other._beside = dict(self._told), list(self._beside)
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
@@ -143,29 +145,33 @@ class Searcher:
 
     def _following(self, ladder: float) -> tuple[Row, tuple[float, float]] | None:
         start = [each for each in self._start if each[0] not in self._told]
-        if start and not self._gaps:
+        if start and all(map(self._decisions.exact, self._gaps)):
             self.expected_gain = np.inf
             return start[0]
         belief = self._belief()
         rows, costs = self._pool.propose(self._members(), belief.theta())
         fresh = np.array([tuple(row) not in self._told for row in rows.tolist()], dtype=bool)
-        found = self._most(belief, rows[fresh], costs[fresh])
-        known = self._array([row for row, _ in start]), np.array([price for _, price in start])
-        first = self._most(belief, *known)
-        if first and (not found or first[0] >= found[0] / ladder):
-            found = first
-        if found is None:
+        first = np.array([price for _, price in start]).reshape(len(start), 2)
+        rows = np.concatenate([rows[fresh], self._array([row for row, _ in start])])
+        costs = np.concatenate([costs[fresh], first])
+        gains, count = self._gains(belief, rows, costs), len(rows) - len(start)
+        parts = [
+            self._most(belief, rows[part], costs[part], gains[part])
+            for part in (slice(count), slice(count, None))
+        ]
+        promised = [each for each in parts if each is not None]
+        if not promised:
             return None
-        self.expected_gain, row, price = found
+        self.expected_gain = most = max(each[0] for each in promised)
+        _, row, price = next(each for each in promised[::-1] if each[0] >= most / ladder)
         return row, price
 
     def _most(
-        self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array
+        self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array, gains: Array
     ) -> tuple[float, Row, tuple[float, float]] | None:
         """Return the policy that promises most, after what it promises; None of none."""
         if not len(rows):
             return None
-        gains = self._gains(belief, rows, costs)
         kept = np.argsort(-gains, kind="stable")[:FINALISTS]
         exact = self._pool.exact(rows[kept])
         if exact is not None:

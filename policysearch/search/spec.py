@@ -57,6 +57,8 @@ class StudySection:
     target obeys it. With `short_runs` policies are looked at first: over a quarter of the steps
     with the first of `seeds`, if float32 learns by then. What looks propose is gone on with to its
     end, so long as they rank policies as whole runs do; they count as `trials` by their steps.
+    The search trains each policy with the first `search_seeds` of the `seeds`, by default with all;
+    when it ends, members of the front are trained with the others, until all of them are.
     """
 
     name: str
@@ -75,6 +77,7 @@ class StudySection:
     goal_gap: float | None = None
     goal_speedup: float | None = None
     short_runs: bool = False
+    search_seeds: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -97,6 +100,8 @@ class StudySection:
         number("confirm_factor", self.confirm_factor, 1.0, 1e6)
         number("confirm_share", self.confirm_share, 0.0, 1e3)
         number("least_gain", self.least_gain, 0.0, 1.0)
+        if self.search_seeds is not None:
+            number("search_seeds", self.search_seeds, 1, len(self.seeds))
         for name in ("hours", "goal_gap", "goal_speedup"):
             given = getattr(self, name)
             if given is not None:
@@ -107,6 +112,11 @@ class StudySection:
             number("seeds", seed, 0, 2**31)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds: {list(self.seeds)}; expected different training seeds")
+
+    @property
+    def searched(self) -> tuple[int, ...]:
+        """The training seeds that every policy of the search is trained with."""
+        return self.seeds[: self.search_seeds]
 
 
 @dataclass(frozen=True)
