@@ -42,7 +42,7 @@ def search(
     coordinator = Coordinator(session, executor.in_order, clock)
     if progress is not None:
         progress(coordinator.done, session.results)
-    for _ in coordinator.looking.take(executor) if session.spec.study.short_runs else ():
+    for _ in coordinator.looking.take(executor) if session.spec.study.looks else ():
         if progress is not None:
             progress(coordinator.done, session.results)
     for index, outcome in executor.run(coordinator.jobs()):
