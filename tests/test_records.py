@@ -66,6 +66,8 @@ def test_every_fact_is_read_back_as_it_was_written(
         RunKey(BASE, 0, JITTER): replace(RAN, tail_loss=0.25),
         RunKey(OWN, 1): LOST,
         RunKey(OWN, 2): Failure("no memory"),
+        RunKey(OWN, 3, until=6): RAN,
+        RunKey(OWN, 3, width=0.25): replace(RAN, tail_loss=0.75),
     }
     records.add_identity({"float32": BASE})
     for key, outcome in outcomes.items():

@@ -183,6 +183,29 @@ def _basic_block(
     return Skip(f"{name}.add", inner, shortcut), last
 
 
+WIDTHS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"mlp": (), "transformer": (32, 128), "gpt": (64, 256, 256), "resnet": (8, 16, 32, 64)}
+)
+"""The widths of each model that takes some, where a task gives none."""
+
+WIDTHS_IN = 4
+"""Narrower nets have widths that are multiples of this, for heads divide them."""
+
+
+def narrower(model: str, widths: tuple[int, ...], share: float) -> tuple[int, ...]:
+    """Return about `share` of the widths of the model called `model`: its layers stay.
+
+    `widths` are what a task gives, () for those of WIDTHS. Raises InputError where the model takes
+    none or none becomes smaller.
+    """
+    given = (widths or WIDTHS[model]) if model in WIDTHS else ()
+    found = tuple(min(w, max(1, round(w * share / WIDTHS_IN)) * WIDTHS_IN) for w in given)
+    if found == given:
+        said = f"{share:g} of the widths {list(given)} of model {model!r}"
+        raise InputError(f"{said}; expected a model of {', '.join(WIDTHS)} that becomes narrower")
+    return found
+
+
 ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Chain]
 
 
@@ -201,17 +224,17 @@ def _mlp(input_shape: Shape, classes: int, activation: str, widths: tuple[int, .
 def _transformer(
     input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]
 ) -> Chain:
-    width, *hidden = widths or (32, 128)
+    width, *hidden = widths or WIDTHS["transformer"]
     return transformer(input_shape, classes, width, tuple(hidden), activation=activation)
 
 
 def _gpt(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
-    width, *hidden = widths or (64, 256, 256)
+    width, *hidden = widths or WIDTHS["gpt"]
     return gpt(input_shape, classes, width, tuple(hidden), activation=activation)
 
 
 def _resnet(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
-    return resnet(input_shape, classes, widths or (8, 16, 32, 64), activation)
+    return resnet(input_shape, classes, widths or WIDTHS["resnet"], activation)
 
 
 MODELS: Mapping[str, ModelBuilder] = MappingProxyType(

@@ -86,18 +86,21 @@ def _seeds(results: Results) -> list[str]:
 
 def _runs(looked: Looked) -> list[str]:
     """Return how many runs of which length were spent, and how the short ones rank policies."""
-    spent = (
-        f"runs: {looked.whole} whole, {looked.short} of {looked.until} steps, {looked.resumed} of "
-        f"these gone on with; together the steps of {looked.worth:.1f} whole ones"
-    )
+    kind, of = "short runs", f"{looked.until} steps, {looked.resumed} of these gone on with"
+    done = "gone on with"
+    if looked.width < 1.0:
+        kind, of = "narrow runs", f"a net of {looked.width:g} of the widths, counted so"
+        done = "trained"
+    worth = f"together the steps of {looked.worth:.1f} whole ones"
+    spent = f"runs: {looked.whole} whole, {looked.short} of {of}; {worth}"
     if not looked.learns:
-        return [spent, "short runs: none, for float32 has learned too little by their end"]
+        return [spent, f"{kind}: none, for float32 has learned too little by their end"]
     if math.isnan(looked.correlation):
-        return [spent, f"short runs: too few of them whole as well ({looked.pairs}) to compare"]
-    trust = "what they propose was gone on with" if looked.carry else "only whole runs count"
+        return [spent, f"{kind}: too few of them whole as well ({looked.pairs}) to compare"]
+    trust = f"what they propose was {done}" if looked.carry else "only whole runs count"
     said = f"rank correlation {looked.correlation:.2f} with whole runs of {looked.pairs} policies"
     said += "" if math.isnan(looked.beyond) else f", {looked.beyond:.2f} given their prices"
-    return [spent, f"short runs: {said}; {trust}"]
+    return [spent, f"{kind}: {said}; {trust}"]
 
 
 def warnings(results: Results) -> list[str]:

@@ -43,7 +43,7 @@ def search(
     session.prices.record((*session.records.trials, *session.records.weighed))
     if progress is not None:
         progress(coordinator.done, session.results)
-    for _ in coordinator.looking.take(executor) if session.spec.study.short_runs else ():
+    for _ in coordinator.looking.take(executor) if session.spec.study.looks else ():
         if progress is not None:
             progress(coordinator.done, session.results)
     for index, outcome in executor.run(coordinator.jobs()):

@@ -144,7 +144,7 @@ class Session:
         place = None
         if self.folder is not None and looked and replace(key, until=None) == whole:
             place = self.folder / f"{key.digest}-{key.seed}.npz"
-        return Job(policy, key.seed, key.jitter, key.steps, key.until, place)
+        return Job(policy, key.seed, key.jitter, key.steps, key.until, place, key.width)
 
     def confirming(self, trials: Sequence[Trial], horizon: Horizon) -> dict[RunKey, Policy]:
         """Return the runs that confirm `trials` over `horizon` and are still to be trained."""
