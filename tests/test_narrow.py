@@ -11,7 +11,7 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import from_json
 from policysearch.report.table import front_table
 from policysearch.search.jobs import Job
-from policysearch.search.records import RunKey
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import load_spec, objective_of
 from policysearch.search.study import run_study
 from policysearch.values import InputError

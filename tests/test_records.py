@@ -17,7 +17,8 @@ from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement, Out
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
 from policysearch.search.journal import read_journal
-from policysearch.search.records import Asked, Records, RunKey, compact
+from policysearch.search.records import Asked, Records, compact
+from policysearch.search.run_key import RunKey
 from policysearch.search.scoring import float32_fault, noise_gap, read_results, scored
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.storage import OpenJournal, exclusive, open_for_writing

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from policysearch.objective.score import DIVERGED_GAP, Measurement, Outcome, gap, gap_curve
 from policysearch.search.front import non_dominated
-from policysearch.search.records import RunKey
 from policysearch.search.results import Results
+from policysearch.search.run_key import RunKey
 from policysearch.search.trials import Confirmation, Trial
 
 

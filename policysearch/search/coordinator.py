@@ -14,7 +14,8 @@ from policysearch.search.asking import Proposer
 from policysearch.search.executors import Executor
 from policysearch.search.jobs import Job
 from policysearch.search.looking import Looking
-from policysearch.search.records import Asked, RunKey
+from policysearch.search.records import Asked
+from policysearch.search.run_key import RunKey
 from policysearch.search.session import Progress, Session
 from policysearch.search.stopping import EXHAUSTED, Clock, Limits
 from policysearch.search.view import History

@@ -26,7 +26,8 @@ from policysearch.search.looks import (
     rank_correlation,
     short_share,
 )
-from policysearch.search.records import Asked, Records, RunKey
+from policysearch.search.records import Asked, Records
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec
 
 Prices = Callable[[Asked], PolicyCost | None]

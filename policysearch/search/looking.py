@@ -24,7 +24,8 @@ from policysearch.search.gain_sampler import FLOAT32
 from policysearch.search.jobs import Job
 from policysearch.search.looked import Look, Looks, trusted
 from policysearch.search.looks import LOOK, proposed
-from policysearch.search.records import Asked, RunKey
+from policysearch.search.records import Asked
+from policysearch.search.run_key import RunKey
 from policysearch.search.session import Session
 from policysearch.search.view import History, Seen
 

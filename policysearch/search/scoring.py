@@ -14,8 +14,9 @@ from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
 from policysearch.search.looked import Prices, looked
 from policysearch.search.ranking import Learned
-from policysearch.search.records import Asked, Records, RunKey, digest_of_runs
+from policysearch.search.records import Asked, Records, digest_of_runs
 from policysearch.search.results import Results
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec
 from policysearch.search.trials import Confirmation, FailedTrial, Trial, policy_name
 from policysearch.train.tasks import Task

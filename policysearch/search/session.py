@@ -14,8 +14,9 @@ from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor
 from policysearch.search.jobs import Job
 from policysearch.search.prices import Prices
-from policysearch.search.records import Asked, Records, RunKey, compact, trained_digest
+from policysearch.search.records import Asked, Records, compact, trained_digest
 from policysearch.search.results import Results
+from policysearch.search.run_key import RunKey
 from policysearch.search.scoring import read_results, scored
 from policysearch.search.space import Params
 from policysearch.search.spec import StudySpec
