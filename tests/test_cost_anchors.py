@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,7 @@ def test_the_command_says_what_became_of_every_anchor(
     rows, anchors = tmp_path / "rows.json", tmp_path / "anchors.json"
     given = [
         row_of(batch_per_gpu_mixed=128),
-        row_of(id="wrong", speedup=8.0, throughput_mixed=8000),
+        row_of(id="wrong", speedup=8.0),
         row_of(id="unknown", hardware="Abacus"),
         row_of(id="other", framework="MXNet"),
     ]
@@ -190,8 +191,20 @@ def test_the_command_says_what_became_of_every_anchor(
     assert "not built: unknown resnet50: unknown device 'Abacus'" in out
     assert "doubtful: wrong resnet50 on RTX A6000: published 8.00" in out
     assert "and counts as 1.65 times" in out
-    assert out.count("doubtful") == 1
+    assert "doubtful: wrong resnet50 on RTX A6000: a speedup of 8.00, but 1.80 by its" in out
+    assert out.count("doubtful") == 2
     anchors.write_text(json.dumps(given[2:3]), encoding="utf-8")
     assert main(["validate-cost", "--rows", str(rows), "--anchor", str(anchors)]) == 2
     error = capsys.readouterr().err
     assert "anchors.json: no row could be built: unknown device 'Abacus'" in error
+
+
+def test_the_row_in_the_docs_is_one(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1] / "docs" / "cost-model.md"
+    (text,) = re.findall(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    path = tmp_path / "rows.json"
+    path.write_text(text, encoding="utf-8")
+    (row,) = read_rows(path)
+    assert setting_of(row).device.name == "RTX-4090"
+    assert row.speedup == pytest.approx(row.throughputs[1] / row.throughputs[0])
+    assert not row.doubtful and not any(row.doubtful for row in read_rows())

@@ -45,6 +45,8 @@ def add_validation(commands: Commands) -> None:
 
 def _validate(options: argparse.Namespace) -> None:
     if options.measured:
+        if options.anchor or options.rows:
+            raise InputError("--measured: trains on this machine; takes no rows and no anchors")
         run_measured(options)
         return
     if options.memory:

@@ -18,7 +18,8 @@ from policysearch.cost.published import Setting
 from policysearch.cost.roofline import Array
 
 LARGEST_ERROR = 0.5
-"""Larger errors, a factor of 1.65, count as this: published rows have outliers; assumed."""
+"""Larger errors, a factor of 1.65, count as this: published rows have outliers; assumed, with the
+package's rows in view."""
 
 LEAST_VARIANCE = 1e-6
 
@@ -94,7 +95,7 @@ def carried(
     related = np.asarray(towards.any(axis=1))
     masks, which = np.unique(usable, axis=0, return_inverse=True)
     for i, mask in enumerate(masks):
-        rows = np.flatnonzero(which == i)
+        rows = np.flatnonzero(which.reshape(-1) == i)
         cross = towards[np.ix_(rows, mask)]
         weights = np.linalg.solve(between[np.ix_(mask, mask)], cross.T)
         shift[rows] = known[mask] @ weights

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from policysearch.cost.anchors import LARGEST_ERROR
 from policysearch.cost.fit import FITTED_NAMES
 from policysearch.cost.intervals import COVERAGE
+from policysearch.cost.published import Row
 from policysearch.cost.validate import Judged, Summary, Validation, summary
 
 HEADER = (
@@ -29,6 +30,8 @@ def validation_page(found: Validation) -> str:
         lines.append("not built:")
         lines += [f"{row.id:>5} {row.model}: {reason}" for row, reason in found.unbuilt]
         lines.append("")
+    doubts = [_contradiction(j.setting.row) for j in found.judged if j.setting.row.doubtful]
+    lines += [*doubts, *([""] if doubts else [])]
     lines += [*_constants(found), "", *_anchors(found)]
     if not found.judged:
         return "\n".join([*lines, "no row could be built"])
@@ -47,9 +50,11 @@ def _anchors(found: Validation) -> list[str]:
     related = [row for row in found.judged if row.anchored]
     lines = [
         f"anchors: {len(found.anchors)}, related to {len(related)} of {len(found.judged)} rows "
-        "(network and framework are the same, or family, version and baseline format are)"
+        "(network and framework are the same, or family, version and baseline format are; "
+        "judged rows are anchors of no row of their device)"
     ]
     lines += [f"not built: {row.id:>5} {row.model}: {reason}" for row, reason in found.lost]
+    lines += [_contradiction(row) for row, _ in found.anchors if row.doubtful]
     most = math.exp(LARGEST_ERROR)
     for row, ratio in found.anchors:
         bound = most if ratio > most else 1 / most if ratio < 1 / most else None
@@ -59,6 +64,14 @@ def _anchors(found: Validation) -> list[str]:
                 f"is {ratio:.2f} times the modeled, and counts as {bound:.2f} times"
             )
     return [*lines, ""]
+
+
+def _contradiction(row: Row) -> str:
+    wide, mixed = row.throughputs
+    return (
+        f"doubtful: {row.id:>5} {row.model} on {row.hardware}: a speedup of {row.speedup:.2f}, "
+        f"but {mixed / wide:.2f} by its throughputs"
+    )
 
 
 def _whole(rows: Sequence[Judged]) -> list[str]:
