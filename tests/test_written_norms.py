@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,34 @@ def result(model: Model, policy: Policy, x: FloatArray) -> FloatArray:
     return np.array(step.value("logits"))
 
 
+@pytest.mark.parametrize("policy", ["float32", "mindspore.O3", "repaired"])
+def test_a_norm_written_out_gives_what_numpy_gives(policy: str) -> None:
+    """The oracle is numpy's own float16, whose mean sums in float32."""
+    found, lost = normal(policy)
+    x = tokens().astype(np.float32 if policy == "float32" else np.float16)
+    with np.errstate(over="ignore"):
+        square = (x.astype(np.float32) if policy == "repaired" else x) ** 2
+        average = square.mean(axis=-1, keepdims=True).astype(x.dtype)
+    expected = x * (1 / np.sqrt((average + x.dtype.type(1e-6)).astype(np.float32))).astype(x.dtype)
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if policy == "float32" else 2**-9)
+    assert 2 <= lost <= 20 if policy == "mindspore.O3" else lost == 0
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("policy", ["float32", "mindspore.O3", "repaired"])
 def test_a_norm_written_out_gives_what_torch_gives(policy: str) -> None:
     torch = pytest.importorskip("torch")
+    found, _ = normal(policy)
+    expected = of_torch(torch, torch.from_numpy(tokens()), policy)
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if policy == "float32" else 2**-10)
+
+
+def normal(policy: str) -> tuple[FloatArray, int]:
+    """Return the tokens behind the norm, and how many of them are zeros."""
     model = Chain("norm", (RMSNorm("norm", WIDTH),), (WIDTH,), WIDTH)
     low = preset("mindspore.O3" if policy == "repaired" else policy, model.layer_names)
     found = result(model, repaired(low) if policy == "repaired" else low, tokens())
-    expected = of_torch(torch, torch.from_numpy(tokens()), policy)
-    np.testing.assert_allclose(found, expected, rtol=1e-6 if policy == "float32" else 2**-10)
-    lost = (found == 0.0).all(axis=1)
-    assert 2 <= lost.sum() <= 20 if policy == "mindspore.O3" else not lost.any()
+    return found, int((found == 0.0).all(axis=1).sum())
 
 
 def of_torch(torch: Any, x: Any, policy: str) -> FloatArray:
@@ -87,14 +105,16 @@ def objective() -> Objective:
     return objective_of(load_spec(STUDY))
 
 
-def test_two_ops_in_float32_repair_the_study_of_op_lists(objective: Objective) -> None:
-    """The residual stream outgrows the squares of float16 in the second half of the run."""
+def test_two_ops_in_float32_repair_the_net_of_the_study(objective: Objective) -> None:
+    """At a quarter of its batch, where the residual stream outgrows float16's squares sooner."""
+    task = replace(objective.task, batch_size=8).with_steps(400)
+    shorter = Objective(task, "V100-SXM2", "torch.eager")
     low = preset("mindspore.O3", objective.model.layer_names)
-    lost, kept = (objective.measure(policy, SEED) for policy in (low, repaired(low)))
-    assert dict(lost.overflows)["norm"] > 1000 and not dict(kept.overflows)
+    lost, kept = (shorter.measure(policy, SEED) for policy in (low, repaired(low)))
+    assert dict(lost.overflows)["norm"] > 500 and not dict(kept.overflows)
     assert lost.tail_loss is not None and kept.tail_loss is not None
-    assert lost.tail_loss > 0.5 and kept.tail_loss < 0.01
-    assert lost.validation_accuracy < 0.6 < 0.95 < kept.validation_accuracy
+    assert lost.tail_loss > 1.0 and kept.tail_loss < 0.3
+    assert lost.validation_accuracy < 0.5 < 0.9 < kept.validation_accuracy
 
 
 def test_ops_are_tried_alone_and_together(objective: Objective) -> None:
