@@ -174,7 +174,7 @@ def report(spec: StudySpec, options: argparse.Namespace) -> None:
         part = cost[0] * SHORT, cost[1] * SHORT
         rows.append(row(f"{name}, a quarter", of, part, looks, SHORT, truth))
     title = f"{spec.study.name}, widths {', '.join(map(str, spec.task.widths))}"
-    show(f"{title}: {len(of.policies)} policies, {len(seeds)} seeds", TITLES, rows)
+    show(f"{title}: {len(of.policies)} policies, seeds {', '.join(map(str, seeds))}", TITLES, rows)
 
 
 def main() -> int:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.narrow import Sample, row
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import from_json
+from policysearch.policy.presets import preset
 from policysearch.report.table import front_table
+from policysearch.search.gain import Yardstick
 from policysearch.search.jobs import Job
 from policysearch.search.run_key import RunKey
 from policysearch.search.spec import load_spec, objective_of
@@ -57,6 +61,20 @@ def test_narrow_runs_train_the_narrower_net_and_are_no_results(tmp_path: Path) -
             assert isinstance(run, Measurement) and run.resumed_at == 0
             assert run.validation_accuracy == score.validation_accuracy
             assert run == wide.measure(trial.policy, seed)
+
+
+def test_the_benchmark_says_what_looks_are_worth() -> None:
+    rng = np.random.default_rng(0)
+    names = [f"fc{n}" for n in range(12)]
+    policies = tuple(preset("bfloat16", names[: n + 1]) for n in range(12))
+    costs = np.column_stack([1.0 - 0.05 * np.arange(12), 1.0 - 0.03 * rng.permutation(12)])
+    of = Sample(policies, costs, Yardstick(1.1, 1.2))
+    truth = 1e-3 * rng.permutation(np.arange(1.0, 13.0)).reshape(1, 12)
+    good, bad = ({0.5: looks, 1.0: looks} for looks in (2.0 * truth, 0.02 - truth))
+    assert row("", of, (1.0, 1.0), good, 1.0, truth)[3:7] == ["1.00", "1.00", "1.00", "1 of 1"]
+    assert row("", of, (1.0, 1.0), bad, 1.0, truth)[3:7] == ["-1.00", "-1.00", "-1.00", "0 of 1"]
+    shares = [float(str(row("", of, (1.0, 1.0), looks, 1.0, truth)[-1])) for looks in (good, bad)]
+    assert shares[0] >= 0.99 > shares[1]
 
 
 @pytest.mark.parametrize(
