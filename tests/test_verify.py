@@ -52,6 +52,9 @@ def test_a_policy_trains_in_torch_as_here(mlp_verdict: Verdict) -> None:
     page = verdict_page(verdict)
     assert page.endswith("pass") and "1.67772e+07, skipped" in page
     assert f"{verdict.losses[0]:.7f}" in page and "fc1: float16" in page
+    assert verdict.unlike == () and "otherwise" not in page
+    other = verdict_page(replace(verdict, unlike=("layer fc1: it does not",)))
+    assert "\ntorch does otherwise: layer fc1: it does not\n" in other
 
 
 @pytest.mark.torch
@@ -113,6 +116,8 @@ def test_a_training_that_parts_from_itself_decides_nothing(
     assert "pass" not in verdict_page(early) and "undecided: step 4" in verdict_page(early)
     assert with_losses(verdict, 4, 2.2e-3).faults != ()
     late = with_losses(early, 15, 3e-3)
+    assert "--batch averages" in verdict_page(early)
+    assert "--batch" not in verdict_page(mlp_verdict) + verdict_page(late)
     assert late.faults[0].startswith("step 15") and late.undecided == ()
     quiet = with_own(early, gaps=np.full(20, 0.1 * EARLY_GAP))
     assert quiet.faults != () and quiet.undecided == ()
@@ -188,12 +193,17 @@ def test_a_file_that_does_something_else_fails(monkeypatch: pytest.MonkeyPatch) 
         runs = staticmethod(target.runs)
 
         @staticmethod
+        def losses(policy: Policy, model: Any) -> tuple[str, ...]:
+            return (f"{model.name}: {policy.loss_scale.kind}",)
+
+        @staticmethod
         def export(policy: Policy, model: Any) -> str:
             return target.export(preset("bfloat16", model.layer_names), model)
 
     monkeypatch.setattr(verdicts, "target_named", lambda name: Wrong)
     names = ("flatten", "fc1", "relu1", "fc2", "relu2", "fc3")
-    assert verify(preset("torch.autocast.float16", names), MLP, steps=10).faults
+    verdict = verify(preset("torch.autocast.float16", names), MLP, steps=10)
+    assert verdict.faults and verdict.unlike == ("mlp: dynamic",)
 
 
 @pytest.mark.torch
@@ -216,6 +226,19 @@ def test_a_gradient_near_overflow_is_found() -> None:
         low, high = (low, middle) if run.skipped[1] else (middle, high)
     assert borderline(low) and borderline(high)
     assert not borderline(low / 2) and not borderline(high * 2)
+
+
+def test_other_batches_can_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that averages over roundings, and one larger than the data are."""
+    seen: list[int] = []
+    monkeypatch.setattr(api, "verify", lambda _, task, **__: seen.append(task.batch_size))
+    spec = api.load_study(STUDY)
+    policy = preset("float32", spec.task.build_model(spec.task.load_dataset()).layer_names)
+    for batch_size in (256, None):
+        api.verify_policy(policy, spec, batch_size=batch_size)
+    assert seen == [256, spec.task.batch_size]
+    with pytest.raises(InputError, match=r"^batch_size: 1000000; expected 1 to \d+$"):
+        verify(policy, replace(spec.task, batch_size=10**6))
 
 
 def test_only_known_targets_can_be_verified() -> None:

@@ -105,6 +105,7 @@ def test_a_wrong_file_does_not_pass_where_the_emulator_parts_from_itself(
 
     class Wrong:
         runs = staticmethod(target.runs)
+        losses = staticmethod(target.losses)
 
         @staticmethod
         def export(policy: Policy, model: Any) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from policysearch.train.divergence import tail_mean
 from policysearch.verify.moved import DRAWS, JITTER
-from policysearch.verify.verdict import BORDER, EARLY_STEPS, Verdict
+from policysearch.verify.verdict import BORDER, EARLY_GAP, EARLY_STEPS, Verdict
 
 SHOWN = 10
 """So many steps are listed, evenly spread, and all whose scale or skip differs."""
@@ -67,6 +67,9 @@ def _summary(verdict: Verdict) -> list[str]:
             f"from step {verdict.compared} on the loss scales differ: a gradient of step "
             f"{verdict.compared - 1} is within {BORDER:.0%} of overflow; not compared further"
         )
+    lines += [f"{verdict.target} does otherwise: {line}" for line in verdict.unlike]
+    if verdict.undecided and 2.0 * verdict.own_early_gap > EARLY_GAP:
+        lines.append("single roundings move the first losses as far: --batch averages over more")
     found = [f"FAIL: {line}" for line in verdict.faults]
     found += [f"undecided: {line}" for line in verdict.undecided]
     return [*lines, *(found or ["pass"])]

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from policysearch.values import InputError, one_of
 from policysearch.verify.job import FILE, JOB, RESULT, Job
 from policysearch.verify.moved import DRAWS, Array, Own, gaps, initials, own_training, parting
 
+RUN = ("torch",)
+"""The targets that are run here."""
 EARLY_STEPS = 10
 EARLY_GAP = 5e-5
 """Largest difference of a loss in the first EARLY_STEPS steps, in nats."""
@@ -46,7 +47,8 @@ class Verdict:
     `gaps` are the differences of the losses, 0 where both are not finite. `compared` counts the
     steps before the scales part, all of them where they do not; `borderline` says whether they part
     where a gradient is within BORDER of overflow. `dtypes` are those of the results of the target's
-    submodules, `formats` what the policy asks of those that hold no others.
+    submodules, `formats` what the policy asks of those that hold no others. `unlike` has a line for
+    what the target does otherwise in any case.
     """
 
     policy: Policy
@@ -61,6 +63,7 @@ class Verdict:
     formats: dict[str, str]
     state_keys: int
     same_keys: bool
+    unlike: tuple[str, ...] = ()
 
     @property
     def here(self) -> Run:
@@ -135,10 +138,10 @@ class Verdict:
 
     def _said(self, step: int) -> str:
         apart, most, own = self.gaps[step], self.allowed[step], self.own_early_gap
+        parted = f"; {self._parted(step)}" if np.any(self.own.partings <= step) else ""
         return (
             f"step {step}: losses {apart:.1e} apart; expected at most {most:.1e} "
-            f"(the emulator moves itself by {own:.1e} in the first {EARLY_STEPS} steps; "
-            f"{self._parted(step)})"
+            f"(the emulator moves itself by {own:.1e} in the first {EARLY_STEPS} steps{parted})"
         )
 
 
@@ -156,22 +159,21 @@ def verify(
     Both have the same values and batches. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
-    model = task.build_model(dataset)
-    running = target_named(one_of("verify target", target, ("torch",))).runs(policy, model)
+    order = _batches(task, dataset, seed)
+    model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
+    running = exporter.runs(policy, model)
     found = trained_in_torch(policy, task, model, seed, place)
-    run = partial(train, task, running, seed, dataset=dataset, model=model)
-    first, *moved = (run(initial=initial) for initial in initials(model, seed))
-    losses, scales, skipped = np.array(found["steps"], np.float64).T
-    compared_with = own_training(first, moved, scales, skipped)
-    here = compared_with.run
-    losses, scales, skipped = (x[: len(here.losses)] for x in (losses, scales, skipped))
-    apart = parting(here, scales, skipped)
-    one_skips = apart < len(losses) and bool(scales[apart] == here.scales[apart])
+    first, *moved = _trained_here(task, running, model, dataset, seed, order)
+    there = np.array(found["steps"], np.float64).T
+    ours = own_training(first, moved, *there[1:])
+    losses, scales, skipped = there[:, : len(ours.run.losses)]
+    apart = parting(ours.run, scales, skipped)
+    one_skips = apart < len(losses) and bool(scales[apart] == ours.run.scales[apart])
     border = one_skips and _is_borderline(task, running, model, dataset, seed, apart)
     return Verdict(
         policy=running,
         target=target,
-        own=compared_with,
+        own=ours,
         losses=losses,
         scales=scales,
         skipped=skipped.astype(bool),
@@ -181,6 +183,7 @@ def verify(
         formats=_formats(running, model, set(found["leaves"]) & set(found["dtypes"])),
         state_keys=found["keys"],
         same_keys=found["same_keys"],
+        unlike=exporter.losses(running, model),
     )
 
 
@@ -211,6 +214,20 @@ def trained_in_torch(
         return found
 
 
+def _trained_here(
+    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, order: Array
+) -> Iterator[Run]:
+    """Yield the emulator's training, and those of its values moved."""
+    for initial in initials(model, seed):
+        yield train(
+            task, policy, seed, dataset=dataset, model=model, initial=initial, batch_indices=order
+        )
+
+
+def _batches(task: Task, dataset: Dataset, seed: int) -> Array:
+    return batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
+
+
 def _is_borderline(
     task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, at: int
 ) -> bool:
@@ -218,7 +235,7 @@ def _is_borderline(
     trainer = Trainer(model, task, policy, seed)
     trainer.load(initial_parameters(model, seed))
     inputs, labels = dataset.train
-    order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
+    order = _batches(task, dataset, seed)
     with threadpool_limits(1):
         for indices in order[:at]:
             trainer.step([array[indices] for array in inputs], labels[indices])
