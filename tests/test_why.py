@@ -129,7 +129,6 @@ def test_it_names_what_the_exhaustive_table_names(
             for each in found.tried:
                 params = space.project(member.policy) | {f"format.{layer}": each.neighbour.format}
                 exhaustive = table[space.policy(params).digest]
-                assert each.neighbour.policy.digest == exhaustive.digest
                 said = verdict(every, table[member.digest], exhaustive)
                 asked, agreed = asked + 1, agreed + (each.verdict == said)
                 verdicts.add(said)
