@@ -23,12 +23,12 @@ import numpy as np
 
 from policysearch.files import make_folder
 from policysearch.report.table import aligned
+from policysearch.search.found import ladder_costs
 from policysearch.search.gain import Yardstick, yardstick
 from policysearch.search.results import Results
 from policysearch.search.space_section import SpaceSection
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import confirm_study, run_study
-from policysearch.search.study_space import space_of
 from policysearch.search.trials import Confirmation, Trial
 from policysearch.values import InputError, one_of
 
@@ -102,9 +102,7 @@ def trainings(every: Results, fewer: Results, share: float) -> list[int | None]:
     That is what the simpler study came to, by counted gaps over the study's own steps and from the
     corner of its ladder; None where a search did not get there.
     """
-    ladder = space_of(fewer.spec).ladder(fewer.spec.study.baseline)
-    plain = [t for t in fewer.trials if t.digest in ladder and "float32" not in t.presets]
-    measure = yardstick(np.array([(1 / t.cost.speedup, t.cost.memory_ratio) for t in plain]))
+    measure = yardstick(ladder_costs(fewer))
     grown = [_volumes(results, measure) for results in (every, fewer)]
     return [_first(volumes, share * grown[1][-1]) for volumes in grown]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,12 +247,15 @@ def verify_policy(
     steps: int = 50,
     seed: int = 0,
     place: str = "cpu",
+    batch_size: int | None = None,
 ) -> Verdict:
     """Train the policy as `target` runs it, there on `place` and here, from the same values.
 
-    Raises InputError where the target is not installed or the policy does not fit.
+    Batches are the study's unless `batch_size` is given. Raises InputError where the target is not
+    installed or the policy does not fit.
     """
-    return verify(policy, study.task, target=target, steps=steps, seed=seed, place=place)
+    task = study.task if batch_size is None else replace(study.task, batch_size=batch_size)
+    return verify(policy, task, target=target, steps=steps, seed=seed, place=place)
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:

@@ -17,7 +17,7 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
 from policysearch.search.asking import Proposer
 from policysearch.search.coordinator import Coordinator
-from policysearch.search.gain_sampler import GainSampler, Known
+from policysearch.search.gain_sampler import GainSampler
 from policysearch.search.hypervolume import Array
 from policysearch.search.jobs import Job
 from policysearch.search.records import Asked, Records
@@ -64,7 +64,8 @@ class Drawn(Untrained):
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
     spec = load_spec(write_study(tmp_path_factory.mktemp("study")))
-    return replace(spec, study=replace(spec.study, trials=18, workers=4))
+    space = replace(spec.space, ladder=("uniform", "apex.O3"))
+    return replace(spec, study=replace(spec.study, trials=18, workers=4), space=space)
 
 
 def asked_in(path: Path) -> list[Asked]:
@@ -220,10 +221,10 @@ def test_asks_take_one_thread_for_threads_change_bits(
     spec, counts = replace(spec, study=replace(spec.study, sampler="gain")), set[int]()
     following = GainSampler._following
 
-    def noted(self: GainSampler, known: Iterable[Known]) -> Params:
+    def noted(self: GainSampler, *given: Any) -> Params:
         every = threadpool_info()
         counts.update(row["num_threads"] for row in every if row["user_api"] == "blas")
-        return following(self, known)
+        return following(self, *given)
 
     monkeypatch.setattr(GainSampler, "_following", noted)
     with threadpool_limits(2):

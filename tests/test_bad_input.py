@@ -32,7 +32,7 @@ STUDY_MISTAKES = (
     ('trials = 6', 'trails = 6', "did you mean 'trials'?"),
     ('"float8_e4m3fn"]', '"float8_e4m3"]', "for your own; did you mean 'float8_e4m3fn'?"),
     ('"torch.compile"', '"Torch.Compile"', "did you mean 'torch.compile'?"),
-    ('"apex.O3"]', '"apex.O4"]', "space.ladder: 'apex.O4'; expected one of uniform, float32"),
+    ('"apex.O3"]', '"apex.O4"]', "space.ladder: 'apex.O4'; expected one of uniform, uniform.all"),
     ('ops = ["tanh"]', 'groups = [{name = "a", layers = ["fc9"]}]', "'fc9'; expected one of"),
     ('"dynamic"]', '"adaptive"]', "space.loss_scales[2]: 'adaptive'; expected one of none"),
     ('[cost]', '[costs]', "table: 'costs'; expected one of study, task, cost"),

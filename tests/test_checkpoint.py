@@ -117,8 +117,9 @@ def test_a_stopped_run_has_its_share_of_the_tail(tmp_path: Path) -> None:
     assert run.tail_loss == pytest.approx(run.losses[-3:].mean())
 
 
-def test_what_emulates_may_change_between(tmp_path: Path) -> None:
-    policy, file = policies(MLP)["delayed scaling"], tmp_path / "run.npz"
+@pytest.mark.parametrize("name", ["delayed scaling", "phases"])
+def test_what_emulates_may_change_between(name: str, tmp_path: Path) -> None:
+    policy, file = policies(MLP)[name], tmp_path / "run.npz"
     trained(MLP, policy, file, 13, "off")
     run = trained(MLP, policy, file)
     assert run.resumed_at == 13

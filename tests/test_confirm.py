@@ -15,8 +15,8 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import CURVE_SHARES, Failure, Measurement, Outcome, curve_of
 from policysearch.policy.policy import Policy
 from policysearch.search.confirm import candidates, confirmations, horizon_of, within_budget
-from policysearch.search.records import RunKey
 from policysearch.search.results import Results
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import confirm_study, load_results, run_study
 from policysearch.search.trials import Confirmation

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from policysearch.cost.anchors import SHRINKAGE, Anchor, scale
 from policysearch.cost.convolutions import convolution, update
 from policysearch.cost.devices import DEVICES, Device, Sourced
 from policysearch.cost.fit import speedups, steps_of
@@ -199,20 +198,6 @@ def test_a_device_better_in_every_number_is_never_slower(
     before, after = (priced(DEVICES[name], stack, shared) for name in (worse, best))
     assert len(after) == len(before) > 4
     assert all(new <= old * (1 + 1e-12) for new, old in zip(after, before, strict=True))
-
-
-def test_an_anchor_is_drawn_to_the_model_by_how_related_it_is() -> None:
-    rows = {row.id: row for row in read_rows()}
-    here = setting_of(next(r for r in rows.values() if r.framework == "PyTorch 1.13"))
-    there = dataclasses.replace(here, device=DEVICES["H100-SXM5"])
-    full = scale(here, [Anchor(there, 0.3)])
-    assert full == pytest.approx(np.exp(0.3 / (1 + SHRINKAGE)))
-    other = dataclasses.replace(there, precisions=(FLOAT16, FLOAT16))
-    less = scale(here, [Anchor(other, 0.3)])
-    assert less is not None and full is not None and 1 < less < full
-    assert scale(here, [Anchor(here, 0.3)]) is None
-    stranger = dataclasses.replace(there, network=NETWORKS["vgg16"])
-    assert scale(here, [Anchor(stranger, 0.3)]) is None
 
 
 def test_speedups_count_samples_not_steps() -> None:

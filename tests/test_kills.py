@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from policysearch.search.journal import read_journal
-from policysearch.search.records import Records, RunKey
+from policysearch.search.records import Records
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import load_spec
 from policysearch.search.study import load_results, run_study
 from tests.studies import write_study

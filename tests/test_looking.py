@@ -1,107 +1,46 @@
-"""A study that looks at policies first: short runs, what they propose, and what is gone on with."""
+"""A study that looks at policies first: what looks propose, and what is trained after them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Self
 
-import numpy as np
 import pytest
 
-from policysearch.objective.objective import Objective
-from policysearch.objective.score import Measurement, Outcome
-from policysearch.policy.policy import Policy, from_json
+from policysearch.objective.score import Measurement
+from policysearch.policy.policy import from_json
 from policysearch.report.table import front_table
-from policysearch.search.front import non_dominated
-from policysearch.search.jobs import Job
 from policysearch.search.looks import LOOK
-from policysearch.search.records import Records, RunKey
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.storage import read_checked
 from policysearch.search.study import load_results, run_study
-from policysearch.values import InputError
-from tests.studies import Untrained, write_study
-
-CHANGES = (
-    ('sampler = "random"', 'sampler = "gain"\nshort_runs = true'),
-    ("trials = 6", "trials = 18"),
-    ("widths = [8]", "widths = [8, 8]"),
-    ("steps = 6\ntail_steps = 3", "steps = 24\ntail_steps = 8"),
-    ('loss_scales = ["none", "fixed", "dynamic"]\ngrowth_intervals = [10, 100]\n', ""),
+from policysearch.search.study_space import space_of
+from tests.looks import (
+    CHANGES,
+    KINDS,
+    PLACES,
+    SEEDS,
+    Kind,
+    Told,
+    front_of,
+    is_look,
+    records_at,
 )
-UNTIL, STEPS, PLACES, SEEDS = 6, 24, 4, 2
-LOSSES = {3: 1.5, 6: 1.0, 12: 0.7, STEPS: 0.5}
+from tests.studies import write_study
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
-    return load_spec(write_study(tmp_path_factory.mktemp("study"), *CHANGES))
-
-
-def records_at(path: Path) -> Records:
-    return Records(read_checked(path).lines)
-
-
-def gap_of(policy: Policy) -> float:
-    """Return a made-up gap in nats: a sum over layers of what their formats cost."""
-    cost = {"float32": 0.0, "bfloat16": 4e-4, "float16": 2e-4, "float8_e4m3fn": 4e-3}
-    total = sum(
-        cost[layer.compute] * (1 + 0.37 * place) for place, (_, layer) in enumerate(policy.layers)
-    )
-    return total * (1.0 if policy.master_weights else 2.1) + 1e-6 * len(policy.fp32_ops)
-
-
-class Told(Untrained):
-    """An executor that trains nothing: three runs at once, whose gaps are those of `gap_of`.
-
-    Looks show twice that where they `rank`, and what is largest as least where they do not. The
-    run after `most` of them is interrupted. Without `in_order` the latest that began ends first.
-    """
-
-    def __init__(self, rank: bool = True, most: float = math.inf, in_order: bool = True) -> None:
-        self.rank, self.most, self.in_order = rank, most, in_order
-        self.jobs: list[Job] = []
-
-    def __call__(self, objective: Objective) -> Self:
-        self.base = objective.float32.digest
-        return self
-
-    def run(self, jobs: Iterable[Job | None]) -> Iterator[tuple[int, Outcome]]:
-        under_way: list[tuple[int, Job]] = []
-        source, taken = iter(jobs), 0
-        while True:
-            while len(under_way) < 3 and (job := next(source, None)) is not None:
-                under_way.append((taken, job))
-                taken += 1
-            if not under_way:
-                return
-            if len(self.jobs) >= self.most:
-                raise KeyboardInterrupt
-            index, job = under_way.pop(0 if self.in_order else -1)
-            self.jobs.append(job)
-            yield index, self.measured(job)
-
-    def measured(self, job: Job) -> Measurement:
-        size = 0.0 if job.policy.digest == self.base else gap_of(job.policy)
-        early = 2.0 * size if self.rank or not size else 0.05 - size
-        end = job.until or STEPS
-        gaps = {taken: size if taken == STEPS else early for taken in LOSSES}
-        curve = tuple((n, loss + gaps[n]) for n, loss in LOSSES.items() if n <= end)
-        return Measurement(curve[-1][1], 0.9, None, 0, (), (), curve=curve, first_loss=2.3)
-
-
-def front_of(spec: StudySpec, told: Told) -> set[str]:
-    """Return the digests of the policies on the front of what the looks showed."""
-    objective, looks = objective_of(spec), [job for job in told.jobs if job.until]
-    costs = [objective.price(job.policy) for job in looks]
-    points = [
-        (told.measured(job).tail_loss or np.inf, -cost.speedup, cost.memory_ratio)
-        for job, cost in zip(looks, costs, strict=True)
-    ]
-    return {looks[place].policy.digest for place in non_dominated(points)}
+def spec(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
+    looks = ("short_runs = true", kind.key)
+    return load_spec(write_study(tmp_path_factory.mktemp("study"), *CHANGES, looks))
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +51,18 @@ def finished(spec: StudySpec, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def test_what_looks_propose_is_trained_after_the_ladder(
-    spec: StudySpec, finished: tuple[Told, Path]
+    spec: StudySpec, kind: Kind, finished: tuple[Told, Path]
 ) -> None:
     told, path = finished
     results = load_results(spec, path)
-    looks = [job for job in told.jobs if job.until]
-    assert {(job.until, job.seed, job.jitter) for job in looks} == {(UNTIL, 0, 0.0)}
+    looks = told.looks
+    taken = {(job.until, job.seed, job.jitter, job.width) for job in looks}
+    assert taken == {(kind.until, 0, 0.0, kind.width)}
     digests = [job.policy.digest for job in looks]
     assert len(set(digests)) == len(digests) == LOOK * PLACES
-    first = [bool(job.until) for job in told.jobs]
-    assert first == sorted(first[:4]) + [True] * len(looks) + [False] * (
-        len(first) - 4 - len(looks)
+    first = [is_look(job) for job in told.jobs]
+    assert first == [False] * 4 + [True] * (kind.own + len(looks)) + [False] * (
+        len(first) - 4 - kind.own - len(looks)
     )
     records = records_at(path)
     trained = [asked.digest for asked in sorted(records.searched, key=lambda a: a.place)]
@@ -134,12 +74,38 @@ def test_what_looks_propose_is_trained_after_the_ladder(
     assert results.looked is not None and results.looked.carry
     assert results.looked.correlation == pytest.approx(1.0)
     assert results.looked.pairs == len([d for d in trained if d in digests]) >= 5
-    whole = len(told.jobs) - len(looks)
-    assert (results.looked.whole, results.looked.short) == (whole, len(looks))
-    assert results.looked.worth == pytest.approx(whole + len(looks) * UNTIL / STEPS)
-    assert results.stopped == "budget: 18 trials, 2 of them spent on short runs"
-    assert len(records.searched) == 18 - math.ceil(len(looks) * UNTIL / STEPS / SEEDS)
-    assert f"runs: {whole} whole, 16 of 6 steps" in front_table(results)
+    count = len(looks) + kind.own
+    whole = len(told.jobs) - count
+    assert (results.looked.whole, results.looked.short) == (whole, count)
+    assert results.looked.worth == pytest.approx(whole + count * kind.worth)
+    spent = math.ceil(len(looks) * kind.worth / SEEDS)
+    assert results.stopped == f"budget: 18 trials, {spent} of them spent on {kind.name}"
+    assert len(records.searched) == 18 - spent
+    assert f"runs: {whole} whole, {kind.said}" in front_table(results)
+
+
+def test_the_whole_ladder_is_looked_at_first(spec: StudySpec, kind: Kind, tmp_path: Path) -> None:
+    """Also what of it need not be trained: it is far enough apart to say whether looks rank."""
+    spec = replace(spec, space=replace(spec.space, ladder=("uniform", "apex.O3")))
+    ladder = list(space_of(spec).ladder())[1:]
+    told = Told(most=2 * SEEDS + kind.own + len(ladder) + 1)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(spec, tmp_path / "j", executor=told)
+    looks = [job.policy.digest for job in told.looks]
+    assert looks[: len(ladder)] == ladder and len(looks) > len(ladder) > 3
+
+
+def test_with_one_seed_while_searching_a_look_is_its_share_of_a_trial(
+    spec: StudySpec, kind: Kind, tmp_path: Path
+) -> None:
+    spec = replace(spec, study=replace(spec.study, search_seeds=1))
+    told = Told()
+    results = run_study(spec, tmp_path / "j", executor=told)
+    spent = math.ceil(len(told.looks) * kind.worth)
+    assert spent >= 4
+    assert results.stopped == f"budget: 18 trials, {spent} of them spent on {kind.name}"
+    assert {trial.seeds for trial in results.front} == {(0, 1)}
+    assert {trial.seeds for trial in results.trials} == {(0,), (0, 1)}
 
 
 def test_looks_that_do_not_rank_are_given_up(spec: StudySpec, tmp_path: Path) -> None:
@@ -148,7 +114,7 @@ def test_looks_that_do_not_rank_are_given_up(spec: StudySpec, tmp_path: Path) ->
     looked = results.looked
     assert looked is not None and looked.pairs >= 5 and looked.correlation < 0.9
     assert not looked.carry and "only whole runs count" in front_table(results)
-    begun = [job.policy.digest for job in told.jobs if not job.until]
+    begun = [job.policy.digest for job in told.jobs if not is_look(job)]
     assert not set(begun[-6:]) <= front_of(spec, told)
 
 
@@ -178,7 +144,10 @@ def test_on_a_cluster_looks_are_told_as_they_end(spec: StudySpec, tmp_path: Path
     looks = list(records.looks.values())
     assert [look.place for look in looks] == list(range(LOOK * PLACES))
     assert all(look.told <= look.place for look in looks)
-    ended = [key.digest for key in records.runs if key.until]
+    own = objective_of(spec).float32.digest
+    ended = [
+        key.digest for key in records.runs if (key.until or key.width < 1) and key.digest != own
+    ]
     assert sorted(ended) == sorted(look.digest for look in looks)
     assert ended != [look.digest for look in looks]
     assert results.looked is not None and results.looked.carry
@@ -225,9 +194,3 @@ def test_a_net_that_learns_too_late_is_not_looked_at(tmp_path: Path) -> None:
     results = run_study(spec, tmp_path / "j", processes=0)
     assert not records_at(tmp_path / "j").looks
     assert "short runs: none, for float32 has learned too little" in front_table(results)
-
-
-def test_short_runs_are_for_the_own_sampler(tmp_path: Path) -> None:
-    path = write_study(tmp_path, ('sampler = "random"', 'sampler = "tpe"\nshort_runs = true'))
-    with pytest.raises(InputError, match="short_runs: true with sampler 'tpe'; expected 'gain'"):
-        load_spec(path)

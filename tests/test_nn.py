@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from policysearch.emulator.compile import compile_graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import ACTIVATIONS, POOLS, Activation, Conv2d, Flatten, Linear, Pool
 from policysearch.nn.model import Fed
-from policysearch.nn.models import MODELS, lenet5, mlp
+from policysearch.nn.models import MODELS, WIDTHS, lenet5, mlp, narrower
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import data
 from policysearch.train.feeding import feed_constants
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import LOSSES, trace_forward, trace_step
+from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 
@@ -61,6 +63,21 @@ def test_every_model_gives_logits(name: str) -> None:
     assert np.isfinite(executable.value("logits")).all()
 
 
+@pytest.mark.parametrize("name", WIDTHS)
+def test_a_narrower_net_has_the_same_layers_with_fewer_features(name: str) -> None:
+    widths, shape = WIDTHS[name] or (16, 8), (6,) if name == "gpt" else (3, 24, 24)
+    wide, narrow = (
+        MODELS[name](shape, 5, "tanh", given) for given in (widths, narrower(name, widths, 0.5))
+    )
+    assert narrow.layer_names == wide.layer_names
+    pairs = list(zip(narrow.parameters(), wide.parameters(), strict=True))
+    assert all(small.name == large.name for small, large in pairs)
+    sizes = [(math.prod(small.shape), math.prod(large.shape)) for small, large in pairs]
+    assert all(small <= large for small, large in sizes)
+    assert sum(small for small, _ in sizes) < 0.6 * sum(large for _, large in sizes)
+    assert narrower(name, () if WIDTHS[name] else widths, 0.5) == narrower(name, widths, 0.5)
+
+
 def test_initial_values_fill_torchs_range_and_repeat() -> None:
     model = lenet5()
     first, again = (model.init(np.random.default_rng(3)) for _ in range(2))
@@ -87,6 +104,10 @@ def test_initial_values_fill_torchs_range_and_repeat() -> None:
         (lambda: Chain("m", (Linear("a", 5, 4),), (4,), 4).parameters(), "expected \\[5\\]"),
         (lambda: Chain("m", (Conv2d("a", 2, 4, 3),), (1, 9, 9), 4).parameters(), "layer a"),
         (lambda: MODELS["lenet5"]((1, 32, 32), 10, "relu", (3,)), "widths"),
+        (lambda: narrower("lenet5", (), 0.5), "of model 'lenet5'; expected a model of mlp"),
+        (lambda: narrower("mlp", (), 0.5), "0.5 of the widths .. of model 'mlp'"),
+        (lambda: narrower("mlp", (4, 3), 0.5), "that becomes narrower"),
+        (lambda: Task(model=lenet5(), widths=(8,)).narrower(0.5), "lenet5, a value"),
         (lambda: MODELS["lenet5"]((1, 32, 30), 10, "relu", ()), "square"),
     ],
 )

@@ -11,7 +11,7 @@ from scipy import stats
 
 from policysearch.report.front_data import caption
 from policysearch.report.table import front_table
-from policysearch.search.noise import Interval, intervals
+from policysearch.search.noise import Interval, change, intervals
 from policysearch.search.results import Results
 from policysearch.search.spec import load_spec
 from policysearch.search.study import run_study
@@ -83,6 +83,18 @@ def test_one_seed_has_no_interval_and_equal_gaps_none_of_width() -> None:
 def test_apart_is_welchs_question() -> None:
     a, b = Interval(1.0, 0.8, 1.2, 0.1, 10.0), Interval(1.2, 1.0, 1.4, 0.1, 10.0)
     assert not a.apart(b) and a.apart(replace(b, mean=1.5)) and not a.apart(a)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 6])
+def test_a_change_is_the_paired_t_interval(seeds: int) -> None:
+    rng = np.random.default_rng(seeds)
+    shared = rng.standard_normal(seeds)
+    before, after = (shared + 0.1 * rng.standard_normal(seeds) for _ in range(2))
+    wanted = stats.ttest_rel(after, before).confidence_interval(0.95)
+    found = change(before.tolist(), after.tolist())
+    assert found is not None and found.mean == pytest.approx(np.mean(after - before))
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
+    assert change([1.0], [2.0]) is None
 
 
 def studied(folder: Path, spread: float, seeds: str = "[0, 1, 2]") -> Results:

@@ -56,6 +56,7 @@ def test_a_measurement_is_what_the_training_showed(objective: Objective) -> None
     measured = objective.measure(policy, 0)
     run = train(TASK, policy, 0, dataset=objective.dataset)
     assert measured.skipped_steps == int(run.skipped.sum()) > 0
+    assert measured.skips == tuple(np.flatnonzero(run.skipped))
     assert measured.overflows == run.overflows != ()
     assert measured.underflows == run.underflows != ()
     assert measured.overflows != measured.underflows

@@ -112,7 +112,9 @@ def test_what_is_not_on_the_front_names_the_member_that_beats_it(results: Result
 
 def test_the_mean_gap_has_its_interval_and_one_seed_has_none(results: Results) -> None:
     assert "at 95 % over seeds" in trial_page(results, 1)
-    trials = tuple(replace(trial, scores=trial.scores[:1]) for trial in results.trials)
+    trials = tuple(
+        replace(trial, scores=trial.scores[:1], seeds=trial.seeds[:1]) for trial in results.trials
+    )
     study = replace(results.spec.study, seeds=(0,))
     one = replace(results, trials=trials, spec=replace(results.spec, study=study))
     assert "one seed, so no interval" in trial_page(one, 1)
@@ -120,9 +122,13 @@ def test_the_mean_gap_has_its_interval_and_one_seed_has_none(results: Results) -
 
 def test_a_policy_is_found_by_what_it_is(results: Results) -> None:
     layers = results.spec.task.build_model(results.spec.task.load_dataset()).layer_names
-    assert number_of(results, preset("bfloat16", layers).digest, "b.json") == 1
-    with pytest.raises(InputError, match=r"--policy: p\.json, which is no trial of tiny; expected"):
-        number_of(results, "0" * 64, "p.json")
+    policy = preset("bfloat16", layers)
+    assert number_of(results, policy, "b.json") == 1
+    backwards = replace(policy, low_precision_ops=policy.low_precision_ops[::-1])
+    assert backwards.digest != policy.digest and number_of(results, backwards, "b.json") == 1
+    moved = replace(policy, low_precision_ops=policy.low_precision_ops[1:])
+    with pytest.raises(InputError, match=r"policy p\.json: no trial of tiny; expected"):
+        number_of(results, moved, "p.json")
 
 
 def test_show_takes_a_trial_or_a_policy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.search.decided.loss_scales import shares_of
 from policysearch.search.propose import (
+    LIMIT,
     MARGIN,
     Ratio,
     largest_gradients,
@@ -98,6 +100,8 @@ def test_gradients_sink_where_they_stay_below_the_root_of_three() -> None:
     assert Ratio("x", steps, (9.0,) * 5 + (0.1,) * 5).sinks_at == 160  # four probes of 0.1
     assert Ratio("x", steps, (0.1,) * 9 + (99.0,)).sinks_at is None
     assert Ratio("x", steps, (0.1,) * 10).sinks_at == 0
+    alone = Ratio("x", steps, (9.0,) * 5 + (0.1,) + (9.0,) * 4)  # one probe of four counts for half
+    assert min(alone.means) == pytest.approx(math.sqrt((3 * 81.0 + 0.01) / 4))
 
 
 def test_narrower_gradients_are_nearer_to_their_noise(objective: Objective) -> None:
@@ -105,6 +109,15 @@ def test_narrower_gradients_are_nearer_to_their_noise(objective: Objective) -> N
     assert [each.steps for each in found] == [(0, 20, 40)] * 3
     for wide, narrow in pairwise(found):
         assert all(a > b > 1.0 for a, b in zip(wide.ratios, narrow.ratios, strict=True))
+
+
+def test_a_loss_scale_lifts_gradients_above_the_end_of_float16(objective: Objective) -> None:
+    """Under it float16 rounds to three bits more than bfloat16, and what it loses is no noise."""
+    lifted = noise_ratio(objective, "float16", loss_scale=2.0**10).ratios
+    wide, lost = (noise_ratio(objective, name) for name in ("bfloat16", "float16"))
+    assert all(4.0 < a / b < 16.0 for a, b in zip(lifted, wide.ratios, strict=True))
+    sunk = noise_ratio(objective, "float16", loss_scale=2.0**-14).ratios
+    assert all(a < b / 20 for a, b in zip(sunk, lost.ratios, strict=True))
 
 
 @pytest.mark.slow
@@ -122,6 +135,9 @@ def test_the_command_prints_what_a_study_takes(
     assert main(["propose", str(study)]) == 0
     text = capsys.readouterr().out
     assert "# Gradients in float8_e5m2" in text and "# Gradients in bfloat16" in text
+    least = [float(said) for said in re.findall(r"([\d.]+) at least", text)]
+    sinks = ["phase_points" in part for part in text.split("rounding noise in")[1:]]
+    assert least and all(low < LIMIT for low, sunk in zip(least, sinks, strict=True) if sunk)
     (line, *_) = [x for x in text.splitlines() if x.startswith("scale_schedules = ")]
     scales = ('loss_scales = ["none", "fixed", "dynamic"]', f'loss_scales = ["schedule"]\n{line}')
     again = write_study(tmp_path, scales, name="again.toml")

@@ -68,6 +68,7 @@ def test_one_study_is_chaotic_and_the_other_is_not(
         share = results.noise_gap / results.learned.drop
         assert share > 1e3 * JITTER if wild else share < 10 * JITTER
         assert bool(results.cannot_rank) is wild
+        assert {row.cannot_rank for row in results.rows()} == {results.cannot_rank}
 
 
 def test_every_view_says_that_nothing_is_ranked(

@@ -17,7 +17,8 @@ from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement, Out
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
 from policysearch.search.journal import read_journal
-from policysearch.search.records import Asked, Records, RunKey, compact
+from policysearch.search.records import Asked, Records, compact
+from policysearch.search.run_key import RunKey
 from policysearch.search.scoring import float32_fault, noise_gap, read_results, scored
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.storage import OpenJournal, exclusive, open_for_writing
@@ -66,6 +67,8 @@ def test_every_fact_is_read_back_as_it_was_written(
         RunKey(BASE, 0, JITTER): replace(RAN, tail_loss=0.25),
         RunKey(OWN, 1): LOST,
         RunKey(OWN, 2): Failure("no memory"),
+        RunKey(OWN, 3, until=6): RAN,
+        RunKey(OWN, 3, width=0.25): replace(RAN, tail_loss=0.75),
     }
     records.add_identity({"float32": BASE})
     for key, outcome in outcomes.items():
@@ -93,11 +96,13 @@ def test_a_policy_is_read_back_with_its_number_decisions_runs_and_cost(
     records.add_asked(ASKED)
     for number, values in enumerate(([0.25, 2.0], None)):
         priced = None if values is None else cost
-        asked = replace(ASKED, number=7, place=number, by_hand=number == 1)
+        asked = replace(ASKED, number=7, place=number + 4, by_hand=number == 1)
         records.add_trial(asked, KINDS, outcomes, "here", priced, values, {"shown": number})
     again = read_back(journal, tmp_path)
     for made in (records, again):
-        assert made.trials == [replace(ASKED, number=n, place=n, by_hand=n == 1) for n in (0, 1)]
+        assert made.trials == [
+            replace(ASKED, number=n, place=n + 4, by_hand=n == 1) for n in (0, 1)
+        ]
         assert made.outstanding == {}
     assert again.runs == {RunKey(OWN, 0): RAN, RunKey(OWN, 1): LOST}
     assert again.prices == {("here", OWN): cost}

@@ -109,7 +109,9 @@ def test_the_course_of_a_gap_and_its_trend(results: Results) -> None:
 
 
 def test_one_seed_has_a_course_but_no_trend(results: Results) -> None:
-    trials = tuple(replace(trial, scores=trial.scores[:1]) for trial in results.trials)
+    trials = tuple(
+        replace(trial, scores=trial.scores[:1], seeds=trial.seeds[:1]) for trial in results.trials
+    )
     study = replace(results.spec.study, seeds=(0,))
     one = replace(results, trials=trials, spec=replace(results.spec, study=study))
     page = page_of(one, "bfloat16")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.search.__main__ import beside, counts
 from benchmarks.search.live import every, live
-from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem
+from benchmarks.search.seeds import EXACT, TOLD, finalists, one_seed
+from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem, problems, without
 from benchmarks.search.tabulate import described, gaps
 from policysearch.objective.objective import Objective
+from policysearch.search.front import covers
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.study_space import space_of
 
@@ -68,6 +72,31 @@ def test_a_gap_of_the_table_is_that_of_a_training(spec: StudySpec, objective: Ob
     assert (trained > 1e-3).all()
 
 
+def test_formats_of_gradients_cost_at_most_twice_the_trainings_to_the_volume_without() -> None:
+    """Three formats of gradients in the place of one; the goal is the volume that both can have."""
+    table, task = load("tanh-mlp-roles"), live("tanh-mlp-roles")
+    assert task is not None
+    for problem in (*problems(table), mean_problem(table)):
+        fewer = without(problem, "grad")
+        assert fewer is not None and len(fewer.true) == 27 and len(fewer.table.start) == 2
+        own = [{p[f"grad.fc{n}"] for n in (1, 2, 3)} for p in task.params]
+        kept = [place for place, formats in enumerate(own) if formats == {"same"}]
+        np.testing.assert_array_equal(fewer.true, problem.true[kept])
+        np.testing.assert_array_equal(fewer.table.costs, table.costs[kept])
+        assert {kept[i] for i in fewer.table.start} == set(table.start)
+        among_all = replace(problem, goal=fewer.volume)
+        assert among_all.share(kept) == fewer.share(list(range(27))) == 1.0
+        assert problem.volume > fewer.volume
+        alone, every = (counts(each, "own", 0, 40) for each in (fewer, among_all))
+        assert max(alone) <= 40 and all(b <= 2 * a for a, b in zip(alone, every, strict=True))
+
+
+def test_a_table_without_such_a_decision_has_no_simpler_problem() -> None:
+    for name in ("tanh-mlp-masters", "tanh-mlp"):
+        assert without(mean_problem(load(name)), "grad") is None
+        assert beside(load(name), "grad", "own", 40) == []
+
+
 def test_a_start_is_trained_once() -> None:
     """A loss scale that changes no rounding makes one policy of sixteen rows of parameters."""
     with np.load(FOLDER / "tanh-mlp-scales.npz") as data:
@@ -87,3 +116,22 @@ def test_a_table_is_whole(name: str) -> None:
     problem = mean_problem(table)
     everything = problem.share(list(range(count)))
     assert everything == 1.0 and 0 < floor(problem, (0.95,))[0] < 10
+
+
+@pytest.mark.parametrize("told", [EXACT, TOLD])
+def test_all_of_a_front_is_trained_with_all_seeds_and_no_more_than_ever_was_on_it(
+    told: tuple[float, float, float],
+) -> None:
+    table, places = load("tanh-mlp"), list(range(0, 1024, 9))
+    mean = table.gaps.mean(axis=0)
+    found = finalists(table, places, 1, told)
+    known = np.where(np.isin(np.arange(len(mean)), list(found)), mean, table.gaps[1])
+    points = table.measure.points(known[places], table.costs[places])
+    # Pair by pair: what no other covers is on any front.
+    for place, point in zip(places, points.tolist(), strict=True):
+        others = [tuple(p) for i, p in zip(places, points.tolist(), strict=True) if i != place]
+        if point[0] < 1.0 and not any(covers(other, tuple(point), told) for other in others):
+            assert place in found
+    assert 2 < len(found) < len(places)
+    runs, share = list(one_seed(table, 1, told, 3))[-1]
+    assert 3 + len(table.gaps) - 1 <= runs <= 3 * len(table.gaps) and 0.0 < share < 1.0

@@ -124,6 +124,26 @@ def test_the_whole_start_can_be_had_first() -> None:
     assert {row for row, _ in searcher()[0].ask(3)} != set(found)
 
 
+def test_float32_alone_weighs_nothing() -> None:
+    search, _ = searcher()
+    search.tell((0,) * 4, (1.0, 1.0), 0.0)
+    assert [row for row, _ in search.ask()] == [(1,) * 4]
+
+
+def test_what_is_expected_is_what_the_most_promising_promises() -> None:
+    """Also where a member of the start is asked for that promises less than another."""
+    gains = []
+    for whole in (True, False):
+        search, _ = searcher()
+        rows = np.array([(3,) * 4, (2,) * 4])
+        for row, costs in zip(rows.tolist(), costs_of(rows).tolist(), strict=True):
+            search.tell(tuple(row), tuple(costs), 0.0)
+        ((row, _),) = search.ask(1, whole_start=whole)
+        gains.append(search.expected_gain)
+        assert (row == (1,) * 4) == whole
+    assert gains[0] == gains[1] > 0.0
+
+
 def test_it_ends_with_the_space() -> None:
     search, rows = searcher()
     assert len(search.ask(1000)) == len(rows)

@@ -79,6 +79,7 @@ def test_a_stopped_study_goes_on_as_if_it_had_not_been(
     sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:
     spec = replace(spec, study=replace(spec.study, sampler=sampler, trials=24, workers=4))
+    spec = replace(spec, space=replace(spec.space, ladder=("apex.O3", "uniform")))
     with replaced_training() as trained:
         whole = run_study(spec, tmp_path / "whole.journal", processes=0)
     wanted = list(trained)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,34 +15,19 @@ from policysearch.cli import main
 from policysearch.export.targets import target_named
 from policysearch.nn.models import lenet5
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
 from policysearch.values import InputError
 from policysearch.verify import verdict as verdicts
+from policysearch.verify.moved import DRAWS, gaps, own_training
 from policysearch.verify.page import verdict_page
-from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdict, gaps, verify
+from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdict, verify
 
 STUDY = Path(__file__).parents[1] / "studies" / "mlp-digits.toml"
 MLP = Task(model="mlp", data="digits", widths=(32, 32), batch_size=32)
-SCALES = (
-    LossScale(),
-    LossScale("fixed", 1024.0),
-    LossScale("dynamic", 2.0**24, growth_interval=20),
-)
-FORMATS = ("float32", "float16", "bfloat16")
-CHAOTIC = 9
-"""Of the drawn policies of LeNet-5, one whose loss scale moves elsewhere under any jitter."""
-
-
-def drawn(names: tuple[str, ...], index: int) -> Policy:
-    """Return random policy `index`: formats by layer, op lists and loss scale."""
-    rng = np.random.default_rng([17, index])
-    base = ("bfloat16", "torch.autocast.bfloat16")[index % 2]
-    layers = {name: uniform_layer(FORMATS[rng.integers(3)]) for name in names}
-    policy = preset(base, names).with_layers(layers, f"random {index}")
-    return replace(policy, loss_scale=SCALES[rng.integers(3)])
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +52,9 @@ def test_a_policy_trains_in_torch_as_here(mlp_verdict: Verdict) -> None:
     page = verdict_page(verdict)
     assert page.endswith("pass") and "1.67772e+07, skipped" in page
     assert f"{verdict.losses[0]:.7f}" in page and "fc1: float16" in page
+    assert verdict.unlike == () and "otherwise" not in page
+    other = verdict_page(replace(verdict, unlike=("layer fc1: it does not",)))
+    assert "\ntorch does otherwise: layer fc1: it does not\n" in other
 
 
 @pytest.mark.torch
@@ -88,16 +75,21 @@ def with_losses(verdict: Verdict, step: int, by: float) -> Verdict:
     return replace(verdict, losses=losses)
 
 
+def with_own(verdict: Verdict, **changes: Any) -> Verdict:
+    return replace(verdict, own=replace(verdict.own, **changes))
+
+
 @pytest.mark.torch
 def test_what_does_not_agree_is_a_fault(mlp_verdict: Verdict) -> None:
-    verdict = replace(mlp_verdict, own_gaps=np.where(np.arange(20) < EARLY_STEPS, 0.0, 1e-3))
+    own_gaps = np.where(np.arange(20) < EARLY_STEPS, 0.0, 1e-3)
+    verdict = with_own(mlp_verdict, gaps=own_gaps)
     late = with_losses(verdict, 15, 1.9e-3)
     assert late.faults == () and with_losses(verdict, 15, 2.2e-3).faults != ()
     assert with_losses(verdict, 9, 2 * EARLY_GAP).faults[0].startswith("step 9: losses")
-    quiet = replace(verdict, own_gaps=np.zeros(20))
+    quiet = with_own(verdict, gaps=np.zeros(20))
     assert quiet.allowed[-1] == LATE_GAP and quiet.allowed[0] == EARLY_GAP
     assert with_losses(verdict, 3, math.nan).faults != ()
-    parted = replace(late, compared=12, own_partings=3)
+    parted = with_own(replace(late, compared=12), partings=np.repeat([12, 13], [3, 5]))
     assert parted.faults == (
         "step 12: other loss scales, no gradient near overflow "
         "(3 of 8 jittered trainings part from the emulator by then)",
@@ -117,16 +109,21 @@ def test_a_training_that_parts_from_itself_decides_nothing(
     mlp_verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Early losses and scales that part where those of the emulator do: no fault, and no pass."""
-    assert mlp_verdict.undecided == () and len(mlp_verdict.own_gaps) == 20
-    verdict = replace(mlp_verdict, own_gaps=np.full(20, 1e-3))
+    assert mlp_verdict.undecided == () and len(mlp_verdict.own.gaps) == 20
+    verdict = with_own(mlp_verdict, gaps=np.full(20, 1e-3))
     early = with_losses(verdict, 4, 1.9e-3)
     assert early.faults == () and early.undecided[0].startswith("step 4: losses 1.9e-03 apart")
     assert "pass" not in verdict_page(early) and "undecided: step 4" in verdict_page(early)
     assert with_losses(verdict, 4, 2.2e-3).faults != ()
     late = with_losses(early, 15, 3e-3)
+    assert "--batch averages" in verdict_page(early)
+    assert "--batch" not in verdict_page(mlp_verdict) + verdict_page(late)
     assert late.faults[0].startswith("step 15") and late.undecided == ()
-    quiet = replace(early, own_gaps=np.full(20, 0.1 * EARLY_GAP))
+    quiet = with_own(early, gaps=np.full(20, 0.1 * EARLY_GAP))
     assert quiet.faults != () and quiet.undecided == ()
+    for draws, decided in ((4, True), (5, False)):  # most have other scales where losses part
+        parted = with_own(late, partings=np.repeat([15, 20], [draws, DRAWS - draws]))
+        assert bool(parted.faults) == decided and bool(parted.undecided) != decided
     seen = iter((mlp_verdict, early, late))
     monkeypatch.setattr(api, "verify_policy", lambda *_, **__: next(seen))
     command = ["verify", "preset:bfloat16", "--study", str(STUDY)]
@@ -137,8 +134,46 @@ def test_a_training_that_parts_from_itself_decides_nothing(
         codes.append(ended.value.code)
     assert codes == [0, 3, 1]
     for draws, decided in ((4, True), (5, False)):
-        parted = replace(mlp_verdict, compared=12, own_partings=draws)
+        partings = np.repeat([12, 13], [draws, DRAWS - draws])
+        parted = with_own(replace(mlp_verdict, compared=12), partings=partings)
         assert bool(parted.faults) == decided and bool(parted.undecided) != decided
+
+
+@pytest.mark.torch
+def test_a_training_is_compared_with_a_draw_that_has_its_scales(mlp_verdict: Verdict) -> None:
+    """Four draws skip step 12, two step 14, two none, as the emulator itself."""
+    run = mlp_verdict.here
+
+    def moved(step: int, by: float) -> Run:
+        scales, skipped, losses = run.scales.copy(), run.skipped.copy(), run.losses + by
+        scales[step + 1 :] /= 2.0
+        skipped[step : step + 1] = True
+        losses[step + 1 :] += 0.25
+        return replace(run, losses=losses, scales=scales, skipped=skipped)
+
+    draws = [moved(step, 1e-5 * n) for n, step in enumerate((20, 12, 12, 14, 12, 14, 12, 20))]
+    alike = own_training(run, draws, run.scales, run.skipped)
+    assert alike.run is run and alike.followed_from == 20
+    assert alike.partings.tolist() == [20, 12, 12, 14, 12, 14, 12, 20]
+    assert alike.gaps == pytest.approx(7e-5)  # by the last draw, not by those that parted
+    other = own_training(run, draws, draws[3].scales, draws[3].skipped)
+    assert other.followed_from == 14 and np.array_equal(other.run.skipped, draws[3].skipped)
+    assert np.array_equal(other.run.losses[:14], run.losses[:14])
+    assert np.array_equal(other.run.losses[14:], draws[3].losses[14:])
+    assert other.partings.tolist() == [14, 12, 12, 20, 12, 20, 12, 14]
+    assert other.gaps[:14] == pytest.approx(7e-5) and other.gaps[15:] == pytest.approx(2e-5)
+    page = verdict_page(replace(mlp_verdict, own=other))
+    assert "from step 14 on compared with" in page and "2 of the 8 draws have those" in page
+    assert "(the largest of 8 draws; 6 only until" in page and "from step 12)" in page
+    nobody = moved(16, 0.0)
+    alone = own_training(run, draws, nobody.scales, nobody.skipped)
+    assert alone.run is run and alone.followed_from == 20
+    ended = [
+        replace(x, losses=x.losses[:16], scales=x.scales[:16], skipped=x.skipped[:16])
+        for x in draws
+    ]
+    cut = own_training(run, ended, draws[3].scales, draws[3].skipped)
+    assert cut.run is run and cut.partings.max() == 16 and np.all(cut.gaps[16:] == 0.0)
 
 
 def test_losses_that_are_both_not_finite_agree() -> None:
@@ -158,12 +193,17 @@ def test_a_file_that_does_something_else_fails(monkeypatch: pytest.MonkeyPatch) 
         runs = staticmethod(target.runs)
 
         @staticmethod
+        def losses(policy: Policy, model: Any) -> tuple[str, ...]:
+            return (f"{model.name}: {policy.loss_scale.kind}",)
+
+        @staticmethod
         def export(policy: Policy, model: Any) -> str:
             return target.export(preset("bfloat16", model.layer_names), model)
 
     monkeypatch.setattr(verdicts, "target_named", lambda name: Wrong)
     names = ("flatten", "fc1", "relu1", "fc2", "relu2", "fc3")
-    assert verify(preset("torch.autocast.float16", names), MLP, steps=10).faults
+    verdict = verify(preset("torch.autocast.float16", names), MLP, steps=10)
+    assert verdict.faults and verdict.unlike == ("mlp: dynamic",)
 
 
 @pytest.mark.torch
@@ -188,6 +228,19 @@ def test_a_gradient_near_overflow_is_found() -> None:
     assert not borderline(low / 2) and not borderline(high * 2)
 
 
+def test_other_batches_can_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that averages over roundings, and one larger than the data are."""
+    seen: list[int] = []
+    monkeypatch.setattr(api, "verify", lambda _, task, **__: seen.append(task.batch_size))
+    spec = api.load_study(STUDY)
+    policy = preset("float32", spec.task.build_model(spec.task.load_dataset()).layer_names)
+    for batch_size in (256, None):
+        api.verify_policy(policy, spec, batch_size=batch_size)
+    assert seen == [256, spec.task.batch_size]
+    with pytest.raises(InputError, match=r"^batch_size: 1000000; expected 1 to \d+$"):
+        verify(policy, replace(spec.task, batch_size=10**6))
+
+
 def test_only_known_targets_can_be_verified() -> None:
     policy = preset("float32", lenet5().layer_names)
     with pytest.raises(InputError, match="verify target: 'cobol'; expected one of torch"):
@@ -200,58 +253,3 @@ def test_a_device_that_is_not_there_is_one_line() -> None:
     names = ("flatten", "fc1", "relu1", "fc2", "relu2", "fc3")
     with pytest.raises(InputError, match=r"^verify in torch: .*; expected it to train$"):
         verify(preset("bfloat16", names), MLP, steps=1, place="meta:none")
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.parametrize("index", range(10))
-def test_random_policies_of_lenet_agree(index: int) -> None:
-    pytest.importorskip("torch")
-    verdict = verify(drawn(lenet5().layer_names, index), Task())
-    assert len(verdict.losses) == 50 and verdict.faults == ()
-    assert verdict.undecided == () or index == CHAOTIC
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.parametrize("index", range(5))
-def test_random_policies_of_an_imported_gpt_agree(index: int) -> None:
-    """Attention, softmax and sums are functions in `forward`."""
-    task = gpt_task()
-    model = task.build_model(task.load_dataset())
-    verdict = verify(drawn(model.layer_names, index), task)
-    assert len(verdict.losses) == 50 and verdict.faults == verdict.undecided == ()
-
-
-@pytest.mark.torch
-def test_functions_in_forward_obey_the_lists() -> None:
-    """An imported GPT block under autocast's lists: softmax in float32, on a CPU too."""
-    task = gpt_task()
-    model = task.build_model(task.load_dataset())
-    policy = preset("torch.autocast.bfloat16", model.layer_names)
-    assert "softmax" in policy.fp32_ops and {"attn", ""} <= set(model.layer_names)
-    verdict = verify(policy, task, steps=10)
-    assert verdict.faults == () and verdict.gaps.max() < 1e-6
-    moved = dataclasses.replace(
-        policy,
-        fp32_ops=tuple(op for op in policy.fp32_ops if op != "softmax"),
-        low_precision_ops=(*policy.low_precision_ops, "softmax"),
-    )
-    losses = verify(moved, task, steps=10).losses
-    assert np.abs(losses - verdict.losses).max() > 1e-5
-
-
-def gpt_task() -> Task:
-    """Return a task of an imported GPT block: the next token of a sequence modulo a number."""
-    torch = pytest.importorskip("torch")
-    import policysearch
-    from tests.nets_of_torch import TIME, TOKENS, NanoGPT
-
-    ids = np.random.default_rng(0).integers(0, TOKENS, (600, TIME))
-    sums = (ids + np.roll(ids, 1, axis=1)) % TOKENS
-    data = policysearch.Dataset(
-        "sums", (ids,), sums, train_count=400, validation_count=200, classes=TOKENS
-    )
-    example = torch.zeros(2, TIME, dtype=torch.long)
-    model = policysearch.from_torch(NanoGPT, example, name="gpt")
-    return Task(model=model, data=data, batch_size=16, loss="token_cross_entropy")

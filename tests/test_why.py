@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.search.live import Live
 from benchmarks.search.live import every as every_params
 from benchmarks.search.tables import load
-from benchmarks.search.why import Layer, shares
+from benchmarks.search.why import Layer, shares, turned
 from policysearch.cli import main
-from policysearch.objective.score import Measurement
+from policysearch.objective.score import DIVERGED_GAP, Measurement
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.search.front import non_dominated
 from policysearch.search.neighbours import neighbours, verdict
+from policysearch.search.noise import change
 from policysearch.search.results import Results
 from policysearch.search.space import Space
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import run_study
 from policysearch.search.study_space import space_of
+from policysearch.search.trials import Trial
 from policysearch.search.why import why
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
@@ -92,6 +95,19 @@ def test_the_neighbours_are_the_next_formats_offered(space: Space) -> None:
     assert back == [("wider", "float16"), ("wider", "bfloat16")]
 
 
+def test_a_neighbour_in_the_space_is_the_policy_there_with_one_decision_changed() -> None:
+    """A policy of 16 bits scales nothing; in 8 bits the layer is scaled, and roles stay."""
+    space = space_of(load_spec(ROOT / "benchmarks" / "search" / "tanh-mlp-roles.toml"))
+    half = {f"format.fc{n}": "bfloat16" for n in (1, 2, 3)} | {"grad.fc2": "float8_e4m3fn"}
+    for params in (half, half | {"grad.fc2": "same"}):
+        policy = space.policy(params)
+        assert {n.format for n in neighbours(policy, "fc2", space)} == {"float32", "float8_e4m3fn"}
+        for found in neighbours(policy, "fc2", space):
+            assert found.policy == space.policy(params | {"format.fc2": found.format})
+    narrow = next(n.policy for n in neighbours(policy, "fc2", space) if n.step == "narrower")
+    assert policy.scaling.recipe == "none" and narrow.scaling.recipe == "delayed"
+
+
 def test_without_masters_storage_follows(space: Space) -> None:
     policy = replace(space.policy({}), master_weights=False)
     (half, *_) = neighbours(policy, "fc2", space)
@@ -133,6 +149,51 @@ def test_a_dominated_policy_has_a_better_neighbour(
     assert gaps["float16"] - found.trial.loss_gap == pytest.approx(-63e-5)  # type: ignore[union-attr]
 
 
+def gapped(trial: Trial, *gaps: float) -> Trial:
+    """Return the trial with other gaps by seed; it costs what it did."""
+    assert len(gaps) == len(trial.scores) > 1
+    pairs = zip(trial.scores, gaps, strict=True)
+    return replace(trial, scores=tuple(replace(score, loss_gap=gap) for score, gap in pairs))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ((1e-3, 5e-3), (1.2e-3, 5.21e-3), "worse"),  # by seed they vary by far more
+        ((1.2e-3, 5.21e-3), (1e-3, 5e-3), "better"),
+        ((1e-3, 5e-3), (1.2e-3, 5.4e-3), "alike"),  # t is 3 at one degree of freedom
+        ((1e-3, 1e-3), (1e-3, 1e-3), "alike"),
+        ((1e-3, 1e-3), (2e-3, 2e-3), "worse"),
+    ],
+)
+def test_gaps_are_told_apart_seed_by_seed(
+    every: Results, before: tuple[float, ...], after: tuple[float, ...], said: str
+) -> None:
+    trial = every.front[0]
+    one, other = gapped(trial, *before), gapped(trial, *after)
+    assert verdict(every, one, other) == said
+    alone = replace(every, trials=(one, other))  # whatever else was trained
+    assert verdict(alone, one, other) == said
+
+
+def test_who_looks_better_than_float32_gains_nothing_by_that(every: Results) -> None:
+    """What the front counts of such a gap is its error, which may move the other way."""
+    trial = every.front[0]
+    one, other = gapped(trial, -1.1e-3, -1.2e-3), gapped(trial, -6.1e-3, -6.3e-3)
+    assert every.counted_gap(other) > every.counted_gap(one)
+    assert verdict(every, one, other) == verdict(every, other, one) == "alike"
+    above = gapped(trial, 3e-3, 3.1e-3)
+    assert [verdict(every, one, above), verdict(every, above, one)] == ["worse", "better"]
+
+
+def test_what_diverges_is_worse(every: Results) -> None:
+    trial = every.front[0]
+    first, second = gapped(trial, 1e-3, DIVERGED_GAP).scores
+    lost = replace(trial, scores=(first, replace(second, diverged=True)))
+    assert verdict(every, trial, lost) == "worse" and verdict(every, lost, trial) == "better"
+    assert verdict(every, lost, lost) == "alike"
+
+
 def test_the_command_prints_it(
     spec: StudySpec,
     storage: Path,
@@ -166,6 +227,30 @@ def test_layers_are_told_apart_from_a_table() -> None:
     assert shares([same, unsure, against]) == (
         "of 3 layers 1 named alike, 1 contradicted, 2 ordered alike"
     )
+
+
+def test_gaps_told_apart_are_counted_where_other_seeds_reverse_them(spec: StudySpec) -> None:
+    """Seed 1000 has the first layer the other way round, seed 1001 not."""
+    task = Live(spec)
+    names = "float16", "bfloat16"
+    one, other = (task.space.policy({"format.fc1": name, "format.fc2": name}) for name in names)
+
+    def upset(policy: Policy, seed: int) -> Measurement:
+        found = gap_by_bits(policy, seed)
+        return replace(found, tail_loss=1.0 - (found.tail_loss or 0.0)) if seed == 1000 else found
+
+    with replaced_training(upset):
+        gaps = [
+            [task.objective.measure(p, s).tail_loss or 0.0 for s in (0, 1)] for p in (one, other)
+        ]
+        moved = change(*gaps)
+        assert moved is not None and moved.low > 0.0
+        pairs = [(one, other, moved.mean), (other, one, -moved.mean)]
+        assert [turned(task, pairs, seeds) for seeds in ([1001], [1000], [1000, 1001, 1002])] == [
+            0,
+            2,
+            0,
+        ]
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.exported.cases import Case
-from policysearch.verify.verdict import EARLY_STEPS, Verdict, gaps, trained_in_torch, verify
+from policysearch.verify.moved import gaps
+from policysearch.verify.verdict import EARLY_STEPS, Verdict, trained_in_torch, verify
 
 
 def agreement(case: Case, place: str, steps: int) -> dict[str, Any]:

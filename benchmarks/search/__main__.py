@@ -15,13 +15,15 @@ steps first, and is counted to where the front that it *proposes* is worth the s
 whose task can be run here it trains. `own+seeds` trains the front with other seeds as it goes.
 `random`, `tpe`, `nsga2`, `nsga3` and `gp` are Optuna's, behind the same ladder with "+ladder".
 The others are published methods (`rivals.py`). --idle N adds a decision of N values that does
-nothing.
+nothing. --without KIND ("grad") adds the trainings to the volume that the policies without such
+decisions have: of the search among all, and of the one among those.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -37,6 +39,7 @@ from benchmarks.search.tables import (
     mean_problem,
     problems,
     with_idle,
+    without,
 )
 from policysearch.search.gain import regret
 
@@ -114,6 +117,29 @@ def row(table: Table, search: str, seeds: int, trials: int, batch: int, brief: b
     )
 
 
+def beside(table: Table, kind: str, search: str, trials: int) -> list[str]:
+    """Return the lines of a search among all policies, and without decisions of a kind.
+
+    Both are counted to the volume that the policies without have. No lines where there is no such
+    decision.
+    """
+    pairs = [(each, without(each, kind)) for each in (*problems(table), mean_problem(table))]
+    both = [(replace(p, goal=fewer.volume), fewer) for p, fewer in pairs if fewer is not None]
+    if not both:
+        return []
+    found = [[counts(p, search, 0, trials) for p in each] for each in zip(*both, strict=True)]
+    fewer = both[-1][1]
+    share = fewer.volume / pairs[-1][0].volume
+    names = f"{search}, of all", f"{search}, no {kind}"
+    return [
+        f"  no {kind}: {len(fewer.true)} policies, {share:.1%} of the volume on the mean of seeds",
+        *(
+            f"  {name:<16} {shown(each[:-1], trials):<32} mean of seeds {shown(each[-1:], trials)}"
+            for name, each in zip(names, found, strict=True)
+        ),
+    ]
+
+
 def shown(found: list[list[float]], trials: int) -> str:
     """Return median/90th percentile of the trainings to each share."""
     words = []
@@ -143,6 +169,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=200, help="at most")
     parser.add_argument("--batch", type=int, default=1, help="asked for together")
     parser.add_argument("--idle", type=int, default=1, help="values of a decision that is idle")
+    parser.add_argument("--without", metavar="KIND", help="of decisions, compared with")
     parser.add_argument("--brief", action="store_true", help="without regret and noise")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -159,6 +186,9 @@ def main() -> int:
             why = skipped(table, search)
             fed = search, options.seeds, options.trials, options.batch, options.brief
             print(f"  {search:<16} {why}" if why else row(table, *fed), flush=True)
+            if options.without and not why:
+                for line in beside(table, options.without, search, options.trials):
+                    print(line, flush=True)
     return 0
 
 

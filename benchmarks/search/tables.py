@@ -42,6 +42,7 @@ NAMES = (
     "tanh-mlp-scales",
     "gpt-sums-groups",
     "transformer-ops",
+    "tanh-mlp-roles",
 )
 
 
@@ -95,19 +96,26 @@ class Table:
 class Problem:
     """A table with one gap [n] per policy: what a search is told, and what it is scored by.
 
-    `seed` is the training seed of what is told, None where that is the mean.
+    `seed` is the training seed of what is told, None where that is the mean. `goal` is the volume
+    that shares are of, None for that of all policies.
     """
 
     table: Table
     told: Array
     true: Array
     seed: int | None = None
+    goal: float | None = None
+
+    @property
+    def volume(self) -> float:
+        """The volume that all policies dominate."""
+        return self.table.measure.volume(self.true, self.table.costs)
 
     def share(self, trained: list[int]) -> float:
-        """Return the share of the volume of all policies that those trained dominate."""
+        """Return the share of the volume, or of `goal`, that the policies trained dominate."""
         costs, measure = self.table.costs, self.table.measure
         found = measure.volume(self.true[trained], costs[trained])
-        return found / measure.volume(self.true, costs)
+        return found / (self.goal or self.volume)
 
 
 def load(name: str) -> Table:
@@ -165,6 +173,29 @@ def with_idle(table: Table, values: int) -> Table:
         start=tuple(place * values for place in table.start),
         curves=None if table.curves is None else np.repeat(table.curves, values, axis=1),
     )
+
+
+def without(problem: Problem, kind: str) -> Problem | None:
+    """Return the problem of the policies that leave decisions of a kind ("grad") at their first.
+
+    None where the table has no such decision, or is of a task that cannot be run here.
+    """
+    table, task = problem.table, live(problem.table.name)
+    names = list(task.params[0]) if task else []
+    columns = [i for i, name in enumerate(names) if name.startswith(f"{kind}.")]
+    if not columns:
+        return None
+    kept = np.flatnonzero((table.raw[:, columns] == 0).all(axis=1))
+    fewer = replace(
+        table,
+        rows=table.rows[kept],
+        raw=table.raw[kept],
+        costs=table.costs[kept],
+        gaps=table.gaps[:, kept],
+        start=tuple(np.flatnonzero(np.isin(kept, table.start)).tolist()),
+        curves=None if table.curves is None else table.curves[:, kept],
+    )
+    return replace(problem, table=fewer, told=problem.told[kept], true=problem.true[kept])
 
 
 def greedy(problem: Problem) -> Iterator[int]:

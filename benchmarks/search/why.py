@@ -1,19 +1,21 @@
 """Does `policysearch why` name the neighbours that a table of all policies names?
 
-    python -m benchmarks.search.why [--tables NAME ...] [--members 4] [--trials 40]
+    python -m benchmarks.search.why [--tables NAME ...] [--members 4] [--trials 40] [--fresh 10]
 
 Each table's study is run as far as --trials; 0 leaves that out. Then, of the members of the table's
 front, those with the most formats: for every group of layers of each, `why` trains the member and
 its neighbours, with the study's own seeds and steps. Beside it stands what the table says, whose
-runs and prices were made by an older state of the code and whose spread is judged from all
-policies. A layer counts as named alike where every neighbour has the same verdict (better, worse,
-trade or alike), as contradicted where one is better here and worse there, as ordered alike where
-the mean gaps of the member and its neighbours lie in the same order.
+runs and prices were made by an older state of the code. A layer counts as named alike where every
+neighbour has the same verdict (better, worse, trade or alike), as contradicted where one is better
+here and worse there, as ordered alike where the mean gaps of the member and its neighbours lie in
+the same order. --fresh N trains what `why` tells apart in gap on N seeds that no study has, and
+counts where their mean is the other way round.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,28 +26,40 @@ import optuna
 
 from benchmarks.search.live import Live, live
 from benchmarks.search.tables import NAMES, Table, load
-from policysearch.objective.score import DIVERGED_GAP, Score
+from policysearch.objective.score import DIVERGED_GAP, Score, gap
 from policysearch.policy.policy import Policy
 from policysearch.search.neighbours import verdict
+from policysearch.search.noise import change
 from policysearch.search.results import Results
 from policysearch.search.space import Space
 from policysearch.search.study import run_study
-from policysearch.search.trials import Trial
+from policysearch.search.trials import FailedTrial, Trial
 from policysearch.search.why import Why, why
+
+FRESH = 1000
+"""The first of the seeds that no study has."""
 
 LEAST_ALIKE = 0.9
 """The share of layers that is to be named alike."""
 
 
+Told = tuple[Policy, Policy, float]
+"""Two policies, and by how many nats the mean gap of the second is larger."""
+
+
 @dataclass(frozen=True)
 class Layer:
-    """A group of layers of a front member: what `why` and the table say of each neighbour."""
+    """A group of layers of a front member: what `why` and the table say of each neighbour.
+
+    `told` are the gaps to neighbours that `why` tells apart.
+    """
 
     member: str
     group: str
     said: dict[str, str | None]
     known: dict[str, str | None]
     ordered: bool
+    told: tuple[Told, ...] = ()
 
     @property
     def alike(self) -> bool:
@@ -115,7 +129,38 @@ def compared(policy: Policy, found: Why, known: Known, results: Results) -> Laye
     }
     now = [_gap(found.trial), *(_gap(t.trial) for t, _ in pairs)]
     then = [here.loss_gap, *(there.loss_gap for _, there in pairs)]
-    return Layer(policy.name, found.group, said, tabled, _order(now) == _order(then))
+    return Layer(
+        policy.name, found.group, said, tabled, _order(now) == _order(then), told(policy, found)
+    )
+
+
+def told(policy: Policy, found: Why) -> tuple[Told, ...]:
+    """Return the neighbours whose gap can be told from that of the policy."""
+    rows = []
+    for each in found.tried:
+        here, there = _by_seed(found.trial), _by_seed(each.trial)
+        moved = change(here, there) if here and there else None
+        if moved is not None and not moved.low <= 0.0 <= moved.high:
+            rows.append((policy, each.neighbour.policy, moved.mean))
+    return tuple(rows)
+
+
+def _by_seed(trial: Trial | FailedTrial) -> list[float]:
+    """Return the gap per seed, none where a run diverged or failed."""
+    if isinstance(trial, FailedTrial) or trial.diverged:
+        return []
+    return [score.loss_gap for score in trial.scores]
+
+
+def turned(task: Live, pairs: Sequence[Told], seeds: Sequence[int]) -> int:
+    """Return how many of the gaps told apart lie the other way round on the mean of `seeds`."""
+    policies = {policy.digest: policy for one, other, _ in pairs for policy in (one, other)}
+    bases = {seed: task.objective.baseline(seed) for seed in seeds}
+    means = {
+        digest: math.fsum(gap(task.objective.measure(policy, s), bases[s]) for s in seeds)
+        for digest, policy in policies.items()
+    }
+    return sum((means[other.digest] - means[one.digest]) * moved < 0 for one, other, moved in pairs)
 
 
 def _gap(trial: object) -> float:
@@ -156,6 +201,7 @@ def main() -> int:
     parser.add_argument("--tables", nargs="+", choices=runnable, default=runnable)
     parser.add_argument("--members", type=int, default=4, help="of the front of each table")
     parser.add_argument("--trials", type=int, default=40, help="that each study has before")
+    parser.add_argument("--fresh", type=int, default=0, help="seeds to check gaps told apart on")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found: list[Layer] = []
@@ -164,9 +210,21 @@ def main() -> int:
             layers = layers_of(name, options.members, options.trials, Path(folder))
             print(f"{name}: {shares(layers)}")
             print("\n".join(layer.line for layer in layers), flush=True)
+            if options.fresh:
+                print(checked(name, layers, range(FRESH, FRESH + options.fresh)), flush=True)
             found += layers
     print(f"all: {shares(found)}")
     return 0 if sum(layer.alike for layer in found) >= LEAST_ALIKE * len(found) else 1
+
+
+def checked(name: str, layers: Sequence[Layer], seeds: Sequence[int]) -> str:
+    """Say how many of the gaps told apart are the other way round on seeds of their own."""
+    task = live(name)
+    assert task is not None
+    every = [row for layer in layers for row in layer.told]
+    pairs = {(one.digest, other.digest): (one, other, moved) for one, other, moved in every}
+    count = turned(task, list(pairs.values()), seeds)
+    return f"  on {len(seeds)} fresh seeds {count} of {len(pairs)} gaps told apart are reversed"
 
 
 def shares(layers: Sequence[Layer]) -> str:

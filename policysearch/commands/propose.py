@@ -10,6 +10,7 @@ from policysearch.commands.shared import Commands
 from policysearch.formats import format_named
 from policysearch.policy.policy import uniform_layer
 from policysearch.search.decided.base import SAME
+from policysearch.search.decided.loss_scales import shares_of
 from policysearch.search.propose import largest_gradients, noise_ratio, schedule_for
 from policysearch.search.spec import StudySpec, objective_of
 
@@ -31,9 +32,11 @@ def _propose(options: argparse.Namespace) -> None:
     largest = largest_gradients(objective, seed)
     for name in _gradient_formats(spec):
         print(f"# Gradients in {name}: up to 2 to the powers that keep the largest below overflow.")
-        print(f'scale_schedules = ["{schedule_for(largest, name)}"]')
-        found = noise_ratio(objective, name, seed)
-        low, last = min(found.ratios), found.ratios[-1]
+        schedule = schedule_for(largest, name)
+        print(f'scale_schedules = ["{schedule}"]')
+        scale = 2.0 ** min(power for _, power in shares_of(schedule))
+        found = noise_ratio(objective, name, seed, scale)
+        low, last = min(found.means), found.means[-1]
         print(f"# Gradient over its rounding noise in {name}: {low:.3g} at least, {last:.3g} last.")
         if found.sinks_at is None:
             print("# It never sinks below the square root of 3: no phase point is proposed.")

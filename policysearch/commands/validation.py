@@ -28,7 +28,7 @@ def add_validation(commands: Commands) -> None:
     )
     command.add_argument("--rows", type=Path, metavar="FILE", help="JSON rows (the package's)")
     command.add_argument(
-        "--anchor", type=Path, metavar="FILE", help="rows of the same networks on other devices"
+        "--anchor", type=Path, metavar="FILE", help="JSON rows of related runs, say your own"
     )
     command.add_argument(
         "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
@@ -45,6 +45,8 @@ def add_validation(commands: Commands) -> None:
 
 def _validate(options: argparse.Namespace) -> None:
     if options.measured:
+        if options.anchor or options.rows:
+            raise InputError("--measured: trains on this machine; takes no rows and no anchors")
         run_measured(options)
         return
     if options.memory:
@@ -68,10 +70,12 @@ def _validate(options: argparse.Namespace) -> None:
         _need(judged, [reason for _, reason in unbuilt], options.rows)
         print(narrow_page(judged, unbuilt))
         return
-    anchors = read_rows(options.anchor) if options.anchor else ()
     rows = read_rows(options.rows)
-    built, left_out = settings_of(rows)
-    _need(built, [reason for _, reason in left_out], options.rows)
+    anchors = read_rows(options.anchor) if options.anchor else ()
+    for path, given in ((options.rows, rows), (options.anchor, anchors)):
+        if path:
+            built, left_out = settings_of(given)
+            _need(built, [reason for _, reason in left_out], path)
     print(validation_page(validate(rows, anchors)))
 
 

@@ -22,15 +22,15 @@ def add_verify(commands: Commands) -> None:
     verify.add_argument("--target", default="torch", help="where it is trained (torch)")
     verify.add_argument("--place", default="cpu", help="device it is trained on (cpu), say cuda")
     verify.add_argument("--steps", type=int, default=50, metavar="N", help="steps to train (50)")
+    verify.add_argument("--batch", type=int, metavar="B", help="examples of a step (the study's)")
     verify.set_defaults(run=_verify)
 
 
 def _verify(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
     policy = policy_for(options.policy, spec)
-    verdict = api.verify_policy(
-        policy, spec, target=options.target, steps=options.steps, place=options.place
-    )
+    given = {"target": options.target, "steps": options.steps, "place": options.place}
+    verdict = api.verify_policy(policy, spec, batch_size=options.batch, **given)
     print(verdict_page(verdict))
     if verdict.faults or verdict.undecided:
         raise SystemExit(FAILED if verdict.faults else UNDECIDED)

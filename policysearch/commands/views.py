@@ -40,8 +40,8 @@ def _show(options: argparse.Namespace) -> None:
     results = results_of(options)
     number = options.trial
     if options.policy is not None:
-        digest = policy_for(options.policy, results.spec).digest
-        number = number_of(results, digest, options.policy)
+        policy = policy_for(options.policy, results.spec)
+        number = number_of(results, policy, options.policy)
     if number is not None:
         print(trial_page(results, number))
     else:

@@ -32,9 +32,9 @@ def add_why(commands: Commands) -> None:
     asked.set_defaults(run=_why)
 
 
-def _bought(spec: StudySpec, storage: Path | None, policy: Policy) -> str:
+def _bought(spec: StudySpec, storage: Path | None, policy: Policy, source: str) -> str:
     results = api.load_results(spec, storage)
-    trial = results.trial(number_of(results, policy.digest, policy.name))
+    trial = results.trial(number_of(results, policy, source))
     return bought_page(trial, one_more(results, trial, space_of(spec), objective_of(spec)))
 
 
@@ -47,7 +47,7 @@ def _why(options: argparse.Namespace) -> None:
     else:
         policy = policy_for(options.policy, spec)
     if options.layer is None:
-        print(_bought(spec, options.storage, policy))
+        print(_bought(spec, options.storage, policy, options.policy))
         return
     storage = options.storage or api.default_storage(spec)
     make_folder(storage.parent)

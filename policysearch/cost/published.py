@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isclose
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,12 +27,17 @@ FORMATS: Mapping[str, str] = MappingProxyType(
 """Formats by the names that rows use."""
 
 
+SPEEDUP_TOLERANCE = 0.02
+"""How far a published speedup may lie from that of its throughputs: both are rounded."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One published pair of throughputs on `devices` devices, of all of them together.
 
-    `speedup` is the mixed throughput over the baseline's, `batches` baseline and mixed. `notes`
-    are the confounders and flags of the row's collector, `source` names repository and line.
+    `speedup` is the mixed throughput over the baseline's, as published where it is; `batches` are
+    baseline and mixed, `notes` the confounders and flags of the row's collector. `source` names
+    repository and line.
     """
 
     id: str
@@ -46,6 +52,12 @@ class Row:
     notes: tuple[str, ...]
     source: str
     devices: int = 1
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the speedup is not that of the throughputs."""
+        wide, mixed = self.throughputs
+        return not isclose(self.speedup, mixed / wide, rel_tol=SPEEDUP_TOLERANCE)
 
     @property
     def pure(self) -> bool:
@@ -85,12 +97,22 @@ def _row(row: Fields) -> Row:
         length=row.count("seq_len"),
         batches=(row.whole("batch_per_gpu_baseline"), row.whole("batch_per_gpu_mixed")),
         formats=(row.text("dtype_baseline"), row.text("dtype_mixed")),
-        throughputs=(row.positive("throughput_baseline"), row.positive("throughput_mixed")),
-        speedup=row.positive("speedup"),
+        throughputs=_throughputs(row),
+        speedup=_speedup(row),
         notes=(*row.texts("confounders"), *row.texts("flags")),
         source=row.text("source", ""),
         devices=row.count("n_gpu") or 1,
     )
+
+
+def _throughputs(row: Fields) -> tuple[float, float]:
+    return row.positive("throughput_baseline"), row.positive("throughput_mixed")
+
+
+def _speedup(row: Fields) -> float:
+    """Return the published speedup, that of the throughputs where there is none."""
+    wide, mixed = _throughputs(row)
+    return row.positive("speedup") if row.has("speedup") else mixed / wide
 
 
 def device_labelled(label: str) -> Device:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policysearch.cost.footprint import Footprint
+from policysearch.cost.intervals import Interval, interval_of
 from policysearch.cost.published_memory import (
     MemoryRow,
     MemorySetting,
@@ -24,7 +25,6 @@ from policysearch.cost.reserved import (
     visible_bytes,
     wanted_bytes,
 )
-from policysearch.cost.validate import Interval, interval_of
 from policysearch.values import InputError
 
 

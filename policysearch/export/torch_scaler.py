@@ -21,10 +21,13 @@ class PolicyScaler(torch.amp.GradScaler):
         if self.skips or not self.is_enabled():
             return super().step(optimizer, *args, **kwargs)
         state = self._per_optimizer_states[id(optimizer)]
+        stepped = torch.amp.grad_scaler.OptState.STEPPED
+        if state["stage"] is stepped:
+            raise RuntimeError("step() has already been called since the last update().")
         if not state["found_inf_per_device"]:
             self.unscale_(optimizer)
         made = optimizer.step(*args, **kwargs)
-        state["stage"] = torch.amp.grad_scaler.OptState.STEPPED
+        state["stage"] = stepped
         return made
 
     def update(self, new_scale=None):

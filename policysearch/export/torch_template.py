@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policysearch.export.torch_casts import CASTS
 from policysearch.export.torch_check import CHECK
 from policysearch.export.torch_ops import OPS
 from policysearch.export.torch_scaler import SCALER
@@ -26,6 +27,8 @@ $losses
 
 import copy
 import dataclasses
+import inspect
+import types
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -51,6 +54,8 @@ _APPLY = '''\
 # Names that wrappers of torch put into the names of submodules.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
+_MARK = "_replicate_for_data_parallel"  # set on submodules with a policy
+
 
 def apply_policy(module, prefix="", strict=True, device_type="cpu"):
     """Make `module` compute as the policy says, in place, and return it; it returns float32.
@@ -71,7 +76,7 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu"):
     for part, row in rows.items():
         result = torch.float32 if part is module else None
         made = FORWARDS.get(row[0], _Forward)(part, row, device_type, result)
-        part.forward = made.run  # torch.export wants a method
+        part.forward = made.method()
         part._replicate_for_data_parallel = made.replica
     return module
 
@@ -79,17 +84,23 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu"):
 def remove_policy(module):
     """Take the policy off `module` again and return it.
 
-    Parameters that it stored low get their old dtype back, not the bits they lost.
+    Parameters that it stored low get their old dtype back, not the bits they lost. Raises
+    ValueError where something else has replaced a `forward` since.
     """
-    for part in _applied(module):
-        part.__dict__.pop("_replicate_for_data_parallel")
+    parts = _applied(module)
+    for part in parts:
+        if not hasattr(getattr(vars(part).get("forward"), "__self__", None), "put_back"):
+            raise ValueError(f"forward of {type(part).__name__} was replaced; put it back first")
+    for part in parts:
+        part.__dict__.pop(_MARK)
         part.__dict__.pop("forward").__self__.put_back()
     return module
 
 
 def _applied(module):
+    """Return the submodules that have a policy, from whichever file it is."""
     def is_ours(part):
-        return isinstance(getattr(part.__dict__.get("forward"), "__self__", None), _Forward)
+        return hasattr(getattr(vars(part).get(_MARK), "__self__", None), "put_back")
 
     return [part for part in module.modules() if is_ours(part)]
 
@@ -152,6 +163,17 @@ class _Forward:
                 self.dtypes[name] = parameter.dtype
                 parameter.data = parameter.data.to(stored)
 
+    def method(self):
+        """Return `run` with the signature of the forward it replaces, which callers may read."""
+        own = inspect.signature(self.part.forward)
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        run = type(self).run
+        made = types.FunctionType(
+            run.__code__, run.__globals__, run.__name__, run.__defaults__, run.__closure__
+        )
+        made.__signature__ = own.replace(parameters=[first, *own.parameters.values()])
+        return types.MethodType(made, self)  # torch.export wants a method
+
     def run(self, *inputs, **options):
         with self.mode:
             if self.before is None:
@@ -201,12 +223,11 @@ class _Layer(TorchFunctionMode):
         if len(given) == 1:
             op = WITH_A_NUMBER.get(op, op)
         wanted, result = self.dtypes(op, given)
+        if function is torch.nn.functional.batch_norm:
+            return _batch_norm(function, args, kwargs, wanted, result)
         if wanted is None:
             return function(*args, **kwargs)
-        if op == "batch_norm":
-            cast, options = _norm_arguments(args, kwargs, wanted)
-        else:
-            cast, options = _cast(args, wanted), _cast(kwargs, wanted)
+        cast, options = _cast(args, wanted), _cast(kwargs, wanted)
         if op == "embedding":  # its gradients are summed in float32 and rounded once
             cast, options = _cast(cast, torch.float32), _cast(options, torch.float32)
         made = _cast(function(*cast, **options), result)
@@ -227,47 +248,6 @@ class _Layer(TorchFunctionMode):
             widest = torch.promote_types(widest, value.dtype)
         return widest, widest
 
-def _norm_arguments(args, kwargs, wanted):
-    """The statistics are moved in place, and torch wants the parameters in their dtype."""
-    names = ("input", "running_mean", "running_var", "weight", "bias")
-    given = {**dict(zip(names, args)), **kwargs}
-    statistics = given.get("running_mean")
-    kept = torch.float32 if statistics is None else statistics.dtype
-    given["input"] = given["input"].to(wanted)
-    for name in ("weight", "bias"):
-        given[name] = _cast(given.get(name), kept)
-    return args[:0], {**given, **dict(zip(("training", "momentum", "eps"), args[5:]))}
-
-
-def _floats(value):
-    """Return the floating tensors of an argument, inside containers too."""
-    if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [x for item in value for x in _floats(item)] if isinstance(value, (tuple, list)) else []
-
-
-def _cast(value, dtype):
-    """Return `value` with its floating tensors as `dtype`, also those inside containers."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (field.name for field in dataclasses.fields(value) if field.init)
-        return dataclasses.replace(value, **{x: _cast(getattr(value, x), dtype) for x in fields})
-    if type(value) is dict:
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    if isinstance(value, dict):
-        made = copy.copy(value)
-        made.update({key: _cast(item, dtype) for key, item in value.items()})
-        return made
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cast(item, dtype) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)([_cast(item, dtype) for item in value])
-    return value
-
-
 '''
 
-TEMPLATE = _HEAD + OPS + _APPLY + SCALER + CHECK
+TEMPLATE = _HEAD + OPS + _APPLY + CASTS + SCALER + CHECK

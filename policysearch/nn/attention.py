@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +12,15 @@ import numpy as np
 from policysearch.graph import FloatArray, Shape, size
 from policysearch.nn.layers import Layer, Linear
 from policysearch.nn.model import Fed, ParameterSpec, emit_data
+from policysearch.ops.arithmetic import shift
 from policysearch.ops.attention import scale, softmax
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
-from policysearch.ops.elementwise import add
+from policysearch.ops.elementwise import add, multiply
+from policysearch.ops.functions import pow_constant, rsqrt
 from policysearch.ops.layer_norm import layer_norm, layer_statistics
 from policysearch.ops.masks import masked_fill
+from policysearch.ops.reduce import mean
 from policysearch.ops.shape import reshape
 from policysearch.ops.transpose import transpose
 from policysearch.values import InputError
@@ -84,6 +87,12 @@ class Position:
             return b.emit(reshape, moved, attrs={"shape": shape})
 
 
+def check_width(name: str, width: int, input_shape: Shape) -> None:
+    """Raise InputError where tokens that come to layer `name` are not [width]."""
+    if input_shape != (width,):
+        raise InputError(f"layer {name}: input of shape {list(input_shape)}; expected [{width}]")
+
+
 @dataclass(frozen=True)
 class LayerNorm:
     """Each token to mean 0 and variance 1, times a weight, plus a bias; torch's `LayerNorm`."""
@@ -92,10 +101,7 @@ class LayerNorm:
     width: int
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        if input_shape != (self.width,):
-            raise InputError(
-                f"layer {self.name}: input of shape {list(input_shape)}; expected [{self.width}]"
-            )
+        check_width(self.name, self.width, input_shape)
         shape = (self.width,)
         return (
             ParameterSpec(f"{self.name}.weight", shape, self.name, self.width, 1.0),
@@ -106,6 +112,29 @@ class LayerNorm:
         owned = fed[f"{self.name}.weight"], fed[f"{self.name}.bias"]
         with b.scope(layer=self.name, role="fprop"):
             return b.emit(layer_norm, x, b.emit(layer_statistics, x), *owned)
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """Each token x to x / sqrt(mean(x^2) + 1e-6), without a weight (arXiv 1910.07467).
+
+    Written out as models have it in their own code: every op of it is on a list of its own, where
+    a `LayerNorm` is one op that sums in float32.
+    """
+
+    name: str
+    width: int
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        check_width(self.name, self.width, input_shape)
+        return ()
+
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        with b.scope(layer=self.name, role="fprop"):
+            square = b.emit(pow_constant, x, attrs={"exponent": 2.0})
+            average = b.emit(mean, square, attrs={"axes": (-1,), "keepdim": True})
+            shifted = b.emit(shift, average, attrs={"amount": 1e-6})
+            return b.emit(multiply, x, b.emit(rsqrt, shifted))
 
 
 @dataclass(frozen=True)
@@ -193,6 +222,10 @@ class Residual:
             return b.emit(add, x, inner)
 
 
+Norm = Callable[[str, int], Layer]
+"""Makes a norm of tokens from its name and their width."""
+
+
 def transformer_block(
     name: str,
     width: int,
@@ -201,6 +234,7 @@ def transformer_block(
     time: int,
     activation: Layer,
     causal: bool = False,
+    norm: Norm = LayerNorm,
 ) -> tuple[Layer, ...]:
     """Return attention and a two-layer net, each normalised first and added to its input.
 
@@ -211,7 +245,7 @@ def transformer_block(
         Residual(
             f"{name}.add1",
             (
-                LayerNorm(f"{name}.norm1", width),
+                norm(f"{name}.norm1", width),
                 SelfAttention(attention, width, heads, time, causal),
                 Linear(f"{attention}.o", width, width),
             ),
@@ -219,7 +253,7 @@ def transformer_block(
         Residual(
             f"{name}.add2",
             (
-                LayerNorm(f"{name}.norm2", width),
+                norm(f"{name}.norm2", width),
                 Linear(f"{name}.fc1", width, hidden),
                 activation,
                 Linear(f"{name}.fc2", hidden, width),
@@ -233,6 +267,7 @@ EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
     (JoinTokens("join", 4), (6,)),
     (Position("position", 4), (6,)),
     (LayerNorm("norm", 6), (6,)),
+    (RMSNorm("rms_norm", 6), (6,)),
     (SelfAttention("attention", 6, 2, 4), (6,)),
     (SelfAttention("causal", 6, 2, 4, causal=True), (6,)),
     (Residual("add", (Linear("inner", 6, 6),)), (6,)),

@@ -13,7 +13,7 @@ from policysearch.ops.activations import sigmoid, tanh
 from policysearch.ops.builder import Builder
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
-from policysearch.ops.elementwise import relu
+from policysearch.ops.elementwise import multiply, relu
 from policysearch.ops.gelu import gelu
 from policysearch.ops.pool import max_pool
 from policysearch.ops.pool_average import average_pool
@@ -174,6 +174,22 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class Squared:
+    """An elementwise function, squared: of relu the squared ReLU of arXiv 2109.08668."""
+
+    name: str
+    function: str
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        return ()
+
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        y = Activation(self.name, self.function).trace(b, x, fed)
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(multiply, y, y)
+
+
+@dataclass(frozen=True)
 class Pool:
     """Pooling over square windows: `function` is a key of POOLS; the stride is the window."""
 
@@ -215,6 +231,7 @@ EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
     (Linear("linear", 5, 3), (5,)),
     (Conv2d("conv", 2, 3, 3, padding=1), (2, 5, 4)),
     *((Activation(function, function), (7,)) for function in ACTIVATIONS),
+    (Squared("squared", "relu"), (7,)),
     *((Pool(function, 2, function), (2, 4, 6)) for function in POOLS),
     (Flatten("flatten"), (2, 3, 4)),
 )

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 
 from policysearch.graph import Shape, size
-from policysearch.nn.attention import JoinTokens, LayerNorm, Position, Tokens, transformer_block
+from policysearch.nn.attention import (
+    JoinTokens,
+    LayerNorm,
+    Norm,
+    Position,
+    RMSNorm,
+    Tokens,
+    transformer_block,
+)
 from policysearch.nn.chain import Chain
 from policysearch.nn.images import BatchNorm, Skip
 from policysearch.nn.language import Embedding
-from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool
+from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, Squared
 from policysearch.values import InputError
 
 
@@ -68,13 +77,16 @@ def transformer(
     hidden: tuple[int, ...] = (128,),
     heads: int = 4,
     activation: str = "gelu",
+    norm: Norm = LayerNorm,
+    between: Callable[[str, str], Layer] = Activation,
 ) -> Chain:
     """Return an encoder with one pre-norm block per entry of `hidden`, its inner width.
 
     `input_shape` is [time, features] or [channels, rows, columns], then a row is a time step. The
     head reads the tokens of all steps side by side. Layers: tokens, embed, position, per block
     "block1.norm1", "block1.attention" with .q, .k, .v and .o, "block1.add1", "block1.norm2",
-    "block1.fc1", "block1.gelu", "block1.fc2", "block1.add2", and last norm, flatten, head.
+    "block1.fc1", "block1.gelu", "block1.fc2", "block1.add2", and last norm, flatten, head. `norm`
+    makes the norms, and `between` the layer behind fc1 from its name and the `activation`.
     """
     if len(input_shape) not in (2, 3):
         valid = "[time, features] or [channels, rows, columns]"
@@ -91,9 +103,9 @@ def transformer(
         Position("position", time),
     ]
     for number, inner in enumerate(hidden, 1):
-        middle = Activation(f"block{number}.{activation}", activation)
-        layers += transformer_block(f"block{number}", width, inner, heads, time, middle)
-    layers += [LayerNorm("norm", width), JoinTokens("flatten", time)]
+        middle = between(f"block{number}.{activation}", activation)
+        layers += transformer_block(f"block{number}", width, inner, heads, time, middle, norm=norm)
+    layers += [norm("norm", width), JoinTokens("flatten", time)]
     layers.append(Linear("head", time * width, classes))
     return Chain("transformer", tuple(layers), input_shape, classes)
 
@@ -183,6 +195,29 @@ def _basic_block(
     return Skip(f"{name}.add", inner, shortcut), last
 
 
+WIDTHS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"mlp": (), "transformer": (32, 128), "gpt": (64, 256, 256), "resnet": (8, 16, 32, 64)}
+)
+"""The widths of each model that takes some, where a task gives none."""
+
+WIDTHS_IN = 4
+"""Narrower nets have widths that are multiples of this, for heads divide them."""
+
+
+def narrower(model: str, widths: tuple[int, ...], share: float) -> tuple[int, ...]:
+    """Return about `share` of the widths of the model called `model`: its layers stay.
+
+    `widths` are what a task gives, () for those of WIDTHS. Raises InputError where the model takes
+    none or none becomes smaller.
+    """
+    given = (widths or WIDTHS[model]) if model in WIDTHS else ()
+    found = tuple(min(w, max(1, round(w * share / WIDTHS_IN)) * WIDTHS_IN) for w in given)
+    if found == given:
+        said = f"{share:g} of the widths {list(given)} of model {model!r}"
+        raise InputError(f"{said}; expected a model of {', '.join(WIDTHS)} that becomes narrower")
+    return found
+
+
 ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Chain]
 
 
@@ -201,17 +236,31 @@ def _mlp(input_shape: Shape, classes: int, activation: str, widths: tuple[int, .
 def _transformer(
     input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]
 ) -> Chain:
-    width, *hidden = widths or (32, 128)
+    width, *hidden = widths or WIDTHS["transformer"]
     return transformer(input_shape, classes, width, tuple(hidden), activation=activation)
 
 
+def _rms_transformer(
+    input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]
+) -> Chain:
+    """The blocks of small language models that are trained for speed: squared ReLU, bare norms."""
+    width, *hidden = widths or (32, 128)
+    made = transformer(
+        *(input_shape, classes, width, tuple(hidden)),
+        activation=activation,
+        norm=RMSNorm,
+        between=Squared,
+    )
+    return replace(made, name="rms_transformer")
+
+
 def _gpt(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
-    width, *hidden = widths or (64, 256, 256)
+    width, *hidden = widths or WIDTHS["gpt"]
     return gpt(input_shape, classes, width, tuple(hidden), activation=activation)
 
 
 def _resnet(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:
-    return resnet(input_shape, classes, widths or (8, 16, 32, 64), activation)
+    return resnet(input_shape, classes, widths or WIDTHS["resnet"], activation)
 
 
 MODELS: Mapping[str, ModelBuilder] = MappingProxyType(
@@ -219,6 +268,7 @@ MODELS: Mapping[str, ModelBuilder] = MappingProxyType(
         "lenet5": _lenet5,
         "mlp": _mlp,
         "transformer": _transformer,
+        "rms_transformer": _rms_transformer,
         "resnet": _resnet,
         "gpt": _gpt,
     }

@@ -63,6 +63,7 @@ class Objective:
         self.recompute = recompute
         self._baselines: dict[int, Measurement] = {}
         self._tracings: dict[int, Tracing] = {}
+        self._narrower: dict[float, Objective] = {}
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -130,13 +131,16 @@ class Objective:
         steps: int | None = None,
         until: int | None = None,
         checkpoint: Path | None = None,
+        width: float = 1.0,
     ) -> Measurement:
         """Train under `policy` and return what was seen; equal arguments give equal results.
 
         `steps` other than the task's stretch or shorten the whole recipe, its tail included, and
         the policy's phases and scheduled loss scale with it. `until` and `checkpoint` as in
-        `train.training.train`.
+        `train.training.train`. `width` below 1 trains the net of `narrower` instead.
         """
+        if width != 1.0:
+            return self.narrower(width).measure(policy, seed, jitter, steps, until, checkpoint)
         if steps is not None:
             policy = stretched(policy, steps / self.task.steps)
         task = self.task if steps is None else self.task.with_steps(steps)
@@ -152,6 +156,14 @@ class Objective:
             checkpoint=checkpoint,
         )
         return _measurement(run, task, policy)
+
+    def narrower(self, width: float) -> Objective:
+        """Return the same for a net of `width` of the widths, made once; see `Task.narrower`."""
+        if width not in self._narrower:
+            task = replace(self.task.narrower(width), data=self.dataset)
+            where = self.device.name, self.stack.name, self.cost_batch_size
+            self._narrower[width] = Objective(task, *where, self.fast)
+        return self._narrower[width]
 
     def baseline(self, seed: int) -> Measurement:
         """Return the float32 run with `seed`, trained once."""

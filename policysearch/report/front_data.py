@@ -94,6 +94,9 @@ def caption(results: Results) -> str:
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
     ways = ", ".join(sorted({EMULATORS.get(s.fast, "?") for t in results.trials for s in t.scores}))
     between = "one seed, so no interval" if len(spec.study.seeds) == 1 else INTERVALS
+    if spec.study.searched != spec.study.seeds:
+        first = ", ".join(str(seed) for seed in spec.study.searched)
+        between = f"the front; others {first} alone; {between}"
     noise = "not measured"
     if results.noise_gap is not None:
         noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"

@@ -26,7 +26,8 @@ FURTHEST = 10.0
 
 def noise_page(results: Results) -> str:
     """Return the analysis of a study's runs: what its gaps can tell, and what more would."""
-    trained = [trial for trial in results.trials if not trial.diverged]
+    seeds = results.spec.study.seeds
+    trained = [t for t in results.trials if not t.diverged and len(t.scores) == len(seeds)]
     head = f"study {results.spec.study.name}: how sure the gaps of {len(trained)} policies are"
     blocks = [
         [head],
@@ -85,6 +86,8 @@ def _spread(results: Results, trained: list[Trial]) -> list[str]:
     ]
     if halves is not None:
         lines.append(f"rank correlation of policies between halves of the seeds: {halves:.3f}")
+        one = rank_correlation([row[0] for row in gaps], [math.fsum(row[1:]) for row in gaps])
+        lines.append(f"of the first seed with the others: {one:.3f}")
     return lines
 
 

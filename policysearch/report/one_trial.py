@@ -6,6 +6,8 @@ Counts are sums over the seeds. Times and bytes are modeled.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy
@@ -13,6 +15,7 @@ from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks
 from policysearch.report.table import HEADER, aligned, cells
+from policysearch.rewrite.placed_rules import LISTS
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
 from policysearch.values import InputError
@@ -105,16 +108,25 @@ def _found(results: Results, number: int) -> Trial | FailedTrial:
     return results.trial(number)
 
 
-def number_of(results: Results, digest: str, source: str) -> int:
-    """Return the number of the trial that is this policy; InputError where none is."""
+def number_of(results: Results, policy: Policy, source: str) -> int:
+    """Return the number of the trial that is this policy; InputError where none is.
+
+    In what order ops are listed does not matter: a study that decides their lists has its own.
+    """
+    wanted = _lists_sorted(policy).digest
     for trial in results.trials:
-        if trial.digest == digest:
+        if trial.digest == policy.digest or _lists_sorted(trial.policy).digest == wanted:
             return trial.number
     study = results.spec.study.name
     raise InputError(
-        f"--policy: {source}, which is no trial of {study}; expected one of its policies "
+        f"policy {source}: no trial of {study}; expected one of its policies "
         f"(`policysearch try {source} --study STUDY.toml` makes it one)"
     )
+
+
+def _lists_sorted(policy: Policy) -> Policy:
+    lists: dict[str, Any] = {key: tuple(sorted(getattr(policy, key))) for key in LISTS.values()}
+    return replace(policy, **lists)
 
 
 def _title(trial: Trial | FailedTrial) -> str:
@@ -171,7 +183,7 @@ def _seeds(results: Results, trial: Trial) -> list[str]:
             str(sum(count for _, count in score.overflows)),
             str(sum(count for _, count in score.underflows)),
         )
-        for seed, score in zip(results.spec.study.seeds, trial.scores, strict=True)
+        for seed, score in zip(trial.seeds, trial.scores, strict=True)
     ]
     return aligned([titles, *rows]) + [trial.divergence] * bool(trial.divergence)
 

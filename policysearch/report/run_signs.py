@@ -74,10 +74,9 @@ def scale_lines(results: Results, trial: Trial) -> list[str]:
     """Return how the loss scale moved and which steps were skipped, one line per seed."""
     if trial.policy.loss_scale.kind == "none":
         return []
-    seeds = results.spec.study.seeds
     return [
         f"seed {seed}: {_scale(score)}; {_skips(score)}"
-        for seed, score in zip(seeds, trial.scores, strict=True)
+        for seed, score in zip(trial.seeds, trial.scores, strict=True)
     ]
 
 

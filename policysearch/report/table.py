@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from policysearch.report.front_data import caption
@@ -56,10 +57,14 @@ def search_lines(results: Results) -> list[str]:
     """Return why the search ended, and what it added to the policies it began with."""
     lines = [f"search ended: {results.stopped}"] if results.stopped else []
     lines += _runs(results.looked) if results.looked else []
+    lines += _seeds(results)
     added = found(results)
     if added is None:
         return lines
     share = f"{added.gain / added.volume:.0%} of all" if added.volume else "none there is"
+    if results.left:
+        names = ", ".join(name for name, _ in results.left)
+        lines.append(f"of the ladder not trained, for others promised more: {names}")
     lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}")
     if "speedup" in results.spec.objectives.names and math.isfinite(added.slower):
         lines.append(
@@ -69,20 +74,33 @@ def search_lines(results: Results) -> list[str]:
     return lines
 
 
+def _seeds(results: Results) -> list[str]:
+    """Return how many policies were trained with how many seeds, where the search takes fewer."""
+    study = results.spec.study
+    if study.searched == study.seeds:
+        return []
+    counts = Counter(len(trial.scores) for trial in results.trials)
+    said = ", ".join(f"{count} policies with {seeds}" for seeds, count in sorted(counts.items()))
+    return [f"seeds: {said}; members of the front are to have all {len(study.seeds)}"]
+
+
 def _runs(looked: Looked) -> list[str]:
     """Return how many runs of which length were spent, and how the short ones rank policies."""
-    spent = (
-        f"runs: {looked.whole} whole, {looked.short} of {looked.until} steps, {looked.resumed} of "
-        f"these gone on with; together the steps of {looked.worth:.1f} whole ones"
-    )
+    kind, of = "short runs", f"{looked.until} steps, {looked.resumed} of these gone on with"
+    done = "gone on with"
+    if looked.width < 1.0:
+        kind, of = "narrow runs", f"a net of {looked.width:g} of the widths, counted so"
+        done = "trained"
+    worth = f"together the steps of {looked.worth:.1f} whole ones"
+    spent = f"runs: {looked.whole} whole, {looked.short} of {of}; {worth}"
     if not looked.learns:
-        return [spent, "short runs: none, for float32 has learned too little by their end"]
+        return [spent, f"{kind}: none, for float32 has learned too little by their end"]
     if math.isnan(looked.correlation):
-        return [spent, f"short runs: too few of them whole as well ({looked.pairs}) to compare"]
-    trust = "what they propose was gone on with" if looked.carry else "only whole runs count"
+        return [spent, f"{kind}: too few of them whole as well ({looked.pairs}) to compare"]
+    trust = f"what they propose was {done}" if looked.carry else "only whole runs count"
     said = f"rank correlation {looked.correlation:.2f} with whole runs of {looked.pairs} policies"
     said += "" if math.isnan(looked.beyond) else f", {looked.beyond:.2f} given their prices"
-    return [spent, f"short runs: {said}; {trust}"]
+    return [spent, f"{kind}: {said}; {trust}"]
 
 
 def warnings(results: Results) -> list[str]:

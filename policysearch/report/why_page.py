@@ -27,7 +27,7 @@ def why_page(why: Why) -> str:
     foot = (
         f"gaps in nats, means of {seeds} seed{'s' * (seeds > 1)}; speed and memory modeled, over "
         "those of the policy as it is. better, worse: on every axis that differs by what can be "
-        "told of it; trade: each on one"
+        "told of it, gaps by their differences seed by seed; trade: each on one"
     )
     return "\n\n".join([head, "\n".join(aligned([HEADER, *rows])), foot])
 

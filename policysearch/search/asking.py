@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from policysearch.search.gain_sampler import GainSampler, Known, gain_sampler
 from policysearch.search.records import Asked, compact
 from policysearch.search.samplers import OWN, sampler_named
 from policysearch.search.space import Params, Space
+from policysearch.search.space_section import ALL_UNIFORM
 from policysearch.search.spec import StudySpec
 from policysearch.search.view import Seen, gap_of, sampler_view
 
@@ -30,6 +32,24 @@ class Proposer:
     def __init__(self, spec: StudySpec, objective: Objective, space: Space) -> None:
         self._spec, self._objective, self._space = spec, objective, space
         self.ladder = space.ladder(spec.study.baseline)
+        self._weighed = self._weighable() if spec.study.sampler == OWN else {}
+
+    @property
+    def first(self) -> AbstractSet[str]:
+        """The digests of what is asked for before anything else: of the ladder what is named."""
+        return self.ladder.keys() - self._weighed.keys()
+
+    @property
+    def weighed(self) -> list[Asked]:
+        """What of the ladder is left while another policy promises far more (`Searcher`)."""
+        return [self._of_ladder(digest, -1) for digest in self._weighed]
+
+    def _weighable(self) -> dict[str, Params]:
+        """Return the uniform formats that are no preset, with the parameters that make them."""
+        if ALL_UNIFORM in self._spec.space.ladder:
+            return {}
+        uniform = {k: self._space.project(p) for k, (p, names) in self.ladder.items() if not names}
+        return {k: each for k, each in uniform.items() if self._space.policy(each).digest == k}
 
     def propose(
         self,
@@ -38,19 +58,19 @@ class Proposer:
         pending: Sequence[Params],
         known: Collection[str],
         promised: Sequence[Asked] = (),
+        whole: bool = False,
     ) -> tuple[Asked, float] | None:
         """Return the policy to ask for and what it is expected to add; None where there is none.
 
         `shown` is what the search is told, `pending` what it asked for and is not told yet, `known`
-        the digests of all it has asked for, `promised` what comes after the ladder. The gain is a
-        share of the volume that the policies told dominate, infinity where the sampler does not
-        say. The sampler is made anew for every place, from the study's seed and the place.
+        the digests of all it has asked for, `promised` what comes after `first`, or after the
+        `whole` ladder. The gain is a share of the volume that the policies told dominate, infinity
+        where the sampler does not say. The sampler is made anew for every place, from the study's
+        seed and the place.
         """
-        for digest, (policy, presets) in self.ladder.items():
-            if digest not in known:
-                params = self._space.project(policy)
-                asked = Asked(-1, digest, compact(policy), presets, params, place, start=True)
-                return asked, np.inf
+        for digest in self.ladder:
+            if digest not in known and (whole or digest not in self._weighed):
+                return self._of_ladder(digest, place), np.inf
         for first in promised:
             if first.digest not in known:
                 return replace(first, place=place), np.inf
@@ -59,6 +79,11 @@ class Proposer:
         chosen = self._chosen(place, shown, pending, known)
         return chosen or self._sampled(place, (), (), known, PATIENCE)
 
+    def _of_ladder(self, digest: str, place: int) -> Asked:
+        policy, presets = self.ladder[digest]
+        params = self._space.project(policy)
+        return Asked(-1, digest, compact(policy), presets, params, place, start=True)
+
     def _chosen(
         self, place: int, shown: Sequence[Seen], pending: Sequence[Params], known: Collection[str]
     ) -> tuple[Asked, float] | None:
@@ -66,11 +91,14 @@ class Proposer:
         names = self._spec.objectives.names
         told = [Known(each.params, each.values(names)) for each in shown]
         told += [Known(params) for params in pending]
+        start = [params for digest, params in self._weighed.items() if digest not in known]
         for _ in range(PATIENCE):
-            params = self._own.following(told)
+            params = self._own.following(told, start)
             if not params:
                 break
             policy = self._space.policy(params)
+            if policy.digest in self._weighed and policy.digest not in known:
+                return self._of_ladder(policy.digest, place), self._own.expected_share
             if policy.digest not in known:
                 asked = Asked(-1, policy.digest, compact(policy), (), params, place)
                 return asked, self._own.expected_share

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from policysearch.objective.score import DIVERGED_GAP, Measurement, Outcome, gap, gap_curve
 from policysearch.search.front import non_dominated
-from policysearch.search.records import RunKey
 from policysearch.search.results import Results
+from policysearch.search.run_key import RunKey
 from policysearch.search.trials import Confirmation, Trial
 
 
@@ -55,7 +55,7 @@ def within_budget(
 ) -> list[Trial]:
     """Return the first of these that, with float32, take `share` of the study's own steps."""
     spec = results.spec
-    spent = len(results.trials) * len(spec.study.seeds) * spec.task.steps
+    spent = sum(len(trial.scores) for trial in results.trials) * spec.task.steps
     affordable = int(share * spent / (horizon.steps * len(horizon.seeds))) - 1
     return list(ordered[: max(0, affordable)])
 

@@ -14,7 +14,8 @@ from policysearch.search.asking import Proposer
 from policysearch.search.executors import Executor
 from policysearch.search.jobs import Job
 from policysearch.search.looking import Looking
-from policysearch.search.records import Asked, RunKey
+from policysearch.search.records import Asked
+from policysearch.search.run_key import RunKey
 from policysearch.search.session import Progress, Session
 from policysearch.search.stopping import EXHAUSTED, Clock, Limits
 from policysearch.search.view import History
@@ -38,11 +39,12 @@ def search(
         session.records.add_run(key, outcome)
         if progress is not None:
             progress(len(session.records.searched), session.results)
-    session.prices.record(session.records.trials)
     coordinator = Coordinator(session, executor.in_order, clock)
+    session.records.add_weighed(coordinator.weighed)
+    session.prices.record((*session.records.trials, *session.records.weighed))
     if progress is not None:
         progress(coordinator.done, session.results)
-    for _ in coordinator.looking.take(executor) if session.spec.study.short_runs else ():
+    for _ in coordinator.looking.take(executor) if session.spec.study.looks else ():
         if progress is not None:
             progress(coordinator.done, session.results)
     for index, outcome in executor.run(coordinator.jobs()):
@@ -51,10 +53,21 @@ def search(
             progress(coordinator.done, session.results)
     session.records.add_stop(coordinator.reason)
     session.prices.record(())  # Of the references, once there are trials.
+    for _ in _settled(session, executor) if session.spec.study.search_seeds else ():
+        if progress is not None:
+            progress(coordinator.done, session.results)
     if session.folder is not None:
         shutil.rmtree(session.folder, ignore_errors=True)  # What was not gone on with.
     if progress is not None:
         progress(coordinator.done, session.results)
+
+
+def _settled(session: Session, executor: Executor) -> Iterator[None]:
+    """Train members of the front with all seeds until each has them; yield after each run."""
+    while runs := session.settling():
+        for key, outcome in session.trained(executor, runs):
+            session.records.add_run(key, outcome)
+            yield
 
 
 BATCHES = 8
@@ -77,7 +90,7 @@ class Coordinator:
         self._session, self._records, self._in_order = session, session.records, in_order
         self._proposer = Proposer(session.spec, session.objective, session.space)
         self.looking = Looking(session, self._proposer, in_order)
-        self._limits = Limits(session.spec, self._proposer.ladder.keys(), clock)
+        self._limits = Limits(session.spec, self._proposer.first, clock)
         self._history = History(session.spec.objectives.names)
         for asked in self._records.searched:
             self._history.append(session.seen(asked))
@@ -85,7 +98,7 @@ class Coordinator:
         self._keys: list[RunKey] = []
         self._begun: set[RunKey] = set()
         self._ready: deque[tuple[RunKey, Policy]] = deque()
-        self._seeds, self._finished = len(session.spec.study.seeds), 0
+        self._seeds, self._finished = session.spec.study.searched, 0
         self._passed = -1
         self.reason = ""
         """Why the search asked for no more, once it is at its end."""
@@ -93,9 +106,14 @@ class Coordinator:
             self._begin(asked)
 
     @property
+    def weighed(self) -> list[Asked]:
+        """What of the ladder is left while another policy promises far more."""
+        return self._proposer.weighed
+
+    @property
     def done(self) -> float:
         """Trials done, with fractions."""
-        return len(self._records.searched) + self._finished / self._seeds
+        return len(self._records.searched) + self._finished / len(self._seeds)
 
     def jobs(self) -> Iterator[Job | None]:
         """Yield what to run next; None where that is not known before another run has ended."""
@@ -116,7 +134,7 @@ class Coordinator:
         """Record how the run at place `index` of `jobs` ended, and the trials that end with it."""
         key = self._keys[index]
         self._records.add_run(key, outcome)
-        if not key.jitter:
+        if not key.jitter and key.seed in self._seeds:
             self._finished += len(self._waiting(key.digest))
         self._settle(key.digest)
 
@@ -126,8 +144,8 @@ class Coordinator:
         runs = self._session.missing([asked])
         self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
         self._begun |= runs.keys()
-        own = [key for key in runs if key.digest == asked.trained and not key.jitter]
-        self._finished += self._seeds - len(own)
+        own = {key for key in runs if key.seed in self._seeds and not key.jitter}
+        self._finished += len(self._seeds) - sum(key.digest == asked.trained for key in own)
         self._settle(asked.trained)
 
     def _waiting(self, digest: str) -> list[Asked]:
@@ -142,7 +160,7 @@ class Coordinator:
         for asked in waiting:
             if self._session.ended(asked):
                 self._session.record(asked)
-                self._finished -= self._seeds
+                self._finished -= len(self._seeds)
                 self._history.append(self._session.seen(asked))
             elif self._in_order:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -35,6 +36,10 @@ class Decisions:
 
     places: tuple[tuple[Option, ...], ...]
     modifiers: tuple[int, ...] = ()
+
+    def exact(self, row: Sequence[int]) -> bool:
+        """Whether a policy is float32 throughout, whose gap is known to be zero."""
+        return all(options[at].exact for options, at in zip(self.places, row, strict=False))
 
     def counted(self) -> list[tuple[int, int]]:
         """Return (place, option) of every decision that costs something: the order of theta."""

@@ -91,7 +91,7 @@ def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
     """
     try:
         with threadpool_limits(1):
-            how = job.seed, job.jitter, job.steps, job.until, job.checkpoint
+            how = job.seed, job.jitter, job.steps, job.until, job.checkpoint, job.width
             return objective.measure(job.policy, *how), False
     except Exception as error:  # Whatever a policy does to its training is a result.
         said = " ".join(str(error).split())

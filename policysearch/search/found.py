@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policysearch.cost.price import PolicyCost
 from policysearch.search.gain import gain, regret, yardstick
 from policysearch.search.gain_sampler import UNCOUNTED
 from policysearch.search.hypervolume import Array
 from policysearch.search.results import Results
-from policysearch.search.trials import Trial
 
 
 @dataclass(frozen=True)
 class Found:
     """The dominated `volume` of all policies, and the `gain`: what of it the ladder alone lacks.
 
-    Measured as `gain.yardstick` says, from the ladder's own prices. `slower` and `slowest`: how
-    much slower, mean and worst over `gain.BUDGETS`, the ladder's fastest policy within a gap is
-    than the fastest found.
+    Measured as `gain.yardstick` says, from the prices of the whole ladder; what of it was not
+    trained adds nothing. `slower` and `slowest`: how much slower, mean and worst over
+    `gain.BUDGETS`, the ladder's fastest policy within a gap is than the fastest found.
     """
 
     volume: float
@@ -36,8 +36,8 @@ def found(results: Results) -> Found | None:
     if not priced or len(priced) == len(start):
         return None
     gaps = np.array([trial.loss_gap for trial in trials])
-    costs = np.array([_costs(trial, results) for trial in trials])
-    measure = yardstick(costs[priced])
+    costs = np.array([_costs(trial.cost, results) for trial in trials])
+    measure = yardstick(ladder_costs(results))
     slower = regret(gaps, costs, start)[:, 0]
     volume = measure.volume(gaps, costs)
     return Found(
@@ -45,7 +45,17 @@ def found(results: Results) -> Found | None:
     )
 
 
-def _costs(trial: Trial, results: Results) -> Array:
+def ladder_costs(results: Results) -> Array:
+    """Return (time, memory) over float32's of the ladder but for float32, trained or not: [n, 2].
+
+    An axis that is no objective is the same for all.
+    """
+    trained = [t.cost for t in results.trials if t.start and "float32" not in t.presets]
+    left = [cost for _, cost in results.left]
+    return np.array([_costs(cost, results) for cost in (*trained, *left)])
+
+
+def _costs(cost: PolicyCost, results: Results) -> Array:
     names = results.spec.objectives.names
-    time = 1.0 / trial.cost.speedup if "speedup" in names else UNCOUNTED
-    return np.array([time, trial.cost.memory_ratio if "memory_ratio" in names else UNCOUNTED])
+    time = 1.0 / cost.speedup if "speedup" in names else UNCOUNTED
+    return np.array([time, cost.memory_ratio if "memory_ratio" in names else UNCOUNTED])

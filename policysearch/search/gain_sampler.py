@@ -96,12 +96,16 @@ class GainSampler(BaseSampler):
         told = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
         return self.following(_known(each) for each in told if self._counts(each))
 
-    def following(self, known: Iterable[Known]) -> Params:
-        """Return the parameters of the policy to train next, none where there is no new one."""
-        with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
-            return self._following(known)
+    def following(self, known: Iterable[Known], start: Iterable[Params] = ()) -> Params:
+        """Return the parameters of the policy to train next, none where there is no new one.
 
-    def _following(self, known: Iterable[Known]) -> Params:
+        `start` are policies to begin with, those of them that are not asked for yet: `Searcher`
+        weighs them.
+        """
+        with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
+            return self._following(known, start)
+
+    def _following(self, known: Iterable[Known], start: Iterable[Params]) -> Params:
         rows = [(row, each) for each in known if (row := self._row(each.params)) is not None]
         measure = self._measured(rows)
         told = [(row, each) for row, each in rows if each.values]
@@ -109,7 +113,8 @@ class GainSampler(BaseSampler):
         if self._last[0] != heard:
             volume = self._volume(measure, [each for _, each in told])
             self._last = heard, self._searcher(measure, told), volume
-        searcher, found = self._last[1].copy(), self._last[2]
+        begun = [(row, c) for row in map(self._row, start) if row and (c := self._pool.costs(row))]
+        searcher, found = self._last[1].copy(begun), self._last[2]
         for row, each in rows:
             if not each.values and (costs := self._pool.costs(row)) is not None:
                 searcher.expect(row, costs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -50,7 +50,7 @@ def inert(results: Results, space: Space) -> tuple[Inert, ...]:
             rest = tuple((k, v) for k, v in params.items() if k != name)
             groups[rest].append(trial)
         pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
-        alike = sum(_measured(one) == _measured(other) for one, other in pairs)
+        alike = sum(_alike(_measured(one), _measured(other)) for one, other in pairs)
         found.append(Inert(name, len(pairs), alike))
     return tuple(each for each in found if each.pairs >= ENOUGH and each.alike == each.pairs)
 
@@ -67,5 +67,11 @@ def _merged(params: Params, trial: Trial) -> dict[str, Hashable]:
     return kept | ({"loss_scale": trial.policy.loss_scale} if scale else {})
 
 
-def _measured(trial: Trial) -> tuple[tuple[float, float], ...]:
-    return tuple((score.loss_gap, score.validation_accuracy) for score in trial.scores)
+def _measured(trial: Trial) -> dict[int, tuple[float, float]]:
+    measured = ((score.loss_gap, score.validation_accuracy) for score in trial.scores)
+    return dict(zip(trial.seeds, measured, strict=True))
+
+
+def _alike(one: Mapping[int, object], other: Mapping[int, object]) -> bool:
+    """Whether runs with the same seed measured the same."""
+    return all(one[seed] == other[seed] for seed in one.keys() & other.keys())

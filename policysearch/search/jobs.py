@@ -15,6 +15,7 @@ class Job:
     """One training run: a policy, a training seed, how far the start is jittered, how long.
 
     `steps` None means those of the task; `until` and `checkpoint` as in `train.training.train`.
+    `width` below 1 trains a net of that share of the widths instead.
     """
 
     policy: Policy
@@ -23,6 +24,7 @@ class Job:
     steps: int | None = None
     until: int | None = None
     checkpoint: Path | None = None
+    width: float = 1.0
 
     def length(self, steps: int) -> int:
         """Return how many steps it takes, those of the task being `steps`."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import (
-    CURVE_SHARES,
     DIVERGED_GAP,
     Measurement,
     Outcome,
@@ -27,27 +26,26 @@ from policysearch.search.looks import (
     rank_correlation,
     short_share,
 )
-from policysearch.search.records import Asked, Records, RunKey
+from policysearch.search.records import Asked, Records
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec
 
 Prices = Callable[[Asked], PolicyCost | None]
 """The modeled cost of a policy on the study's device; None where it cannot be priced."""
 
-BEFORE = max(share for share in CURVE_SHARES if share < SHORT)
-"""Share of the steps at which a look is compared with itself."""
-
 
 @dataclass(frozen=True)
 class Look:
-    """A policy that was looked at: its gap in nats at BEFORE and at SHORT of the steps.
+    """A policy that was looked at: its gap in nats at the end of the look, and halfway `before`.
 
-    `whole` is that of its whole run with the same seed, None where that has not ended. `costs` are
-    its modeled time and memory over float32's, the same for all where that is no objective.
+    The latter is None where a look takes all steps. `whole` is that of its whole run with the same
+    seed, None where that has not ended. `costs` are its modeled time and memory over float32's, the
+    same for all where that is no objective.
     """
 
     asked: Asked
     costs: tuple[float, float]
-    before: float
+    before: float | None
     short: float
     whole: float | None
 
@@ -60,23 +58,29 @@ class Looks:
         self._prices, self._names = prices, spec.objectives.names
         self._records, self._seed = records, spec.study.seeds[0]
         self._steps, self._base = spec.task.steps, RunKey(float32, self._seed)
+        narrow = spec.study.narrow
+        self._until = math.ceil(SHORT * self._steps) if narrow is None else None
+        self._width, self.worth = narrow or 1.0, narrow or SHORT
+        self.beside = replace(self._base, width=self._width)
+        """The run of float32 that looks are compared with; `worth`: of a look, in whole runs."""
 
     @property
     def until(self) -> int:
         """The steps that a look takes."""
-        return math.ceil(SHORT * self._steps)
+        return self._until or self._steps
 
     def key(self, asked: Asked) -> RunKey:
         """Return the run that is the look at a policy."""
-        return RunKey(asked.trained, self._seed, until=self.until)
+        return RunKey(asked.trained, self._seed, until=self._until, width=self._width)
 
     @property
     def learns(self) -> bool:
         """Whether float32 has learned enough by the end of a look."""
-        base = self._records.runs.get(self._base)
+        base, beside = (self._records.runs.get(key) for key in (self._base, self.beside))
         if not isinstance(base, Measurement) or base.first_loss is None or base.tail_loss is None:
             return False
-        short = dict(base.curve).get(self.until, math.inf)
+        curve = beside.curve if isinstance(beside, Measurement) else ()
+        short = dict(curve).get(self.until, math.inf)
         return short_share(base.first_loss, short, base.tail_loss) < 1.0
 
     def ended(self, in_order: bool = False) -> list[Asked]:
@@ -96,7 +100,8 @@ class Looks:
             key = RunKey(each.trained, self._seed)
             run = self._records.runs.get(key) if whole is None or each.digest in whole else None
             known = None if run is None else self._whole(run)
-            before = at.get(math.ceil(BEFORE * self._steps), DIVERGED_GAP)
+            halfway = at.get(math.ceil(self.until / 2), DIVERGED_GAP)
+            before = halfway if self._until else None
             found.append(
                 Look(each, self._costs(each), before, at.get(self.until, DIVERGED_GAP), known)
             )
@@ -111,7 +116,7 @@ class Looks:
         )
 
     def _gaps(self, run: Outcome) -> Mapping[int, float]:
-        base = self._records.runs.get(self._base)
+        base = self._records.runs.get(self.beside)
         if not isinstance(run, Measurement) or not isinstance(base, Measurement):
             return {}
         return {taken: gap for taken, gap, _ in gap_curve(run, base)}
@@ -124,9 +129,10 @@ class Looks:
 
 
 def trusted(looks: Sequence[Look]) -> bool:
-    """Whether looks rank policies as they did at BEFORE and as whole runs do, if that is known."""
-    before = [(look.before, look.short) for look in looks]
-    return carry(before, _prices(looks)) and carry(*compared(looks))
+    """Whether looks rank policies as they did halfway and as whole runs do, if that is known."""
+    stopped = [(look.before, look) for look in looks if look.before is not None]
+    before = [(gap, look.short) for gap, look in stopped]
+    return carry(before, _prices([look for _, look in stopped])) and carry(*compared(looks))
 
 
 def compared(looks: Sequence[Look]) -> tuple[list[tuple[float, float]], Array]:
@@ -142,12 +148,13 @@ def _prices(looks: Sequence[Look]) -> Array:
 
 @dataclass(frozen=True)
 class Looked:
-    """The runs of a study that takes short ones.
+    """The runs of a study that looks at policies.
 
-    `whole` of them over all steps and `short` over `until`, `resumed` of which were gone on with;
-    together they took the steps of `worth` whole runs. `correlation`: how short runs rank the
-    `pairs` policies that have both, `beyond` the same given their prices, NaN where that is not
-    known; `carry`: whether they are trusted. `learns`: whether float32 learns by their end.
+    `whole` of them over all steps and `short` over `until`, of a net of `width` of the widths;
+    `resumed` of these were gone on with; together they are worth `worth` whole runs, by their steps
+    and widths. `correlation`: how looks rank the `pairs` policies that have both, `beyond` the same
+    given their prices, NaN where that is not known; `carry`: whether they are trusted. `learns`:
+    whether float32 learns by their end.
     """
 
     whole: int
@@ -160,11 +167,12 @@ class Looked:
     beyond: float
     carry: bool
     learns: bool
+    width: float = 1.0
 
 
 def looked(records: Records, spec: StudySpec, float32: str, prices: Prices) -> Looked | None:
-    """Return what the study's runs amount to; None where it takes no short ones."""
-    if not spec.study.short_runs:
+    """Return what the study's runs amount to; None where it looks at no policies."""
+    if not spec.study.looks:
         return None
     looks = Looks(records, spec, float32, prices)
     runs = {key: run for key, run in records.runs.items() if key.steps is None}
@@ -173,8 +181,8 @@ def looked(records: Records, spec: StudySpec, float32: str, prices: Prices) -> L
     found = looks.of(looks.ended())
     pairs, costs = compared(found)
     return Looked(
-        whole=sum(key.until is None for key in runs),
-        short=sum(key.until is not None for key in runs),
+        whole=sum(_is_whole(key) for key in runs),
+        short=sum(not _is_whole(key) for key in runs),
         until=looks.until,
         resumed=sum(run.resumed_at > 0 for run in measured.values()),
         worth=sum(taken) / spec.task.steps,
@@ -183,9 +191,14 @@ def looked(records: Records, spec: StudySpec, float32: str, prices: Prices) -> L
         beyond=beyond_prices(pairs, costs),
         carry=trusted(found),
         learns=looks.learns,
+        width=spec.study.narrow or 1.0,
     )
 
 
-def _taken(key: RunKey, run: Measurement, steps: int) -> int:
+def _is_whole(key: RunKey) -> bool:
+    return key.until is None and key.width == 1.0
+
+
+def _taken(key: RunKey, run: Measurement, steps: int) -> float:
     end = (key.until or steps) if run.diverged_at is None else run.diverged_at + 1
-    return end - run.resumed_at
+    return (end - run.resumed_at) * key.width

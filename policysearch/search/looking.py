@@ -23,8 +23,9 @@ from policysearch.search.gain import yardstick
 from policysearch.search.gain_sampler import FLOAT32
 from policysearch.search.jobs import Job
 from policysearch.search.looked import Look, Looks, trusted
-from policysearch.search.looks import LOOK, SHORT, proposed
-from policysearch.search.records import Asked, RunKey
+from policysearch.search.looks import LOOK, proposed
+from policysearch.search.records import Asked
+from policysearch.search.run_key import RunKey
 from policysearch.search.session import Session
 from policysearch.search.view import History, Seen
 
@@ -43,7 +44,9 @@ class Looking:
     def take(self, executor: Executor) -> Iterator[None]:
         """Take the looks that are missing, float32's runs first; yield after each run."""
         session = self._session
-        for key, outcome in session.trained(executor, session.missing_float32()):
+        beside = {self._looks.beside} - self._records.runs.keys()
+        missing = session.missing_float32() | dict.fromkeys(beside, session.float32)
+        for key, outcome in session.trained(executor, missing):
             self._records.add_run(key, outcome)
             yield
         if self._looks.learns:
@@ -97,7 +100,7 @@ class Looking:
         pending = [session.params(each) for each in asked if each.digest not in heard]
         known = {session.float32.digest, *(each.digest for each in asked)}
         shown = history.shown(len(told))
-        found = self._proposer.propose(len(asked), shown, pending, known)
+        found = self._proposer.propose(len(asked), shown, pending, known, whole=True)
         return replace(found[0], told=len(told)) if found else None
 
     def _seen(self, look: Look) -> Seen:
@@ -110,7 +113,7 @@ class Looking:
 
         Nothing where they do not rank policies as whole runs do.
         """
-        if not self._session.spec.study.short_runs:
+        if not self._session.spec.study.looks:
             return []
         looks = self._looks.of(self._looks.ended(), told)
         if not looks or not trusted(looks):
@@ -123,7 +126,7 @@ class Looking:
 
     @property
     def trials(self) -> int:
-        """How many trials the looks are worth by the steps they take, rounded up."""
+        """How many trials the looks are worth, rounded up."""
         study = self._session.spec.study
-        looks = len(self._records.looks) if study.short_runs else 0
-        return math.ceil(SHORT * looks / len(study.seeds))
+        looks = len(self._records.looks) if study.looks else 0
+        return math.ceil(self._looks.worth * looks / len(study.searched))

@@ -11,6 +11,7 @@ from policysearch.formats import format_named
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.search.decided.base import Group
 from policysearch.search.decided.storage import usual
+from policysearch.search.noise import change
 from policysearch.search.results import Results
 from policysearch.search.space import Space
 from policysearch.search.trials import Trial
@@ -39,12 +40,21 @@ def neighbours(policy: Policy, layer: str, space: Space) -> tuple[Neighbour, ...
     """Return the policies in which the group of `layer` takes the formats next to its own.
 
     Of the formats that the space offers: those of the next more bits, of as many bits, and of the
-    next fewer. All else stays; without masters, parameters are stored as the new format has them.
+    next fewer. All else stays: a policy of the space takes its place there with that decision
+    changed, scaled as the space scales such operands; of another, without masters, parameters are
+    stored as the new format has them.
     """
     group = group_of(space, layer)
-    now = policy.layer(group.layers[0]).compute
+    now, params = policy.layer(group.layers[0]).compute, space.project(policy)
+    of_space = space.policy(params).digest == policy.digest
     return tuple(
-        Neighbour(step, name, _in_format(policy, group, name))
+        Neighbour(
+            step,
+            name,
+            space.policy(params | {f"format.{group.name}": name})
+            if of_space
+            else _in_format(policy, group, name),
+        )
         for step, name in _next_formats(now, space.section.formats)
     )
 
@@ -53,14 +63,16 @@ def verdict(results: Results, before: Trial, after: Trial) -> Verdict:
     """Return whether `after` is better than `before`: the objectives by what can be told of each.
 
     "better" and "worse" are so on all axes; a "trade" gives on one what it takes on another. Gaps
-    are told apart by their intervals over the seeds, with one seed by any difference.
+    are told apart where the 95 % interval of their differences by seed leaves out zero, with one
+    seed by any difference, and where what the front counts of them moves the same way: of two
+    policies that look better than float32 neither gains by that.
     """
     names, told = results.spec.objectives.names, results.spec.objectives.resolutions
     axes = zip(names, results.point(before), results.point(after), told, strict=True)
     signs = set()
     for name, old, new, least in axes:
         if name == "loss_gap":
-            differs = old != new and not _tied(results, before, after)
+            differs = _told(before, after, new - old)
         else:
             differs = abs(math.log(new / old)) >= math.log1p(least)
         signs |= {math.copysign(1.0, new - old)} if differs else set()
@@ -90,6 +102,11 @@ def _in_format(policy: Policy, group: Group, name: str) -> Policy:
     return replace(policy, layers=layers, name=f"{policy.name} {group.name}:{name}")
 
 
-def _tied(results: Results, one: Trial, other: Trial) -> bool:
-    here, there = results.interval(one), results.interval(other)
-    return here is not None and there is not None and not here.apart(there)
+def _told(before: Trial, after: Trial, counted: float) -> bool:
+    """Return whether gaps can be told apart whose counted difference is `counted`, in nats."""
+    if before.diverged or after.diverged:
+        return counted != 0.0
+    if (after.loss_gap - before.loss_gap) * counted <= 0.0:
+        return False
+    moved = change(*([score.loss_gap for score in trial.scores] for trial in (before, after)))
+    return moved is None or not moved.low <= 0.0 <= moved.high

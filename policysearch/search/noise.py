@@ -60,6 +60,16 @@ def intervals(gaps: Sequence[Sequence[float]]) -> list[Interval | None]:
     return [_interval(row, *shared.get(i, _alone(row))) for i, row in enumerate(gaps)]
 
 
+def change(before: Sequence[float], after: Sequence[float]) -> Interval | None:
+    """Return the interval of how far the mean gap moves from one policy to another, in nats.
+
+    From these two alone, their gaps per seed in one order of seeds: what a seed does to both
+    cancels (the paired t interval), and what else was trained changes nothing. None with one seed.
+    """
+    moved = [there - here for here, there in zip(before, after, strict=True)]
+    return _interval(moved, *_alone(moved))
+
+
 def _interval(row: Sequence[float], variance: float, degrees: float) -> Interval | None:
     if len(row) < 2:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP
+from policysearch.policy.policy import Policy
 from policysearch.search.effective import Effective
 from policysearch.search.gain import yardstick
 from policysearch.search.results import Results
@@ -44,10 +45,11 @@ def one_more(results: Results, trial: Trial, space: Space, objective: Objective)
         raise InputError(f"trial: {trial.number}; expected a policy that the space can make")
     effective = Effective(space)
     named = _changes(params, space, effective, results)
-    costs = {row: cost for row, each in named.items() if (cost := _cost(space, objective, each[2]))}
+    policies = {row: space.policy(params) for row, (_, _, params) in named.items()}
+    costs = {row: cost for row, each in policies.items() if (cost := _cost(objective, each))}
     rows = np.array(list(costs), dtype=np.int64).reshape(len(costs), -1)
     pool = Listed(rows, np.array(list(costs.values())).reshape(len(costs), 2))
-    measure = yardstick(_ladder(results, space))
+    measure = yardstick(_ladder(results, space, objective))
     searcher = Searcher(effective.decisions, pool, measure, few=math.inf)
     for other in results.trials:
         told = 1.0 / other.cost.speedup, other.cost.memory_ratio
@@ -84,16 +86,16 @@ def _changes(
     return found
 
 
-def _cost(space: Space, objective: Objective, params: Params) -> tuple[float, float] | None:
+def _cost(objective: Objective, policy: Policy) -> tuple[float, float] | None:
     try:
-        cost = objective.price(space.policy(params))
+        cost = objective.price(policy)
     except InputError:
         return None
     return 1.0 / cost.speedup, cost.memory_ratio
 
 
-def _ladder(results: Results, space: Space) -> np.ndarray:
-    ladder = space.ladder(results.spec.study.baseline)
-    found = [t for t in results.trials if t.digest in ladder and "float32" not in t.presets]
-    costs = [(1.0 / t.cost.speedup, t.cost.memory_ratio) for t in found or results.trials]
-    return np.array(costs)
+def _ladder(results: Results, space: Space, objective: Objective) -> np.ndarray:
+    ladder = space.ladder(results.spec.study.baseline).values()
+    costs = [_cost(objective, policy) for policy, names in ladder if "float32" not in names]
+    found = [each for each in costs if each]
+    return np.array(found or [(1.0 / t.cost.speedup, t.cost.memory_ratio) for t in results.trials])

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node
 from policysearch.objective.objective import Objective
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.scaling import Scaling
 from policysearch.train.beside import Beside, along, ratio
@@ -46,14 +47,17 @@ class Ratio:
     ratios: tuple[float, ...]
 
     @property
+    def means(self) -> tuple[float, ...]:
+        """The root mean square of each ratio and those of the probes before it, LATE in all."""
+        squares = np.array(self.ratios) ** 2
+        parts = (squares[max(0, i - LATE + 1) : i + 1] for i in range(len(squares)))
+        return tuple(math.sqrt(part.mean()) for part in parts)
+
+    @property
     def sinks_at(self) -> int | None:
         """The first probed step from which on the ratio stays below LIMIT; None where none is."""
-        squares = np.array(self.ratios) ** 2
-        means = [
-            math.sqrt(squares[max(0, i - LATE + 1) : i + 1].mean()) for i in range(len(squares))
-        ]
         first = None
-        for step, mean in zip(self.steps, means, strict=True):
+        for step, mean in zip(self.steps, self.means, strict=True):
             first = None if mean >= LIMIT else step if first is None else first
         return first
 
@@ -98,17 +102,18 @@ def schedule_for(largest: NDArray[np.float64], format: str) -> str:
     return " ".join(said)
 
 
-def noise_ratio(objective: Objective, format: str, seed: int = 0) -> Ratio:
+def noise_ratio(objective: Objective, format: str, seed: int = 0, loss_scale: float = 1.0) -> Ratio:
     """Return how far gradients in `format` stand above their rounding, along the float32 run.
 
-    Noise of the backward pass: the same forward pass in float32, gradients unscaled where the
-    format has float32's range and else scaled to their own largest.
+    Noise of the backward pass: the same forward pass in float32, gradients under `loss_scale` or,
+    in formats below 16 bits, scaled to their own largest.
     """
     trainer = _trainer(objective, seed)
     exact, read = objective.float32, _read_in(objective.float32, format)
     current = replace(read, scaling=Scaling("current"))
     task, net = objective.task, objective.model
-    low = read if _is_wide(format) else current
+    scaled = replace(read, loss_scale=LossScale("fixed", loss_scale))
+    low = scaled if _is_wide(format) else current
     beside = [Beside(task, net, policy, seed) for policy in (exact, low)]
     steps, ratios = [], []
     with threadpool_limits(1):

@@ -22,6 +22,7 @@ from policysearch.objective.score import Failure, Measurement, Outcome
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, from_json
 from policysearch.search.journal import Line
+from policysearch.search.run_key import RunKey
 from policysearch.search.storage import OpenJournal
 from policysearch.values import from_plain, to_plain
 
@@ -30,30 +31,6 @@ _SET_STUDY_SYSTEM_ATTR = 3
 _CREATE_TRIAL = 4
 
 Params = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RunKey:
-    """Which training run: the policy's digest, the training seed, how far the start is jittered.
-
-    `steps` None means those of the task; a look is stopped after `until` of them.
-    """
-
-    digest: str
-    seed: int
-    jitter: float = 0.0
-    steps: int | None = None
-    until: int | None = None
-
-    def __str__(self) -> str:
-        until = f":{self.until}" if self.until else ""
-        return f"{self.digest}:{self.seed}:{self.jitter!r}:{self.steps or ''}{until}"
-
-    @staticmethod
-    def read(text: str) -> RunKey:
-        """Return the key that `str` gave as `text`."""
-        digest, seed, jitter, *counts = text.split(":")
-        return RunKey(digest, int(seed), float(jitter), *(int(n) if n else None for n in counts))
 
 
 @dataclass(frozen=True)
@@ -105,6 +82,8 @@ class Records:
         self.trials: list[Asked] = []
         self.outstanding: dict[str, Asked] = {}
         self.looks: dict[str, Asked] = {}
+        self.weighed: list[Asked] = []
+        self.finalists: list[str] = []
         self.stops: list[str] = []
         self.prices: dict[tuple[str, str], PolicyCost] = {}
         self.identities: list[dict[str, Any]] = []
@@ -137,9 +116,12 @@ class Records:
             priced_on, _, digest = rest.partition(":")
             self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)
         elif kind in ("asked", "look"):
-            presets = tuple(value.pop("presets"))
             where = self.outstanding if kind == "asked" else self.looks
-            where[rest] = Asked(-1, rest, presets=presets, **value)
+            where[rest] = _asked(rest, value)
+        elif kind == "weighed":
+            self.weighed = [_asked(digest, each) for digest, each in value.items()]
+        elif kind == "finalists":
+            self.finalists += value
         elif kind == "stop":
             self.stops.append(value)
         elif kind == "identity":
@@ -185,6 +167,17 @@ class Records:
         """Record that a look at a policy was asked for, before its run."""
         self._add_fact(f"look:{asked.digest}", _plain_asked(asked))
         self.looks[asked.digest] = asked
+
+    def add_weighed(self, ladder: Sequence[Asked]) -> None:
+        """Record what of the ladder need not be trained, unless that is what was said last."""
+        if [asked.digest for asked in ladder] != [asked.digest for asked in self.weighed]:
+            self._add_fact("weighed", {asked.digest: _plain_asked(asked) for asked in ladder})
+            self.weighed = list(ladder)
+
+    def add_finalists(self, digests: Sequence[str]) -> None:
+        """Record which policies are to be trained with all seeds, before their runs."""
+        self._add_fact(f"finalists:{len(self.finalists)}", list(digests))
+        self.finalists += digests
 
     def add_stop(self, reason: str) -> None:
         """Record why the search asks for no more, unless that is what it said last."""
@@ -265,6 +258,10 @@ def compact(policy: Policy) -> str:
 def _plain_asked(asked: Asked) -> dict[str, Any]:
     kept = ("text", "presets", "params", "place", "told", "start")
     return {name: getattr(asked, name) for name in kept}
+
+
+def _asked(digest: str, plain: Mapping[str, Any]) -> Asked:
+    return Asked(-1, digest, **{**plain, "presets": tuple(plain["presets"])})
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

@@ -29,14 +29,14 @@ class Results:
     """What a study has found so far; `trials` and `failed` by number, equal policies once.
 
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
-    when its initial parameters are jittered by 1e-6; None before it is measured. `float32_fault`
-    says why nothing can be compared with float32, where float32 itself diverged or failed; ""
-    otherwise. `confirmed` holds (digest, confirmation) of the policies that were trained longer;
-    see `search.confirm`. `mixed` lists changes of code or libraries that a run was told to accept:
-    the results were made on both sides of them. `references` are the modeled costs of what speedups
-    are given against, by preset: float32, TF32 where the device has it, and the baseline of the
-    study. `learned`: what float32 itself learns, None where that is not known. `stopped` says why
-    the search asked for no more; "" where it has not come to an end. `looked`: its short runs.
+    when its initial parameters are jittered by 1e-6; None if not measured. `float32_fault`: why
+    nothing can be compared with float32, where it diverged or failed itself. `confirmed`: (digest,
+    confirmation) of policies that were trained longer; see `search.confirm`. `mixed`: changes of
+    code or libraries amid the results, which a run was told to accept. `references`: modeled costs
+    of what speedups are given against, by preset: float32, TF32 where the device has it, and the
+    baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
+    asked for no more, "" before its end. `looked`: its short runs. `left`: name and modeled cost of
+    what of the ladder was not trained, for others promised more.
     """
 
     spec: StudySpec
@@ -50,6 +50,7 @@ class Results:
     learned: Learned | None = None
     stopped: str = ""
     looked: Looked | None = None
+    left: tuple[tuple[str, PolicyCost], ...] = ()
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -75,8 +76,7 @@ class Results:
     def counted_gap(self, trial: Trial) -> float:
         """Return the gap the front counts: never below the resolution or its standard error.
 
-        A policy that looks better than float32, or closer to it than the seeds can tell, gains
-        nothing by that.
+        A policy that looks better than float32, or closer than the seeds can tell, gains nothing.
         """
         if trial.diverged:
             return DIVERGED_GAP

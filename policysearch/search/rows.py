@@ -29,7 +29,8 @@ class Row:
     step, speed and memory of `priced_batch_size`.
     `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
     `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
-    reduced in, and `communication_share` which share of the step waits for other devices.
+    reduced in, and `communication_share` which share of the step waits for other devices. `seeds`:
+    how many it was trained with.
     """
 
     trial: int
@@ -83,6 +84,7 @@ class Row:
     parallel: str = ""
     all_reduce: str = "float32"
     communication_share: float = 0.0
+    seeds: int = 1
 
     @property
     def label(self) -> str:
@@ -117,4 +119,5 @@ def own_columns(trial: Trial) -> dict[str, Any]:
         "parallel": cost.parallel,
         "all_reduce": trial.policy.all_reduce,
         "communication_share": cost.communication_share,
+        "seeds": len(trial.scores),
     }

@@ -14,10 +14,11 @@ from policysearch.search.confirm import confirmations
 from policysearch.search.identity import differences
 from policysearch.search.looked import Prices, looked
 from policysearch.search.ranking import Learned
-from policysearch.search.records import Asked, Records, RunKey, digest_of_runs
+from policysearch.search.records import Asked, Records, digest_of_runs
 from policysearch.search.results import Results
+from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec
-from policysearch.search.trials import Confirmation, FailedTrial, Trial
+from policysearch.search.trials import Confirmation, FailedTrial, Trial, policy_name
 from policysearch.train.tasks import Task
 
 
@@ -38,7 +39,9 @@ def read_results(
     failed: list[FailedTrial] = []
     by_hand = {asked.digest for asked in records.trials if asked.by_hand}
     for asked in _each_once(records.trials):
-        outcome = scored(asked, records.runs, base, seeds, prices)
+        trained = [s for s in seeds if RunKey(asked.trained, s) in records.runs]
+        known = [s for s in seeds if s in trained or s in spec.study.searched]
+        outcome = scored(asked, records.runs, base, known, prices)
         if isinstance(outcome, Trial):
             trials.append(replace(outcome, by_hand=outcome.digest in by_hand))
         elif outcome is not None:
@@ -57,7 +60,15 @@ def read_results(
         learned(records.runs, base, seeds),
         records.stops[-1] if records.stops else "",
         looked(records, spec, base, prices),
+        _left(records, prices),
     )
+
+
+def _left(records: Records, prices: Prices) -> tuple[tuple[str, PolicyCost], ...]:
+    """Return name and cost of what of the ladder was not trained."""
+    trained = {asked.digest for asked in records.trials}
+    priced = [(each, prices(each)) for each in records.weighed if each.digest not in trained]
+    return tuple((policy_name(each.text), cost) for each, cost in priced if cost is not None)
 
 
 def _confirmed(
@@ -78,7 +89,8 @@ def _each_once(trials: Sequence[Asked]) -> list[Asked]:
     for asked in trials:
         first = found.setdefault(asked.digest, asked)
         if first is not asked:
-            found[asked.digest] = replace(first, presets=first.presets or asked.presets)
+            names, start = first.presets or asked.presets, first.start or asked.start
+            found[asked.digest] = replace(first, presets=names, start=start)
     return list(found.values())
 
 
@@ -120,6 +132,7 @@ def scored(
         tuple(scores),
         divergence=lost[0] if lost else "",
         start=asked.start,
+        seeds=tuple(seeds),
     )
 
 

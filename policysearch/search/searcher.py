@@ -25,14 +25,14 @@ from policysearch.search.worlds import worlds
 Row = tuple[int, ...]
 """A policy as integers: the option in each place, then the value of each modifier."""
 
+Costs = tuple[float, float]
+
 WORST = 20.0
 """Gaps above so many times the largest that counts are learned as that: divergence is learned."""
 
 LADDER = 4.0
 """A member of the start is asked for unless another policy promises so many times as much: it says
-more of the level of all gaps. Beside outstanding policies that would come too late, and it counts
-as any other."""
-
+more of the level of all gaps. Beside outstanding policies, where that is too late, or more."""
 
 FINALISTS = 4
 """So many of the most promising candidates are priced exactly, where their costs are rough."""
@@ -80,8 +80,8 @@ class Searcher:
 
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
     policies to begin with, each with its costs: the first comes first, each of the others unless
-    another policy promises more (`ask`). `hints` as `Sensitivity` takes them. With
-    more than `few` outstanding, asks are averaged over ways in which these may come out.
+    another promises more (`ask`). `hints` as `Sensitivity` takes them. With more than `few`
+    outstanding, asks are averaged over ways in which these may come out.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Searcher:
         self._fitted: Sensitivity | None = None
         self._beside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
-        """Expected new volume of the last policy asked for; infinity before any is told."""
+        """Most new volume that was expected of a policy at the last ask; infinity before that."""
 
     def tell(self, row: Row, costs: tuple[float, float], gap: float) -> None:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
@@ -118,25 +118,22 @@ class Searcher:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
         self._told.setdefault(row, costs)
 
-    def copy(self) -> Searcher:
-        """Return a searcher that was told and asked the same, fitted once for both."""
+    def copy(self, start: Sequence[tuple[Row, tuple[float, float]]]) -> Searcher:
+        """Return a searcher with another `start` that was told and asked the same, fitted once."""
         self._fit()
         other = copy.copy(self)
+        other._start = list(start)
         other._told, other._beside = dict(self._told), list(self._beside)
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
 
-    def ask(
-        self, count: int = 1, whole_start: bool = False
-    ) -> list[tuple[Row, tuple[float, float]]]:
+    def ask(self, count: int = 1, whole_start: bool = False) -> list[tuple[Row, Costs]]:
         """Return up to `count` policies to train, with their costs; fewer where there are no more.
 
-        Each is chosen as if those before it, and all that are outstanding, had come out: as
-        expected, or in ways that are drawn. A member of the start is asked for unless another
-        policy promises LADDER times as much, while some are outstanding more; before all others
-        with `whole_start`.
+        Each as if all that are outstanding had come out, as expected or drawn; of the start unless
+        another promises LADDER times as much, beside outstanding ones more; or with `whole_start`.
         """
-        found: list[tuple[Row, tuple[float, float]]] = []
+        found: list[tuple[Row, Costs]] = []
         while len(found) < count:
             following = self._following(whole_start)
             if following is None:
@@ -148,30 +145,34 @@ class Searcher:
 
     def _following(self, whole_start: bool) -> tuple[Row, tuple[float, float]] | None:
         start = [each for each in self._start if each[0] not in self._told]
-        if start and not self._told:
+        if start and all(map(self._decisions.exact, self._told)):
             self.expected_gain = np.inf
             return start[0]
         belief = self._belief()
         rows, costs = self._pool.propose(self._members(), belief.theta())
         fresh = np.array([tuple(row) not in self._told for row in rows.tolist()], dtype=bool)
-        found = self._most(belief, rows[fresh], costs[fresh])
-        known = self._array([row for row, _ in start]), np.array([price for _, price in start])
-        first = self._most(belief, *known)
-        ahead = np.inf if whole_start else 1.0 if self._outstanding() else LADDER
-        if first and (not found or first[0] >= found[0] / ahead):
-            found = first
-        if found is None:
+        first = np.array([price for _, price in start]).reshape(len(start), 2)
+        rows = np.concatenate([rows[fresh], self._array([row for row, _ in start])])
+        costs = np.concatenate([costs[fresh], first])
+        gains, count = self._gains(belief, rows, costs), len(rows) - len(start)
+        parts = [
+            self._most(belief, rows[part], costs[part], gains[part])
+            for part in (slice(count), slice(count, None))
+        ]
+        promised = [each for each in parts if each is not None]
+        if not promised:
             return None
-        self.expected_gain, row, price = found
+        self.expected_gain = most = max(each[0] for each in promised)
+        ahead = np.inf if whole_start else 1.0 if self._outstanding() else LADDER
+        _, row, price = next(each for each in promised[::-1] if each[0] >= most / ahead)
         return row, price
 
     def _most(
-        self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array
+        self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array, gains: Array
     ) -> tuple[float, Row, tuple[float, float]] | None:
         """Return the policy that promises most, after what it promises; None of none."""
         if not len(rows):
             return None
-        gains = self._gains(belief, rows, costs)
         kept = np.argsort(-gains, kind="stable")[:FINALISTS]
         exact = self._pool.exact(rows[kept])
         if exact is not None:

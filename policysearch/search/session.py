@@ -14,8 +14,9 @@ from policysearch.search.confirm import Horizon
 from policysearch.search.executors import Executor
 from policysearch.search.jobs import Job
 from policysearch.search.prices import Prices
-from policysearch.search.records import Asked, Records, RunKey, compact, trained_digest
+from policysearch.search.records import Asked, Records, compact, trained_digest
 from policysearch.search.results import Results
+from policysearch.search.run_key import RunKey
 from policysearch.search.scoring import read_results, scored
 from policysearch.search.space import Params
 from policysearch.search.spec import StudySpec
@@ -62,7 +63,8 @@ class Session:
         params = self.space.project(policy)
         asked = Asked(-1, policy.digest, compact(policy), (), params, by_hand=True)
         told, seeds = len(self.records.searched), len(self.spec.study.seeds)
-        for done, (key, outcome) in enumerate(self.trained(executor, self.missing([asked])), 1):
+        runs = self.missing([asked], self.spec.study.seeds)
+        for done, (key, outcome) in enumerate(self.trained(executor, runs), 1):
             self.records.add_run(key, outcome)
             if progress is not None:
                 progress(told + min(1.0, done / seeds), self.results)
@@ -80,9 +82,14 @@ class Session:
         failed = {key for key, outcome in runs.items() if isinstance(outcome, Failure)}
         self.records.runs = {key: runs[key] for key in runs if key not in failed}
 
-    def missing(self, trials: Sequence[Asked]) -> dict[RunKey, Policy]:
-        """Return the runs that `trials`, and float32 beside them, still need."""
-        runs, seeds = self.records.runs, self.spec.study.seeds
+    def missing(
+        self, trials: Sequence[Asked], seeds: Sequence[int] | None = None
+    ) -> dict[RunKey, Policy]:
+        """Return the runs that `trials`, and float32 beside them, still need.
+
+        With each of `seeds`; None stands for those that the search trains with.
+        """
+        runs, seeds = self.records.runs, seeds or self.spec.study.searched
         wanted = [(asked, RunKey(asked.trained, seed)) for asked in trials for seed in seeds]
         missing = {
             key: from_json(asked.text, "stored policy") for asked, key in wanted if key not in runs
@@ -97,9 +104,28 @@ class Session:
 
     def ended(self, asked: Asked) -> bool:
         """Whether the runs that the policy is scored by have ended, float32's among them."""
-        digests = (asked.trained, self.float32.digest)
-        keys = [RunKey(digest, seed) for seed in self.spec.study.seeds for digest in digests]
+        study, base = self.spec.study, self.float32.digest
+        keys = [RunKey(asked.trained, seed) for seed in study.searched]
+        keys += [RunKey(base, seed) for seed in study.seeds]
         return all(key in self.records.runs for key in keys)
+
+    def settling(self) -> dict[RunKey, Policy]:
+        """Return the runs that members of the front lack: of the seeds it was not searched with.
+
+        First those of members that were recorded, then of what the front is with all of them: so a
+        study that was stopped trains the same.
+        """
+        trials, seeds = self.records.trials, self.spec.study.seeds
+        known = {asked.digest: asked for asked in trials}
+        members = [known[digest] for digest in self.records.finalists if digest in known]
+        runs = self.missing(members, seeds) if members else {}
+        if not runs:
+            front = [known[trial.digest] for trial in self.results().front]
+            members = [asked for asked in front if self.missing([asked], seeds)]
+            runs = self.missing(members, seeds) if members else {}
+            if members:
+                self.records.add_finalists([asked.digest for asked in members])
+        return runs
 
     def trained(
         self, executor: Executor, runs: Mapping[RunKey, Policy]
@@ -119,7 +145,7 @@ class Session:
         place = None
         if self.folder is not None and looked and replace(key, until=None) == whole:
             place = self.folder / f"{key.digest}-{key.seed}.npz"
-        return Job(policy, key.seed, key.jitter, key.steps, key.until, place)
+        return Job(policy, key.seed, key.jitter, key.steps, key.until, place, key.width)
 
     def confirming(self, trials: Sequence[Trial], horizon: Horizon) -> dict[RunKey, Policy]:
         """Return the runs that confirm `trials` over `horizon` and are still to be trained."""
@@ -134,7 +160,7 @@ class Session:
 
     def record(self, asked: Asked) -> None:
         """Record a policy whose runs have ended, with what it is worth."""
-        result, seeds = self._scored(asked), self.spec.study.seeds
+        result, runs = self._scored(asked), self.records.runs
         values = None
         readable: dict[str, object] = {"name": policy_name(asked.text)}
         if isinstance(result, Trial):
@@ -154,7 +180,11 @@ class Session:
         self.records.add_trial(
             asked,
             self.space.distributions(),
-            {seed: self.records.runs[RunKey(asked.trained, seed)] for seed in seeds},
+            {
+                seed: runs[key]
+                for seed in self.spec.study.seeds
+                if (key := RunKey(asked.trained, seed)) in runs
+            },
             self.prices.key,
             self.prices(asked),
             values,
@@ -162,7 +192,8 @@ class Session:
         )
 
     def _scored(self, asked: Asked) -> Trial | FailedTrial | None:
-        base, seeds = self.float32.digest, self.spec.study.seeds
+        """Return what the runs that the search sees amount to, whatever others there are."""
+        base, seeds = self.float32.digest, self.spec.study.searched
         return scored(asked, self.records.runs, base, seeds, self.prices)
 
     def seen(self, asked: Asked) -> Seen:

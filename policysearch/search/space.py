@@ -25,7 +25,7 @@ from policysearch.search.decided.loss_scales import Scale
 from policysearch.search.groups import complete_groups, layers_of_ops
 from policysearch.search.normal import normal
 from policysearch.search.rules import rules_for
-from policysearch.search.space_section import DECIDED, UNIFORM, SpaceSection
+from policysearch.search.space_section import ALL_UNIFORM, DECIDED, UNIFORM, SpaceSection
 from policysearch.search.target import as_run, offered
 from policysearch.values import InputError
 
@@ -114,8 +114,9 @@ class Space:
         found: dict[str, tuple[Policy, tuple[str, ...]]] = {}
         first = ("float32", *([baseline] if baseline else []))
         for name in dict.fromkeys((*first, *self.section.ladder)):
-            known_as = () if name == UNIFORM else (name,)
-            for policy in self.uniform() if name == UNIFORM else [self.preset(name)]:
+            uniform = name in (UNIFORM, ALL_UNIFORM)
+            known_as = () if uniform else (name,)
+            for policy in self.uniform() if uniform else [self.preset(name)]:
                 check_accumulators(policy)
                 met, others = found.get(policy.digest, (policy, ()))
                 found[policy.digest] = met, (*others, *known_as)

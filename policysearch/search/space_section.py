@@ -15,7 +15,10 @@ from policysearch.search.decided.base import Decided
 from policysearch.values import one_of
 
 UNIFORM = "uniform"
-"""What `ladder` calls the uniform formats of the study's own options."""
+"""What `ladder` calls the uniform formats of the study's own options, as far as they promise."""
+
+ALL_UNIFORM = "uniform.all"
+"""The same, all of them."""
 
 
 def _defined() -> Iterator[Decided]:
@@ -51,7 +54,9 @@ class SpaceSection(_Keys):
 
     `base` is the preset that says everything not searched: op lists, bias, scaling recipe.
     `ladder` is tried first: presets by name, and "uniform" for each of the `formats` on every
-    layer, with and without masters as `master_weights` has it.
+    layer, with and without masters as `master_weights` has it. Presets are all trained. Of
+    "uniform" the sampler "gain" leaves what promises less than a quarter of another policy;
+    "uniform.all" is trained whole.
     """
 
     base: str = "bfloat16"
@@ -60,7 +65,7 @@ class SpaceSection(_Keys):
     def __post_init__(self) -> None:
         one_of("base", self.base, PRESETS)
         for name in self.ladder:
-            one_of("ladder", name, (UNIFORM, *PRESETS))
+            one_of("ladder", name, (UNIFORM, ALL_UNIFORM, *PRESETS))
         for kind in DECIDED:
             kind.check(self)
 

@@ -57,6 +57,10 @@ class StudySection:
     target obeys it. With `short_runs` policies are looked at first: over a quarter of the steps
     with the first of `seeds`, if float32 learns by then. What looks propose is gone on with to its
     end, so long as they rank policies as whole runs do; they count as `trials` by their steps.
+    With `narrow`, say 0.25, looks are whole runs of a net of that share of the widths instead, if
+    float32 learns in it; they count by that share, and what they propose is trained from its start.
+    The search trains each policy with the first `search_seeds` of the `seeds`, by default with all;
+    when it ends, members of the front are trained with the others, until all of them are.
     """
 
     name: str
@@ -75,6 +79,8 @@ class StudySection:
     goal_gap: float | None = None
     goal_speedup: float | None = None
     short_runs: bool = False
+    search_seeds: int | None = None
+    narrow: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -85,8 +91,13 @@ class StudySection:
                 f"{LONGEST_NAME_BYTES}, for it is part of file names"
             )
         one_of("sampler", self.sampler, SAMPLERS)
-        if self.short_runs and self.sampler != OWN:
-            raise InputError(f"short_runs: true with sampler {self.sampler!r}; expected {OWN!r}")
+        if self.looks and self.sampler != OWN:
+            given = "short_runs: true" if self.short_runs else f"narrow: {shown(self.narrow)}"
+            raise InputError(f"{given} with sampler {self.sampler!r}; expected {OWN!r}")
+        if self.narrow is not None:
+            number("narrow", self.narrow, 0.01, 0.99)
+            if self.short_runs:
+                raise InputError("short_runs and narrow: both; expected one of them or neither")
         if self.baseline is not None:
             one_of("baseline", self.baseline, PRESETS)
         if self.target is not None:
@@ -97,6 +108,8 @@ class StudySection:
         number("confirm_factor", self.confirm_factor, 1.0, 1e6)
         number("confirm_share", self.confirm_share, 0.0, 1e3)
         number("least_gain", self.least_gain, 0.0, 1.0)
+        if self.search_seeds is not None:
+            number("search_seeds", self.search_seeds, 1, len(self.seeds))
         for name in ("hours", "goal_gap", "goal_speedup"):
             given = getattr(self, name)
             if given is not None:
@@ -107,6 +120,16 @@ class StudySection:
             number("seeds", seed, 0, 2**31)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds: {list(self.seeds)}; expected different training seeds")
+
+    @property
+    def searched(self) -> tuple[int, ...]:
+        """The training seeds that every policy of the search is trained with."""
+        return self.seeds[: self.search_seeds]
+
+    @property
+    def looks(self) -> bool:
+        """Whether policies are looked at before they are trained."""
+        return self.short_runs or self.narrow is not None
 
 
 @dataclass(frozen=True)
@@ -173,6 +196,11 @@ class StudySpec:
             self.parallel.check_batch(self.priced_batch_size)
         except InputError as error:
             raise InputError(f"cost.{error}") from None
+        if self.study.narrow is not None:
+            try:
+                self.task.narrower(self.study.narrow)
+            except InputError as error:
+                raise InputError(f"study.narrow: {error}") from None
         trained, priced = self.task.batch_size, self.priced_batch_size
         if trained != priced and not self.cost.batch_size_reason:
             raise InputError(

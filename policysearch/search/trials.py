@@ -26,7 +26,7 @@ SWAMPED = 0.1
 
 @dataclass(frozen=True)
 class Trial:
-    """One trained policy: `scores` holds one score per training seed of the study.
+    """One trained policy: `scores` holds one score per training seed, `seeds` says which.
 
     `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
     none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
@@ -41,6 +41,7 @@ class Trial:
     divergence: str
     by_hand: bool = False
     start: bool = False
+    seeds: tuple[int, ...] = ()
 
     @cached_property
     def policy(self) -> Policy:

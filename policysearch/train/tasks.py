@@ -14,7 +14,7 @@ import numpy as np
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.nn.model import Model
-from policysearch.nn.models import MODELS
+from policysearch.nn.models import MODELS, narrower
 from policysearch.rewrite.ruled_model import RuledModel
 from policysearch.rewrite.rules import Rule
 from policysearch.train.fitting import check_fits
@@ -110,6 +110,14 @@ class Task:
         )
         tail_steps = max(1, round(self.tail_steps * factor))
         return replace(self, steps=steps, tail_steps=tail_steps, schedule=schedule)
+
+    def narrower(self, share: float) -> Task:
+        """Return the same recipe for a net of about `share` of the widths, its layers called alike.
+
+        Raises InputError where the model takes no widths.
+        """
+        model = self.model if isinstance(self.model, str) else f"{self.model.name}, a value"
+        return replace(self, widths=narrower(model, self.widths, share))
 
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer without its learning rate."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from policysearch.train.divergence import tail_mean
-from policysearch.verify.verdict import BORDER, DRAWS, EARLY_STEPS, JITTER, Verdict
+from policysearch.verify.moved import DRAWS, JITTER
+from policysearch.verify.verdict import BORDER, EARLY_GAP, EARLY_STEPS, Verdict
 
 SHOWN = 10
 """So many steps are listed, evenly spread, and all whose scale or skip differs."""
@@ -51,14 +52,33 @@ def _summary(verdict: Verdict) -> list[str]:
         f"{gaps.max(initial=0.0):.1e} to step {len(gaps)}; "
         f"allowed {verdict.allowed[0]:.1e} and {verdict.allowed[-1]:.1e}",
         f"the emulator itself: {verdict.own_gap:.1e}, its initial values moved by {JITTER:g} "
-        f"(the largest of {DRAWS} draws)",
+        f"(the largest of {DRAWS} draws{_until(verdict)})",
         f"final gap, mean of {tail} steps: {final:+.1e} +- {verdict.own_gap:.1e}",
     ]
+    if verdict.own.followed_from < count:
+        alike = int(np.sum(verdict.own.partings == count))
+        lines.append(
+            f"from step {verdict.own.followed_from} on compared with the emulator's training of "
+            f"values so moved: with those as they are it has other loss scales, {alike} of the "
+            f"{DRAWS} draws have those of {verdict.target}"
+        )
     if verdict.borderline:
         lines.append(
             f"from step {verdict.compared} on the loss scales differ: a gradient of step "
             f"{verdict.compared - 1} is within {BORDER:.0%} of overflow; not compared further"
         )
+    lines += [f"{verdict.target} does otherwise: {line}" for line in verdict.unlike]
+    if verdict.undecided and 2.0 * verdict.own_early_gap > EARLY_GAP:
+        lines.append("single roundings move the first losses as far: --batch averages over more")
     found = [f"FAIL: {line}" for line in verdict.faults]
     found += [f"undecided: {line}" for line in verdict.undecided]
     return [*lines, *(found or ["pass"])]
+
+
+def _until(verdict: Verdict) -> str:
+    """Say which draws were not looked at to the end."""
+    partings = verdict.own.partings
+    parted = partings[partings < len(verdict.losses)]
+    if not len(parted):
+        return ""
+    return f"; {len(parted)} only until their loss scales differ, the first from step {min(parted)}"

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from policysearch.data.datasets import Dataset, batches
 from policysearch.export.targets import target_named
-from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
@@ -31,52 +27,48 @@ from policysearch.train.trainer import Trainer, initial_parameters
 from policysearch.train.training import train
 from policysearch.values import InputError, one_of
 from policysearch.verify.job import FILE, JOB, RESULT, Job
+from policysearch.verify.moved import DRAWS, Array, Own, gaps, initials, own_training, parting
 
-Array = NDArray[Any]
-
+RUN = ("torch",)
+"""The targets that are run here."""
 EARLY_STEPS = 10
 EARLY_GAP = 5e-5
 """Largest difference of a loss in the first EARLY_STEPS steps, in nats."""
 LATE_GAP = 1e-4
 """The same over all steps, where the emulator under JITTER does not move by half of it."""
-JITTER = 1e-7
-"""Share by which the initial parameters are moved, to see how far that alone moves the losses."""
-DRAWS = 8
-"""How often they are moved: of a chaotic training one draw tells little, by a factor of ten.
-
-Rounding that differs no more than JITTER does is beyond all n draws once in n + 1 trainings, and
-beyond twice the largest more seldom. The number was set after fewer draws had been looked at.
-"""
 BORDER = 0.01
 """A gradient this near to overflow may overflow in one of the two and not in the other."""
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Losses, loss scales and skips per step, `here` and in the target: `there`.
+    """Losses, loss scales and skips per step, of the emulator's `own` training and the target's.
 
-    `gaps` are the differences of the losses, 0 where both are not finite; `own_gaps` how far the
-    emulator moves itself under JITTER, the largest of DRAWS, and `own_partings` how many of these
-    draws have other scales or skips than it has up to the step where the target has. `compared`
-    counts the steps before the scales part, all of them where they do not; `borderline` says
-    whether they part where a gradient is within BORDER of overflow. `dtypes` are those of the
-    results of the target's submodules, `formats` what the policy asks of those that hold no others.
+    `gaps` are the differences of the losses, 0 where both are not finite. `compared` counts the
+    steps before the scales part, all of them where they do not; `borderline` says whether they part
+    where a gradient is within BORDER of overflow. `dtypes` are those of the results of the target's
+    submodules, `formats` what the policy asks of those that hold no others. `unlike` has a line for
+    what the target does otherwise in any case.
     """
 
     policy: Policy
     target: str
-    here: Run
+    own: Own
     losses: Array
     scales: Array
     skipped: Array
-    own_gaps: Array
-    own_partings: int
     compared: int
     borderline: bool
     dtypes: dict[str, str]
     formats: dict[str, str]
     state_keys: int
     same_keys: bool
+    unlike: tuple[str, ...] = ()
+
+    @property
+    def here(self) -> Run:
+        """Return the training of the emulator that the target's is compared with."""
+        return self.own.run
 
     @property
     def gaps(self) -> Array:
@@ -86,12 +78,12 @@ class Verdict:
     @property
     def own_gap(self) -> float:
         """Return the largest gap of the emulator to itself, in nats."""
-        return float(self.own_gaps.max(initial=0.0))
+        return float(self.own.gaps.max(initial=0.0))
 
     @property
     def own_early_gap(self) -> float:
         """Return the same in the first EARLY_STEPS steps."""
-        return float(self.own_gaps[:EARLY_STEPS].max(initial=0.0))
+        return float(self.own.gaps[:EARLY_STEPS].max(initial=0.0))
 
     @property
     def allowed(self) -> Array:
@@ -118,7 +110,8 @@ class Verdict:
         """Return what does not agree where the emulator does not agree with itself either.
 
         That is early losses beyond EARLY_GAP, as the emulator's own are under JITTER, and no
-        further apart than twice those; or other scales where most of its draws have others too.
+        further apart than twice those; or what parts where most of its draws have other scales
+        already: there the target may have taken a way that none of the draws shows.
         """
         return tuple(line for line, chaotic in self._partings() if chaotic)
 
@@ -128,30 +121,28 @@ class Verdict:
         for early_gap in (own, EARLY_GAP):
             beyond = np.flatnonzero(found > self._limits(early_gap)[: self.compared])
             if len(beyond):
-                yield self._said(int(beyond[0])), early_gap < own
+                first = int(beyond[0])
+                yield self._said(first), early_gap < own or self._is_chaotic(first)
                 break
         if self.compared < len(self.losses) and not self.borderline:
-            draws = f"{self.own_partings} of {DRAWS} jittered trainings"
-            line = (
-                f"step {self.compared}: other loss scales, no gradient near overflow "
-                f"({draws} part from the emulator by then)"
-            )
-            yield line, 2 * self.own_partings > DRAWS
+            line = f"step {self.compared}: other loss scales, no gradient near overflow"
+            yield f"{line} ({self._parted(self.compared)})", self._is_chaotic(self.compared)
+
+    def _is_chaotic(self, step: int) -> bool:
+        """Whether most of the emulator's draws have other scales by then."""
+        return 2 * int(np.sum(self.own.partings <= step)) > DRAWS
+
+    def _parted(self, step: int) -> str:
+        parted = int(np.sum(self.own.partings <= step))
+        return f"{parted} of {DRAWS} jittered trainings part from the emulator by then"
 
     def _said(self, step: int) -> str:
         apart, most, own = self.gaps[step], self.allowed[step], self.own_early_gap
+        parted = f"; {self._parted(step)}" if np.any(self.own.partings <= step) else ""
         return (
             f"step {step}: losses {apart:.1e} apart; expected at most {most:.1e} "
-            f"(the emulator moves itself by {own:.1e} in the first {EARLY_STEPS} steps)"
+            f"(the emulator moves itself by {own:.1e} in the first {EARLY_STEPS} steps{parted})"
         )
-
-
-def gaps(ours: Array, theirs: Array) -> Array:
-    """Return |ours - theirs|, 0 where both are not finite."""
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(ours - theirs)
-    both = ~np.isfinite(ours) & ~np.isfinite(theirs)
-    return np.where(both, 0.0, np.where(np.isnan(apart), math.inf, apart))
 
 
 def verify(
@@ -168,30 +159,31 @@ def verify(
     Both have the same values and batches. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
-    model = task.build_model(dataset)
-    running = target_named(one_of("verify target", target, ("torch",))).runs(policy, model)
+    order = _batches(task, dataset, seed)
+    model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
+    running = exporter.runs(policy, model)
     found = trained_in_torch(policy, task, model, seed, place)
-    run = partial(train, task, running, seed, dataset=dataset, model=model)
-    here, *moved = (run(initial=initial) for initial in _initials(model, seed))
-    losses, scales, skipped = np.array(found["steps"], np.float64).T[:, : len(here.losses)]
-    apart = _parting(here, scales, skipped)
-    one_skips = apart < len(losses) and bool(scales[apart] == here.scales[apart])
+    first, *moved = _trained_here(task, running, model, dataset, seed, order)
+    there = np.array(found["steps"], np.float64).T
+    ours = own_training(first, moved, *there[1:])
+    losses, scales, skipped = there[:, : len(ours.run.losses)]
+    apart = parting(ours.run, scales, skipped)
+    one_skips = apart < len(losses) and bool(scales[apart] == ours.run.scales[apart])
     border = one_skips and _is_borderline(task, running, model, dataset, seed, apart)
     return Verdict(
         policy=running,
         target=target,
-        here=here,
+        own=ours,
         losses=losses,
         scales=scales,
         skipped=skipped.astype(bool),
-        own_gaps=np.max([_gaps_between(here.losses, x.losses, len(losses)) for x in moved], axis=0),
-        own_partings=sum(_parting(here, x.scales, x.skipped) <= apart < steps for x in moved),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
         dtypes=found["dtypes"],
         formats=_formats(running, model, set(found["leaves"]) & set(found["dtypes"])),
         state_keys=found["keys"],
         same_keys=found["same_keys"],
+        unlike=exporter.losses(running, model),
     )
 
 
@@ -199,31 +191,6 @@ def _formats(policy: Policy, model: Model, names: set[str]) -> dict[str, str]:
     """Return the format of what each of these layers gives on."""
     nodes = apply_policy(trace_forward(model, 1), policy).nodes
     return {n.layer: n.format for n in nodes if n.role == "fprop" and n.layer in names}
-
-
-def _initials(model: Model, seed: int) -> Iterator[dict[str, FloatArray]]:
-    """Yield the initial values of the seed, then the same under DRAWS draws of JITTER."""
-    initial = initial_parameters(model, seed)
-    yield initial
-    for draw in range(DRAWS):
-        rng = np.random.default_rng([seed, 2, draw])
-        yield {
-            name: (value * (1.0 + JITTER * rng.standard_normal(value.shape))).astype(np.float32)
-            for name, value in initial.items()
-        }
-
-
-def _parting(here: Run, scales: Array, skipped: Array) -> int:
-    """Return the first step that another scale or skip is taken in, the number of steps if none."""
-    count = min(len(scales), len(here.scales))
-    same = (scales[:count] == here.scales[:count]) & (skipped[:count] == here.skipped[:count])
-    return count if same.all() else int(np.argmin(same))
-
-
-def _gaps_between(ours: Array, theirs: Array, steps: int) -> Array:
-    """Return the gaps of `steps` steps, 0 where one of the two has ended."""
-    count = min(len(ours), len(theirs), steps)
-    return np.pad(gaps(ours[:count], theirs[:count]), (0, steps - count))
 
 
 def trained_in_torch(
@@ -247,6 +214,20 @@ def trained_in_torch(
         return found
 
 
+def _trained_here(
+    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, order: Array
+) -> Iterator[Run]:
+    """Yield the emulator's training, and those of its values moved."""
+    for initial in initials(model, seed):
+        yield train(
+            task, policy, seed, dataset=dataset, model=model, initial=initial, batch_indices=order
+        )
+
+
+def _batches(task: Task, dataset: Dataset, seed: int) -> Array:
+    return batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
+
+
 def _is_borderline(
     task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, at: int
 ) -> bool:
@@ -254,7 +235,7 @@ def _is_borderline(
     trainer = Trainer(model, task, policy, seed)
     trainer.load(initial_parameters(model, seed))
     inputs, labels = dataset.train
-    order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
+    order = _batches(task, dataset, seed)
     with threadpool_limits(1):
         for indices in order[:at]:
             trainer.step([array[indices] for array in inputs], labels[indices])

@@ -1,0 +1,100 @@
+"""The emulator's own trainings, its initial values as they are and moved a little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.graph import FloatArray
+from policysearch.nn.model import Model
+from policysearch.train.run import Run
+from policysearch.train.trainer import initial_parameters
+
+Array = NDArray[Any]
+
+JITTER = 1e-7
+"""Share by which the initial parameters are moved, to see how far that alone moves the losses."""
+DRAWS = 8
+"""How often they are moved: of a chaotic training one draw tells little, by a factor of ten.
+
+Rounding that differs no more than JITTER does is beyond all n draws once in n + 1 trainings, and
+beyond twice the largest more seldom. The number was set after fewer draws had been looked at.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What the training in the target is compared with.
+
+    `run` is the emulator's training; where that has other loss scales or skips than the target
+    has, and one of the draws has the target's to the end, it goes on from step `followed_from` as
+    that draw does (else the number of steps). `gaps` [steps] are the largest of the draws to it,
+    each up to its first step with another scale or skip: `partings` [DRAWS], the number of steps
+    where there is none.
+    """
+
+    run: Run
+    followed_from: int
+    gaps: Array
+    partings: Array
+
+
+def initials(model: Model, seed: int) -> Iterator[dict[str, FloatArray]]:
+    """Yield the initial values of the seed, then the same under DRAWS draws of JITTER."""
+    initial = initial_parameters(model, seed)
+    yield initial
+    for draw in range(DRAWS):
+        rng = np.random.default_rng([seed, 2, draw])
+        yield {
+            name: (value * (1.0 + JITTER * rng.standard_normal(value.shape))).astype(np.float32)
+            for name, value in initial.items()
+        }
+
+
+def own_training(run: Run, moved: Sequence[Run], scales: Array, skipped: Array) -> Own:
+    """Return what a training with these scales and skips [steps] is compared with."""
+    steps = len(scales)
+    apart = parting(run, scales, skipped)
+    alike = [other for other in moved if parting(other, scales, skipped) == steps]
+    if apart < len(run.losses) and alike:
+        run = _joined(run, alike[0], apart)
+    else:
+        apart = steps
+    partings = [parting(run, other.scales, other.skipped) for other in moved]
+    gaps_of = [_gaps_up_to(run, *pair) for pair in zip(moved, partings, strict=True)]
+    return Own(run, apart, np.max(gaps_of, axis=0), np.array(partings))
+
+
+def _joined(first: Run, then: Run, step: int) -> Run:
+    """Return the first run up to a step, and the other from there on."""
+    return replace(
+        then,
+        losses=np.concatenate([first.losses[:step], then.losses[step:]]),
+        scales=np.concatenate([first.scales[:step], then.scales[step:]]),
+        skipped=np.concatenate([first.skipped[:step], then.skipped[step:]]),
+    )
+
+
+def parting(run: Run, scales: Array, skipped: Array) -> int:
+    """Return the first step with another scale or skip, the number of steps if there is none."""
+    count = min(len(scales), len(run.scales))
+    same = (scales[:count] == run.scales[:count]) & (skipped[:count] == run.skipped[:count])
+    return count if same.all() else int(np.argmin(same))
+
+
+def _gaps_up_to(run: Run, other: Run, step: int) -> Array:
+    """Return the gaps of all steps of `run`, 0 from `step` on."""
+    return np.pad(gaps(run.losses[:step], other.losses[:step]), (0, len(run.losses) - step))
+
+
+def gaps(ours: Array, theirs: Array) -> Array:
+    """Return |ours - theirs|, 0 where both are not finite."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(ours - theirs)
+    both = ~np.isfinite(ours) & ~np.isfinite(theirs)
+    return np.where(both, 0.0, np.where(np.isnan(apart), math.inf, apart))

@@ -1,0 +1,162 @@
+"""Policies drawn at random, trained in torch beside the emulator, and files that are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policysearch.export.targets import target_named
+from policysearch.nn.models import lenet5
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.train.tasks import Task
+from policysearch.verify import verdict as verdicts
+from policysearch.verify.verdict import verify
+
+SCALES = (
+    LossScale(),
+    LossScale("fixed", 1024.0),
+    LossScale("dynamic", 2.0**24, growth_interval=20),
+)
+FORMATS = ("float32", "float16", "bfloat16")
+CHAOTIC = 9
+"""Of the drawn policies of LeNet-5, one whose loss scale moves elsewhere under most jitter."""
+
+
+def drawn(names: tuple[str, ...], index: int) -> Policy:
+    """Return random policy `index`: formats by layer, op lists and loss scale."""
+    rng = np.random.default_rng([17, index])
+    base = ("bfloat16", "torch.autocast.bfloat16")[index % 2]
+    layers = {name: uniform_layer(FORMATS[rng.integers(3)]) for name in names}
+    policy = preset(base, names).with_layers(layers, f"random {index}")
+    return replace(policy, loss_scale=SCALES[rng.integers(3)])
+
+
+def scaled(**changes: Any) -> Callable[[Policy], Policy]:
+    """Return what changes the loss scale of a policy."""
+    return lambda policy: replace(policy, loss_scale=replace(policy.loss_scale, **changes))
+
+
+def swapped(layer: str, name: str) -> Callable[[Policy], Policy]:
+    """Return what puts a layer of a policy into another format."""
+    return lambda policy: policy.with_layers({layer: uniform_layer(name)}, "swapped")
+
+
+def gradients(share: float, first: int) -> str:
+    """Return text that multiplies every gradient, from the backward pass `first` on."""
+    return f"""
+right = apply_policy
+
+def apply_policy(module, **options):
+    def other(parameter):
+        calls = iter(range(1000))
+        parameter.register_hook(lambda x: x * {share} if next(calls) >= {first} else x)
+    for parameter in right(module, **options).parameters():
+        other(parameter)
+    return module
+"""
+
+
+def as_it_is(policy: Policy) -> Policy:
+    return policy
+
+
+WRONG: dict[str, tuple[Callable[[Policy], Policy], str]] = {
+    "half the loss scale": (scaled(init_scale=2.0**23), ""),
+    "later growth": (scaled(growth_interval=21), ""),
+    "deeper backoff": (scaled(backoff_factor=0.25), ""),
+    "no skips": (as_it_is, "PolicyScaler.skips = False"),
+    "conv1 in bfloat16": (swapped("conv1", "bfloat16"), ""),
+    "conv2 in bfloat16": (swapped("conv2", "bfloat16"), ""),
+    "fc1 in float16": (swapped("fc1", "float16"), ""),
+    "fc3 in float32": (swapped("fc3", "float32"), ""),
+    "gradients 1% larger from step 12": (as_it_is, gradients(1.01, 12)),
+    "gradients 10% larger from step 30": (as_it_is, gradients(1.1, 30)),
+}
+"""What can be wrong with an exported file: the policy it was made of, and text put after it."""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(10))
+def test_random_policies_of_lenet_agree(index: int) -> None:
+    pytest.importorskip("torch")
+    verdict = verify(drawn(lenet5().layer_names, index), Task())
+    assert len(verdict.losses) == 50 and verdict.faults == verdict.undecided == ()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_file_does_not_pass_where_the_emulator_parts_from_itself(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be wrong of a file, in the most chaotic of the trainings above."""
+    pytest.importorskip("torch")
+    policy, target = drawn(lenet5().layer_names, CHAOTIC), target_named("torch")
+    changed, text = WRONG[wrong]
+    given = changed(policy)
+
+    class Wrong:
+        runs = staticmethod(target.runs)
+        losses = staticmethod(target.losses)
+
+        @staticmethod
+        def export(policy: Policy, model: Any) -> str:
+            return target.export(given, model) + text
+
+    monkeypatch.setattr(verdicts, "target_named", lambda name: Wrong)
+    verdict = verify(policy, Task())
+    assert verdict.own.partings.min() < 50  # the subject of the test
+    assert verdict.faults or verdict.undecided
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(5))
+def test_random_policies_of_an_imported_gpt_agree(index: int) -> None:
+    """Attention, softmax and sums are functions in `forward`."""
+    task = gpt_task()
+    model = task.build_model(task.load_dataset())
+    verdict = verify(drawn(model.layer_names, index), task)
+    assert len(verdict.losses) == 50 and verdict.faults == verdict.undecided == ()
+
+
+@pytest.mark.torch
+def test_functions_in_forward_obey_the_lists() -> None:
+    """An imported GPT block under autocast's lists: softmax in float32, on a CPU too."""
+    task = gpt_task()
+    model = task.build_model(task.load_dataset())
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    assert "softmax" in policy.fp32_ops and {"attn", ""} <= set(model.layer_names)
+    verdict = verify(policy, task, steps=10)
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+    moved = dataclasses.replace(
+        policy,
+        fp32_ops=tuple(op for op in policy.fp32_ops if op != "softmax"),
+        low_precision_ops=(*policy.low_precision_ops, "softmax"),
+    )
+    losses = verify(moved, task, steps=10).losses
+    assert np.abs(losses - verdict.losses).max() > 1e-5
+
+
+def gpt_task() -> Task:
+    """Return a task of an imported GPT block: the next token of a sequence modulo a number."""
+    torch = pytest.importorskip("torch")
+    import policysearch
+    from tests.nets_of_torch import TIME, TOKENS, NanoGPT
+
+    ids = np.random.default_rng(0).integers(0, TOKENS, (600, TIME))
+    sums = (ids + np.roll(ids, 1, axis=1)) % TOKENS
+    data = policysearch.Dataset(
+        "sums", (ids,), sums, train_count=400, validation_count=200, classes=TOKENS
+    )
+    example = torch.zeros(2, TIME, dtype=torch.long)
+    model = policysearch.from_torch(NanoGPT, example, name="gpt")
+    return Task(model=model, data=data, batch_size=16, loss="token_cross_entropy")
