@@ -33,7 +33,12 @@ def _add_picks(export: argparse.ArgumentParser) -> None:
     rules.add_argument("--smallest", action="store_true", help="the one of least modeled memory")
     rules.add_argument("--fits", metavar="DEVICE", help="the fastest that fits there")
     export.add_argument("--batch", type=int, metavar="B", help="with --fits (the study's)")
-    export.add_argument("--max-gap", type=float, metavar="X", help="largest loss gap, in nats")
+    export.add_argument(
+        "--max-gap",
+        type=float,
+        metavar="X",
+        help="largest loss gap in nats, that of the confirmed training where there is one",
+    )
     export.add_argument("--target", default="torch", help="what to write code for")
     export.add_argument(
         "--strict", action="store_true", help="refuse what the target runs otherwise"
