@@ -15,7 +15,8 @@ steps first, and is counted to where the front that it *proposes* is worth the s
 whose task can be run here it trains. `own+seeds` trains the front with other seeds as it goes.
 `random`, `tpe`, `nsga2`, `nsga3` and `gp` are Optuna's, behind the same ladder with "+ladder".
 The others are published methods (`rivals.py`). --idle N adds a decision of N values that does
-nothing. --without KIND ("grad") adds the trainings to the volume that the policies without such
+nothing. --curve adds the share of the volume after so many trainings, on the mean of the training
+seeds. --without KIND ("grad") adds the trainings to the volume that the policies without such
 decisions have: of the search among all, and of the one among those.
 """
 
@@ -47,6 +48,7 @@ SHARES = (0.95, 0.99)
 SEARCHES = (*OWN, *(f"{n}{by}" for n in ("tpe", "nsga2", "nsga3") for by in ("", "+ladder")))
 NOISY = (20, 60)
 REGRET_AT = 16
+CURVE_AT = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 DRAWS = ("random", "tpe", "nsga2", "nsga3", "gp", "policy-gradient")
 
 
@@ -117,6 +119,21 @@ def row(table: Table, search: str, seeds: int, trials: int, batch: int, brief: b
     )
 
 
+def curve(table: Table, search: str, trials: int) -> str:
+    """Return the line of the shares of the volume after CURVE_AT trainings, as far as it goes."""
+    mean = mean_problem(table)
+    found = [(0.0, 0.0)]
+    for step in steps(mean, search, 0):
+        if step.cost > trials:
+            break
+        found.append((step.cost, mean.share(list(step.found))))
+    end = found[-1][0]
+    costs, shares = zip(*found, strict=True)
+    after = [most for most in CURVE_AT if most < end] + [end]
+    said = [(most, shares[int(np.searchsorted(costs, most, side="right")) - 1]) for most in after]
+    return f"  {search:<16} " + "  ".join(f"{most:g}: {share:.3f}" for most, share in said)
+
+
 def beside(table: Table, kind: str, search: str, trials: int) -> list[str]:
     """Return the lines of a search among all policies, and without decisions of a kind.
 
@@ -171,6 +188,7 @@ def main() -> int:
     parser.add_argument("--idle", type=int, default=1, help="values of a decision that is idle")
     parser.add_argument("--without", metavar="KIND", help="of decisions, compared with")
     parser.add_argument("--brief", action="store_true", help="without regret and noise")
+    parser.add_argument("--curve", action="store_true", help="shares after so many trainings")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in options.tables:
@@ -186,6 +204,8 @@ def main() -> int:
             why = skipped(table, search)
             fed = search, options.seeds, options.trials, options.batch, options.brief
             print(f"  {search:<16} {why}" if why else row(table, *fed), flush=True)
+            if options.curve and not why:
+                print(curve(table, search, options.trials), flush=True)
             if options.without and not why:
                 for line in beside(table, options.without, search, options.trials):
                     print(line, flush=True)
