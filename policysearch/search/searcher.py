@@ -31,8 +31,8 @@ WORST = 20.0
 """Gaps above so many times the largest that counts are learned as that: divergence is learned."""
 
 LADDER = 4.0
-"""A member of the start is asked for unless another policy promises so many times as much: it says
-more of the level of all gaps. Beside outstanding policies, where that is too late, or more."""
+"""A member of the start is asked for unless another policy promises so many times as much, for it
+says more of the level of all gaps; beside outstanding policies, too late for that, unless more."""
 
 FINALISTS = 4
 """So many of the most promising candidates are priced exactly, where their costs are rough."""
@@ -89,14 +89,14 @@ class Searcher:
         decisions: Decisions,
         pool: Pool,
         measure: Yardstick,
-        start: Sequence[tuple[Row, tuple[float, float]]] = (),
+        start: Sequence[tuple[Row, Costs]] = (),
         hints: Array | None = None,
         few: float = FEW,
     ) -> None:
         self._few = few
         self._decisions, self._pool, self._measure = decisions, pool, measure
         self._start, self._hints = [(row, costs) for row, costs in start], hints
-        self._told: dict[Row, tuple[float, float]] = {}
+        self._told: dict[Row, Costs] = {}
         self._gaps: dict[Row, list[float]] = {}
         self._expected: dict[Row, float] = {}
         self._fitted: Sensitivity | None = None
@@ -104,21 +104,21 @@ class Searcher:
         self.expected_gain = np.inf
         """Most new volume that was expected of a policy at the last ask; infinity before that."""
 
-    def tell(self, row: Row, costs: tuple[float, float], gap: float) -> None:
+    def tell(self, row: Row, costs: Costs, gap: float) -> None:
         """Learn the loss gap of one run of a policy, in nats; runs of one policy are averaged."""
         self._told.setdefault(row, costs)
         self._gaps.setdefault(row, []).append(gap)
         self._fitted = None
 
-    def tell_beside(self, costs: tuple[float, float], gap: float) -> None:
+    def tell_beside(self, costs: Costs, gap: float) -> None:
         """Count a policy that is none of the pool: others gain by what it does not dominate."""
         self._beside.append((*costs, gap))
 
-    def expect(self, row: Row, costs: tuple[float, float]) -> None:
+    def expect(self, row: Row, costs: Costs) -> None:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
         self._told.setdefault(row, costs)
 
-    def copy(self, start: Sequence[tuple[Row, tuple[float, float]]]) -> Searcher:
+    def copy(self, start: Sequence[tuple[Row, Costs]]) -> Searcher:
         """Return a searcher with another `start` that was told and asked the same, fitted once."""
         self._fit()
         other = copy.copy(self)
@@ -143,7 +143,7 @@ class Searcher:
             found.append((row, costs))
         return found
 
-    def _following(self, whole_start: bool) -> tuple[Row, tuple[float, float]] | None:
+    def _following(self, whole_start: bool) -> tuple[Row, Costs] | None:
         start = [each for each in self._start if each[0] not in self._told]
         if start and all(map(self._decisions.exact, self._told)):
             self.expected_gain = np.inf
@@ -169,7 +169,7 @@ class Searcher:
 
     def _most(
         self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array, gains: Array
-    ) -> tuple[float, Row, tuple[float, float]] | None:
+    ) -> tuple[float, Row, Costs] | None:
         """Return the policy that promises most, after what it promises; None of none."""
         if not len(rows):
             return None
