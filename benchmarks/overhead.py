@@ -108,7 +108,7 @@ MOST_ASK_SECONDS = 1.0
 
 
 def ask_seconds(layers: int, asks: int) -> tuple[list[float], int]:
-    """Return the CPU seconds of each ask after the ladder, and how much there is to decide."""
+    """Return the CPU seconds of each ask of the searcher, and how much there is to decide."""
     spec = spec_from_text(LARGE.format(widths=[512] * (layers - 1)), "large")
     objective = objective_of(spec)
     space = space_of(spec, objective.model)
@@ -122,7 +122,7 @@ def ask_seconds(layers: int, asks: int) -> tuple[list[float], int]:
         seconds = time.process_time() - start
         assert found is not None
         asked, _ = found
-        taken += [] if asked.start else [seconds]
+        taken += [] if asked.digest in proposer.first else [seconds]
         known.add(asked.digest)
         cost = objective.price(from_json(asked.text))
         gap = 1e-3 * float(rng.exponential())
