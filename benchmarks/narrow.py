@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.runs import measured
+from benchmarks.runs import measured, random_params
 from benchmarks.timing import interleaved, pin_one_thread, show
 from policysearch.data.datasets import batches
 from policysearch.objective.objective import Objective
@@ -68,10 +68,9 @@ def sample(spec: StudySpec, objective: Objective, count: int) -> Sample:
     rng, space = np.random.default_rng(spec.study.seed), space_of(spec, objective.model)
     found = {key: policy for key, (policy, _) in space.ladder(spec.study.baseline).items()}
     found.pop(objective.float32.digest, None)
-    ladder, choices = len(found), space.choices()
+    ladder = len(found)
     while len(found) < count:
-        drawn = {name: values[rng.integers(len(values))] for name, values in choices.items()}
-        policy = space.policy(drawn)
+        policy = space.policy(random_params(space, rng))
         if policy.digest != objective.float32.digest:
             found.setdefault(policy.digest, policy)
     policies = tuple(found.values())

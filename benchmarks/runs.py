@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, gap
 from policysearch.search.executors import make_executor
 from policysearch.search.jobs import Job
+from policysearch.search.space import Params, Space
 from policysearch.values import InputError
+
+
+def random_params(space: Space, rng: np.random.Generator) -> Params:
+    """Return a value for every decision of the space, all alike likely."""
+    return {name: each[rng.integers(len(each))] for name, each in space.choices().items()}
 
 
 def measured(

@@ -10,32 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.exported.cases import drawn
 from policysearch.export.targets import target_named
 from policysearch.nn.models import lenet5
-from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.verify import verdict as verdicts
 from policysearch.verify.verdict import verify
 
-SCALES = (
-    LossScale(),
-    LossScale("fixed", 1024.0),
-    LossScale("dynamic", 2.0**24, growth_interval=20),
-)
-FORMATS = ("float32", "float16", "bfloat16")
+DRAW = 17
+"""Not that of the benchmark, which draws from the same policies."""
 CHAOTIC = 9
 """Of the drawn policies of LeNet-5, one whose loss scale moves elsewhere under most jitter."""
-
-
-def drawn(names: tuple[str, ...], index: int) -> Policy:
-    """Return random policy `index`: formats by layer, op lists and loss scale."""
-    rng = np.random.default_rng([17, index])
-    base = ("bfloat16", "torch.autocast.bfloat16")[index % 2]
-    layers = {name: uniform_layer(FORMATS[rng.integers(3)]) for name in names}
-    policy = preset(base, names).with_layers(layers, f"random {index}")
-    return replace(policy, loss_scale=SCALES[rng.integers(3)])
 
 
 def scaled(**changes: Any) -> Callable[[Policy], Policy]:
@@ -87,7 +74,7 @@ WRONG: dict[str, tuple[Callable[[Policy], Policy], str]] = {
 @pytest.mark.parametrize("index", range(10))
 def test_random_policies_of_lenet_agree(index: int) -> None:
     pytest.importorskip("torch")
-    verdict = verify(drawn(lenet5().layer_names, index), Task())
+    verdict = verify(drawn(lenet5().layer_names, index, DRAW), Task())
     assert len(verdict.losses) == 50 and verdict.faults == verdict.undecided == ()
 
 
@@ -99,7 +86,7 @@ def test_a_wrong_file_does_not_pass_where_the_emulator_parts_from_itself(
 ) -> None:
     """What can be wrong of a file, in the most chaotic of the trainings above."""
     pytest.importorskip("torch")
-    policy, target = drawn(lenet5().layer_names, CHAOTIC), target_named("torch")
+    policy, target = drawn(lenet5().layer_names, CHAOTIC, DRAW), target_named("torch")
     changed, text = WRONG[wrong]
     given = changed(policy)
 
@@ -124,7 +111,7 @@ def test_random_policies_of_an_imported_gpt_agree(index: int) -> None:
     """Attention, softmax and sums are functions in `forward`."""
     task = gpt_task()
     model = task.build_model(task.load_dataset())
-    verdict = verify(drawn(model.layer_names, index), task)
+    verdict = verify(drawn(model.layer_names, index, DRAW), task)
     assert len(verdict.losses) == 50 and verdict.faults == verdict.undecided == ()
 
 

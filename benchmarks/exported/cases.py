@@ -22,6 +22,7 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 
+DRAW = 18
 FORMATS = ("float32", "float16", "bfloat16")
 SCALES = (
     LossScale(),
@@ -44,14 +45,14 @@ class Case:
     def made(self, layers: tuple[str, ...]) -> Policy:
         """Return the policy; presets that scale the loss begin where gradients overflow."""
         if isinstance(self.policy, int):
-            return drawn(layers, self.policy)
+            return drawn(layers, self.policy, DRAW)
         policy = preset(self.policy, layers)
         return policy if policy.loss_scale.kind == "none" else replace(policy, loss_scale=SCALES[2])
 
 
-def drawn(layers: tuple[str, ...], index: int) -> Policy:
-    """Return random policy `index`: formats by layer, op lists and loss scale."""
-    rng = np.random.default_rng([18, index])
+def drawn(layers: tuple[str, ...], index: int, draw: int) -> Policy:
+    """Return random policy `index` of a draw: formats by layer, op lists and loss scale."""
+    rng = np.random.default_rng([draw, index])
     base = ("bfloat16", "torch.autocast.bfloat16")[index % 2]
     formats = {name: uniform_layer(FORMATS[rng.integers(3)]) for name in layers}
     policy = preset(base, layers).with_layers(formats, f"random {index}")

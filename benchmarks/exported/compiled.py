@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.exported.cases import drawn, exported
+from benchmarks.exported.cases import DRAW, drawn, exported
 from benchmarks.exported.nets import SMALL, torch_net
 
 STEPS = 10
@@ -27,7 +27,7 @@ def compiled(net: str, index: int, place: str) -> dict[str, Any]:
 def _compared(name: str, index: int, place: str) -> dict[str, Any]:
     sized = SMALL[name]
     model = sized.make()
-    policy = drawn(model.layer_names, index)
+    policy = drawn(model.layer_names, index, DRAW)
     file = exported(policy, model)
     inputs, targets = sized.batch(model, place)
     module = file.apply_policy(torch_net(model, place), device_type=place)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.runs import random_params
 from benchmarks.timing import machine, pin_one_thread
 from policysearch.search.spec import load_spec, objective_of
 from policysearch.search.study_space import space_of
@@ -30,8 +31,7 @@ def measured(study: Path, policies: int) -> list[float]:
     rng = np.random.default_rng(0)
     chosen = [policy for policy, _ in space.ladder(spec.study.baseline).values()]
     while len(chosen) < policies:
-        drawn = {name: each[rng.integers(len(each))] for name, each in space.choices().items()}
-        chosen.append(space.policy(drawn))
+        chosen.append(space.policy(random_params(space, rng)))
     objective.measure(chosen[0], 0)  # Loads data and makes plans, once per process.
     seconds = []
     for policy in chosen:

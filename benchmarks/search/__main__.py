@@ -30,7 +30,7 @@ import numpy as np
 import optuna
 
 from benchmarks.search.rivals import RIVALS, SCORED
-from benchmarks.search.searches import OWN, Step, front, steps
+from benchmarks.search.searches import OWN, Step, front, steps_within
 from benchmarks.search.tables import (
     NAMES,
     Problem,
@@ -55,9 +55,7 @@ DRAWS = ("random", "tpe", "nsga2", "nsga3", "gp", "policy-gradient")
 def counts(problem: Problem, search: str, seed: int, trials: int, batch: int = 1) -> list[float]:
     """Return the trainings to each of SHARES; trials + 1 where it was not reached."""
     reached = [trials + 1.0] * len(SHARES)
-    for step in steps(problem, search, seed, batch):
-        if step.cost > trials:
-            break
+    for step in steps_within(problem, search, seed, trials, batch):
         share = problem.share(list(step.found))
         reached = [
             min(cost, step.cost) if share >= wanted else cost
@@ -70,12 +68,7 @@ def counts(problem: Problem, search: str, seed: int, trials: int, batch: int = 1
 
 def spent(problem: Problem, search: str, seed: int, most: float, batch: int = 1) -> Step:
     """Return where the search is once it has spent `most` trainings."""
-    last = Step(0.0, ())
-    for step in steps(problem, search, seed, batch):
-        if step.cost > most:
-            break
-        last = step
-    return last
+    return [Step(0.0, ()), *steps_within(problem, search, seed, most, batch)][-1]
 
 
 def noisy_shares(table: Table, search: str) -> list[float]:
@@ -123,10 +116,7 @@ def curve(table: Table, search: str, trials: int) -> str:
     """Return the line of the shares of the volume after CURVE_AT trainings, as far as it goes."""
     mean = mean_problem(table)
     found = [(0.0, 0.0)]
-    for step in steps(mean, search, 0):
-        if step.cost > trials:
-            break
-        found.append((step.cost, mean.share(list(step.found))))
+    found += [(s.cost, mean.share(list(s.found))) for s in steps_within(mean, search, 0, trials)]
     end = found[-1][0]
     costs, shares = zip(*found, strict=True)
     after = [most for most in CURVE_AT if most < end] + [end]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import optuna
@@ -31,6 +32,13 @@ class Step:
 
     cost: float
     found: tuple[int, ...]
+
+
+def steps_within(
+    problem: Problem, name: str, seed: int, most: float, batch: int = 1
+) -> Iterator[Step]:
+    """Yield the steps of a search until it has spent more than `most` trainings."""
+    return takewhile(lambda step: step.cost <= most, steps(problem, name, seed, batch))
 
 
 def steps(problem: Problem, name: str, seed: int, batch: int = 1) -> Iterator[Step]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.search.searches import steps
+from benchmarks.search.searches import steps_within
 from benchmarks.search.tables import NAMES, Problem, Table, load, mean_problem
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.search.front import thinned
@@ -31,9 +31,7 @@ TOLD = (0.0, MODEL_RESOLUTION["speedup"], MODEL_RESOLUTION["memory_ratio"])
 def all_seeds(table: Table, trials: int) -> Iterator[tuple[int, float]]:
     """Yield (runs, share) after each policy that is trained with every seed."""
     problem = mean_problem(table)
-    for step in steps(problem, "own", 0):
-        if step.cost > trials:
-            return
+    for step in steps_within(problem, "own", 0, trials):
         yield round(step.cost) * len(table.gaps), problem.share(list(step.found))
 
 
@@ -43,9 +41,7 @@ def one_seed(
     """Yield (runs, share) for a search on the seed `first` that ends after each of its policies."""
     mean = mean_problem(table)
     problem = Problem(table, table.gaps[first], mean.true, first)
-    for step in steps(problem, "own", 0):
-        if step.cost > trials:
-            return
+    for step in steps_within(problem, "own", 0, trials):
         places = list(step.found)
         settled = len(finalists(table, places, first, told))
         yield round(step.cost) + (len(table.gaps) - 1) * settled, mean.share(places)

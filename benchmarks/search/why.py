@@ -140,7 +140,7 @@ def told(policy: Policy, found: Why) -> tuple[Told, ...]:
     for each in found.tried:
         here, there = _by_seed(found.trial), _by_seed(each.trial)
         moved = change(here, there) if here and there else None
-        if moved is not None and not moved.low <= 0.0 <= moved.high:
+        if moved is not None and not moved.holds_zero:
             rows.append((policy, each.neighbour.policy, moved.mean))
     return tuple(rows)
 

@@ -56,7 +56,7 @@ def front_table(results: Results) -> str:
 def search_lines(results: Results) -> list[str]:
     """Return why the search ended, and what it added to the policies it began with."""
     lines = [f"search ended: {results.stopped}"] if results.stopped else []
-    lines += _runs(results.looked) if results.looked else []
+    lines += _runs(results.looked, results.spec.study.looks) if results.looked else []
     lines += _seeds(results)
     added = found(results)
     if added is None:
@@ -84,13 +84,11 @@ def _seeds(results: Results) -> list[str]:
     return [f"seeds: {said}; members of the front are to have all {len(study.seeds)}"]
 
 
-def _runs(looked: Looked) -> list[str]:
-    """Return how many runs of which length were spent, and how the short ones rank policies."""
-    kind, of = "short runs", f"{looked.until} steps, {looked.resumed} of these gone on with"
-    done = "gone on with"
+def _runs(looked: Looked, kind: str) -> list[str]:
+    """Return how many runs of which length were spent, and how looks, so called, rank."""
+    of, done = f"{looked.until} steps, {looked.resumed} of these gone on with", "gone on with"
     if looked.width < 1.0:
-        kind, of = "narrow runs", f"a net of {looked.width:g} of the widths, counted so"
-        done = "trained"
+        of, done = f"a net of {looked.width:g} of the widths, counted so", "trained"
     worth = f"together the steps of {looked.worth:.1f} whole ones"
     spent = f"runs: {looked.whole} whole, {looked.short} of {of}; {worth}"
     if not looked.learns:

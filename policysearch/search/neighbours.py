@@ -109,4 +109,4 @@ def _told(before: Trial, after: Trial, counted: float) -> bool:
     if (after.loss_gap - before.loss_gap) * counted <= 0.0:
         return False
     moved = change(*([score.loss_gap for score in trial.scores] for trial in (before, after)))
-    return moved is None or not moved.low <= 0.0 <= moved.high
+    return moved is None or not moved.holds_zero

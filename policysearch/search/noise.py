@@ -34,6 +34,11 @@ class Interval:
     error: float
     degrees: float
 
+    @property
+    def holds_zero(self) -> bool:
+        """Whether the mean cannot be told from zero."""
+        return self.low <= 0.0 <= self.high
+
     def apart(self, other: Interval) -> bool:
         """Whether the two means differ at 95 %."""
         return abs(self.mean - other.mean) > self.reach(other)

@@ -127,9 +127,11 @@ class StudySection:
         return self.seeds[: self.search_seeds]
 
     @property
-    def looks(self) -> bool:
-        """Whether policies are looked at before they are trained."""
-        return self.short_runs or self.narrow is not None
+    def looks(self) -> str:
+        """What policies are looked at by before they are trained; "" where they are not."""
+        if self.narrow is not None:
+            return "narrow runs"
+        return "short runs" if self.short_runs else ""
 
 
 @dataclass(frozen=True)

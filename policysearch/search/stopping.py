@@ -36,8 +36,7 @@ class Limits:
             # A preset that is still untried was added to the study file after its trials were done.
             room = max(room, len(self._ladder - known))
         if room <= 0:
-            kind = "short runs" if study.narrow is None else "narrow runs"
-            spent = f", {looks} of them spent on {kind}" if looks else ""
+            spent = f", {looks} of them spent on {study.looks}" if looks else ""
             return f"budget: {study.trials} trials{spent}"
         if study.hours is not None and self._clock() - self._began >= 3600.0 * study.hours:
             return f"time: {study.hours:g} hours"

@@ -116,7 +116,7 @@ def _direction(change: Interval | None, least: float, gaps: Sequence[float]) -> 
     """Return the word for a change between the two mean `gaps`."""
     if change is None:
         return ONE_SEED
-    if change.low <= 0.0 <= change.high or abs(change.mean) <= least:
+    if change.holds_zero or abs(change.mean) <= least:
         return "flat"
     grows = change.mean > 0.0
     if gaps[1 if grows else 0] <= 0.0:
