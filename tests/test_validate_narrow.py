@@ -229,6 +229,9 @@ def test_the_command_ends_with_the_error(
     lines = capsys.readouterr().out.rstrip().split("\n")
     error = np.mean([abs(m - r.speedup) for r, m in modeled])
     assert lines[-1] == f"mean absolute error {error:.3f}"
+    parts = [abs(m - r.speedup) for r, m in modeled if r.kind in ("layer", "gemm")]
+    together = f"layers and gemms together, 8 bits and below: {len(parts)} rows, mean absolute"
+    assert len(parts) == 32 and lines[-2].startswith(f"{together} error {np.mean(parts):.3f}, ")
     assert any("shapes are not given" in line for line in lines)
     assert main(["validate-cost", "--narrow", "--anchor", "x.json"]) == 2
     path = tmp_path / "rows.json"

@@ -39,6 +39,8 @@ def narrow_page(judged: Sequence[Judged], unbuilt: Sequence[Unbuilt] = ()) -> st
         lines += _errors(f"{kind}, 8 bits and below", [p for p in of_kind if is_eight_bit(p[0])])
         lines += _errors(f"{kind}, 16 over 32 bits", [p for p in of_kind if not is_eight_bit(p[0])])
     eight = [pair for pair in judged if is_eight_bit(pair[0])]
+    parts = [pair for pair in eight if pair[0].kind != "end-to-end"]
+    lines += _errors("layers and gemms together, 8 bits and below", parts)
     if not eight:
         return "\n".join([*lines, "no row of 8 bits or below could be built"])
     return "\n".join([*lines, f"mean absolute error {_absolute(eight):.3f}"])
