@@ -5,25 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
+from policysearch.search import searcher
 from policysearch.search.asking import Proposer
 from policysearch.search.coordinator import Coordinator
+from policysearch.search.decisions import Decisions
 from policysearch.search.gain_sampler import GainSampler
-from policysearch.search.hypervolume import Array
 from policysearch.search.jobs import Job
 from policysearch.search.records import Asked, Records
 from policysearch.search.results import Results
 from policysearch.search.samplers import SAMPLERS
-from policysearch.search.searcher import Row, Searcher
 from policysearch.search.sensitivity import Sensitivity
 from policysearch.search.session import Session
 from policysearch.search.space import Params
@@ -109,16 +111,15 @@ def test_with_many_under_way_one_fit_serves_many_asks(
     spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fits: list[int] = []
-    learned = Searcher._learned
     spec = replace(spec, study=replace(spec.study, sampler="gain", trials=56))
     path = tmp_path / "drawn.journal"
 
-    def noted(self: Searcher, rows: Sequence[Row], gaps: Array) -> Sensitivity:
+    def noted(decisions: Decisions, rows: NDArray[np.int64], *others: Any) -> Sensitivity:
         fits.append(len(rows))
-        return learned(self, rows, gaps)
+        return Sensitivity(decisions, rows, *others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Searcher, "_learned", noted)
+        patch.setattr(searcher, "Sensitivity", noted)
         run_study(spec, path, executor=Drawn(64, in_order=False))
     asked = asked_in(path)
     told = [each.told for each in asked]

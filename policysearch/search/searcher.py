@@ -191,13 +191,16 @@ class Searcher:
             expected = _means(belief.predict(self._array(outstanding)), self._measure.smallest_gap)
             self._expected |= zip(outstanding, expected.tolist(), strict=True)
         if 0 < len(outstanding) <= self._few:
-            belief = self._learned([*known, *outstanding], np.concatenate([gaps, expected]))
+            rows = self._array([*known, *outstanding])
+            belief = belief.with_more(rows, self._learnable(np.concatenate([gaps, expected])))
         return belief
 
     def _fit(self) -> Sensitivity:
         """Return what is believed after what was told; fitted once."""
         if self._fitted is None:
-            self._fitted = self._learned(list(self._gaps), self._known_gaps())
+            rows, gaps = self._array(list(self._gaps)), self._learnable(self._known_gaps())
+            scale = self._measure.smallest_gap, self._measure.largest_gap
+            self._fitted = Sensitivity(self._decisions, rows, gaps, *scale, self._hints)
         return self._fitted
 
     def _known_gaps(self) -> Array:
@@ -218,11 +221,8 @@ class Searcher:
         points = self._measure.points(np.array(list(self._expected.values())), costs)
         return [rows[i] for i in non_dominated([tuple(point) for point in points.tolist()])]
 
-    def _learned(self, rows: Sequence[Row], gaps: Array) -> Sensitivity:
-        measure = self._measure
-        gaps = np.minimum(gaps, WORST * measure.largest_gap)
-        scale = measure.smallest_gap, measure.largest_gap
-        return Sensitivity(self._decisions, self._array(rows), gaps, *scale, self._hints)
+    def _learnable(self, gaps: Array) -> Array:
+        return np.minimum(gaps, WORST * self._measure.largest_gap)
 
     def _array(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         width = len(self._decisions.places) + len(self._decisions.modifiers)
