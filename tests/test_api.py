@@ -50,9 +50,13 @@ def test_everything_the_api_names_is_there() -> None:
         _ = policysearch.nothing
 
 
-def test_a_training_process_imports_neither_optuna_nor_matplotlib() -> None:
-    code = (
-        "import sys, policysearch.train.trainer, policysearch.objective;"
-        "assert not {'optuna', 'matplotlib'} & set(sys.modules), 'heavy'"
-    )
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("policysearch.train.trainer, policysearch.objective", "{'optuna', 'matplotlib'}"),
+        ("policysearch.cli", "{'matplotlib', 'pandas', 'torch', 'dask'}"),
+    ],
+)
+def test_what_takes_long_to_import_is_not_waited_for(modules: str, heavy: str) -> None:
+    code = f"import sys, {modules}; assert not {heavy} & set(sys.modules), 'heavy'"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

@@ -14,7 +14,6 @@ from policysearch.report.causes import Changes
 from policysearch.report.largest import largest_lines
 from policysearch.report.optimizer_lines import optimizer_lines
 from policysearch.report.profile_page import profile_page
-from policysearch.report.profile_plot import profile_plot
 from policysearch.search.parallel_space import ParallelSection
 from policysearch.values import InputError
 
@@ -64,6 +63,9 @@ def _profile(options: argparse.Namespace) -> None:
     if options.optimizers:
         print("\n" + "\n".join(optimizer_lines(objective, changes.graph)))
     if options.out is not None:
+        # Matplotlib takes a second to import, which only plotting should wait for.
+        from policysearch.report.profile_plot import profile_plot
+
         where = f"{objective.device.name}, {objective.stack.name}"
         title = f"{policy.name}: one step of {task.model_name}, modeled on {where}"
         write_whole({options.out: profile_plot(changes, title)})
