@@ -34,8 +34,9 @@ COARSE_PAIRS = (0.4, 1.0)
 ABSOLUTE_NOISES = (KNOWN_NOISE, 0.3)
 """Noise over the smallest gap; averaged over."""
 
-MODIFIERS = (0.03, 0.4)
-"""By how much of a gap a modifier may change it; averaged over where there are modifiers."""
+MODIFIERS = (0.0, 0.03, 0.4)
+"""By how much of a gap a modifier may change it, not at all among them; averaged over where there
+are modifiers."""
 
 LEAST_WEIGHT = 0.01
 """Of hyperparameters, for their beliefs to be averaged."""
