@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from policysearch.formats import format_named
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
+from policysearch.rounding.rounder import quantise
 
 
 def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -79,11 +81,22 @@ def _bind_norm(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     arrays = [array.ravel(order="K") for array in inputs]
+    inner = attrs.get("inner", ())
 
-    def run() -> None:
+    def whole() -> None:
         out[()] = np.sqrt(np.float32(sum(np.dot(a, a) for a in arrays)))
 
-    return run
+    def of_norms() -> None:
+        norms = [
+            _rounded(np.sqrt(np.dot(a, a)), format) for a, format in zip(arrays, inner, strict=True)
+        ]
+        out[()] = np.sqrt(np.float32(sum(norm * norm for norm in norms)))
+
+    return of_norms if inner else whole
+
+
+def _rounded(value: np.float32, format: str) -> FloatArray:
+    return quantise(np.asarray(value, np.float32), format_named(format))
 
 
 global_norm = Op(
@@ -94,24 +107,29 @@ global_norm = Op(
     kind="reduce",
     placement="fp32",
 )
-"""Euclidean norm over all elements of all inputs."""
+"""Euclidean norm over all elements of all inputs; with `inner`, a format per input, that of their
+norms, each rounded to its own.
+"""
 
 
 def _bind_clip(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     grad, norm = inputs
-    limit = np.float32(attrs["limit"])
+    limit, inner = np.float32(attrs["limit"]), attrs.get("inner", "float32")
 
     def run() -> None:
-        factor = np.minimum(limit / (norm + np.float32(1e-6)), np.float32(1.0))
+        inverse = _rounded(1 / _rounded(norm + np.float32(1e-6), inner), inner)
+        factor = np.minimum(_rounded(limit * inverse, inner), np.float32(1.0))
         np.multiply(grad, factor, out=out)
 
     return run
 
 
 clip = Op("clip", _first, _bind_clip, placement="fp32", in_place=(0,))
-"""grad * min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_."""
+"""grad * min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, which multiplies with
+the inverse; the factor is found in the format `inner`.
+"""
 
 
 def _bind_clip_value(
