@@ -204,7 +204,7 @@ def test_gradients_are_unscaled_where_they_lie(name: str) -> None:
     torch = pytest.importorskip("torch")
     scale, found = 3000.0, {}
     for order in ("eager", "fused"):
-        policy = replace(pure(name, order, "float32"), loss_scale=LossScale("fixed", scale))  # type: ignore[arg-type]
+        policy = replace(pure(name, order, "float32"), loss_scale=LossScale("fixed", scale))
         executable = started(policy, Optimizer("sgd"), name)
         rng = np.random.default_rng(1)
         executable.arrays["images"][...] = rng.standard_normal((BATCH, 64))

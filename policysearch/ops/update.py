@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
@@ -95,7 +96,7 @@ def _bind_norm(
     return of_norms if inner else whole
 
 
-def _rounded(value: np.float32, format: str) -> FloatArray:
+def _rounded(value: ArrayLike, format: str) -> FloatArray:
     return quantise(np.asarray(value, np.float32), format_named(format))
 
 
@@ -119,7 +120,7 @@ def _bind_clip(
     limit, inner = np.float32(attrs["limit"]), attrs.get("inner", "float32")
 
     def run() -> None:
-        inverse = _rounded(1 / _rounded(norm + np.float32(1e-6), inner), inner)
+        inverse = _rounded(np.float32(1.0) / _rounded(norm + np.float32(1e-6), inner), inner)
         factor = np.minimum(_rounded(limit * inverse, inner), np.float32(1.0))
         np.multiply(grad, factor, out=out)
 

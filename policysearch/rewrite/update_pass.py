@@ -6,8 +6,8 @@ Eager: `torch/optim/sgd.py` and `adam.py`, whose every operation rounds to the d
 it writes. The number of an addition (learning rate, weight decay, Nesterov's momentum, the share of
 a damped gradient, Adam's epsilon) is float32 on CUDA (`cuda/ForeachBinaryOpList.cu`:
 `alpha.to<opmath_t>()`) and has the tensor's dtype on a CPU, as its results show; factors of
-products are float32 on both. Without master weights `amp/grad_scaler.py` and `nn/utils/clip_grad.py`
-too write gradients, norms and the factor in the dtype of the parameters.
+products are float32 on both. Without master weights `amp/grad_scaler.py` and
+`nn/utils/clip_grad.py`, too, write gradients, norms and the factor in the parameters' dtype.
 """
 
 from __future__ import annotations
