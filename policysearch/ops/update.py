@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
@@ -82,22 +81,24 @@ def _bind_norm(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     arrays = [array.ravel(order="K") for array in inputs]
-    inner = attrs.get("inner", ())
+    inner = [_onto(format) for format in attrs.get("inner", ())]
 
     def whole() -> None:
         out[()] = np.sqrt(np.float32(sum(np.dot(a, a) for a in arrays)))
 
     def of_norms() -> None:
-        norms = [
-            _rounded(np.sqrt(np.dot(a, a)), format) for a, format in zip(arrays, inner, strict=True)
-        ]
+        norms = [kept(np.sqrt(np.dot(a, a))) for a, kept in zip(arrays, inner, strict=True)]
         out[()] = np.sqrt(np.float32(sum(norm * norm for norm in norms)))
 
     return of_norms if inner else whole
 
 
-def _rounded(value: ArrayLike, format: str) -> FloatArray:
-    return quantise(np.asarray(value, np.float32), format_named(format))
+def _onto(format: str) -> Callable[[np.float32], np.float32]:
+    """Return the function that rounds a number onto a format."""
+    if format == "float32":
+        return lambda value: value
+    row = format_named(format)
+    return lambda value: np.float32(quantise(np.asarray(value), row))
 
 
 global_norm = Op(
@@ -117,11 +118,11 @@ def _bind_clip(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     grad, norm = inputs
-    limit, inner = np.float32(attrs["limit"]), attrs.get("inner", "float32")
+    limit, kept = np.float32(attrs["limit"]), _onto(attrs.get("inner", "float32"))
 
     def run() -> None:
-        inverse = _rounded(np.float32(1.0) / _rounded(norm + np.float32(1e-6), inner), inner)
-        factor = np.minimum(_rounded(limit * inverse, inner), np.float32(1.0))
+        inverse = kept(np.float32(1.0) / kept(np.float32(norm) + np.float32(1e-6)))
+        factor = np.minimum(kept(limit * inverse), np.float32(1.0))
         np.multiply(grad, factor, out=out)
 
     return run
