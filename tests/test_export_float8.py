@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,17 @@ pytest.importorskip("torchao")
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from policysearch.emulator.compile import compile_graph
 from policysearch.export.torch import losses, runs
 from policysearch.nn.models import mlp
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.verify.verdict import verify
 from tests.test_export_compiled import assert_compiled_as_eager
@@ -147,3 +153,33 @@ def test_layers_that_torchao_leaves_alone_are_said() -> None:
     assert "recipe 'current'" in delayed[0] and "'delayed' asked" in delayed[-1]
     running = runs(policy_of(), MODEL)
     assert running.layer("fc1") == policy_of().layer("fc1") and runs(running, MODEL) == running
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_the_presets_of_torchao_are_its_own_linears(recipe: str) -> None:
+    """Its module adds the bias to the rounded product: a second rounding, unlike nn.Linear's."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    model, rng = mlp((64, 96, 32), "tanh"), np.random.default_rng(0)
+    step = trace_step(model, "softmax_cross_entropy", Optimizer("sgd"), 32)
+    executable = compile_graph(apply_policy(step, preset(f"torchao.{recipe}", model.layer_names)))
+    net = nn.Sequential(OrderedDict(fc1=nn.Linear(64, 96), act=nn.Tanh(), fc2=nn.Linear(96, 32)))
+    for name, value in model.init(rng).items():
+        value += 0.1 * low(torch.from_numpy(rng.standard_normal(value.shape))).numpy()
+        executable.arrays[name][...] = value
+        net.get_parameter(name).data = torch.from_numpy(executable.arrays[name].copy())
+    x, y = low(torch.from_numpy(rng.standard_normal((32, 64)))), rng.integers(0, 32, 32)
+    executable.arrays["images"][...], executable.arrays["targets"][...] = x, np.eye(32)[y]
+    executable.arrays["loss_scale"][...] = executable.arrays["inverse_scale"][...] = 1.0
+    executable.forward_backward()
+    config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True)
+    convert_to_float8_training(net, config=config)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = net(x)
+    functional.cross_entropy(logits.float(), torch.from_numpy(y)).backward()
+    pairs = {"logits": logits} | {f"grad:{n}": p.grad for n, p in net.named_parameters()}
+    assert len(pairs) == 5
+    for name, theirs in pairs.items():
+        assert theirs.count_nonzero() > theirs.numel() / 2
+        same = executable.value(name) == theirs.detach().float().numpy()
+        assert same.mean() > 0.99, name

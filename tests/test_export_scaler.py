@@ -53,7 +53,7 @@ def scales_of(scale: LossScale, overflow: str) -> list[float]:
         (LossScale("dynamic", 8.0, growth_interval=2), [8, 4, 2, 2, 4, 4, 8]),
         (
             LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=4.0),
-            [8, 4, 4, 4, 4, 4, 4],
+            [4] * 7,
         ),
         (
             LossScale("dynamic", 8.0, growth_interval=2, min_scale=4.0, max_scale=8.0),
@@ -61,7 +61,7 @@ def scales_of(scale: LossScale, overflow: str) -> list[float]:
         ),
         # One bound alone leaves the other side free.
         (LossScale("dynamic", 8.0, growth_interval=1, min_scale=4.0), [8, 4, 4, 8, 16, 32, 64]),
-        (LossScale("dynamic", 8.0, growth_interval=1, max_scale=4.0), [8, 4, 2, 4, 4, 4, 4]),
+        (LossScale("dynamic", 8.0, growth_interval=1, max_scale=4.0), [4, 2, 1, 2, 4, 4, 4]),
         (LossScale("dynamic", 8.0, 1.0, 1.0, 1), [8.0] * 7),
         # Without bounds float32's largest power of two is one.
         (
@@ -79,6 +79,17 @@ def test_the_exported_loss_scale_moves_as_asked(scale: LossScale, expected: list
         emulated.append(state.scale)
         state = next_state(scale, state, mark == "F", step)
     assert emulated == expected
+
+
+@pytest.mark.torch
+def test_a_scale_is_within_its_bounds_from_the_first_step() -> None:
+    for bounds in ({"max_scale": 4.0}, {"min_scale": 16.0}):
+        scale = LossScale("dynamic", 8.0, growth_interval=5, **bounds)  # type: ignore[arg-type]
+        state, emulated = initial_state(scale), []
+        for step in range(3):
+            emulated.append(state.scale)
+            state = next_state(scale, state, True, step)
+        assert scales_of(scale, "FFF") == emulated == [*bounds.values()] * 3
 
 
 @pytest.mark.torch

@@ -13,11 +13,16 @@ import itertools
 
 import torch
 from torch import nn
+from torch.nn import functional
 
+from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Graph, Node
 from policysearch.nn.model import DROPPED, Model
 from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways
+from policysearch.train.feeding import feed_constants
+from policysearch.train.step import trace_forward
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
 from policysearch.train.trainer import Trainer
@@ -142,3 +147,27 @@ def test_the_cast_back_of_an_rms_norm_follows_its_input() -> None:
     casts = [call for call in model.program.calls if call.op == "aten.to"]  # type: ignore[attr-defined]
     given = [argument for call in casts for argument in call.arguments if isinstance(argument, str)]
     assert given.count("float32") == 3 and given.count("as its input") >= 3
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_an_rms_norm_squares_in_float32_under_autocast(name: str) -> None:
+    """Squares of values from 256 on are more than float16 holds; torch's function is in float32."""
+    torch.manual_seed(0)
+    dtype = getattr(torch, name)
+    net = nn.Sequential(nn.Linear(20, 32), nn.RMSNorm(32), nn.Linear(32, 16))
+    with torch.no_grad():
+        net[0].weight *= 1e3
+        net[1].weight += 0.5 * torch.randn(32)
+    x = np.random.default_rng(0).standard_normal((BATCH, 20)).astype(np.float32)
+    model = imported(net, (x,))
+    policy = preset(f"torch.autocast.{name}", model.layer_names)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    for key, value in {**model.init(np.random.default_rng(0)), model.inputs[0].name: x}.items():
+        step.arrays[key][...] = value
+    feed_constants(step, model)
+    step.forward_backward()
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        hidden = net[0](torch.from_numpy(x))
+        expected = net[2](functional.rms_norm(hidden.float(), (32,), net[1].weight)).float().numpy()
+    assert hidden.abs().max() > 256 and np.abs(expected).max() > 0
+    assert (step.value("logits") == expected).mean() > 0.97

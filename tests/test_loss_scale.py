@@ -83,6 +83,13 @@ def test_top(rule: str) -> None:
     assert trace(dynamic(rule, interval=1, max_scale=3000.0), "FFF")[-1] == 3000.0
 
 
+def test_apex_begins_at_its_cap_at_most() -> None:
+    """apex/amp/scaler.py: `self._loss_scale = min(max_loss_scale, init_scale)`."""
+    assert trace(dynamic("apex", init=2.0**30), "FOF") == [2.0**24, 2.0**23, 2.0**23]
+    assert trace(dynamic("apex", init=2.0**30, max_scale=2.0**26), "F") == [2.0**26]
+    assert trace(dynamic("torch.GradScaler", init=2.0**30), "F") == [2.0**30]
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_fixed_scale_never_moves(rule: str) -> None:
     config = LossScale("fixed", 128.0, growth_interval=1, rule=rule)  # type: ignore[arg-type]
@@ -143,17 +150,21 @@ def test_inverse_is_the_double_quotient_rounded_once() -> None:
     expected = (1.0 / scales.astype(np.float64)).astype(np.float32)
     assert [inverse(float(scale)) for scale in scales] == expected.tolist()
     assert inverse(math.inf) == 0.0
+    assert inverse(0.0) == math.inf
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("share", [0.8, 0.0])
 @pytest.mark.parametrize("factors", [(2.0, 0.5), (1.7, 0.3)])
-def test_against_grad_scaler(factors: tuple[float, float]) -> None:
+def test_against_grad_scaler(factors: tuple[float, float], share: float) -> None:
+    """From a number that float32 lacks; without a finite step the scale falls to 0 and stays."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(1)
-    config = dynamic("torch.GradScaler", growth_factor=factors[0], backoff_factor=factors[1])
+    init, (growth, backoff) = 1000.1, factors
+    config = dynamic("torch.GradScaler", init, growth_factor=growth, backoff_factor=backoff)
     scaler = torch.amp.GradScaler(
         "cpu",
-        init_scale=1024.0,
+        init_scale=init,
         growth_factor=factors[0],
         backoff_factor=factors[1],
         growth_interval=3,
@@ -161,7 +172,8 @@ def test_against_grad_scaler(factors: tuple[float, float]) -> None:
     weight = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     state = initial_state(config)
-    for step, finite in enumerate(rng.random(200) < 0.8):
+    assert state.scale != init
+    for step, finite in enumerate(rng.random(200) < share):
         scaler.scale(torch.ones(()))
         weight.grad = torch.tensor([1.0, 1.0 if finite else math.inf])
         before = weight.detach().clone()
@@ -170,6 +182,9 @@ def test_against_grad_scaler(factors: tuple[float, float]) -> None:
         state = next_state(config, state, bool(finite), step)
         assert scaler.get_scale() == state.scale
         assert torch.equal(before, weight) is skips_update(config, bool(finite))
+        inverted = scaler._scale.double().reciprocal().float()
+        assert inverted.item() == inverse(state.scale)
+    assert (state.scale == 0.0) is (share == 0.0)
 
 
 def test_the_changes_of_a_scale_are_all_of_it() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from policysearch.graph import Attrs
+from policysearch.ops.builder import Builder
+from policysearch.ops.catalogue import OPS
 from tests.torch_cases import Case, assert_as_torch, normal, one
 
 pytestmark = pytest.mark.torch
@@ -53,6 +55,28 @@ def test_functions_of_one_tensor(name: str) -> None:
         if name in POSITIVE:
             x = np.abs(x) + np.float32(0.1)
         assert_as_torch(Case((x.astype(np.float32),), one(name.split()[0], attrs), expected), seed)
+
+
+AT_THEIR_ENDS: dict[str, tuple[Attrs, Callable[..., Any]]] = {
+    **{name: UNARY[name] for name in ("hardswish", "hardtanh", "leaky_relu", "silu", "pow")},
+    "hardtanh, relu6": ({"minimum": 0.0, "maximum": 6.0}, lambda t, x: t.nn.functional.relu6(x)),
+    "relu": ({}, lambda t, x: x.relu()),
+}
+ENDS = np.array([-6, -3, -1.5, -1, -0.5, -0.0, 0, 0.5, 1, 1.5, 3, 6], np.float32)
+
+
+@pytest.mark.parametrize("name", AT_THEIR_ENDS)
+def test_slopes_where_pieces_meet(name: str) -> None:
+    """Values of a coarse format often lie exactly there."""
+    attrs, expected = AT_THEIR_ENDS[name]
+    assert_as_torch(Case((ENDS,), one(name.split(",")[0], attrs), expected), 0)
+
+
+def test_the_power_of_0_has_no_slope_even_at_0() -> None:
+    def trace(b: Builder, ids: Sequence[int]) -> int:
+        return b.emit(OPS["add"], b.emit(OPS["pow"], *ids, attrs={"exponent": 0.0}), *ids)
+
+    assert_as_torch(Case((ENDS,), trace, lambda t, x: x.pow(0) + x), 0)
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])

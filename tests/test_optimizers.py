@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sgd": {},
     "momentum": {},
     "momentum, damped": {"dampening": 0.3},
+    "momentum, none but damped": {"momentum": 0.0, "dampening": 0.3},
     "momentum, nesterov": {"nesterov": True},
     "adam": {},
     "adam, betas": {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.nn.models import mlp
+from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
@@ -64,9 +66,11 @@ def optimizer_of(given: dict[str, Any], kind: str) -> Optimizer:
     return replace(made, kind="adamw") if kind == "adamw" else made
 
 
-def started(policy: Policy, optimizer: Optimizer, name: str) -> Step:
+def started(
+    policy: Policy, optimizer: Optimizer, name: str, clip_norm: float | None = None
+) -> Step:
     """Return the compiled step with random parameters of the format."""
-    step = trace_step(NET, "softmax_cross_entropy", optimizer, BATCH)
+    step = trace_step(NET, "softmax_cross_entropy", optimizer, BATCH, clip_norm)
     executable = compile_graph(apply_policy(step, policy))
     for key, value in NET.init(np.random.default_rng(0)).items():
         executable.arrays[key][...] = quantise(value, format_named(name))
@@ -153,3 +157,73 @@ def test_adam_in_one_pass_is_torchs_fused(kind: str) -> None:
     theirs = build(tensors.values(), lr=RATE, fused=True, **ADAM[kind])
     steps = both_updated(executable, tensors, theirs)
     assert max(steps) <= 1e-3 * sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("limit", [0.37, 1e3])
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_clipping_is_torchs_bit_for_bit(name: str, limit: float) -> None:
+    """Norms of single tensors, their norm and the factor all have the format of the gradients."""
+    torch = pytest.importorskip("torch")
+    executable = started(pure(name, "eager", "storage"), Optimizer("sgd"), name, limit)
+    tensors = torch_tensors(executable, name)
+    sgd, norms = torch.optim.SGD(tensors.values(), lr=RATE), []
+
+    def step() -> None:
+        exact = sum(float((x.grad.double() ** 2).sum()) for x in tensors.values()) ** 0.5
+        norm = torch.nn.utils.clip_grad_norm_(tensors.values(), limit)
+        norms.append((norm.item(), exact))
+        sgd.step()
+
+    assert list(both_updated(executable, tensors, SimpleNamespace(step=step))) == [0] * STEPS
+    assert all(norm != exact and (norm > limit) == (limit < 1) for norm, exact in norms)
+
+
+def test_a_norm_beyond_float16_leaves_no_gradient() -> None:
+    """As torch.nn.utils.clip_grad_norm_ has it: limit / infinity is 0, and nothing moves."""
+    for order, moves in (("eager", False), ("fused", True)):
+        executable = started(pure("float16", order, "float32"), Optimizer("sgd"), "float16", 1.0)  # type: ignore[arg-type]
+        executable.arrays["images"][...] = np.random.default_rng(0).random((BATCH, 64))
+        executable.arrays["targets"][...] = np.eye(64)[:BATCH]
+        before = executable.arrays["fc1.weight"].copy()
+        for scale in (1.0, 2.0**15):
+            executable.arrays["loss_scale"][...] *= scale
+            executable.forward_backward()
+            grads = [executable.value(f"grad:{spec.name}") for spec in NET.parameters()]
+            executable.arrays["loss_scale"][...] /= max(np.abs(grad).max() for grad in grads)
+        assert all(np.isfinite(grad).all() for grad in grads)
+        assert sum(float(np.vdot(grad, grad)) for grad in grads) > 65504.0**2
+        executable.apply_updates()
+        assert (executable.arrays["fc1.weight"] != before).any() == moves
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_gradients_are_unscaled_where_they_lie(name: str) -> None:
+    """In the eager order; a fused optimizer unscales in float32 on the way."""
+    torch = pytest.importorskip("torch")
+    scale, found = 3000.0, {}
+    for order in ("eager", "fused"):
+        policy = replace(pure(name, order, "float32"), loss_scale=LossScale("fixed", scale))
+        executable = started(policy, Optimizer("sgd"), name)
+        rng = np.random.default_rng(1)
+        executable.arrays["images"][...] = rng.standard_normal((BATCH, 64))
+        executable.arrays["targets"][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
+        executable.arrays["loss_scale"][...] = scale
+        for inverse in (1.0, 1.0 / scale):
+            executable.arrays["inverse_scale"][...] = inverse
+            executable.forward_backward()
+            found[order, inverse] = executable.value("grad:fc1.weight").copy()
+    scaled = torch.from_numpy(found["eager", 1.0]).to(getattr(torch, name))
+    weight = torch.zeros_like(scaled, requires_grad=True)
+    weight.grad = scaled.clone()
+    if name == "bfloat16":
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(torch.optim.SGD([weight], lr=RATE))
+    else:  # which GradScaler refuses and Apex does
+        weight.grad *= np.float32(1.0 / scale)
+    unscaled = weight.grad.float().numpy()
+    assert np.count_nonzero(unscaled) > unscaled.size / 2
+    np.testing.assert_array_equal(found["eager", 1.0 / scale], unscaled)
+    assert (found["fused", 1.0 / scale] != unscaled).mean() > 0.5

@@ -13,6 +13,7 @@ from policysearch.export.torch_template import TEMPLATE
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
+from policysearch.train.loss_scale import first_scale
 from policysearch.train.step import trace_forward
 
 __all__ = ["SUFFIX", "export", "losses", "offers", "runs"]
@@ -68,7 +69,7 @@ def _scaler_values(scale: LossScale) -> dict[str, object]:
         "kind": repr(scale.kind),
         "enabled": scale.kind != "none",
         "init_scale": scale.init_scale,
-        "first_scale": dict(scale.schedule).get(0, scale.init_scale),
+        "first_scale": first_scale(scale),
         "growth_factor": max(scale.growth_factor, math.nextafter(1.0, 2.0)),
         "backoff_factor": min(scale.backoff_factor, math.nextafter(1.0, 0.0)),
         "growth_interval": scale.growth_interval,

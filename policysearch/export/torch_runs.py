@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from policysearch.export.torch_float8 import DTYPE, is_float8, why_not
 from policysearch.nn.model import Model
@@ -12,7 +11,7 @@ from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
 from policysearch.policy.scaling import Scaling
-from policysearch.train.loss_scale import skips_update
+from policysearch.train.loss_scale import CAPS, FLOORS, first_scale, skips_update
 from policysearch.train.step import LOSSES
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -22,18 +21,6 @@ LISTS = ("low_precision_ops", "fp32_ops", "promote_ops")
 
 MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
 """Ops that only move values: in torch they keep the dtype of what they move."""
-
-FLOORS: Mapping[str, float] = MappingProxyType(
-    {
-        "mindspore.DynamicLossScaleManager": 1.0,
-        "mindspore.DynamicLossScaler": 1.0,
-        "jmp.DynamicLossScale": 1.0,
-    }
-)
-"""Lowest dynamic scale of the rules that have one of their own (`train.loss_scale`)."""
-
-CAPS: Mapping[str, float] = MappingProxyType({"apex": 2.0**24})
-"""Highest dynamic scale, likewise."""
 
 
 def runs(policy: Policy, model: Model) -> Policy:
@@ -141,4 +128,6 @@ def _loss_scale(scale: LossScale) -> LossScale:
         return replace(scale, rule="torch.GradScaler", skip_on_overflow=skips)
     lowest = FLOORS.get(scale.rule) if scale.min_scale is None else scale.min_scale
     highest = CAPS.get(scale.rule) if scale.max_scale is None else scale.max_scale
-    return replace(scale, rule="torch.GradScaler", min_scale=lowest, max_scale=highest)
+    first = first_scale(scale)
+    bounded = replace(scale, init_scale=first, min_scale=lowest, max_scale=highest)
+    return replace(bounded, rule="torch.GradScaler")

@@ -77,8 +77,13 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    keeps: str = "",
 ) -> Tensor:
-    """softmax(q k^T * scale + mask) v, as torch documents the function."""
+    """softmax(q k^T * scale + mask) v, as torch documents the function.
+
+    `keeps` is how many values a row of a mask of truth values lets through, "some" or "some or
+    none"; where it is none the result is 0, as in torch.
+    """
     if enable_gqa:
         key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     *lead, rows, columns = key.shape
@@ -87,10 +92,15 @@ def scaled_dot_product_attention(
     alike = multiply(t, matmul(t, query, swapped), factor)
     if is_causal:
         raise refuse("is_causal", "the importer gives the mask instead")
-    if attn_mask is not None:
-        alike = _masked(t, alike, attn_mask)
-    weights = dropout(t, softmax(t, alike, -1), dropout_p)
-    return matmul(t, weights, value)
+    if attn_mask is None:
+        shares = softmax(t, alike, -1)
+    elif not keeps:
+        shares = softmax(t, _shifted(t, alike, attn_mask), -1)
+    else:
+        shares = softmax(t, masked_fill(t, alike, attn_mask, -math.inf, outside=True), -1)
+        if keeps == "some or none":
+            shares = masked_fill(t, shares, attn_mask, 0.0, outside=True)
+    return matmul(t, dropout(t, shares, dropout_p), value)
 
 
 def _repeated(t: Tracer, x: Tensor, count: int) -> Tensor:
@@ -118,9 +128,7 @@ def _over_matrices(t: Tracer, op: Op, x: Tensor, other: Tensor, attrs: dict[str,
     return Tensor(node, x.shape)
 
 
-def _masked(t: Tracer, alike: Tensor, mask: Tensor) -> Tensor:
-    if t.is_mask(mask):
-        return masked_fill(t, alike, mask, -math.inf, outside=True)
+def _shifted(t: Tracer, alike: Tensor, mask: Tensor) -> Tensor:
     if size(mask.shape[:-2]) == 1:
         return _over_matrices(t, elementwise.add, alike, mask, {})
     return add(t, alike, mask)
@@ -131,6 +139,8 @@ def where(t: Tracer, mask: Tensor, a: Any, b: Any) -> Tensor:
         return t.emit(masks.where, mask, a, b)
     if isinstance(a, Tensor):
         return masked_fill(t, a, mask, b, outside=True)
+    if not isinstance(b, Tensor):
+        b = add(t, multiply(t, mask, 0.0), b)
     return masked_fill(t, b, mask, a)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from policysearch.graph import size
 from policysearch.importers.attention import matmul
-from policysearch.importers.elementwise import add, multiply
+from policysearch.importers.elementwise import add, multiply, power
 from policysearch.importers.shapes import exchanged, reduced
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import arithmetic, dense, functions
@@ -70,9 +70,12 @@ def layer_norm(
 def rms_norm(
     t: Tracer, x: Tensor, normalized: Sequence[int], weight: Tensor | None = None, eps: Any = None
 ) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, as torch writes it out; float32's epsilon by default."""
+    """x / sqrt(mean(x^2) + eps) * weight, as torch writes it out; float32's epsilon by default.
+
+    The square is a power, which op lists keep in float32 as torch's function does.
+    """
     axes = tuple(range(-len(tuple(normalized)), 0))
-    square = reduced(mean)(t, multiply(t, x, x), axes, True)
+    square = reduced(mean)(t, power(t, x, 2), axes, True)
     epsilon = float(np.finfo(np.float32).eps) if eps is None else float(eps)
     shifted = t.pointwise(arithmetic.shift, square, amount=epsilon)
     made = multiply(t, x, t.pointwise(functions.rsqrt, shifted))

@@ -45,15 +45,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Constant:
-    """An array of the model that nothing moves, repeated along `batch_axis` if there is one.
-
-    `is_mask`: it holds truth values, as 1 and 0.
-    """
+    """An array of the model that nothing moves, repeated along `batch_axis` if there is one."""
 
     name: str
     shape: Shape
     batch_axis: int | None = None
-    is_mask: bool = False
 
 
 @dataclass(frozen=True)

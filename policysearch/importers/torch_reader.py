@@ -161,7 +161,7 @@ class Reader:
             raise InputError("changes what another view reads later; write it out of place")
         op = op_of(two)
         if op == "aten.scaled_dot_product_attention":
-            arguments, options = self._attention(two, arguments, dict(options))
+            arguments, options = self._attention(two, arguments, dict(options), fixed)
         return Call(
             two.name,
             op,
@@ -172,14 +172,26 @@ class Reader:
             two.args[0].name if in_place(two) else "",
         )
 
-    def _attention(self, node: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Give the causal mask as a constant."""
+    def _attention(
+        self,
+        node: Any,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+        fixed: Mapping[str, Any],
+    ) -> Any:
+        """Give the causal mask as a constant, and say what a mask of truth values holds."""
         named = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(named, arguments, strict=False)), **options}
+        mask = dict(zip(named, node.args, strict=False)).get("attn_mask")
+        mask = node.kwargs.get("attn_mask", mask)
         if given.pop("is_causal", False):
             rows, columns = (x.meta["val"].shape[-2] for x in node.args[:2])
-            mask = torch.ones(rows, columns, dtype=torch.bool).tril()
-            given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", mask, mask))
+            kept = torch.ones(rows, columns, dtype=torch.bool).tril()
+            given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", kept, kept))
+            given["keeps"] = "some"
+        elif mask is not None and mask.meta["val"].dtype == torch.bool:
+            full = mask.name in fixed and bool(fixed[mask.name][0].any(-1).all())
+            given["keeps"] = "some" if full else "some or none"
         return (), tuple(given.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
@@ -195,8 +207,7 @@ class Reader:
             raise InputError(f"constant {name}: differs from example to example; feed it instead")
         value = two.narrow(axes[0], 0, 1) if axes else two
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
-        row = Constant(name, tuple(value.shape), axes[0] if axes else None, two.dtype == torch.bool)
-        self._rows.append(row)
+        self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None))
         return name
 
 

@@ -51,7 +51,6 @@ class Tracer:
         self._constants = {constant.name: constant for constant in program.constants}
         self._values: dict[str, Any] = {}
         self._masks = 0
-        self._truths: set[int] = set()
 
     def value(self, name: str) -> Any:
         """Return what is called `name`; an array, an input or a constant on its first use."""
@@ -83,8 +82,6 @@ class Tracer:
         if axis is not None:
             shape = (*constant.shape[:axis], self.batch, *constant.shape[axis + 1 :])
             found = self.emit(broadcast_to, found, shape=shape)
-        if constant.is_mask:
-            self._truths.add(found.id)
         return found
 
     def filled(self, value: float, shape: Shape) -> int:
@@ -104,10 +101,6 @@ class Tracer:
             found += [i for i in node.inputs if i not in seen]
             seen.update(node.inputs)
         return False
-
-    def is_mask(self, x: Tensor) -> bool:
-        """Return whether x holds truth values."""
-        return x.id in self._truths
 
     def emit(self, op: Op, *inputs: Tensor, source: str = "", **attrs: Any) -> Tensor:
         """Emit `op` on tensors in their own shapes; `source` names another op for the op lists."""

@@ -149,6 +149,9 @@ def _power(x: FloatArray, exponent: float, out: FloatArray) -> None:
 
 
 def _pow_slope(x: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
+    if attrs["exponent"] == 0.0:  # at 0, too, where 0 * x^-1 is no number
+        out.fill(0.0)
+        return
     _power(x, attrs["exponent"] - 1.0, out)
     np.multiply(out, np.float32(attrs["exponent"]), out=out)
 

@@ -90,8 +90,8 @@ def _hardswish(x: FloatArray, out: FloatArray, attrs: Attrs) -> None:
 def _hardswish_slope(x: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
     np.divide(x, _THREE, out=out)
     np.add(out, _HALF, out=out)
-    np.copyto(out, np.float32(0.0), where=x < -_THREE)
-    np.copyto(out, _ONE, where=x > _THREE)
+    np.copyto(out, np.float32(0.0), where=x <= -_THREE)
+    np.copyto(out, _ONE, where=x >= _THREE)
 
 
 hardswish, hardswish_grad = with_gradient("hardswish", _hardswish, _hardswish_slope, flops=5)

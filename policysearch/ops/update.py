@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from policysearch.formats import format_named
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
+from policysearch.rounding.rounder import quantise
 
 
 def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -79,11 +81,24 @@ def _bind_norm(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     arrays = [array.ravel(order="K") for array in inputs]
+    inner = [_onto(format) for format in attrs.get("inner", ())]
 
-    def run() -> None:
+    def whole() -> None:
         out[()] = np.sqrt(np.float32(sum(np.dot(a, a) for a in arrays)))
 
-    return run
+    def of_norms() -> None:
+        norms = [kept(np.sqrt(np.dot(a, a))) for a, kept in zip(arrays, inner, strict=True)]
+        out[()] = np.sqrt(np.float32(sum(norm * norm for norm in norms)))
+
+    return of_norms if inner else whole
+
+
+def _onto(format: str) -> Callable[[np.float32], np.float32]:
+    """Return the function that rounds a number onto a format."""
+    if format == "float32":
+        return lambda value: value
+    row = format_named(format)
+    return lambda value: np.float32(quantise(np.asarray(value), row))
 
 
 global_norm = Op(
@@ -94,24 +109,29 @@ global_norm = Op(
     kind="reduce",
     placement="fp32",
 )
-"""Euclidean norm over all elements of all inputs."""
+"""Euclidean norm over all elements of all inputs; with `inner`, a format per input, that of their
+norms, each rounded to its own.
+"""
 
 
 def _bind_clip(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Callable[[], object]:
     grad, norm = inputs
-    limit = np.float32(attrs["limit"])
+    limit, kept = np.float32(attrs["limit"]), _onto(attrs.get("inner", "float32"))
 
     def run() -> None:
-        factor = np.minimum(limit / (norm + np.float32(1e-6)), np.float32(1.0))
+        inverse = kept(np.float32(1.0) / kept(np.float32(norm) + np.float32(1e-6)))
+        factor = np.minimum(kept(limit * inverse), np.float32(1.0))
         np.multiply(grad, factor, out=out)
 
     return run
 
 
 clip = Op("clip", _first, _bind_clip, placement="fp32", in_place=(0,))
-"""grad * min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_."""
+"""grad * min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, which multiplies with
+the inverse; the factor is found in the format `inner`.
+"""
 
 
 def _bind_clip_value(

@@ -23,9 +23,10 @@ LossScaleRule = Literal[
 class LossScale:
     """What the loss is multiplied by before backward, and how that number moves.
 
-    `rule` names the framework whose order of events is followed. `min_scale` None means no
-    floor, `max_scale` None no cap. `schedule` holds (first step, scale) pairs. A "fixed" or
-    "schedule" scale skips a step with non-finite gradients only if `skip_on_overflow`.
+    `rule` names the framework whose order of events is followed. A "dynamic" scale stays from
+    `min_scale` to `max_scale` from its first step on; None is the bound that the framework has, if
+    any. `schedule` holds (first step, scale) pairs. A "fixed" or "schedule" scale skips a step
+    with non-finite gradients only if `skip_on_overflow`.
     """
 
     kind: LossScaleKind = "none"

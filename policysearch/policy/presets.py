@@ -244,12 +244,13 @@ PRESETS: dict[str, Preset] = {
             layer=uniform_layer("float4_e2m1fn"),
             scaling=Scaling("nvfp4"),
         ),
-        _like(_FLOAT8, "torchao.tensorwise", "float8, one current scale per tensor"),
+        _like(_FLOAT8, "torchao.tensorwise", "float8, a current scale per tensor", bias="rounded"),
         _like(
             _FLOAT8,
             "torchao.rowwise",
             "float8_e4m3fn throughout, a power-of-two scale per row",
             layer=_E4M3_ONLY,
+            bias="rounded",
             scaling=Scaling("rowwise", power_of_two=True),
         ),
         *(

@@ -167,7 +167,8 @@ def _read_again(at: Casting, op: Node, parameters: str) -> int:
 
 def _unscaled(at: Casting, unscale: Node) -> int:
     """Without a loss scale the gradient is there already, all but reduced."""
-    return _reduced(at, unscale.inputs[0], unscale)
+    kept = at.updating.gradient_format(unscale.layer)
+    return _reduced(at, unscale.inputs[0], unscale, kept)
 
 
 def _update(at: Casting, update: Node) -> int:
@@ -181,19 +182,20 @@ def _update(at: Casting, update: Node) -> int:
         else _reduced(at, i, update)
         for i in update.inputs
     ]
+    formats = [at.format(at.new[i]) for i in update.inputs]
     if stored is None or at.updating.eager or not at.readers[update.id]:
-        return at.updating.emit(update, inputs, stored)
-    made = at.updating.emit(update, inputs, "float32")
+        return at.updating.emit(update, inputs, stored, formats)
+    made = at.updating.emit(update, inputs, "float32", formats)
     at.stored[update.id] = at.cast(made, stored, update)
     return made
 
 
-def _reduced(at: Casting, i: int, update: Node) -> int:
-    """Return old node `i` in float32; a gradient first passes the all-reduce format."""
+def _reduced(at: Casting, i: int, update: Node, wanted: str = "float32") -> int:
+    """Return old node `i` in format `wanted`; a gradient first passes the all-reduce format."""
     made = at.new[i]
     if at.graph.nodes[i].role in BACKWARD and at.policy.all_reduce != "float32":
         made = at.cast(made, at.policy.all_reduce, update)
-    return at.cast(made, "float32", update)
+    return at.cast(made, wanted, update)
 
 
 def _refused(at: Casting, op: Node) -> int:

@@ -6,7 +6,8 @@ Eager: `torch/optim/sgd.py` and `adam.py`, whose every operation rounds to the d
 it writes. The number of an addition (learning rate, weight decay, Nesterov's momentum, the share of
 a damped gradient, Adam's epsilon) is float32 on CUDA (`cuda/ForeachBinaryOpList.cu`:
 `alpha.to<opmath_t>()`) and has the tensor's dtype on a CPU, as its results show; factors of
-products are float32 on both.
+products are float32 on both. Without master weights `amp/grad_scaler.py` and
+`nn/utils/clip_grad.py`, too, write gradients, norms and the factor in the parameters' dtype.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from policysearch.ops.eager_update import (
     add_square,
 )
 from policysearch.ops.elementwise import add
+from policysearch.ops.update import clip, global_norm
 from policysearch.policy.policy import Policy
+from policysearch.rounding.inclusion import join
 from policysearch.rounding.rounder import quantise
 
 ALPHAS: Mapping[str, str] = MappingProxyType(
@@ -44,7 +47,7 @@ ALPHAS: Mapping[str, str] = MappingProxyType(
 )
 """The attribute that is the number of an addition, by op."""
 
-GRADIENT_OPS = ("weight_decay", "sgd_nesterov", "clip", "clip_value")
+GRADIENT_OPS = ("unscale", "weight_decay", "sgd_nesterov", "clip", "clip_value")
 """Ops whose result is a gradient, kept in the format of its parameter."""
 
 
@@ -57,8 +60,10 @@ class UpdatePass:
         self.eager = policy.optimizer_order == "eager"
         self.rounding = policy.rounding.update
 
-    def emit(self, node: Node, inputs: Sequence[int], stored: str | None) -> int:
-        """Emit what `node` becomes on these float32 inputs; return its id.
+    def emit(
+        self, node: Node, inputs: Sequence[int], stored: str | None, formats: Sequence[str]
+    ) -> int:
+        """Emit what `node` becomes on these float32 inputs, kept in `formats`; return its id.
 
         `stored` is the format of the state or parameter whose new value it is, None for what is
         between. In the fused order a new state that is read further is float32: who stores it
@@ -66,7 +71,12 @@ class UpdatePass:
         """
         if not self.eager:
             return self._copy(node, inputs, stored or "float32")
-        written = stored or self._between(node, inputs)
+        if node.op is global_norm and set(formats) != {"float32"}:
+            rounded = replace(node, attrs=(*node.attrs, ("inner", tuple(formats))))
+            return self._copy(rounded, inputs, join(set(map(format_named, formats))).name)
+        if node.op is clip and formats[1] != "float32":
+            node = replace(node, attrs=(*node.attrs, ("inner", formats[1])))
+        written = stored or self._between(node)
         if node.op.name in ALPHAS and self.policy.optimizer_scalars == "storage":
             node = _with_rounded(node, ALPHAS[node.op.name], written)
         if node.op.name in EAGER:
@@ -78,11 +88,16 @@ class UpdatePass:
         alpha = self.eager and self.policy.optimizer_scalars == "storage"
         return stored if alpha and stored and node.op.name == "sgd_step" else "float32"
 
-    def _between(self, node: Node, inputs: Sequence[int]) -> str:
+    def gradient_format(self, layer: str) -> str:
+        """Return the format in which an update keeps the gradients of a layer's parameters."""
+        own = self.eager and not self.policy.master_weights
+        return self.policy.layer(layer).param if own else "float32"
+
+    def _between(self, node: Node) -> str:
         if node.op is scale:  # momentum times the velocity, in its place
             return self.policy.optimizer_state
-        stays = node.op.name not in GRADIENT_OPS or self.policy.master_weights
-        return "float32" if stays else self.policy.layer(node.layer).param
+        gradient = node.op.name in GRADIENT_OPS
+        return self.gradient_format(node.layer) if gradient else "float32"
 
     def _copy(self, node: Node, inputs: Sequence[int], stored: str) -> int:
         return self.b.copy(node, inputs, format=stored, rounding=self.rounding)

@@ -28,6 +28,19 @@ class ScaleState:
 
 Rule = Callable[[LossScale, ScaleState, bool], float]
 
+FLOORS: Mapping[str, float] = MappingProxyType(
+    dict.fromkeys(
+        (
+            "mindspore.DynamicLossScaleManager",
+            "mindspore.DynamicLossScaler",
+            "jmp.DynamicLossScale",
+        ),
+        1.0,
+    )
+)
+CAPS: Mapping[str, float] = MappingProxyType({"apex": 2.0**24})
+"""What a dynamic scale does not fall below, or rise above, by rule, unless the policy says it."""
+
 
 def _times(scale: float, factor: float) -> float:
     """The factor is a double, the product a float32: as in torch's kernel."""
@@ -35,21 +48,25 @@ def _times(scale: float, factor: float) -> float:
         return float(np.float32(scale * factor))
 
 
-def _lowered(config: LossScale, state: ScaleState, floor: float | None) -> float:
-    lowest = floor if config.min_scale is None else config.min_scale
+def _lowered(config: LossScale, state: ScaleState) -> float:
+    lowest = FLOORS.get(config.rule) if config.min_scale is None else config.min_scale
     product = _times(state.scale, config.backoff_factor)
     return product if lowest is None else max(product, lowest)
 
 
-def _raised(config: LossScale, state: ScaleState, cap: float | None, stays: bool) -> float:
+def _raised(config: LossScale, state: ScaleState, *, stays: bool) -> float:
     """Grow after growth_interval clean steps. `stays`: keep the scale rather than reach inf."""
     if state.good_steps + 1 < config.growth_interval:
         return state.scale
-    highest = cap if config.max_scale is None else config.max_scale
     product = _times(state.scale, config.growth_factor)
     if stays and not np.isfinite(product):
         return state.scale
-    return product if highest is None else min(product, highest)
+    return _capped(config, product)
+
+
+def _capped(config: LossScale, scale: float) -> float:
+    highest = CAPS.get(config.rule) if config.max_scale is None else config.max_scale
+    return scale if highest is None else min(scale, highest)
 
 
 def torch_grad_scaler(config: LossScale, state: ScaleState, finite: bool) -> float:
@@ -60,8 +77,8 @@ def torch_grad_scaler(config: LossScale, state: ScaleState, finite: bool) -> flo
     No floor.
     """
     if not finite:
-        return _lowered(config, state, None)
-    return _raised(config, state, None, stays=True)
+        return _lowered(config, state)
+    return _raised(config, state, stays=True)
 
 
 def mindspore_manager(config: LossScale, state: ScaleState, finite: bool) -> float:
@@ -73,8 +90,8 @@ def mindspore_manager(config: LossScale, state: ScaleState, finite: bool) -> flo
     The manager gives up after more than 1000 overflows in a row (see `gave_up`).
     """
     if not finite:
-        return _lowered(config, state, 1.0)
-    return _raised(config, state, None, stays=False)
+        return _lowered(config, state)
+    return _raised(config, state, stays=False)
 
 
 def mindspore_scaler(config: LossScale, state: ScaleState, finite: bool) -> float:
@@ -85,8 +102,8 @@ def mindspore_scaler(config: LossScale, state: ScaleState, finite: bool) -> floa
     counter = (counter + 1) % window
     """
     if not finite:
-        return _lowered(config, state, 1.0)
-    return _raised(config, state, None, stays=True)
+        return _lowered(config, state)
+    return _raised(config, state, stays=True)
 
 
 def mindspore_fixed(config: LossScale, state: ScaleState, finite: bool) -> float:
@@ -101,8 +118,8 @@ def apex(config: LossScale, state: ScaleState, finite: bool) -> float:
     else: unskipped += 1; at scale_window: scale = min(2^24, scale * 2); unskipped = 0
     """
     if not finite:
-        return _lowered(config, state, None)
-    return _raised(config, state, 2.0**24, stays=False)
+        return _lowered(config, state)
+    return _raised(config, state, stays=False)
 
 
 def keras(config: LossScale, state: ScaleState, finite: bool) -> float:
@@ -112,8 +129,8 @@ def keras(config: LossScale, state: ScaleState, finite: bool) -> float:
     else: at counter == dynamic_growth_steps - 1: counter = 0; scale = scale * 2
     """
     if not finite:
-        return _lowered(config, state, None)
-    return _raised(config, state, None, stays=False)
+        return _lowered(config, state)
+    return _raised(config, state, stays=False)
 
 
 def jmp(config: LossScale, state: ScaleState, finite: bool) -> float:
@@ -124,8 +141,8 @@ def jmp(config: LossScale, state: ScaleState, finite: bool) -> float:
     counter = (counter + 1) % period
     """
     if not finite:
-        return _lowered(config, state, 1.0)
-    return _raised(config, state, None, stays=True)
+        return _lowered(config, state)
+    return _raised(config, state, stays=True)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -165,7 +182,20 @@ def initial_state(config: LossScale) -> ScaleState:
         raise InputError(f"loss_scale factors: {factors} with rule {config.rule}; expected 2, 0.5")
     if dynamic and config.rule == "mindspore.FixedLossScaleManager":
         raise InputError(f"loss_scale.kind: dynamic with rule {config.rule}; expected fixed")
-    return ScaleState(_scheduled(config, 0) if config.kind == "schedule" else config.init_scale)
+    return ScaleState(first_scale(config))
+
+
+def first_scale(config: LossScale) -> float:
+    """Return the scale of step 0, a float32 number: a dynamic one is within its bounds from then.
+
+    So Apex has it, which begins at min(2^24, init_scale).
+    """
+    if config.kind == "schedule":
+        return _scheduled(config, 0)
+    scale = _times(config.init_scale, 1.0)
+    if config.kind != "dynamic":
+        return scale
+    return _capped(config, max(scale, config.min_scale or 0.0))
 
 
 def next_state(config: LossScale, state: ScaleState, finite: bool, step: int) -> ScaleState:
@@ -211,9 +241,10 @@ def scale_changes(config: LossScale, scales: NDArray[np.float64]) -> tuple[tuple
 def inverse(scale: float) -> float:
     """Return 1/scale rounded once to float32, as torch's float(1/double(scale)) and a division.
 
-    0 for an infinite scale.
+    0 for an infinite scale, infinity for one that was halved until it was 0.
     """
-    return float(np.float32(1.0 / scale))
+    with np.errstate(divide="ignore", over="ignore"):
+        return float(np.float32(1.0 / np.float64(scale)))
 
 
 def _scheduled(config: LossScale, step: int) -> float:
@@ -221,4 +252,4 @@ def _scheduled(config: LossScale, step: int) -> float:
     for first_step, value in config.schedule:
         if first_step <= step:
             scale = value
-    return scale
+    return _times(scale, 1.0)

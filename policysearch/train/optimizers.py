@@ -117,7 +117,7 @@ def emit_update(
 
 
 def _velocity(b: Builder, optimizer: Optimizer, velocity: int, grad: int, step: int) -> int:
-    if not optimizer.dampening:
+    if not optimizer.dampening or not optimizer.momentum:  # torch dampens with momentum only
         return b.emit(sgd_velocity, velocity, grad, attrs={"momentum": optimizer.momentum})
     kept = b.emit(scale, velocity, attrs={"factor": optimizer.momentum})
     return b.emit(add_damped, kept, grad, step, attrs={"share": 1.0 - optimizer.dampening})

@@ -1,0 +1,73 @@
+"""Attention under masks that are fed, beside torch: what a mask holds decides what it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.imported_steps import BATCH, assert_as_torch, shaken
+
+pytestmark = pytest.mark.torch
+
+TIME, WIDTH, HEADS = 6, 8, 2
+
+
+class Attention(nn.Module):
+    """Attention whose mask `mask_of` makes of the one that is fed, [batch, time]."""
+
+    def __init__(self, mask_of: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.qkv, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 5)
+        self.mask_of = mask_of
+
+    def forward(self, x: Any, kept: Any) -> Any:
+        shape = (x.shape[0], TIME, HEADS, WIDTH // HEADS)
+        q, k, v = (y.reshape(shape).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask_of(kept))
+        return self.head(y.transpose(1, 2).reshape(x.shape))
+
+
+FED: dict[str, Callable[[Any], Any]] = {
+    "truths": lambda kept: kept[:, None, None, :],
+    "truths, expanded": lambda kept: kept[:, None, None, :].expand(-1, 1, TIME, -1),
+    "numbers made of truths": lambda kept: torch.where(kept, 0.0, -math.inf)[:, None, None, :],
+    "numbers": lambda kept: 1.0 * kept[:, None, None, :],
+}
+DIAGONAL = torch.ones(TIME, TIME, dtype=torch.bool).tril(-1)
+"""Its first row lets nothing through."""
+
+
+@pytest.mark.parametrize("kind", FED)
+def test_attention_under_a_mask_that_is_fed(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    kept = rng.random((BATCH, TIME)) < 0.6
+    kept[:, 0] = True
+    assert (~kept).sum() > 0 and kept.any(1).all()
+    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), kept
+    assert_as_torch(shaken(Attention(FED[kind])), inputs)
+
+
+@pytest.mark.parametrize("kind", ["truths", "truths, expanded"])
+def test_an_example_of_padding_alone_gives_zeros(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    kept = rng.random((BATCH, TIME)) < 0.6
+    kept[2] = False
+    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), kept
+    assert_as_torch(shaken(Attention(FED[kind])), inputs)
+
+
+def test_a_row_of_a_constant_mask_that_keeps_nothing_gives_zeros() -> None:
+    rng = np.random.default_rng(2)
+    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), np.ones((BATCH, TIME))
+    net = shaken(Attention(lambda kept: DIAGONAL))
+    assert_as_torch(net, (inputs[0], inputs[1] > 0))
