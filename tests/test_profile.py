@@ -200,7 +200,8 @@ def test_the_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--batch", "0"], "--batch: 0; expected at least 1"),
+        (["--batch", "0"], "batch of the priced step: 0; expected a number from 1"),
+        (["--batch", str(10**400)], "batch of the priced step: 1000"),
         (["--device", "L5"], "'L5'; expected"),
         (["--stack", "torch"], "'torch'; expected"),
     ],

@@ -30,9 +30,13 @@ from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
 from policysearch.train.training import train
+from policysearch.values import number
 
 JITTER = 1e-6
 """Relative change of the initial parameters that `noise` measures the spread under."""
+
+LARGEST_BATCH = 2**30
+"""No step of more examples is priced."""
 
 
 class Objective:
@@ -59,7 +63,8 @@ class Objective:
         self.fast = check_fast(fast)
         self.device = device_at(device)
         self.stack = stack_named(stack)
-        self.cost_batch_size = cost_batch_size or task.batch_size
+        self.cost_batch_size = task.batch_size if cost_batch_size is None else cost_batch_size
+        number("batch of the priced step", self.cost_batch_size, 1, LARGEST_BATCH)
         self.recompute = recompute
         self._baselines: dict[int, Measurement] = {}
         self._tracings: dict[int, Tracing] = {}
