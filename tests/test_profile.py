@@ -18,7 +18,7 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase
 from policysearch.policy.presets import preset
 from policysearch.report.causes import Changes, narrower, wider
-from policysearch.report.largest import largest_batches, memory_at
+from policysearch.report.largest import largest_batches, largest_lines, memory_at
 from policysearch.report.profile_page import profile_page
 from policysearch.report.step_cost import default_float32, default_line
 from policysearch.train.tasks import Task
@@ -139,6 +139,9 @@ def test_the_largest_batch_fits_and_the_next_does_not(
     assert main(["profile", "preset:torch.autocast.float16", *where]) == 0
     last = capsys.readouterr().out.rstrip().split("\n")[-3:]
     assert last[0] == "largest batch that fits on V100-SXM2" and "surely" in last[1]
+    tiny = Objective(Task(model="mlp", data="digits"), "B200-SXM", "torch.eager", 64)
+    told = largest_lines(tiny, tiny.float32)[1]
+    assert told == "float32: at least 16777216 surely, at least 16777216 expected"
 
 
 @pytest.mark.parametrize("zero", [0, 3])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from policysearch.cost.memory import StepMemory
 from policysearch.cost.parallel.shards import shard
 from policysearch.cost.parallel.states import spread_memory
-from policysearch.cost.reserved import GIB, GROWTH, largest_batch, visible_bytes
+from policysearch.cost.reserved import GIB, GROWTH, LARGEST_BATCH, largest_batch, visible_bytes
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.train.tracing import Tracing
@@ -29,7 +29,8 @@ def memory_at(objective: Objective, policy: Policy, batch_size: int) -> StepMemo
 def largest_batches(objective: Objective, policy: Policy) -> tuple[int, int]:
     """Return the largest batches that fit the device: surely, and as expected; 0 if none does.
 
-    Of all devices together, where the step is spread over several.
+    Of all devices together, where the step is spread over several. LARGEST_BATCH of each group
+    stands for that or more.
     """
 
     def live_at(batch_size: int) -> float:
@@ -50,5 +51,7 @@ def largest_lines(objective: Objective, policy: Policy) -> list[str]:
         sure, expected = largest_batches(objective, each)
         spread = each.parallel.summary
         over = f", over {spread}" if spread else ""
-        lines.append(f"{each.name}: {sure} surely, {expected} expected{over}")
+        most = LARGEST_BATCH * each.parallel.groups
+        told = [f"{'at least ' * (size == most)}{size}" for size in (sure, expected)]
+        lines.append(f"{each.name}: {told[0]} surely, {told[1]} expected{over}")
     return lines
