@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from policysearch.cli import main
@@ -18,11 +19,16 @@ from policysearch.cost.timed_device import COLUMNS, read_timings
 from policysearch.cost.timings import Timing, Timings
 from policysearch.graph import Graph
 from policysearch.nn.models import mlp
+from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.search.price_table import format_table, formats_of
+from policysearch.search.space import make_space
+from policysearch.search.space_section import SpaceSection
 from policysearch.search.spec import CostSection
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
+from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 PLAIN = """
@@ -39,6 +45,8 @@ matmul.nt,float32,1x64x64x64,2e-5,1e-5
 matmul.nt,bfloat16,1x64x64x64,1e-5,5e-6
 add,float32,64x64,3e-6,1e-6
 """
+OTHER = '= []\nother = [["{}", {{value = {}, source = "me"}}]]'
+WRONG = "accuracy = {mean_error = 0.1, p90_error = -1, retest_error = 0.1, policies = 46}"
 
 
 def graphs(policy: str = "bfloat16") -> tuple[Graph, Graph]:
@@ -109,9 +117,19 @@ def test_a_fault_in_a_device_file_is_named(line: str, fault: str, tmp_path: Path
     ("old", "new", "fault"),
     [
         ('["float32", {', '["tfloat32", {', "peaks: tfloat32, bfloat16; expected float32"),
-        ("value = 1e12", "value = -1.0", "peaks float32: -1.0; expected a number"),
+        ("value = 1e12", "value = -1.0", "peaks float32, FLOP per second: -1.0; expected a number"),
         ("[8]", "[]", "memory_gib: []; expected one size"),
-        ("value = 1e11", "value = 0.0", "bandwidth: 0.0; expected a number"),
+        ("value = 1e11", "value = 0.0", "bandwidth, bytes per second: 0.0; expected a number"),
+        ("value = 1e11", "value = 3350", "bytes per second: 3350.0; expected a number from 1e+06"),
+        ("value = 4e12", "value = 4", "bfloat16, FLOP per second: 4.0; expected a number from"),
+        ('"bfloat16"', '"float32"', "peaks: 'float32' is given twice; expected each name once"),
+        ('"bfloat16"', '"float8_e5m2"', "peaks: 'float8_e5m2'; expected 'float8'"),
+        ("= []", '= [["bfloat16", 0]]', "alignment bfloat16: 0; expected a number from 1"),
+        ("= []", '= [["bf16", 8]]', "alignment: unknown format 'bf16'"),
+        ("= []", '= [["bfloat16", 8], ["bfloat16", 16]]', "alignment: 'bfloat16' is given twice"),
+        ("= []", OTHER.format("issues_per_second", -5), "issues_per_second: -5.0; expected a"),
+        ("= []", OTHER.format("issues_per_s", 5e12), "other: 'issues_per_s'; expected one of"),
+        ("= []", "= []\n" + WRONG, "accuracy p90_error: -1.0; expected a number from 0"),
     ],
 )
 def test_a_device_that_cannot_be_is_refused(old: str, new: str, fault: str, tmp_path: Path) -> None:
@@ -172,6 +190,17 @@ def test_calibrate_reads_kernels_from_a_csv(tmp_path: Path) -> None:
         (KERNELS.replace("64x64,", "0x64,"), "line 2: extents: [1, 64, 0, 64]"),
         (KERNELS.replace("bfloat16", "b16"), "line 3: unknown format 'b16'"),
         (KERNELS.partition("add")[0], "timings: expected a matmul and an add in float32"),
+        (
+            KERNELS.replace("matmul.nt", "matmul"),
+            "line 2: op: 'matmul'; expected one of linear",
+        ),
+        (
+            KERNELS.replace("matmul.nt", "linear"),
+            "timings: add, linear; expected matmul.nt and add",
+        ),
+        (KERNELS.replace("1x64x64x64", "64x64"), "line 2: extents: [64, 64]; expected batch, rows"),
+        (KERNELS.replace("64x64,", f"{'9' * 19}x64,"), "line 2: extents: "),
+        (KERNELS.replace("e-6,1e-6", "e2,1e2"), "bandwidth, bytes per second: 163.84; expected"),
     ],
 )
 def test_a_fault_in_a_csv_is_one_line_and_nothing_is_written(
@@ -183,6 +212,41 @@ def test_a_fault_in_a_csv_is_one_line_and_nothing_is_written(
     said = capsys.readouterr().err
     assert fault in said and said.count("\n") == 1
     assert not made.exists()
+
+
+def test_a_product_that_writes_another_format_counts_for_its_operands(tmp_path: Path) -> None:
+    kernels, made = tmp_path / "kernels.csv", tmp_path / "mine.toml"
+    kernels.write_text(KERNELS.replace("bfloat16", "bfloat16>float32"), encoding="utf-8")
+    assert main(["calibrate", str(made), "--csv", str(kernels)]) == 0
+    assert [name for name, _ in read_device(made).peaks] == ["bfloat16", "float32"]
+
+
+@pytest.mark.parametrize("error", [0.0, 0.1, 2.0])
+def test_no_speedup_is_below_nothing(error: float) -> None:
+    found = Accuracy(error, error, 0.0, 46)
+    cost = price(*graphs(), timed(accuracy=found), "torch.eager")
+    assert 0.0 <= cost.speedup_low <= cost.speedup <= cost.speedup_high
+
+
+@pytest.mark.parametrize(("arch", "host"), [("own", "adds"), ("x86", "overlaps")])
+def test_a_price_table_of_timed_kernels_has_what_they_take(
+    arch: str, host: str, tmp_path: Path
+) -> None:
+    """On a device that was timed in float32 alone, so that bfloat16 is widened first."""
+    path = tmp_path / "mine.toml"
+    device = timed(arch=arch, host=host, host_seconds=1e-5)
+    path.write_text(device_text(device), encoding="utf-8")
+    task = Task(model="mlp", data="digits", widths=(64, 64))
+    objective = Objective(task, str(path), "torch.eager")
+    space = make_space(SpaceSection(formats=("float32", "bfloat16")), objective.model)
+    table = format_table(objective, space, {}, np.random.default_rng(0))
+    rows = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 1]])
+    prices = [objective.step_price(space.policy(formats_of(space, tuple(row)))) for row in rows]
+    assert any(kernel.op == "convert" for kernel in prices[2].time.kernels)
+    exact = [price.time.step_seconds for price in prices]
+    np.testing.assert_allclose(table.step_seconds(rows), exact, rtol=0.1)
+    both = [price.time.kernel_seconds + price.time.launch_seconds for price in prices]
+    assert np.allclose(exact, both) == (host == "adds")
 
 
 @pytest.mark.parametrize("command", [["calibrate", "x.toml"], ["validate-cost", "--measured"]])

@@ -18,12 +18,19 @@ from policysearch.cost.parallel.reduction import (
     messages,
     reduction_seconds,
 )
-from policysearch.cost.parallel.states import spread_memory, state_bytes
+from policysearch.cost.parallel.states import (
+    gradients_of,
+    reduction_buffer_bytes,
+    spread_live,
+    spread_memory,
+    state_bytes,
+)
 from policysearch.cost.price import EXCHANGES, step_price
+from policysearch.cost.storage import node_bytes
 from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
 from policysearch.policy.parallel import Parallel
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.optimizers import Optimizer
@@ -129,6 +136,50 @@ def test_every_stage_leaves_less_on_each_device(name: str) -> None:
     assert dataclasses.astuple(alone) == dataclasses.astuple(step_memory(graph))
     parts = dataclasses.astuple(spread_memory(graph, Parallel(8, zero=2), "bfloat16"))
     assert parts[0] == pytest.approx(sum(parts[2:]), abs=3)
+
+
+def test_no_stage_gathers_more_than_two_neighbours() -> None:
+    """A net of one layer has no next one; of three layers the largest pair of neighbours counts."""
+    for widths, at_once in (((64, 32), 64 * 32 + 32), ((8, 64, 4, 4), 8 * 64 + 64 + 64 * 4 + 4)):
+        net = mlp(widths)
+        step = trace_step(net, "softmax_cross_entropy", Optimizer("sgd"), 1)
+        graph = apply_policy(step, preset("float32", net.layer_names))
+        held = {z: spread_memory(graph, Parallel(8, zero=z), "float32") for z in (2, 3)}
+        kept = sum(node_bytes(graph.nodes[old]) for old, _ in graph.updates)
+        assert held[2].parameter_bytes == kept
+        assert held[3].parameter_bytes == kept / 8
+        assert held[3].weight_copy_bytes == 4 * at_once
+
+
+def test_zero_keeps_one_copy_of_a_parameter() -> None:
+    """One that is made of it for a product in float32 goes when that has been read."""
+    layers = dict.fromkeys(NET.layer_names, LayerPolicy(param="bfloat16"))
+    wide = preset("float32", NET.layer_names).with_layers(layers)
+    graph = _graph(
+        replace(wide, fp32_ops=(*wide.low_precision_ops, *wide.fp32_ops), low_precision_ops=())
+    )
+    for zero in (1, 2):
+        held = spread_live(graph, Parallel(8, zero=zero), "float32")
+        copies = [live["weight_copy"] for _, live in held]
+        assert max(copies) > min(copies) == 2 * _parameters(graph)
+    peaks = [spread_memory(graph, Parallel(8, zero=z), "float32").peak_bytes for z in range(3)]
+    assert peaks[0] > peaks[1] >= peaks[2]
+
+
+def test_tfloat32_is_reduced_as_float32_is() -> None:
+    """It is stored as float32 is: no buffer of its own, and no cast but the buffer's copies."""
+    layers = dict.fromkeys(NET.layer_names, uniform_layer("tfloat32"))
+    policy = preset("torch.tf32", NET.layer_names).with_layers(layers)
+    policy = replace(policy, parallel=Parallel(8))
+    assert {g.format for g in gradients_of(_graph(policy))} == {"tfloat32"}
+    for parallel in (Parallel(8), Parallel(8, gradients="tensors")):
+        assert reduction_buffer_bytes(gradients_of(_graph(policy)), parallel, "float32") == 0
+    kernels = {}
+    for name in ("float32", "bfloat16"):
+        spread = replace(policy, all_reduce=name)
+        price = step_price(_graph(spread), "A100-SXM4-40GB", "torch.eager", spread)
+        kernels[name] = len([k for k in price.time.kernels if k.bound != "link"])
+    assert kernels["bfloat16"] == kernels["float32"]
 
 
 def test_overlap_hides_all_but_the_last_bucket() -> None:

@@ -6,19 +6,22 @@ import csv
 import io
 from dataclasses import astuple, fields, replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.text import Annotation, Text
 
+from policysearch.objective.score import Measurement
+from policysearch.policy.policy import Policy
 from policysearch.report.front_data import caption, csv_text
 from policysearch.report.plots import FRONT, VIEWS, View, figure, plots
 from policysearch.search.results import Results
 from policysearch.search.rows import Row
 from policysearch.search.spec import load_spec
 from policysearch.search.study import run_study
-from tests.studies import write_study
+from tests.studies import replaced_training, write_study
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,28 @@ def test_points_front_presets_and_noise_are_drawn(results: Results, view: View) 
     assert any(patch.get_label() == "10 x noise floor" for patch in axes.patches)
     assert "modeled" in axes.get_ylabel()
     assert axes.get_xscale() == "log"
+
+
+@pytest.mark.parametrize("better_by", [0.0, 0.2])
+def test_every_point_is_within_the_axes(better_by: float, tmp_path: Path) -> None:
+    """Also where float32 alone trained, and where every policy has a lower loss than it."""
+
+    def trained(policy: Policy, seed: int) -> Measurement:
+        float32 = policy.master_weights and all(x.compute == "float32" for _, x in policy.layers)
+        moved = (0.01 if float32 else -0.01) * seed
+        if not (float32 or better_by):
+            return Measurement(None, 0.1, 2, 0, (), ())
+        return Measurement(0.5 + moved - (0.0 if float32 else better_by), 0.9, None, 0, (), ())
+
+    with replaced_training(trained):
+        spec = load_spec(write_study(tmp_path))
+        results = run_study(spec, tmp_path / "x.journal", processes=0)
+    assert any(trial.diverged for trial in results.trials) == (not better_by)
+    axes = figure(results, VIEWS[0]).axes[0]
+    left, right = axes.get_xlim()
+    drawn = [found for found in axes.collections if isinstance(found, PathCollection)]
+    gaps = np.concatenate([np.asarray(found.get_offsets())[:, 0] for found in drawn])
+    assert len(gaps) > 1 and left < 0.9 * gaps.min() and gaps.max() < 0.9 * right
 
 
 def test_the_line_joins_what_nothing_beats_in_the_plot(results: Results) -> None:

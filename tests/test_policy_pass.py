@@ -172,6 +172,11 @@ def test_an_op_in_no_list_and_a_layer_without_formats_are_named() -> None:
     partial = _policy(uniform_layer("float16"), names=("fc1", "fc2"))
     with pytest.raises(InputError, match="no layer 'fc3'"):
         apply_policy(STEP, partial)
+    low = _policy(uniform_layer("float16"))
+    fp32 = tuple(op for op in low.fp32_ops if op != "softmax_cross_entropy")
+    ops = (*low.low_precision_ops, "softmax_cross_entropy")
+    with pytest.raises(InputError, match="'softmax_cross_entropy' has to be in fp32_ops"):
+        apply_policy(STEP, replace(low, low_precision_ops=ops, fp32_ops=fp32))
 
 
 def test_a_convolutional_step_keeps_its_outputs_and_updates() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from policysearch.cost.memory import live_by_kind
 from policysearch.cost.price import step_price
 from policysearch.cost.reserved import GIB, GROWTH, visible_bytes, wanted_bytes
 from policysearch.objective.objective import Objective
+from policysearch.policy.parallel import Parallel
+from policysearch.policy.policy import LayerPolicy, Phase
 from policysearch.policy.presets import preset
 from policysearch.report.causes import Changes, narrower, wider
-from policysearch.report.largest import largest_batches, memory_at
+from policysearch.report.largest import largest_batches, largest_lines, memory_at
 from policysearch.report.profile_page import profile_page
 from policysearch.report.step_cost import default_float32, default_line
 from policysearch.train.tasks import Task
@@ -136,6 +139,39 @@ def test_the_largest_batch_fits_and_the_next_does_not(
     assert main(["profile", "preset:torch.autocast.float16", *where]) == 0
     last = capsys.readouterr().out.rstrip().split("\n")[-3:]
     assert last[0] == "largest batch that fits on V100-SXM2" and "surely" in last[1]
+    tiny = Objective(Task(model="mlp", data="digits"), "B200-SXM", "torch.eager", 64)
+    told = largest_lines(tiny, tiny.float32)[1]
+    assert told == "float32: at least 16777216 surely, at least 16777216 expected"
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_the_largest_batch_of_several_devices_is_that_of_all(zero: int) -> None:
+    """By the memory that the step is priced with at that batch."""
+    task = Task(model="mlp", data="digits", widths=(2048, 2048), optimizer="adam")
+    parallel = Parallel(8, tensor=2, zero=zero)
+    spread = Objective(task, "V100-SXM2", "torch.eager", 64, parallel=parallel)
+    policy = replace(preset("bfloat16", spread.model.layer_names), parallel=parallel)
+    sure, _ = largest_batches(spread, policy)
+    assert sure % 4 == 0
+    for batch, holds in ((sure, True), (sure + 4, False)):
+        at = Objective(task, "V100-SXM2", "torch.eager", batch, parallel=parallel)
+        assert at.price(policy).fits == holds
+
+
+def test_a_profile_says_that_it_is_of_the_first_phase() -> None:
+    """The largest batch is that of all phases, as what `fits` is."""
+    task = Task(model="mlp", data="digits", widths=(512, 512), steps=40, tail_steps=9)
+    made = Objective(task, "A100-SXM4-40GB", "torch.compile", 4096)
+    low = preset("bfloat16", made.model.layer_names)
+    wide = tuple((name, LayerPolicy()) for name, _ in low.layers)
+    policy = replace(low, phases=(Phase(10, wide), Phase(40, low.layers)))
+    page = profile_page(made, Changes(made, policy)).splitlines()
+    assert page[1].startswith("2 phases: kernels, and what is live, are those of the first, until")
+    assert page[2] == f"all phases: {made.price(policy).summary}"
+    assert made.price(policy).speedup < 0.9 * made.price(low).speedup
+    at = [memory_at(made, each, 4096).peak_bytes for each in (policy, low, made.float32)]
+    assert at[0] == at[2] > at[1] and at[0] == made.price(policy).peak_bytes
+    assert "phases" not in profile_page(made, Changes(made, low))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +203,8 @@ def test_the_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--batch", "0"], "--batch: 0; expected at least 1"),
+        (["--batch", "0"], "batch of the priced step: 0; expected a number from 1"),
+        (["--batch", str(10**400)], "batch of the priced step: 1000"),
         (["--device", "L5"], "'L5'; expected"),
         (["--stack", "torch"], "'torch'; expected"),
     ],

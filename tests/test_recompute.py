@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from policysearch.api import load_results, load_study, run_study
 from policysearch.cli import main
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.memory import step_memory
@@ -20,6 +23,7 @@ from policysearch.report.front_data import batches
 from policysearch.search.spec import objective_of, spec_from_text
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
+from tests.studies import replaced_training, write_study
 
 NAMES = ("fc1", "relu1", "fc2", "relu2", "block1.q", "block1.k", "head")
 
@@ -151,6 +155,32 @@ def test_a_study_prices_its_steps_with_the_blocks_computed_again() -> None:
     wrong = spec_from_text(STUDY.replace("fc1..relu2", "fc7"), "again.toml")
     with pytest.raises(InputError, match="recompute: 'fc7'"):
         objective_of(wrong).price(policy)
+
+
+def test_a_study_that_names_other_blocks_is_priced_anew(tmp_path: Path) -> None:
+    """Results trained before are shown at the price of what the study says now."""
+    path = write_study(
+        tmp_path,
+        ('model = "mlp"', 'model = "lenet5"'),
+        ('activation = "tanh"\nwidths = [8]\ndata = "digits"\n', ""),
+        ('ops = ["tanh"]\n', ""),
+    )
+    journal = tmp_path / "tiny.journal"
+    with replaced_training():
+        before = run_study(load_study(path), journal, processes=0)
+    again = path.read_text(encoding="utf-8").replace(
+        "batch_size = 4096", 'recompute = ["conv1..pool1"]\nbatch_size = 4096'
+    )
+    path.write_text(again, encoding="utf-8")
+    after = load_results(load_study(path), journal)
+    objective = objective_of(after.spec)
+    assert len(after.trials) == len(before.trials) > 2
+    for old, new in zip(before.trials, after.trials, strict=True):
+        assert new.cost == objective.price(new.policy)
+        assert new.cost.step_seconds > old.cost.step_seconds
+    path.write_text(again.replace("pool1", "pool9"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"recompute: 'conv1\.\.pool9'; expected a layer"):
+        load_results(load_study(path), journal)
 
 
 def test_profile_takes_blocks(capsys: pytest.CaptureFixture[str]) -> None:

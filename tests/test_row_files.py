@@ -47,13 +47,13 @@ WRONG: list[tuple[str, str, object]] = [
         (o, key, given)
         for o, keys in POSITIVE.items()
         for key in keys
-        for given in ("fast", 0, -1.5, float("nan"), float("inf"), True, [2])
+        for given in ("fast", 0, -1.5, float("nan"), float("inf"), 10**400, True, [2])
     ),
     *(
         (o, key, given)
         for o, keys in BATCHES.items()
         for key in keys
-        for given in (None, 1.5, "64")
+        for given in (None, 1.5, "64", 10**400)
     ),
     *((o, "seq_len", given) for o in SHIPPED for given in ("long", -1, 0.5)),
     *((o, "n_gpu", given) for o in ("", "--narrow") for given in (0, "all")),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from policysearch.commands.shared import Commands
-from policysearch.cost.device_file import ENDING, device_text, read_device
+from policysearch.cost.device_file import ENDING, check_device, device_text, read_device
 from policysearch.cost.devices import Device
 from policysearch.cost.timed_device import Machine, read_timings, timed_device
 from policysearch.files import write_whole
@@ -113,6 +113,7 @@ def _from_csv(options: argparse.Namespace) -> Device:
 
 
 def _write(device: Device, path: Path) -> None:
+    check_device(device)
     write_whole({path: device_text(device).encode()})
     print(f'wrote {path}; name it in a study as `device = "{path}"`')
 

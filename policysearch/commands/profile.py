@@ -15,7 +15,6 @@ from policysearch.report.largest import largest_lines
 from policysearch.report.optimizer_lines import optimizer_lines
 from policysearch.report.profile_page import profile_page
 from policysearch.search.parallel_space import ParallelSection
-from policysearch.values import InputError
 
 DEVICE, STACK = "H100-SXM5", "torch.compile"
 """What is modeled without a study."""
@@ -43,15 +42,14 @@ def add_profile(commands: Commands) -> None:
 
 
 def _profile(options: argparse.Namespace) -> None:
-    if options.batch is not None and options.batch < 1:
-        raise InputError(f"--batch: {options.batch}; expected at least 1")
     task, study = task_of(options), api.load_study(options.study) if options.study else None
     given, parallel = (study.cost, study.parallel) if study else (None, ParallelSection())
+    batch = given.batch_size if given and options.batch is None else options.batch
     objective = Objective(
         task,
         options.device or (given.device if given else DEVICE),
         options.stack or (given.stack if given else STACK),
-        options.batch or (given.batch_size if given else None),
+        batch,
         parallel=parallel.base,
         recompute=tuple(options.recompute or (given.recompute if given else ())),
     )

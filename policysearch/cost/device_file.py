@@ -9,13 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from policysearch.cost.devices import DEVICES, Device, device_named
+from policysearch.cost.devices import DEVICES, Device, Sourced, device_named, peak_key
 from policysearch.files import read_text
 from policysearch.formats import format_named
-from policysearch.values import InputError, from_plain, number, to_plain
+from policysearch.values import InputError, from_plain, names_once, number, one_of, to_plain
 
 ENDING = ".toml"
 """A device that is called so is a file, looked for from the folder that the program runs in."""
+
+
+LEAST_RATE = 1e6
+"""Least bytes or FLOP per second of a device: fewer are GB/s or TFLOP/s."""
 
 
 def is_device_file(name: object) -> bool:
@@ -37,30 +41,61 @@ def read_device(path: Path) -> Device:
         raise InputError(f"{path}: {' '.join(str(error).split())}; expected TOML") from None
     device = from_plain(Device, data, str(path))
     try:
-        _check(device)
+        check_device(device)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return replace(device, name=str(path))
 
 
-def _check(device: Device) -> None:
+def check_device(device: Device) -> None:
+    """Raise InputError for a device that cannot be, or whose numbers are not in the units asked."""
     for gib in device.memory_gib:
         number("memory_gib", gib, 1e-6, 1e9)
     if not device.memory_gib:
         raise InputError("memory_gib: []; expected one size or more")
-    known = dict(device.peaks)
-    units = {name for row in DEVICES.values() for name, _ in row.peaks}
-    for name, peak in device.peaks:
-        if name not in units:
-            format_named(name)
-        number(f"peaks {name}", peak.value, 1.0, 1e24)
-    if "float32" not in known:
-        raise InputError(f"peaks: {', '.join(known) or 'none'}; expected float32 among them")
-    number("bandwidth", device.bandwidth.value, 1.0, 1e18)
+    rows = DEVICES.values()
+    units = {name for row in rows for name, _ in row.peaks}
+    _check_rates("peaks", device.peaks, units)
+    _check_rates("achieved", device.achieved, units)
+    known = {name for row in rows for name, _ in row.other}
+    names_once("other", [name for name, _ in device.other])
+    for name, each in device.other:
+        number(f"other {one_of('other', name, known)}", each.value, 1e-6, 1e24)
+    names_once("alignment", [name for name, _ in device.alignment])
+    for name, elements in device.alignment:
+        _check_key("alignment", name, units)
+        number(f"alignment {name}", elements, 1, 2**20)
+    if "float32" not in dict(device.peaks):
+        given = ", ".join(dict(device.peaks)) or "none"
+        raise InputError(f"peaks: {given}; expected float32 among them")
+    number("bandwidth, bytes per second", device.bandwidth.value, LEAST_RATE, 1e18)
     number("multiprocessors", device.multiprocessors.value, 1, 1e6)
     number("cache_bytes", device.cache_bytes, 0, 1e15)
     number("host_seconds", device.host_seconds, 0.0, 1.0)
     number("host_step_seconds", device.host_step_seconds, 0.0, 1e3)
+    device.timings.check()
+    if device.accuracy is not None:
+        for name in ("mean_error", "p90_error", "retest_error"):
+            number(f"accuracy {name}", getattr(device.accuracy, name), 0.0, 1e6)
+
+
+def _check_rates(key: str, rates: tuple[tuple[str, Sourced], ...], units: set[str]) -> None:
+    names_once(key, [name for name, _ in rates])
+    for name, rate in rates:
+        _check_key(key, name, units)
+        number(f"{key} {name}, FLOP per second", rate.value, LEAST_RATE, 1e24)
+
+
+def _check_key(key: str, name: str, units: set[str]) -> None:
+    """Raise InputError unless a format is named as in the rows that come with the package."""
+    if name in units:
+        return
+    if peak_key(name) != name:
+        raise InputError(f"{key}: {name!r}; expected {peak_key(name)!r}")
+    try:
+        format_named(name)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
 
 
 def device_text(device: Device) -> str:

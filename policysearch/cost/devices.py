@@ -15,6 +15,9 @@ from policysearch.formats import FORMATS, format_named
 from policysearch.rounding.inclusion import contains
 from policysearch.values import InputError, near_miss
 
+HOST_ARCH = "x86"
+"""Architecture of a device that is its own host."""
+
 
 @dataclass(frozen=True)
 class Sourced:
@@ -131,6 +134,11 @@ class Device:
         own = dict(self.other).get("issues_per_second")
         vector = self._peaks.get("float16_vector") if self.arch == "davinci" else None
         return own.value if own else (vector or self._peaks["float32"]) / 2
+
+    @property
+    def is_its_host(self) -> bool:
+        """Whether launches add to the time of kernels; of a device with timings `host` says it."""
+        return self.host == "adds" if self.timings.rows else self.arch == HOST_ARCH
 
     @property
     def cached_bytes(self) -> float:

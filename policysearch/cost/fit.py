@@ -13,7 +13,6 @@ from policysearch.cost.layers import Layers
 from policysearch.cost.published import Setting
 from policysearch.cost.roofline import (
     FITTED,
-    HOST_ARCH,
     Array,
     Constants,
     Load,
@@ -78,7 +77,7 @@ def steps_of(settings: Sequence[Setting]) -> Steps:
         batches / np.array([s.row.throughputs for s in settings]),
         np.array([s.row.speedup for s in settings]),
         tuple(s.network.family for s in settings),
-        np.array([s.device.arch == HOST_ARCH for s in settings]),
+        np.array([s.device.is_its_host for s in settings]),
         tuple(s.device.name for s in settings),
     )
 

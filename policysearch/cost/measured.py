@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policysearch.cost.devices import Device
 from policysearch.cost.reuse import cached_shares
+from policysearch.cost.roofline import joined_seconds
 from policysearch.cost.stacks import Stack
 from policysearch.cost.time import KernelTime, StepTime
 from policysearch.cost.work import Task, tasks_of
@@ -21,15 +22,14 @@ def measured_time(graph: Graph, device: Device, stack: Stack) -> StepTime:
     times = tuple(_time(task, device, share) for task, share in zip(tasks, shares, strict=True))
     kernel_seconds = sum(kernel.seconds for kernel in times)
     host = device.host_step_seconds + len(times) * device.host_seconds
-    whole = kernel_seconds + host if device.host == "adds" else max(kernel_seconds, host)
-    return StepTime(whole, host, times)
+    return StepTime(float(joined_seconds(kernel_seconds, host, device)), host, times)
 
 
 def _time(task: Task, device: Device, cached_share: float) -> KernelTime:
     node, op = task.lead, task.work.op
     is_product = op.startswith(("matmul", "linear"))
     return KernelTime(
-        node_ids=tuple(sorted(made.id for made in task.nodes)),
+        node_ids=tuple(sorted(made.id for made in task.nodes or (node,))),
         layer=node.layer,
         op="convert" if not task.nodes else node.op.name,
         role=node.role,

@@ -125,7 +125,8 @@ def _interval(device: Device, same: bool) -> tuple[float, float]:
         return (1.0, 1.0)
     if device.accuracy is None:
         return SPEEDUP_INTERVAL
-    return (1.0 - device.accuracy.p90_error, 1.0 + device.accuracy.p90_error)
+    error = device.accuracy.p90_error
+    return (max(0.0, 1.0 - error), 1.0 + error)
 
 
 def _spread(cost: PolicyCost) -> tuple[object, ...]:

@@ -29,9 +29,6 @@ DEPTHWISE_SHARE = 0.2
 """Share of the plain peak that depthwise convolutions achieve; assumed."""
 
 
-HOST_ARCH = "x86"
-"""Architecture of a device that is its own host."""
-
 SHIFT_INSTRUCTIONS = 1.5
 """Instructions for each element of a layout change over those of a plain pass; assumed."""
 
@@ -220,5 +217,5 @@ def joined_seconds(kernels: ArrayLike, launches: ArrayLike, device: Device) -> A
 
     An accelerator works while the host launches; a processor that is its own host cannot.
     """
-    joined = np.add if device.arch == HOST_ARCH else np.maximum
+    joined = np.add if device.is_its_host else np.maximum
     return np.asarray(joined(kernels, launches))

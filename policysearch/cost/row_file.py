@@ -14,6 +14,9 @@ from policysearch.values import InputError, number, shown
 
 EXPECTED = "a JSON list of published rows"
 
+LARGEST = 1e30
+"""No number of a row is larger."""
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -60,7 +63,7 @@ class Fields:
     def positive(self, key: str) -> float:
         """Return a number above zero."""
         given = self._given(key, "a number above zero")
-        number(f"{self.where}: {key}", given)
+        number(f"{self.where}: {key}", given, highest=LARGEST)
         if given <= 0:
             raise self._wrong(key, given, "a number above zero")
         return float(given)
@@ -68,7 +71,7 @@ class Fields:
     def whole(self, key: str) -> int:
         """Return a whole number."""
         given = self._given(key, "a whole number")
-        number(f"{self.where}: {key}", given)
+        number(f"{self.where}: {key}", given, highest=LARGEST)
         if given != int(given):
             raise self._wrong(key, given, "a whole number")
         return int(given)

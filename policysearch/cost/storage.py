@@ -18,6 +18,11 @@ def _bytes(shape: Shape, format: str) -> int:
     return -(-size(shape) * format_named(format).bits // 8)
 
 
+def same_bytes(one: str, other: str) -> bool:
+    """Return whether values of both formats are stored alike, as tfloat32 is as float32."""
+    return one == other or {one, other} == {"float32", "tfloat32"}
+
+
 def roots(graph: Graph) -> list[int]:
     """Return, for each node, the node whose memory holds its value (mostly itself).
 
@@ -43,7 +48,7 @@ def roots(graph: Graph) -> list[int]:
 
 
 def _free(cast: Node, given: Node, narrow: set[tuple[str, tuple[int, ...]]]) -> bool:
-    if cast.format == given.format or {cast.format, given.format} == {"float32", "tfloat32"}:
+    if same_bytes(cast.format, given.format):
         return True
     kept_narrow = given.op.kind == "source" or (cast.layer, cast.shape) in narrow
     return cast.role == "update" and kept_narrow
@@ -58,4 +63,4 @@ def _reduces(cast: Node, graph: Graph) -> bool:
         return cast.format != "float32" and given.op.name != "amax"
     before = graph.nodes[given.inputs[0]] if given.op.name == "cast" else given
     gradient = given.role == "update" and before.role in ("dgrad", "wgrad")
-    return gradient and before.format == "float32" == cast.format
+    return gradient and same_bytes(before.format, cast.format) and cast.format == "float32"

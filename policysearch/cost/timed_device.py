@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from policysearch.cost.devices import Device, Sourced
+from policysearch.cost.devices import Device, Sourced, peak_key
 from policysearch.cost.timings import Timing, Timings
 from policysearch.files import read_text
 from policysearch.values import InputError, shown
@@ -38,7 +38,8 @@ def timed_device(name: str, timings: Timings, machine: Machine, source: str) -> 
     for row in timings.rows:
         if row.op.startswith(("matmul", "linear")):
             rate = 2 * math.prod(row.extents) / row.cached_seconds
-            peaks[row.format] = max(peaks.get(row.format, 0.0), rate)
+            format = peak_key(row.format.partition(">")[0])
+            peaks[format] = max(peaks.get(format, 0.0), rate)
         elif (row.op, row.format) == ("add", "float32"):
             bandwidth = max(bandwidth, 12 * math.prod(row.extents) / row.seconds)
     if "float32" not in peaks or not bandwidth:

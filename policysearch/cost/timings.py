@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from policysearch.formats import format_named
-from policysearch.values import InputError, number
+from policysearch.values import InputError, number, one_of
 
 Extents = tuple[int, ...]
 
@@ -20,6 +20,9 @@ ANY_PASS = "add"
 """The op that stands for one that was not timed and is no product: a pass over memory."""
 ANY_PRODUCT = "matmul.nt"
 """The op that stands for a product that was not timed."""
+
+PRODUCTS = ("linear", "matmul.nn", "matmul.nt", "matmul.tn", "matmul.tt")
+"""The ops that are products; t: an operand is transposed."""
 
 SAME_RATE = 1e-3
 """Weight of "twice the extent, twice the time" in an estimate, beside 1 for a neighbour 2x off."""
@@ -58,6 +61,12 @@ class Timing:
             format_named(name)
         if not self.extents or min(self.extents) < 1:
             raise InputError(f"extents: {list(self.extents)}; expected positive ones")
+        if self.op.startswith(("matmul", "linear")):
+            one_of("op", self.op, PRODUCTS)
+            if len(self.extents) != 4:
+                valid = "batch, rows, columns and depth of a product"
+                raise InputError(f"extents: {list(self.extents)}; expected {valid}")
+        number("extents", math.prod(self.extents), 1, 1e18)
         number("seconds", self.seconds, 1e-12, 1e6)
         number("cached_seconds", self.cached_seconds, 1e-12, 1e6)
 
@@ -83,6 +92,13 @@ class Timings:
         if given not in self._known:
             self._known[given] = self._estimate(work, given[1])
         return self._known[given]
+
+    def check(self) -> None:
+        """Raise InputError where an op that was not timed has no stand-in."""
+        timed = {row.op for row in self.rows}
+        if self.rows and not timed.issuperset((ANY_PRODUCT, ANY_PASS)):
+            given, valid = ", ".join(sorted(timed)), f"{ANY_PRODUCT} and {ANY_PASS} among them"
+            raise InputError(f"timings: {given}; expected {valid}")
 
     @cached_property
     def _known(self) -> dict[tuple[Work, float], float]:

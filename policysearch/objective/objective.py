@@ -30,9 +30,13 @@ from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
 from policysearch.train.training import train
+from policysearch.values import number
 
 JITTER = 1e-6
 """Relative change of the initial parameters that `noise` measures the spread under."""
+
+LARGEST_BATCH = 2**30
+"""No step of more examples is priced."""
 
 
 class Objective:
@@ -59,7 +63,8 @@ class Objective:
         self.fast = check_fast(fast)
         self.device = device_at(device)
         self.stack = stack_named(stack)
-        self.cost_batch_size = cost_batch_size or task.batch_size
+        self.cost_batch_size = task.batch_size if cost_batch_size is None else cost_batch_size
+        number("batch of the priced step", self.cost_batch_size, 1, LARGEST_BATCH)
         self.recompute = recompute
         self._baselines: dict[int, Measurement] = {}
         self._tracings: dict[int, Tracing] = {}
@@ -95,6 +100,10 @@ class Objective:
         """The modeled step under float32, made once."""
         return self.step_price(replace(self.float32, parallel=self.parallel))
 
+    def check_price(self) -> None:
+        """Raise InputError where float32 has no price: that is a mistake of the study."""
+        _ = self.float32_price
+
     def step_graph(self, policy: Policy) -> Graph:
         """Return the priced step under `policy`, every cast a node, on the batch of one group."""
         batch = policy.parallel.batch(self.cost_batch_size)
@@ -108,11 +117,15 @@ class Objective:
 
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step, the mean one over its phases; nothing is trained."""
-        steps = self.task.steps
-        starts = [0, *(phase.first_step for phase in policy.phases if phase.first_step < steps)]
-        lengths = [end - start for start, end in pairwise([*starts, steps])]
+        starts = [0, *self.phase_starts(policy)]
+        lengths = [end - start for start, end in pairwise([*starts, self.task.steps])]
         costs = [self._step_cost(policy.at_step(start)) for start in starts]
         return over_phases(list(zip(lengths, costs, strict=True)))
+
+    def phase_starts(self, policy: Policy) -> tuple[int, ...]:
+        """Return the first steps of the policy's phases that the run comes to."""
+        firsts = (phase.first_step for phase in policy.phases)
+        return tuple(first for first in firsts if first < self.task.steps)
 
     def _step_cost(self, policy: Policy) -> PolicyCost:
         graph = self.step_graph(policy)

@@ -88,7 +88,8 @@ def figure(results: Results, view: View) -> Figure:
     axes = fig.add_subplot()
     least = min((row.counted_gap for row in rows if row.counted_gap > 0.0), default=1e-6)
     axes.set_xscale("log")
-    axes.set_xlim(least / 2.0, max((row.loss_gap_high for row in rows), default=1.0) * 2.0 + least)
+    largest = max((max(row.loss_gap_high, row.counted_gap, least) for row in rows), default=1.0)
+    axes.set_xlim(least / 2.0, largest * 2.0 + least)
     if results.noise_gap:
         left, right = least / 2.0, results.resolution_gap
         axes.axvspan(left, right, color="tab:orange", alpha=0.18, label="10 x noise floor", lw=0)

@@ -17,6 +17,7 @@ from policysearch.report.step_cost import (
     kernel_lines,
     live_line,
     memory_lines,
+    phase_lines,
     time_lines,
 )
 from policysearch.report.table import aligned
@@ -36,10 +37,16 @@ def profile_page(objective: Objective, changes: Changes) -> str:
     """Return the page on the policy of `changes`."""
     policy = changes.policy
     cost = compare(changes.graph, changes.price, objective.float32_price)
+    phases = phase_lines(objective, policy)
+    if phases:
+        phases.append(f"all phases: {objective.price(policy).summary}")
     layers = changes.layers()
     time = changes.price.time
     blocks = [
-        [f"{policy.name} on {objective.task.model_name}, batch {objective.cost_batch_size}"],
+        [
+            f"{policy.name} on {objective.task.model_name}, batch {objective.cost_batch_size}",
+            *phases,
+        ],
         [*time_lines(cost, time), default_line(objective, cost)],
         kernel_lines(time),
         _shares("role", time.kernels, lambda k: k.role),

@@ -68,9 +68,25 @@ def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
         missing = [f"kernel by kernel: not shown: {error}"]
         return [[*told, cost.summary], memory_lines(cost), missing]
     return [
-        [*told, default_line(objective, cost), *time_lines(cost, step.time)],
+        [
+            *told,
+            default_line(objective, cost),
+            *time_lines(cost, step.time),
+            *phase_lines(objective, trial.policy),
+        ],
         kernel_lines(step.time),
         [*memory_lines(cost), live_line(step.memory)],
+    ]
+
+
+def phase_lines(objective: Objective, policy: Policy) -> list[str]:
+    """Return the line that says what is told of one phase alone; none for a policy of one."""
+    starts = objective.phase_starts(policy)
+    if not starts:
+        return []
+    return [
+        f"{1 + len(starts)} phases: kernels, and what is live, are those of the first, "
+        f"until step {starts[0]} of {objective.task.steps}"
     ]
 
 
@@ -105,7 +121,7 @@ def default_line(objective: Objective, cost: PolicyCost) -> str:
 
 def time_lines(cost: PolicyCost, time: StepTime) -> list[str]:
     """Return what sets the step's time, and how it spreads over formats, ops, casts and limits."""
-    bound = "launches by the host" if cost.host_bound else "the kernels"
+    bound = "launches by the host" if time.host_bound else "the kernels"
     launches = sum(kernel.launches for kernel in time.kernels)
     lines = [
         cost.summary,

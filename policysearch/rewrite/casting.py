@@ -15,6 +15,7 @@ from policysearch.rewrite.boundaries import Boundaries
 from policysearch.rewrite.scaling_pass import ScalingPass, is_narrow
 from policysearch.rewrite.update_pass import UpdatePass
 from policysearch.rounding.inclusion import join
+from policysearch.values import InputError
 
 
 class Casting:
@@ -117,9 +118,13 @@ class Casting:
 
     def layer(self, node: Node) -> LayerPolicy:
         """Return the formats of a node's layer; InputError where the policy has none."""
-        return (
-            self.layers[node.layer] if node.layer in self.layers else self.policy.layer(node.layer)
-        )
+        if node.layer in self.layers:
+            return self.layers[node.layer]
+        try:
+            return self.policy.layer(node.layer)
+        except InputError as error:  # the loss is in none, so that only its op can be moved
+            op = node.source or node.op.name
+            raise InputError(f"{error}; without it {op!r} has to be in fp32_ops") from None
 
     def format(self, made: int) -> str:
         """Return the format of a new node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policysearch.cost.reserved import VISIBLE_SHARE
 from policysearch.objective.objective import Objective
 from policysearch.search.results import Results
 from policysearch.search.trials import Trial
@@ -39,7 +40,7 @@ def fitting(results: Results, there: Objective, max_gap: float | None = None) ->
     costs = [(there.price(trial.policy), trial) for trial in within(results, max_gap)]
     fit = [(cost, trial) for cost, trial in costs if cost.fits]
     if not fit:
-        least = min(cost.reserved_high_bytes for cost, _ in costs)
+        least = min(cost.reserved_high_bytes for cost, _ in costs) / VISIBLE_SHARE
         raise InputError(
             f"fits: {there.device.name} with {there.device.memory_bytes / 2**30:.0f} GiB at batch "
             f"{there.cost_batch_size}; expected {least / 2**30:.1f} GiB or more, the least of the "

@@ -23,8 +23,9 @@ _ELSEWHERE = ("commands", "search", "report", "export", "verify", "importers")
 class Prices:
     """The modeled cost of a study's policies; training and its results play no part in it.
 
-    `key` is a digest of what a price depends on beside the policy: device, stack, batch, task and
-    the code of the cost model. With another key every policy is priced anew.
+    `key` is a digest of what a price depends on beside the policy: device, stack, batch, how
+    float32 is spread, what is computed again, task and the code of the cost model. With another
+    key every policy is priced anew.
     """
 
     def __init__(self, objective: Objective, records: Records, spec: StudySpec) -> None:
@@ -35,6 +36,7 @@ class Prices:
             "stack": to_plain(objective.stack),
             "batch_size": objective.cost_batch_size,
             "parallel": to_plain(objective.parallel),
+            "recompute": list(objective.recompute),
             "task": spec.task.to_plain(),
             # as recorded: results are shown without making the model
             "model": [identity.get("model", "") for identity in records.identities[-1:]],
@@ -43,7 +45,10 @@ class Prices:
         self.key = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
     def __call__(self, asked: Asked) -> PolicyCost | None:
-        """Return the modeled cost of a policy; None where the model has no price for it."""
+        """Return the modeled cost of a policy; None where the model has no price for it.
+
+        InputError where it has none for float32 either.
+        """
         known = self._records.prices.get((self.key, asked.digest))
         if known is not None:
             return known
@@ -51,6 +56,7 @@ class Prices:
             try:
                 self._new[asked.digest] = self._objective.price(from_json(asked.text))
             except InputError:
+                self._objective.check_price()
                 self._new[asked.digest] = None
         return self._new[asked.digest]
 

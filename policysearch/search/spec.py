@@ -242,7 +242,8 @@ def objective_of(
     `device` and `batch_size`, where given, are what steps are priced on and at instead.
     """
     cost = spec.cost
-    where = cost.device if device is None else device, cost.stack, batch_size or cost.batch_size
+    batch = cost.batch_size if batch_size is None else batch_size
+    where = cost.device if device is None else device, cost.stack, batch
     return Objective(spec.task, *where, spec.study.fast, spec.parallel.base, cost.recompute)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from policysearch.cost.memory import Kind, Life, StepMemory, lives
-from policysearch.cost.storage import node_bytes
+from policysearch.cost.storage import node_bytes, same_bytes
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, size
 from policysearch.policy.parallel import Parallel
@@ -140,7 +140,10 @@ def _held(
         share = _share(life, parallel, masters, parameters)
         first, last = life.first, life.last
         if life.kind == "weight_copy" and parallel.zero and parallel.groups > 1:
-            first, last = 0, end
+            if _is_kept(graph, life.owner, parameters):
+                first, last = 0, end
+            else:
+                share = 1.0
         yield life.kind, first, last, life.bytes * share
     if parallel.groups == 1:
         return
@@ -150,7 +153,22 @@ def _held(
         buffer = reduction_buffer_bytes(gradients, parallel, all_reduce)
         yield "gradient", gradients[0].id, max(last, gradients[0].id), buffer
     if parallel.zero == 3:
-        yield "weight_copy", 0, end, PREFETCHED * max(layer_bytes(parameters).values(), default=0)
+        layers = list(layer_bytes(parameters).values())
+        at_once = (sum(layers[i : i + PREFETCHED]) for i in range(len(layers)))
+        yield "weight_copy", 0, end, max(at_once, default=0)
+
+
+def _is_kept(graph: Graph, copy: Node, parameters: Mapping[int, Parameter]) -> bool:
+    """Whether a copy of a parameter is what ZeRO keeps of it; others are made of that when needed.
+
+    The 8-bit copies of a layer stand for the one in bfloat16.
+    """
+    origin = copy
+    while origin.op.converts:
+        origin = graph.nodes[origin.inputs[0]]
+    kept = parameters.get(origin.id)
+    narrow = format_named(copy.format).bits < 16
+    return kept is not None and kept.master and (narrow or copy.format == kept.working_format)
 
 
 def layer_bytes(parameters: dict[int, Parameter]) -> dict[str, int]:
@@ -164,9 +182,10 @@ def layer_bytes(parameters: dict[int, Parameter]) -> dict[str, int]:
 
 def reduction_buffer_bytes(gradients: list[Node], parallel: Parallel, all_reduce: str) -> float:
     """Return the bytes of the buffer that gradients of another format are reduced in."""
-    copied = sum(size(n.shape) for n in gradients if n.format != all_reduce)
+    sizes = [size(n.shape) for n in gradients if not same_bytes(n.format, all_reduce)]
+    copied = sum(sizes)
     if parallel.gradients == "tensors":
-        copied = max((size(n.shape) for n in gradients if n.format != all_reduce), default=0)
+        copied = max(sizes, default=0)
     if parallel.gradients == "buckets":
         copied = min(copied, int(parallel.bucket_mib * 2**20 / 4))
     return copied * format_named(all_reduce).bits / 8
