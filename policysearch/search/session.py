@@ -147,15 +147,21 @@ class Session:
             place = self.folder / f"{key.digest}-{key.seed}.npz"
         return Job(policy, key.seed, key.jitter, key.steps, key.until, place, key.width)
 
-    def confirming(self, trials: Sequence[Trial], horizon: Horizon) -> dict[RunKey, Policy]:
-        """Return the runs that confirm `trials` over `horizon` and are still to be trained."""
+    def confirming(
+        self, trials: Sequence[Trial], horizon: Horizon, retry_failed: bool = False
+    ) -> dict[RunKey, Policy]:
+        """Return the runs that confirm `trials` over `horizon` and are still to be trained.
+
+        With `retry_failed` also those that failed.
+        """
+        runs = self.records.runs
+        known = {k for k, run in runs.items() if not (retry_failed and isinstance(run, Failure))}
         policies = [self.float32, *(trial.policy for trial in trials)]
         return {
             key: policy
             for policy in policies
             for seed in horizon.seeds
-            if (key := RunKey(trained_digest(policy), seed, 0.0, horizon.steps))
-            not in self.records.runs
+            if (key := RunKey(trained_digest(policy), seed, 0.0, horizon.steps)) not in known
         }
 
     def record(self, asked: Asked) -> None:

@@ -80,6 +80,7 @@ def confirm_study(
     seeds: int = 1,
     share: float | None = None,
     every: bool = False,
+    retry_failed: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
     executor: Make | None = None,
@@ -88,7 +89,8 @@ def confirm_study(
 
     Over `factor` times the steps of the task and on `seeds` seeds that the search did not use.
     `share` bounds the cost as a share of the study's own training steps; None trains all of them,
-    and with `every` each policy of the study that did not diverge.
+    and with `every` each policy of the study that did not diverge. Longer runs that were recorded
+    as failed are started again only with `retry_failed`.
     Raises InputError as `run_study`.
     """
     with _session(spec, objective_of(spec), storage) as session:
@@ -97,7 +99,7 @@ def confirm_study(
         chosen = candidates(results, every)
         if share is not None:
             chosen = within_budget(results, chosen, horizon, share)
-        runs = session.confirming(chosen, horizon) if chosen else {}
+        runs = session.confirming(chosen, horizon, retry_failed) if chosen else {}
         made = executor or partial(make_executor, processes=processes, jobs=max(1, len(runs)))
         with made(session.objective) as running:
             for done, (key, outcome) in enumerate(session.trained(running, runs), 1):
