@@ -167,15 +167,14 @@ class Session:
     def record(self, asked: Asked) -> None:
         """Record a policy whose runs have ended, with what it is worth."""
         result, runs = self._scored(asked), self.records.runs
-        values = None
+        values: dict[str, float] | None = None
         readable: dict[str, object] = {"name": policy_name(asked.text)}
         if isinstance(result, Trial):
-            axes = {
+            values = {
                 "loss_gap": result.loss_gap,
                 "speedup": result.cost.speedup,
                 "memory_ratio": result.cost.memory_ratio,
             }
-            values = [axes[name] for name in self.spec.objectives.names]
             readable |= {"validation_accuracy": result.validation_accuracy}
             readable |= {"divergence": result.divergence} if result.diverged else {}
         elif result is not None:

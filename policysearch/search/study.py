@@ -150,9 +150,12 @@ def _session(
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)
+        # Of runs whose record of it was lost to damage, only the task is taken for granted.
+        lost = {**identity, "code": {}, "libraries": {}}
+        last = [lost if records.runs else identity, *records.identities][-1]
+        check_identity(last, identity, str(storage), accept_changes)
         if not records.identities:
-            records.add_identity(identity)
-        check_identity(records.identities[-1], identity, str(storage), accept_changes)
+            records.add_identity(last)
         if differences(records.identities[-1], identity):
             records.add_identity(identity)
         code = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -178,7 +181,9 @@ def load_results(spec: StudySpec, storage: Path) -> Results:
     check_name(reading, spec.study.name, storage)
     records = Records(reading.lines)
     if not records.identities:
-        raise InputError(f"storage {storage}: no results yet; expected those of a run")
+        fault = "what made its results was lost" if records.runs else "no results yet"
+        valid = "`run --accept-changes`" if records.runs else "those of a run"
+        raise InputError(f"storage {storage}: {fault}; expected {valid}")
     check_task(records.identities[-1], spec.task.to_plain(), str(storage))
     prices = Prices(objective_of(spec), records, spec)
     return read_results(records, spec, prices, prices.references)
