@@ -121,6 +121,7 @@ def confirm_study(
     seeds: int = 1,
     share: float | None = None,
     every: bool = False,
+    retry_failed: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
     executor: Any = None,
@@ -130,8 +131,8 @@ def confirm_study(
     The front and the policies right behind it (with `every`, all that did not diverge), over
     `factor` times the steps and on `seeds` seeds that the search did not use; `share` bounds the
     cost as a share of the search's own training steps. A policy whose gap does not hold is marked
-    in every view, and not picked. `executor` and InputError as of `run_study`; also where there is
-    nothing to confirm yet.
+    in every view, and not picked. `retry_failed`, `executor` and InputError as of `run_study`; also
+    where there is nothing to confirm yet.
     """
     path = default_storage(study) if storage is None else Path(storage)
     load_results(study, path)
@@ -142,6 +143,7 @@ def confirm_study(
         seeds=seeds,
         share=share,
         every=every,
+        retry_failed=retry_failed,
         processes=processes,
         progress=progress,
         executor=workers_of(executor),

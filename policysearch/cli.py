@@ -198,7 +198,11 @@ def _searched(options: argparse.Namespace, spec: StudySpec, cluster: Cluster | N
     if options.no_confirm or not spec.study.confirm_share or not results.front:
         return results
     study = spec.study
-    return confirmed(options, spec, study.confirm_factor, 1, study.confirm_share, executor=cluster)
+    return confirmed(
+        *(options, spec, study.confirm_factor, 1, study.confirm_share),
+        executor=cluster,
+        retry_failed=options.retry_failed,
+    )
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from policysearch.search.effective import Effective
 from policysearch.search.results import Results
 from policysearch.search.space import Space, make_space
 from policysearch.search.space_section import SpaceSection
+from policysearch.search.storage import exclusive
 from policysearch.search.target import as_run, differences, offered
 from policysearch.values import InputError
 from tests.studies import write_study
@@ -171,6 +172,12 @@ def test_an_export_of_what_runs_otherwise_shows_both(
     error = capsys.readouterr().err
     assert error.startswith("policysearch: --strict: layer ") and error.count("\n") == 1
     assert not folder.exists()
+    with exclusive(Path(places[2])):  # as by a run under way
+        assert main(["export", *places, "--trial", number, "--out", str(folder)]) == 2
+    refused = capsys.readouterr()
+    assert "in use by another run" in refused.err
+    written = {f"wrote {path}" for path in folder.iterdir()}
+    assert written and written <= set(refused.out.splitlines())
 
 
 def test_an_unknown_target_of_a_study_is_a_mistake(

@@ -33,6 +33,7 @@ def confirmed(
     share: float | None = None,
     every: bool = False,
     executor: Cluster | None = None,
+    retry_failed: bool = False,
 ) -> Results:
     """Train the front, or `every` policy, `factor` times longer, and return the results."""
     what = "runs that confirm " + ("each policy" if every else "the front")
@@ -44,6 +45,7 @@ def confirmed(
             seeds=seeds,
             share=share,
             every=every,
+            retry_failed=retry_failed,
             processes=options.processes,
             progress=bar,
             executor=executor,
@@ -55,7 +57,7 @@ def _confirm(options: argparse.Namespace) -> None:
     if options.seeds < 1:
         raise InputError(f"--seeds: {options.seeds}; expected at least 1")
     factor = _factor(options.steps, spec)
-    results = confirmed(options, spec, factor, options.seeds, every=options.all)
+    results = confirmed(options, spec, factor, options.seeds, every=options.all, retry_failed=True)
     print(confirmed_table(results))
 
 

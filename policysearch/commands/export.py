@@ -57,7 +57,7 @@ def _export(options: argparse.Namespace) -> None:
             f'{options.target} runs as it is, as with study.target = "{options.target}"'
         )
     paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
-    print("\n".join(notes))
+    print("\n".join((*notes, *(f"wrote {path}" for path in paths))))
     if different:
         found, number, _ = api.try_policy(running, spec, options.storage)
         print(f"\nas {options.target} runs it:")
@@ -65,8 +65,6 @@ def _export(options: argparse.Namespace) -> None:
         print("\n".join(exported_notes(results, trial)))
     if beside := beside_baseline(results, trial):
         print(beside)
-    for path in paths:
-        print(f"wrote {path}")
 
 
 def _picked(results: Results, options: argparse.Namespace) -> Trial:

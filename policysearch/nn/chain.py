@@ -31,6 +31,7 @@ class Chain(Model):
     whole: bool = False
     rows_per_example: int = 1
     loss: str = ""
+    named: bool = False
 
     def __post_init__(self) -> None:
         names = self.layer_names
@@ -45,6 +46,10 @@ class Chain(Model):
     @property
     def layer_names(self) -> tuple[str, ...]:
         return tuple(name for layer in self.layers for name in names_of(layer))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return "" if self.named else super().fingerprint
 
     @cached_property
     def layer_types(self) -> Mapping[str, str]:

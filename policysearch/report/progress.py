@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -66,7 +67,7 @@ class Bar:
             # Trials of an earlier run took none of this one's time.
             stream: Any = _Tolerant()
             self._bar = tqdm(
-                total=self._total,
+                total=self._total and max(self._total, math.ceil(trained)),
                 initial=trained,
                 file=stream,
                 mininterval=0.1 if stream.isatty() else 10.0,
@@ -78,6 +79,8 @@ class Bar:
             self._front_at = now
             beside = [self._beside()] if self._beside else []
             self._bar.set_postfix_str(", ".join([*beside, _said(results())]), refresh=False)
+        if self._total is not None:  # Presets that were added to the study come on top of it.
+            self._bar.total = max(self._total, math.ceil(trained))
         self._bar.update(trained - self._bar.n)
 
     def _format(self) -> str:

@@ -148,10 +148,24 @@ def _confirmed(row: Row) -> str:
 
 
 def confirmed_table(results: Results) -> str:
-    """Return every confirmed policy, short gap against long, and what the long one was beside."""
-    rows = [row for row in results.rows() if row.confirmed_gap is not None]
-    if not rows:
-        return results.cannot_rank or "nothing confirmed yet"
+    """Return every confirmed policy, short gap against long, and what the long one was beside.
+
+    Those of one horizon together, the longest first; then what longer runs said nothing of.
+    """
+    rows = [row for row in results.rows() if row.confirmed_steps is not None]
+    horizons = sorted({row.confirmed_steps or 0 for row in rows}, reverse=True)
+    blocks = [
+        _at_horizon(results, [row for row in rows if row.confirmed_steps == steps])
+        for steps in horizons
+    ]
+    why = dict(results.unconfirmed)
+    lost = [t for t in results.trials if t.digest in why]
+    blocks += [[f"trial {t.number} not confirmed: {why[t.digest]}" for t in lost]] * bool(lost)
+    said = "\n\n".join("\n".join(block) for block in blocks)
+    return said or results.cannot_rank or "nothing confirmed yet"
+
+
+def _at_horizon(results: Results, rows: Sequence[Row]) -> list[str]:
     first = rows[0]
     head = (
         f"confirmed over {first.confirmed_steps} steps, on seeds the search did not use; float32's "
@@ -171,7 +185,7 @@ def confirmed_table(results: Results) -> str:
     ]
     titles = ("trial", "policy", "modeled speedup", "short gap", "long gap", "verdict")
     course = ("trend", "of float32's loss on the way")
-    return "\n".join([head, "", *aligned([(*titles, *course), *cells])])
+    return [head, "", *aligned([(*titles, *course), *cells])]
 
 
 def _course(trend: Trend) -> tuple[str, str]:

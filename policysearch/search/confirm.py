@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from policysearch.objective.score import DIVERGED_GAP, Measurement, Outcome, gap, gap_curve
+from policysearch.objective.score import (
+    DIVERGED_GAP,
+    Failure,
+    Measurement,
+    Outcome,
+    gap,
+    gap_curve,
+)
 from policysearch.search.front import non_dominated
 from policysearch.search.results import Results
 from policysearch.search.run_key import RunKey
@@ -60,28 +67,51 @@ def within_budget(
     return list(ordered[: max(0, affordable)])
 
 
+Longer = tuple[RunKey, Outcome, Outcome]
+"""A run over more steps than the task's, and float32's over as many with the same seed."""
+
+
 def confirmations(
     runs: Mapping[RunKey, Outcome], base: str, digests: Sequence[str]
 ) -> dict[str, Confirmation]:
     """Return what the longest runs of these policies have come to, by digest.
 
-    Only the longest horizon that float32 (digest `base`) was trained over counts.
+    Each over the longest horizon at which a run of it and one of float32 (digest `base`) with the
+    same seed came to their end, so a longer one that is under way takes no verdict away.
     """
-    longest = max((k.steps for k in runs if k.digest == base and k.steps), default=None)
-    if longest is None:
-        return {}
-    seeds = sorted(k.seed for k in runs if k.digest == base and k.steps == longest)
+    measured: dict[str, dict[int, list[tuple[int, Measurement, Measurement]]]] = {}
+    for key, run, beside in _longer(runs, base, digests):
+        sound = isinstance(beside, Measurement) and not beside.diverged
+        if sound and isinstance(run, Measurement) and isinstance(beside, Measurement):
+            horizons = measured.setdefault(key.digest, {})
+            horizons.setdefault(key.steps or 0, []).append((key.seed, run, beside))
+    return {digest: _confirmation(max(at), at[max(at)]) for digest, at in measured.items()}
+
+
+def unconfirmed(
+    runs: Mapping[RunKey, Outcome], base: str, digests: Sequence[str]
+) -> dict[str, str]:
+    """Return, by digest, why longer runs of these policies came to no verdict, in words."""
+    confirmed = confirmations(runs, base, digests)
     found = {}
-    for digest in digests:
-        measured = [
-            (seed, run, beside)
-            for seed in seeds
-            if isinstance(run := runs.get(RunKey(digest, seed, 0.0, longest)), Measurement)
-            and isinstance(beside := runs[RunKey(base, seed, 0.0, longest)], Measurement)
-        ]
-        if measured:
-            found[digest] = _confirmation(longest, measured)
+    for key, run, beside in _longer(runs, base, digests):
+        if key.digest not in confirmed:
+            if isinstance(beside, Failure):
+                found[key.digest] = f"float32's run over {key.steps} steps failed: {beside.reason}"
+            elif isinstance(run, Failure):
+                found[key.digest] = f"its run over {key.steps} steps failed: {run.reason}"
+            else:
+                found[key.digest] = f"float32 itself diverges within {key.steps} steps"
     return found
+
+
+def _longer(runs: Mapping[RunKey, Outcome], base: str, digests: Sequence[str]) -> Iterator[Longer]:
+    """Yield the longer runs of these policies that float32 has one beside, by seed."""
+    wanted = set(digests)
+    for key in sorted((k for k in runs if k.steps), key=lambda k: (k.steps, k.seed)):
+        beside = runs.get(replace(key, digest=base))
+        if beside is not None and key.digest in wanted:
+            yield key, runs[key], beside
 
 
 def _confirmation(

@@ -93,17 +93,27 @@ def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
         with threadpool_limits(1):
             how = job.seed, job.jitter, job.steps, job.until, job.checkpoint, job.width
             return objective.measure(job.policy, *how), False
-    except Exception as error:  # Whatever a policy does to its training is a result.
+    except (Exception, SystemExit) as error:  # Whatever a policy does to its training is a result.
         said = " ".join(str(error).split())
         reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
         return Failure(reason), isinstance(error, MemoryError | OSError)
+
+
+def unlike(objective: Objective, model: str) -> str:
+    """Return why the objective's model is none of the fingerprint `model`; "" where it is."""
+    try:
+        found = objective.model.fingerprint
+    except (InputError, OSError) as error:
+        return str(error)
+    return "" if found == model else "its model is another; expected the file to stay as it was"
 
 
 class ProcessExecutor:
     """Runs jobs in `processes` fresh processes with one BLAS thread each, which share the data.
 
     Every process is a pool of its own, so that one that is killed takes only its own job along.
-    On an exception, Ctrl-C included, running jobs are ended: their results are not wanted.
+    On an exception, Ctrl-C included, running jobs are ended: their results are not wanted. `run`
+    raises InputError where a process finds another model in the file that the study names.
     """
 
     in_order = True
@@ -194,7 +204,10 @@ class ProcessExecutor:
             1,
             multiprocessing.get_context("spawn"),
             initializer=_prepare,
-            initargs=(self._task, objective.device.name, objective.stack.name, objective.fast),
+            initargs=(
+                *(self._task, objective.model.fingerprint),
+                *(objective.device.name, objective.stack.name, objective.fast),
+            ),
         )
         self._pools.append(pool)
         return pool
@@ -212,14 +225,16 @@ def make_executor(objective: Objective, processes: int | None, jobs: int) -> Exe
 
 
 _worker: list[Objective] = []
+_model: list[str] = []
 
 
-def _prepare(task: Task, device: str, stack: str, fast: Fast | None) -> None:
+def _prepare(task: Task, model: str, device: str, stack: str, fast: Fast | None) -> None:
     """Make this process a worker: Ctrl-C is the parent's to handle, and its death is ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threadpool_limits(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
     _worker.append(Objective(task, device, stack, fast=fast))
+    _model.append(model)
 
 
 def _ready() -> bool:
@@ -235,4 +250,8 @@ def _follow_parent() -> None:
 
 
 def _measure(job: Job) -> tuple[Outcome, bool]:
+    with contextlib.suppress(MemoryError):  # Of which the run itself will tell.
+        if _model and (why := unlike(_worker[0], _model[0])):
+            raise InputError(f"training processes: {why}")
+    _model.clear()
     return attempted(_worker[0], job)

@@ -40,9 +40,8 @@ def found(results: Results) -> Found | None:
     measure = yardstick(ladder_costs(results))
     slower = regret(gaps, costs, start)[:, 0]
     volume = measure.volume(gaps, costs)
-    return Found(
-        volume, gain(measure, gaps, costs, start), float(slower.mean()), float(slower.max())
-    )
+    added = max(0.0, gain(measure, gaps, costs, start))  # a difference of volumes, rounded
+    return Found(volume, added, float(slower.mean()), float(slower.max()))
 
 
 def ladder_costs(results: Results) -> Array:

@@ -134,17 +134,22 @@ def check_identity(
     """
     check_task(recorded, now["task"], where)
     for key in ("model", "data"):
-        if recorded.get(key, "") != now[key]:
-            raise InputError(
-                f"storage {where}: {key} differs: {now[key][:12] or 'built in'}; expected "
-                f"{recorded.get(key, '')[:12] or 'built in'}, which made its results "
-                "(name another file with --storage to start afresh)"
-            )
+        check_part(key, recorded, now[key], f"storage {where}")
     changed = differences(recorded, now)
     if changed and not accept:
         raise InputError(
             f"storage {where}: {'; '.join(changed)}; expected what made its results (name another "
             "file with --storage, or mix both with --accept-changes, which is recorded)"
+        )
+
+
+def check_part(key: str, recorded: Mapping[str, Any], now: str, where: str) -> None:
+    """Raise InputError unless the fingerprint of the model, or of the data, is as `recorded`."""
+    if recorded.get(key, "") != now:
+        raise InputError(
+            f"{where}: {key} differs: {now[:12] or 'built in'}; expected "
+            f"{recorded.get(key, '')[:12] or 'built in'}, which made its results "
+            "(name another file with --storage to start afresh)"
         )
 
 

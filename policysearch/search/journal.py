@@ -30,6 +30,9 @@ _OPTUNA_KEYS = frozenset(
     )
 )
 
+# All but 1, which deletes the study: what is left of that is a journal nobody can go on with.
+_OPTUNA_OPS = (0, *range(2, 11))
+
 
 @dataclass(frozen=True)
 class Line:
@@ -78,7 +81,7 @@ def read_line(text: bytes) -> Line | None:
         record = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or "op_code" not in record:
+    if not isinstance(record, dict) or record.get("op_code") not in _OPTUNA_OPS:
         return None
     return Line(record, None) if record.keys() <= _OPTUNA_KEYS else None
 

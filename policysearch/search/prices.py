@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import from_json, with_accumulator
 from policysearch.policy.presets import TF32, preset
-from policysearch.search.identity import code_fingerprints
+from policysearch.search.identity import check_part, code_fingerprints
 from policysearch.search.records import Asked, Records, compact
 from policysearch.search.spec import StudySpec
 from policysearch.search.target import as_run
@@ -53,12 +54,20 @@ class Prices:
         if known is not None:
             return known
         if asked.digest not in self._new:
+            objective = self._checked
             try:
-                self._new[asked.digest] = self._objective.price(from_json(asked.text))
+                self._new[asked.digest] = objective.price(from_json(asked.text))
             except InputError:
                 self._objective.check_price()
                 self._new[asked.digest] = None
         return self._new[asked.digest]
+
+    @cached_property
+    def _checked(self) -> Objective:
+        """What prices policies; InputError where its model is not the one that was trained."""
+        for identity in self._records.identities[-1:]:
+            check_part("model", identity, self._objective.model.fingerprint, "results")
+        return self._objective
 
     @property
     def references(self) -> tuple[tuple[str, PolicyCost], ...]:

@@ -215,18 +215,19 @@ class Records:
         outcomes: Mapping[int, Outcome],
         priced_on: str,
         cost: PolicyCost | None,
-        values: Sequence[float] | None,
+        values: Mapping[str, float] | None,
         readable: Mapping[str, Any],
     ) -> None:
-        """Record a policy with all it measured.
+        """Record a policy with all it measured, `outcomes` by seed.
 
-        `outcomes` by seed; `values` are the objectives in their own units (nats for the gap),
-        None where a run failed; `readable` is shown beside them by Optuna's tools.
+        The journal takes of `values`, by objective in their own units and None where a run failed,
+        those it was made with. Optuna's tools show `readable` too.
         """
-        diverged = any(isinstance(run, Measurement) and run.diverged for run in outcomes.values())
-        trial = optuna.trial.create_trial(
+        study = self._writable().study
+        lost = any(isinstance(run, Measurement) and run.diverged for run in outcomes.values())
+        made = optuna.trial.create_trial(
             state=TrialState.FAIL if values is None else TrialState.COMPLETE,
-            values=values,
+            values=None if values is None else [values[n] for n in study.metric_names or ()],
             params=dict(asked.params),
             distributions=dict(distributions),
             user_attrs={
@@ -234,17 +235,15 @@ class Records:
                 **({"by_hand": True} if asked.by_hand else {}),
                 "policy": asked.text,
                 "digest": asked.digest,
-                "place": asked.place,
-                "told": asked.told,
-                "start": asked.start,
+                **{"place": asked.place, "told": asked.told, "start": asked.start},
                 "presets": list(asked.presets),
-                "runs": {str(seed): _plain(outcome) for seed, outcome in outcomes.items()},
+                "runs": {str(seed): _plain(run) for seed, run in outcomes.items()},
                 "priced_on": priced_on,
                 "cost": None if cost is None else to_plain(cost),
             },
-            constraints={"diverged": float(diverged)},
+            constraints={"diverged": float(lost)},
         )
-        self._writable().study.add_trial(trial)
+        study.add_trial(made)
         self.trials.append(replace(asked, number=self._trials_made))
         self._trials_made += 1
         self._end(self.trials[-1])

@@ -16,7 +16,7 @@ from policysearch.search.noise import Interval, intervals
 from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank
 from policysearch.search.rows import Row, own_columns
 from policysearch.search.spec import ObjectiveName, StudySpec
-from policysearch.search.trend import Trend, columns, trends
+from policysearch.search.trend import Trend, columns, later_trends, trends
 from policysearch.search.trials import Confirmation, FailedTrial, Trial
 from policysearch.values import InputError
 
@@ -31,7 +31,8 @@ class Results:
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
     when its initial parameters are jittered by 1e-6; None if not measured. `float32_fault`: why
     nothing can be compared with float32, where it diverged or failed itself. `confirmed`: (digest,
-    confirmation) of policies that were trained longer; see `search.confirm`. `mixed`: changes of
+    confirmation) of policies that were trained longer, `unconfirmed`: (digest, why) of those whose
+    longer runs came to no verdict; see `search.confirm`. `mixed`: changes of
     code or libraries amid the results, which a run was told to accept. `references`: modeled costs
     of what speedups are given against, by preset: float32, TF32 where the device has it, and the
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
@@ -51,6 +52,7 @@ class Results:
     stopped: str = ""
     looked: Looked | None = None
     left: tuple[tuple[str, PolicyCost], ...] = ()
+    unconfirmed: tuple[tuple[str, str], ...] = ()
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -161,10 +163,7 @@ class Results:
 
     @cached_property
     def _confirmed_trends(self) -> dict[str, Trend]:
-        curves = [confirmation.gap_curves for _, confirmation in self.confirmed]
-        steps = max((confirmation.steps for _, confirmation in self.confirmed), default=0)
-        found = trends(curves, steps, self.resolution_gap)
-        return {digest: trend for (digest, _), trend in zip(self.confirmed, found, strict=True)}
+        return later_trends(self.confirmed, self.resolution_gap)
 
     def confirmed_trend(self, trial: Trial) -> Trend:
         """Return where the trial's gap goes over the longer run; empty where there is none."""
@@ -205,8 +204,8 @@ class Results:
             return self.cannot_rank
         confirmed = self.confirmation(trial)
         if confirmed is None:
-            steps = self.spec.task.steps
-            known = trial.early_sign or f"nothing is known of it beyond {steps} steps"
+            known = dict(self.unconfirmed).get(trial.digest) or trial.early_sign
+            known = known or f"nothing is known of it beyond {self.spec.task.steps} steps"
             return f"not confirmed: {known}"
         fault = self.fault(trial)
         if fault:

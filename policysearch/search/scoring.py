@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Failure, Measurement, Outcome, gap, score
-from policysearch.search.confirm import confirmations
+from policysearch.search.confirm import confirmations, unconfirmed
 from policysearch.search.identity import differences
 from policysearch.search.looked import Prices, looked
 from policysearch.search.ranking import Learned
@@ -18,8 +20,10 @@ from policysearch.search.records import Asked, Records, digest_of_runs
 from policysearch.search.results import Results
 from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec
-from policysearch.search.trials import Confirmation, FailedTrial, Trial, policy_name
+from policysearch.search.trials import FailedTrial, Trial, policy_name
 from policysearch.train.tasks import Task
+
+T = TypeVar("T")
 
 
 def read_results(
@@ -52,15 +56,14 @@ def read_results(
         noise_gap(records.runs, base, seeds),
         tuple(failed),
         float32_fault(records.runs, base, spec.task, seeds),
-        tuple(
-            change for old, new in pairwise(records.identities) for change in differences(old, new)
-        ),
-        _confirmed(records, base, trials),
+        tuple(change for pair in pairwise(records.identities) for change in differences(*pair)),
+        _by_digest(trials, partial(confirmations, records.runs, base)),
         tuple(references),
         learned(records.runs, base, seeds),
         records.stops[-1] if records.stops else "",
         looked(records, spec, base, prices),
         _left(records, prices),
+        _by_digest(trials, partial(unconfirmed, records.runs, base)),
     )
 
 
@@ -71,13 +74,13 @@ def _left(records: Records, prices: Prices) -> tuple[tuple[str, PolicyCost], ...
     return tuple((policy_name(each.text), cost) for each, cost in priced if cost is not None)
 
 
-def _confirmed(
-    records: Records, base: str, trials: Sequence[Trial]
-) -> tuple[tuple[str, Confirmation], ...]:
-    """Return (digest, confirmation) of the trials whose policy was trained longer."""
+def _by_digest(
+    trials: Sequence[Trial], found: Callable[[list[str]], Mapping[str, T]]
+) -> tuple[tuple[str, T], ...]:
+    """Return (digest, what is found) of the trials, by the digests of their runs."""
     trained = {trial.digest: digest_of_runs(trial.text, trial.digest) for trial in trials}
-    found = confirmations(records.runs, base, list(dict.fromkeys(trained.values())))
-    return tuple((digest, found[run]) for digest, run in trained.items() if run in found)
+    by_run = found(list(dict.fromkeys(trained.values())))
+    return tuple((digest, by_run[run]) for digest, run in trained.items() if run in by_run)
 
 
 def _each_once(trials: Sequence[Asked]) -> list[Asked]:

@@ -147,29 +147,34 @@ class Session:
             place = self.folder / f"{key.digest}-{key.seed}.npz"
         return Job(policy, key.seed, key.jitter, key.steps, key.until, place, key.width)
 
-    def confirming(self, trials: Sequence[Trial], horizon: Horizon) -> dict[RunKey, Policy]:
-        """Return the runs that confirm `trials` over `horizon` and are still to be trained."""
+    def confirming(
+        self, trials: Sequence[Trial], horizon: Horizon, retry_failed: bool = False
+    ) -> dict[RunKey, Policy]:
+        """Return the runs that confirm `trials` over `horizon` and are still to be trained.
+
+        With `retry_failed` also those that failed.
+        """
+        runs = self.records.runs
+        known = {k for k, run in runs.items() if not (retry_failed and isinstance(run, Failure))}
         policies = [self.float32, *(trial.policy for trial in trials)]
         return {
             key: policy
             for policy in policies
             for seed in horizon.seeds
-            if (key := RunKey(trained_digest(policy), seed, 0.0, horizon.steps))
-            not in self.records.runs
+            if (key := RunKey(trained_digest(policy), seed, 0.0, horizon.steps)) not in known
         }
 
     def record(self, asked: Asked) -> None:
         """Record a policy whose runs have ended, with what it is worth."""
         result, runs = self._scored(asked), self.records.runs
-        values = None
+        values: dict[str, float] | None = None
         readable: dict[str, object] = {"name": policy_name(asked.text)}
         if isinstance(result, Trial):
-            axes = {
+            values = {
                 "loss_gap": result.loss_gap,
                 "speedup": result.cost.speedup,
                 "memory_ratio": result.cost.memory_ratio,
             }
-            values = [axes[name] for name in self.spec.objectives.names]
             readable |= {"validation_accuracy": result.validation_accuracy}
             readable |= {"divergence": result.divergence} if result.diverged else {}
         elif result is not None:

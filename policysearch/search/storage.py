@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -26,6 +27,8 @@ except ImportError:  # Windows: two runs of one study at once are not caught the
 
 Direction = Literal["minimize", "maximize"]
 _CREATE_STUDY = 0
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class _NoLock(JournalFileOpenLock):
@@ -43,6 +46,7 @@ class SealedJournal(JournalFileBackend):
 
     def __init__(self, path: Path, next_place: int) -> None:
         self._path, self._next_place = path, next_place
+        self._held = os.stat(path)
         super().__init__(str(path), lock_obj=_NoLock(str(path)))
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -51,6 +55,7 @@ class SealedJournal(JournalFileBackend):
         text = b"".join(sealed(log, place) for log, place in zip(logs, places, strict=True))
         try:
             with open(self._path, "r+b", buffering=0) as file:
+                self._check(os.fstat(file.fileno()))
                 _append(file, text)
         except OSError as error:
             raise InputError(
@@ -58,6 +63,24 @@ class SealedJournal(JournalFileBackend):
                 "(run again to resume: what was finished before is kept)"
             ) from None
         self._next_place += len(logs)
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """Yield the records from there on; InputError where another file has taken the place."""
+        try:
+            self._check(os.stat(self._path))
+        except OSError as error:
+            raise InputError(
+                f"storage {self._path}: {error.strerror}; expected it to stay while a study runs"
+            ) from None
+        yield from super().read_logs(log_number_from)
+
+    def _check(self, found: os.stat_result) -> None:
+        """Raise InputError unless this is the file that is held: others may be another run's."""
+        if not os.path.samestat(found, self._held):
+            raise InputError(
+                f"storage {self._path}: another file than the one this run holds; expected it to "
+                "stay while a study runs (what was finished before is in the other)"
+            )
 
 
 def _append(file: IO[bytes], text: bytes) -> None:
@@ -119,8 +142,13 @@ def _take(descriptor: int, path: Path) -> None:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise InputError(f"storage {path}: in use by another run; expected one at a time") from None
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        if error.errno in _TAKEN:
+            taken = "in use by another run; expected one at a time"
+            raise InputError(f"storage {path}: {taken}") from None
+        raise InputError(f"storage {path}: {reason(error)}; expected a file to lock") from None
 
 
 @contextlib.contextmanager

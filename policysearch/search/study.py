@@ -80,6 +80,7 @@ def confirm_study(
     seeds: int = 1,
     share: float | None = None,
     every: bool = False,
+    retry_failed: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
     executor: Make | None = None,
@@ -88,7 +89,8 @@ def confirm_study(
 
     Over `factor` times the steps of the task and on `seeds` seeds that the search did not use.
     `share` bounds the cost as a share of the study's own training steps; None trains all of them,
-    and with `every` each policy of the study that did not diverge.
+    and with `every` each policy of the study that did not diverge. Longer runs that were recorded
+    as failed are started again only with `retry_failed`.
     Raises InputError as `run_study`.
     """
     with _session(spec, objective_of(spec), storage) as session:
@@ -97,7 +99,7 @@ def confirm_study(
         chosen = candidates(results, every)
         if share is not None:
             chosen = within_budget(results, chosen, horizon, share)
-        runs = session.confirming(chosen, horizon) if chosen else {}
+        runs = session.confirming(chosen, horizon, retry_failed) if chosen else {}
         made = executor or partial(make_executor, processes=processes, jobs=max(1, len(runs)))
         with made(session.objective) as running:
             for done, (key, outcome) in enumerate(session.trained(running, runs), 1):
@@ -148,9 +150,12 @@ def _session(
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)
+        # Of runs whose record of it was lost to damage, only the task is taken for granted.
+        lost = {**identity, "code": {}, "libraries": {}}
+        last = [lost if records.runs else identity, *records.identities][-1]
+        check_identity(last, identity, str(storage), accept_changes)
         if not records.identities:
-            records.add_identity(identity)
-        check_identity(records.identities[-1], identity, str(storage), accept_changes)
+            records.add_identity(last)
         if differences(records.identities[-1], identity):
             records.add_identity(identity)
         code = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -176,7 +181,9 @@ def load_results(spec: StudySpec, storage: Path) -> Results:
     check_name(reading, spec.study.name, storage)
     records = Records(reading.lines)
     if not records.identities:
-        raise InputError(f"storage {storage}: no results yet; expected those of a run")
+        fault = "what made its results was lost" if records.runs else "no results yet"
+        valid = "`run --accept-changes`" if records.runs else "those of a run"
+        raise InputError(f"storage {storage}: {fault}; expected {valid}")
     check_task(records.identities[-1], spec.task.to_plain(), str(storage))
     prices = Prices(objective_of(spec), records, spec)
     return read_results(records, spec, prices, prices.references)

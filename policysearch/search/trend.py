@@ -17,6 +17,7 @@ from typing import Any
 
 from policysearch.objective.score import CURVE_SHARES, GapCurve
 from policysearch.search.noise import Interval, intervals
+from policysearch.search.trials import Confirmation
 
 ONE_SEED = "one seed"
 
@@ -87,6 +88,15 @@ def trends(curves: Sequence[Sequence[GapCurve]], steps: int, least: float) -> li
         words = _direction(nats, least, gaps), _direction(share, least / loss, gaps)
         made[i] = Trend(points, *words, mean, nats.high - nats.mean if nats else None)
     return made
+
+
+def later_trends(confirmed: Sequence[tuple[str, Confirmation]], least: float) -> dict[str, Trend]:
+    """Return by digest where gaps go over the longer runs, among those of equal length."""
+    found: dict[str, Trend] = {}
+    for steps in {confirmation.steps for _, confirmation in confirmed}:
+        alike = {digest: each.gap_curves for digest, each in confirmed if each.steps == steps}
+        found |= zip(alike, trends(list(alike.values()), steps, least), strict=True)
+    return found
 
 
 def _change(curve: GapCurve, ends: Sequence[int]) -> tuple[float, float, float] | None:

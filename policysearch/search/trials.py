@@ -150,7 +150,8 @@ class Confirmation:
         """
         if self.diverged:
             return f"diverges within {self.steps} steps"
-        share = self.loss_gap / self.float32_loss
+        most = math.inf if self.loss_gap > 0.0 else 0.0
+        share = self.loss_gap / self.float32_loss if self.float32_loss else most
         if share > SHARE_OF_LOSS:
             return f"{share:.0%} of float32's own loss at {self.steps} steps"
         if share > SMALL_SHARE and self.loss_gap > GROWTH * short_gap:

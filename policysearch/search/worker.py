@@ -13,11 +13,10 @@ from policysearch.cost.stacks import STACKS
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
 from policysearch.rounding.rounder import Fast
-from policysearch.search.executors import attempted
+from policysearch.search.executors import attempted, unlike
 from policysearch.search.identity import code_fingerprints, libraries
 from policysearch.search.jobs import Job
 from policysearch.train.tasks import Task
-from policysearch.values import InputError
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,10 @@ def said_identity() -> dict[str, Any]:
 
 def prepared(payload: Payload) -> str:
     """Keep what this worker trains with; return why it cannot be trained here, "" where it can."""
-    try:
-        model = payload.objective.model.fingerprint
-    except (InputError, OSError) as error:
-        return str(error)
-    _kept()[payload.key] = payload
-    return "" if model == payload.model else "its model is another; expected the same file there"
+    why = unlike(payload.objective, payload.model)
+    if not why:
+        _kept()[payload.key] = payload
+    return why
 
 
 def measured(key: str, job: Job) -> tuple[Outcome, bool]:

@@ -175,7 +175,7 @@ class Task:
         if model.whole != whole:
             given, valid = ("tokens", "images") if whole else ("images", "tokens")
             raise InputError(f"model {self.model}: data set of {given}; expected {valid}")
-        return model
+        return replace(model, named=True)
 
     def _ruled(self, model: Model) -> Model:
         """Return the model under the graph rules, which fit it."""

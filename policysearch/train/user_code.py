@@ -79,6 +79,6 @@ def _tried(where: str, call: Callable[[], Any]) -> Any:
         return call()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    except Exception as error:  # Whatever the user's own code does is said in one line.
+    except (Exception, SystemExit) as error:  # Whatever the user's own code does is said so.
         said = " ".join(str(error).split())
         raise InputError(f"{where}: {type(error).__name__}: {said}; expected it to run") from error
