@@ -11,7 +11,7 @@ import numpy as np
 
 from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, multiply
-from policysearch.importers.shapes import expand
+from policysearch.importers.shapes import cast, expand
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import attention, dense, elementwise, masks
 
@@ -20,7 +20,8 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
     """Multiply as torch.matmul: matrices over leading axes, or one matrix for all of them."""
     if len(a.shape) == 1:
         made = matmul(t, t.view(a, (1, *a.shape)), b)
-        return t.view(made, (*made.shape[:-2], made.shape[-1]))
+        rest = () if len(b.shape) == 1 else (*made.shape[:-2], made.shape[-1])
+        return t.view(made, rest)
     if len(b.shape) == 1:
         made = matmul(t, a, t.view(b, (*b.shape, 1)))
         return t.view(made, made.shape[:-1])
@@ -45,6 +46,7 @@ def _spread(t: Tracer, x: Tensor, lead: tuple[int, ...]) -> Tensor:
 def softmax(t: Tracer, x: Tensor, dim: int, dtype: Any = None, **_: Any) -> Tensor:
     if dim % len(x.shape) != len(x.shape) - 1:
         raise refuse(f"softmax over axis {dim}", "move that axis to the end")
+    x = cast(t, x, dtype)
     return Tensor(_last(t, attention.softmax, x), x.shape)
 
 
@@ -77,8 +79,12 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    empty_rows: bool = False,
 ) -> Tensor:
-    """softmax(q k^T * scale + mask) v, as torch documents the function."""
+    """softmax(q k^T * scale + mask) v, as torch documents the function.
+
+    Rows of which the mask leaves nothing are 0, as in torch; `empty_rows`: there may be some.
+    """
     if enable_gqa:
         key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     *lead, rows, columns = key.shape
@@ -89,8 +95,10 @@ def scaled_dot_product_attention(
         raise refuse("is_causal", "the importer gives the mask instead")
     if attn_mask is not None:
         alike = _masked(t, alike, attn_mask)
-    weights = dropout(t, softmax(t, alike, -1), dropout_p)
-    return matmul(t, weights, value)
+    weights = softmax(t, alike, -1)
+    if empty_rows and attn_mask is not None and t.is_mask(attn_mask):
+        weights = masked_fill(t, weights, attn_mask, 0.0, outside=True)
+    return matmul(t, dropout(t, weights, dropout_p), value)
 
 
 def _repeated(t: Tracer, x: Tensor, count: int) -> Tensor:
