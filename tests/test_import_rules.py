@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,34 @@ def _kernel(x: Any) -> Any:
     return x[0, :, :2, :2].reshape(2, 1, 2, 2) * x[1, :, 1:, 2:].reshape(1, 2, 2, 2)
 
 
+def _without_gradients(x: Any) -> Any:
+    with torch.no_grad():
+        return x * 2.0
+
+
+def _under_autocast(x: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return x * 2.0
+
+
+def _hooked(x: Any) -> Any:
+    y = x * 2.0
+    y.register_hook(lambda grad: 0.1 * grad)
+    return y
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, with another gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return -grad
+
+
 def _changed_below(x: Any) -> Any:
     y = x * 2.0
     y[:, 0].add_(1.0)
@@ -64,8 +93,10 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "bmm": (ROWS, lambda x: torch.bmm(x, x.transpose(1, 2))),
     "mm": (FLAT, lambda x: torch.mm(x, x.t()[:, :1].contiguous()) * x),
     "addmm": (FLAT, lambda x: torch.addmm(x[0, :4], x, x[0, :, None] * x[1, :4])),
+    "matmul of two vectors": (ROWS, lambda x: x * (x[0, 0] @ x[0, 1])),
     "numpy_T": (FLAT, lambda x: x @ x[:1].T * x),
     "softmax": (ROWS, lambda x: x.softmax(-1)),
+    "softmax in float32": (ROWS, lambda x: x.softmax(-1, torch.float32).to(x.dtype)),
     "softmax of one row": (FLAT, lambda x: F.softmax(x, 1)),
     "masked_fill": (ROWS, lambda x: x.masked_fill(MASK, -2.0)),
     "masked_fill_": (ROWS, lambda x: (x * 1.5).masked_fill_(MASK[:1], -2.0)),
@@ -84,6 +115,16 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "attention with a bias": (
         PLANES,
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x[..., :3] * 0.5),
+    ),
+    "attention under truth values": (
+        ROWS,
+        lambda x: F.scaled_dot_product_attention(
+            x, x, x, attn_mask=(torch.zeros_like(x[:, :1, :4]) + MASK[:, :4]).bool()
+        ),
+    ),
+    "attention of rows without any": (
+        ROWS,
+        lambda x: F.scaled_dot_product_attention(x, x, x * x, attn_mask=MASK[:, :4] & MASK[:1, :1]),
     ),
     "attention of the past": (
         PLANES,
@@ -242,6 +283,32 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "a trained fill": (lambda x: x.masked_fill(MASK, x[0, 0, 0]), r"a fill value that is a tensor"),
     "a part in place": (_changed_below, r"add_: changes what another view reads later; write it"),
     "a whole in place": (_changed_above, r"relu_: changes what another view reads later"),
+    "a number of the batch": (lambda x: x * (1.0 / len(x)), r"mul: 0.5 with 2 examples, 0.2 with"),
+    "a product of batches": (lambda x: x * (len(x) * len(x)), r"mul: 4 with 2 examples, 25 with 5"),
+    "half a batch": (lambda x: x + x[len(x) // 2 :][:1], r"slice: 1 with 2 examples, 2 with 5"),
+    "a constant of the batch": (
+        lambda x: x * torch.tensor([1.0 / len(x)]),
+        r"constant \S+: differs from example to example, with their number or from run to run",
+    ),
+    "a random constant": (lambda x: x * torch.rand(6), r"aten.rand: no rule for this op"),
+    "a random number": (
+        lambda x: x * random.random(),
+        r"mul: 0\.\d+ with 2 examples, .* random",
+    ),
+    "rounding to whole": (
+        lambda x: x.long() * x,
+        r"to: whole numbers made of floats; give",
+    ),
+    "a format of one's own": (lambda x: x.half().float(), r"a cast to torch.float16; leave it out"),
+    "counted rows": (
+        lambda x: F.embedding(torch.arange(6) % 4, x[0], scale_grad_by_freq=True) * x[:, :1],
+        r"scale_grad_by_freq; leave it out",
+    ),
+    "a division by zero": (lambda x: x / 0, r"div: float division by zero; expected what the rule"),
+    "no gradients": (_without_gradients, r"wrap_with_set_grad_enabled: .* requires_grad_\(False\)"),
+    "autocast": (_under_autocast, r"wrap_with_autocast: .* leave it out: formats are the policy's"),
+    "a gradient of one's own": (lambda x: Reversed.apply(x), r"autograd.Function Reversed: a grad"),
+    "a hook on a tensor": (_hooked, r"Tensor.register_hook in forward: expected the gradients"),
     "overlap": (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), r"4 x 6 to 3 x 4; use a size that"),
 }
 

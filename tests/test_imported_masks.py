@@ -33,7 +33,7 @@ class Attention(nn.Module):
     def forward(self, x: Any, kept: Any) -> Any:
         shape = (x.shape[0], TIME, HEADS, WIDTH // HEADS)
         q, k, v = (y.reshape(shape).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask_of(kept))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask_of(kept.bool()))
         return self.head(y.transpose(1, 2).reshape(x.shape))
 
 
@@ -53,7 +53,7 @@ def test_attention_under_a_mask_that_is_fed(kind: str) -> None:
     kept = rng.random((BATCH, TIME)) < 0.6
     kept[:, 0] = True
     assert (~kept).sum() > 0 and kept.any(1).all()
-    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), kept
+    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), kept.astype(np.int64)
     assert_as_torch(shaken(Attention(FED[kind])), inputs)
 
 
@@ -62,12 +62,15 @@ def test_an_example_of_padding_alone_gives_zeros(kind: str) -> None:
     rng = np.random.default_rng(1)
     kept = rng.random((BATCH, TIME)) < 0.6
     kept[2] = False
-    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), kept
+    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), kept.astype(np.int64)
     assert_as_torch(shaken(Attention(FED[kind])), inputs)
 
 
 def test_a_row_of_a_constant_mask_that_keeps_nothing_gives_zeros() -> None:
     rng = np.random.default_rng(2)
-    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), np.ones((BATCH, TIME))
+    inputs = (
+        rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32),
+        np.ones((BATCH, TIME), np.int64),
+    )
     net = shaken(Attention(lambda kept: DIAGONAL))
-    assert_as_torch(net, (inputs[0], inputs[1] > 0))
+    assert_as_torch(net, inputs)

@@ -160,7 +160,45 @@ class Indexing(nn.Module):
         return x[:, x[0].long()]
 
 
+class Moving(nn.Module):
+    """Reads a buffer that it moves; `way` says how."""
+
+    seen: torch.Tensor
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.fc = way, nn.Linear(5, 3)
+        self.register_buffer("seen", torch.ones(5))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.way == "in place":
+            self.seen.mul_(0.9).add_(0.1)
+        elif self.way == "in part":
+            self.seen[1:] += 1.0
+        elif self.way == "by a name":
+            self.seen = 0.9 * self.seen + 0.1
+        else:
+            with torch.no_grad():
+                self.seen.mul_(0.9)
+        return self.fc(x * self.seen)
+
+
+class Constant(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.ones(len(x), 3), x
+
+
+def hooked(kind: str) -> nn.Module:
+    net = nn.Sequential(nn.Linear(5, 3))
+    if kind == "module":
+        net[0].register_full_backward_hook(lambda *_: None)
+    else:
+        net[0].weight.register_hook(lambda grad: 0.1 * grad)
+    return net
+
+
 X = torch.zeros(4, 5)
+MOVED = r"buffer seen: moved by forward itself; expected one that stays, or running statistics"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +214,14 @@ X = torch.zeros(4, 5)
         (nn.Linear(5, 3), 3, {}, r"example_inputs\[0\]: int; expected a tensor"),
         (nn.Linear(5, 3), X, {"loss": "own"}, r"no scalar result; expected its own loss"),
         (nn.Linear(5, 3), X, {"loss": "own", "labels": "y"}, r"labels: 'y'; expected one of input"),
+        *((Moving(way), X, {}, MOVED) for way in ("in place", "in part", "by a name")),
+        (Moving("without gradients"), X, {}, r"a region without gradients; leave it out"),
+        (Constant(), X, {}, r"results: first none of inputs and parameters; expected one"),
+        (hooked("module"), X, {}, r"module 0: a backward hook; expected the gradients that torch"),
+        (hooked("weight"), X, {}, r"parameter 0.weight: a hook on its gradient; expected the"),
+        (nn.Linear(5, 3).half(), X.half(), {}, r"weight: torch.float16; expected torch.float32"),
+        (nn.Linear(5, 3), X.bool(), {}, r"example_inputs\[0\]: torch.bool; expected int64 or"),
+        (nn.LSTM(5, 4, proj_size=3), X[:, None], {}, r"aten.lstm: projections; use proj_size=0"),
         (lambda: 3, X, {}, r"module: int; expected an nn.Module or its maker"),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, multiply
-from policysearch.importers.shapes import expand
+from policysearch.importers.shapes import cast, expand
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import attention, dense, elementwise, masks
 
@@ -20,7 +20,8 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
     """Multiply as torch.matmul: matrices over leading axes, or one matrix for all of them."""
     if len(a.shape) == 1:
         made = matmul(t, t.view(a, (1, *a.shape)), b)
-        return t.view(made, (*made.shape[:-2], made.shape[-1]))
+        rest = () if len(b.shape) == 1 else (*made.shape[:-2], made.shape[-1])
+        return t.view(made, rest)
     if len(b.shape) == 1:
         made = matmul(t, a, t.view(b, (*b.shape, 1)))
         return t.view(made, made.shape[:-1])
@@ -45,6 +46,7 @@ def _spread(t: Tracer, x: Tensor, lead: tuple[int, ...]) -> Tensor:
 def softmax(t: Tracer, x: Tensor, dim: int, dtype: Any = None, **_: Any) -> Tensor:
     if dim % len(x.shape) != len(x.shape) - 1:
         raise refuse(f"softmax over axis {dim}", "move that axis to the end")
+    x = cast(t, x, dtype)
     return Tensor(_last(t, attention.softmax, x), x.shape)
 
 
@@ -77,12 +79,13 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    keeps: str = "",
+    hides: bool = False,
+    empty_rows: bool = False,
 ) -> Tensor:
     """softmax(q k^T * scale + mask) v, as torch documents the function.
 
-    `keeps` is how many values a row of a mask of truth values lets through, "some" or "some or
-    none"; where it is none the result is 0, as in torch.
+    `hides`: the mask holds truth values, of what is left. Rows of which it leaves nothing are 0, as
+    in torch; `empty_rows`: there may be some.
     """
     if enable_gqa:
         key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
@@ -92,15 +95,12 @@ def scaled_dot_product_attention(
     alike = multiply(t, matmul(t, query, swapped), factor)
     if is_causal:
         raise refuse("is_causal", "the importer gives the mask instead")
-    if attn_mask is None:
-        shares = softmax(t, alike, -1)
-    elif not keeps:
-        shares = softmax(t, _shifted(t, alike, attn_mask), -1)
-    else:
-        shares = softmax(t, masked_fill(t, alike, attn_mask, -math.inf, outside=True), -1)
-        if keeps == "some or none":
-            shares = masked_fill(t, shares, attn_mask, 0.0, outside=True)
-    return matmul(t, dropout(t, shares, dropout_p), value)
+    if attn_mask is not None:
+        alike = _masked(t, alike, attn_mask, hides)
+    weights = softmax(t, alike, -1)
+    if empty_rows and attn_mask is not None:
+        weights = masked_fill(t, weights, attn_mask, 0.0, outside=True)
+    return matmul(t, dropout(t, weights, dropout_p), value)
 
 
 def _repeated(t: Tracer, x: Tensor, count: int) -> Tensor:
@@ -128,7 +128,9 @@ def _over_matrices(t: Tracer, op: Op, x: Tensor, other: Tensor, attrs: dict[str,
     return Tensor(node, x.shape)
 
 
-def _shifted(t: Tracer, alike: Tensor, mask: Tensor) -> Tensor:
+def _masked(t: Tracer, alike: Tensor, mask: Tensor, hides: bool) -> Tensor:
+    if hides:
+        return masked_fill(t, alike, mask, -math.inf, outside=True)
     if size(mask.shape[:-2]) == 1:
         return _over_matrices(t, elementwise.add, alike, mask, {})
     return add(t, alike, mask)

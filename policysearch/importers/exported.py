@@ -7,15 +7,19 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from policysearch.importers.program import Extent, extent
+from policysearch.importers.own_gradients import refused
+from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.values import InputError
 
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+BATCHES = (2, 3, 5)
+"""Numbers of examples that a module is exported with."""
+
+FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 RELABELLED = ("view", "reshape", "flatten", "unsqueeze", "squeeze", "contiguous", "to", "slice")
 """Ops that change no value."""
@@ -39,9 +43,11 @@ def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), refused():
             warnings.simplefilter("ignore")
             return torch.export.export(module.train(), inputs, strict=False)
+    except InputError as error:
+        raise InputError(f"module {type(module).__name__}: {error}") from error
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
@@ -54,24 +60,34 @@ def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
             part.training = training
 
 
-def second_export(module: Any, example: tuple[Any, ...], first: Any) -> tuple[Any, bool]:
-    """Return the export at batch size 3, of a bfloat16 copy where there are casts to tell apart."""
-    inputs = with_batch(example, 3)
+def exports(module: Any, example: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any], bool]:
+    """Return the exports at the BATCHES, and whether casts can be told apart.
+
+    Two tell what depends on the batch and a third whether as they say; the second is of a bfloat16
+    copy where there are casts, whose format shows what they follow.
+    """
+    first = exported(module, with_batch(example, BATCHES[0]))
+    second, casts_known = _second_export(module, example, first)
+    third = exported(module, with_batch(example, BATCHES[2]))
+    if any(_calls(other) != _calls(first) for other in (second, third)):
+        raise InputError(
+            f"module {type(module).__name__}: other calls for other batch sizes; "
+            "expected the same for all"
+        )
+    return (first, second, third), casts_known
+
+
+def _second_export(module: Any, example: tuple[Any, ...], first: Any) -> tuple[Any, bool]:
+    inputs = with_batch(example, BATCHES[1])
     if any(op_of(node) in ("aten.to", "aten._to_copy") for node in first.graph.nodes):
-        low = tuple(x.to(torch.bfloat16) if x.dtype in FLOATS else x for x in inputs)
+        low = tuple(x.to(torch.bfloat16) if x.dtype in FLOAT_TYPES else x for x in inputs)
         try:
             second = exported(copy.deepcopy(module).to(torch.bfloat16), low)
         except InputError:
             second = None
         if second is not None and _calls(second) == _calls(first):
             return second, True
-    second = exported(module, inputs)
-    if _calls(second) != _calls(first):
-        raise InputError(
-            f"module {type(module).__name__}: other calls for other batch sizes; "
-            "expected the same for all"
-        )
-    return second, False
+    return exported(module, inputs), False
 
 
 def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -82,13 +98,16 @@ def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
         if len(x) != len(example[0]):
             given = f"{len(x)} examples; expected {len(example[0])}, as in the first"
             raise InputError(f"example_inputs[{index}]: {given}")
+        if x.dtype == torch.bool:
+            remedy = "expected int64 or float32, made truth values in forward: x.bool()"
+            raise InputError(f"example_inputs[{index}]: torch.bool; {remedy}")
     if not example or not len(example[0]):
         raise InputError("example_inputs: no example; expected tensors with the batch along axis 0")
     return tuple(x[:1].expand(count, *x.shape[1:]).clone() for x in example)
 
 
 def _calls(program: Any) -> list[str]:
-    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    return [str(n.target) if n.op == "call_function" else n.op for n in program.graph.nodes]
 
 
 def op_of(node: Any) -> str:
@@ -101,6 +120,20 @@ def op_of(node: Any) -> str:
 def in_place(node: Any) -> bool:
     name = op_of(node)
     return name.endswith("_") and not name.endswith("__")
+
+
+def kind_of(node: Any) -> str:
+    """Return what the result of a node holds, one of KINDS."""
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES:
+        return FLOATS
+    return TRUTHS if value.dtype == torch.bool else WHOLES
+
+
+def is_random(node: Any) -> bool:
+    """Return whether a call draws, so that every step has another value."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def rows_read(node: Any) -> int:
@@ -117,9 +150,9 @@ def rows_read(node: Any) -> int:
 def seen_elsewhere(node: Any) -> bool:
     """Return whether an op in place changes what is read later through another view."""
     nodes = list(node.graph.nodes)
-    changed, root = _value(node), _base(node)
+    changed, root = _value(node), base_of(node)
     place = nodes.index(node)
-    others = (n for n in nodes[:place] if _base(n) is root and _value(n) is not changed)
+    others = (n for n in nodes[:place] if base_of(n) is root and _value(n) is not changed)
     later = set(nodes[place + 1 :])
     return any(not later.isdisjoint(other.users) for other in others)
 
@@ -131,7 +164,7 @@ def _value(node: Any) -> Any:
     return node
 
 
-def _base(node: Any) -> Any:
+def base_of(node: Any) -> Any:
     """Return the node whose memory this one may share."""
     node = _value(node)
     while op_of(node).removeprefix("aten.") in VIEWS:
@@ -145,11 +178,40 @@ def path_of(node: Any) -> str:
     return str(paths[-1]) if paths else ""
 
 
-def shape_of(two: Any, three: Any) -> tuple[int | Extent, ...] | None:
-    a, b = two.meta.get("val"), three.meta.get("val")
-    if not isinstance(a, torch.Tensor):
+def shape_of(nodes: Sequence[Any]) -> tuple[int | Extent, ...] | None:
+    """Return the shape of what a call gives at the BATCHES; None where it is no single tensor."""
+    values = [node.meta.get("val") for node in nodes]
+    if not isinstance(values[0], torch.Tensor):
         return None
-    return tuple(extent(int(x), int(y)) for x, y in zip(a.shape, b.shape, strict=True))
+    return tuple(extent_of(extents) for extents in zip(*(v.shape for v in values), strict=True))
+
+
+def shape_at_first(node: Any) -> tuple[int, ...] | None:
+    """Return the shape of what a call gives at the first of the BATCHES."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def extent_of(found: Sequence[int]) -> int | Extent:
+    """Return the number that is these at the BATCHES; InputError where it grows unevenly."""
+    made = extent(int(found[0]), int(found[1]))
+    if resolved(made, BATCHES[2]) != found[2]:
+        raise _depends(found)
+    return made
+
+
+def number_of(found: Sequence[Any]) -> Any:
+    """Return what is the same at all BATCHES; the second is of another format."""
+    if found[0] != found[2]:
+        raise _depends(found)
+    return found[0]
+
+
+def _depends(found: Sequence[Any]) -> InputError:
+    return InputError(
+        f"{found[0]} with {BATCHES[0]} examples, {found[2]} with {BATCHES[2]}; expected what does "
+        "not depend on their number, or grows evenly with it, and is not drawn at random"
+    )
 
 
 def value_of(node: Any, values: Mapping[str, Any]) -> Any:

@@ -39,8 +39,17 @@ def addmm(
     return t.view(t.emit_nodes(dense.bias, t.rows(made), t.full(bias)), made.shape)
 
 
-def embedding(t: Tracer, weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any) -> Tensor:
+def embedding(
+    t: Tracer,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    *_: Any,
+) -> Tensor:
     """Look rows up; the row of `padding_idx` gets no gradient, as in torch."""
+    if scale_grad_by_freq:
+        raise refuse("scale_grad_by_freq", "leave it out")
     attrs: dict[str, Any] = {"padding_index": padding_idx} if padding_idx >= 0 else {}
     rows = t.shaped(indices, (size(indices.shape),))
     made = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
@@ -113,8 +122,10 @@ def batch_norm(
         attrs["training"] = True
         found = [t.emit_nodes(op, node).id for op in (batch_mean, batch_variance)]
         for old, new, factor in zip(kept, found, (1.0, _unbiased(x)), strict=False):
-            moved = t.emit_nodes(moving_average, old, new, momentum=momentum, factor=factor)
-            t.statistics.append((t.b.nodes[old].name, moved.id))
+            name = t.b.nodes[old].name
+            last = t.statistics.get(name, old)  # a norm that is called again goes on from there
+            moved = t.emit_nodes(moving_average, last, new, momentum=momentum, factor=factor)
+            t.statistics[name] = moved.id
         kept = found
     return t.emit_nodes(batch_norm_op, node, *kept, *scales, **attrs)
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from policysearch.graph import Shape
 
+FLOATS, WHOLES, TRUTHS = KINDS = ("floats", "whole numbers", "truth values")
+"""What a value of torch holds, by its dtype: only floats are rounded, only truth values mask."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -30,7 +33,7 @@ class Call:
     `arguments` and `options` hold numbers, names, None, Extent, Ref and tuples of those; `shape`
     is that of its result, None where that is no single tensor. `changed` names the value that the
     result takes the place of, for an op that works in place. `fault` says why its arguments
-    cannot be had, if they cannot.
+    cannot be had, if they cannot. `kind` is one of KINDS.
     """
 
     name: str
@@ -41,15 +44,20 @@ class Call:
     shape: tuple[int | Extent, ...] | None
     changed: str = ""
     fault: str = ""
+    kind: str = FLOATS
 
 
 @dataclass(frozen=True)
 class Constant:
-    """An array of the model that nothing moves, repeated along `batch_axis` if there is one."""
+    """An array of the model that nothing moves, repeated along `batch_axis` if there is one.
+
+    Truth values are 1 and 0. `kind` is one of KINDS.
+    """
 
     name: str
     shape: Shape
     batch_axis: int | None = None
+    kind: str = FLOATS
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the outputs of the last layer, and the last h and c of all layers."""
-    if len(states) != 2:
-        raise refuse("projections", "use proj_size=0")
     ways, each = 2 if bidirectional else 1, 4 if has_biases else 2
+    if len(weights) != num_layers * ways * each:
+        raise refuse("projections", "use proj_size=0")
     h0, c0 = states
     x = exchanged(t, x, 0, 1) if batch_first else x
     ends: list[tuple[Tensor, Tensor]] = []

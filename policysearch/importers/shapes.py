@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import Shape, size
+from policysearch.importers.program import TRUTHS
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops.indexing import concatenate, take_slice
+from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to, mean, sum_over
 from policysearch.ops.source import pinned_cast
 from policysearch.ops.transpose import transpose
@@ -62,7 +64,7 @@ def permute(t: Tracer, x: Tensor, dims: Sequence[int]) -> Tensor:
     # four axes are stored as images are: the matrices of attention are kept as three
     emitted = (size(shape[:-2]), *shape[-2:]) if len(shape) > 3 else shape
     attrs = {"split": x.shape, "axes": axes, "shape": emitted}
-    return Tensor(t.b.emit(transpose, x.id, attrs=attrs, source="transpose"), shape)
+    return Tensor(t.moved(transpose, x.id, attrs), shape)
 
 
 def exchanged(t: Tracer, x: Tensor, dim0: int, dim1: int) -> Tensor:
@@ -136,7 +138,10 @@ def roll(t: Tracer, x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Te
 def reduced(op: Any) -> Rule:
     """Return the rule of a sum or mean over axes."""
 
-    def rule(t: Tracer, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
+    def rule(
+        t: Tracer, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    ) -> Tensor:
+        x = cast(t, x, dtype)
         axes = tuple(range(len(x.shape))) if dim is None or dim == () else dim
         axes = (axes,) if isinstance(axes, int) else axes
         axes = tuple(axis % len(x.shape) for axis in axes)
@@ -165,9 +170,16 @@ def broadcast_tensors(t: Tracer, tensors: Sequence[Tensor]) -> tuple[Tensor, ...
 
 def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
     """A cast to float32 is the user's own; one to the format of a value follows the policy."""
-    if dtype != "float32":
+    if dtype == TRUTHS:
+        return _truths(t, x)
+    return t.pointwise(pinned_cast, x, format="float32") if dtype == "float32" else x
+
+
+def _truths(t: Tracer, x: Tensor) -> Tensor:
+    if t.is_mask(x):
         return x
-    return t.pointwise(pinned_cast, x, format="float32")
+    zeros = Tensor(t.filled(0.0, x.shape), x.shape)
+    return t.emit(masked_fill, zeros, x, value=1.0)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

@@ -61,7 +61,7 @@ def _check(model: TorchModel) -> None:
     names = [item.name for item in model.inputs]
     if model.loss == OWN_LOSS and model.labels and model.labels not in names:
         raise InputError(f"labels: {model.labels!r}; expected one of {', '.join(names)}")
-    shapes = {call.name: call.shape for call in model.program.calls}
+    shapes = {call.name: call.shape for call in model.program.calls if not call.fault}
     shape = shapes.get(model.program.results[0])
     if model.loss != OWN_LOSS and shape is not None and shape[:1] != (Extent(0, 1),):
         given = ["batch" if isinstance(extent, Extent) else extent for extent in shape]

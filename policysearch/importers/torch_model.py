@@ -13,7 +13,7 @@ import numpy as np
 
 from policysearch.graph import FloatArray, Shape
 from policysearch.importers.catalogue import RULES
-from policysearch.importers.program import Call, Program, resolved
+from policysearch.importers.program import FLOATS, Call, Program, resolved
 from policysearch.importers.tracer import FILLED, Tensor, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
@@ -88,7 +88,7 @@ class TorchModel(Model):
         """The modules that compute something, named as `named_modules()`, in the order they do."""
         b = Builder()
         self.trace(b, self._sources(b, 2), training=True)
-        return tuple(dict.fromkeys(node.layer for node in b.nodes if node.op.kind != "source"))
+        return tuple(dict.fromkeys(node.layer for node in b.nodes if node.role == "fprop"))
 
     @cached_property
     def layer_types(self) -> Mapping[str, str]:
@@ -117,7 +117,7 @@ class TorchModel(Model):
         tracer = Tracer(b, self.program, fed, batch, training)
         faults: dict[str, None] = {}
         for call in self.program.calls:
-            with b.scope(layer=call.path, role="fprop"):
+            with b.scope(layer=call.path, role="fprop" if call.kind == FLOATS else "input"):
                 try:
                     self._call(tracer, call)
                 except InputError as error:
@@ -134,27 +134,33 @@ class TorchModel(Model):
         tracer.path = call.path
         name = call.op.removeprefix("aten.")
         rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
-        if rule is None:
-            raise InputError("no rule for this op; write it with ops that have one")
-        if call.fault:
-            raise InputError(call.fault)
+        if call.fault or rule is None:
+            raise InputError(call.fault or "no rule for this op; write it with ops that have one")
         arguments = [tracer.argument(value) for value in call.arguments]
         if any(argument is MISSING for argument in arguments):
             raise _Missing
         options = {key: tracer.argument(value) for key, value in call.options}
-        result = rule(tracer, *arguments, **options)
+        try:
+            result = rule(tracer, *arguments, **options)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{error}; expected what the rule of this op takes") from error
         if call.shape is not None and isinstance(result, Tensor):
             expected = resolved(call.shape, tracer.batch)
             if result.shape != expected:
                 given = f"shape {list(result.shape)}"
                 raise InputError(f"{given}; torch has {list(expected)} (a fault of the importer)")
-        tracer.keep(call.name, result)
+        if call.kind != FLOATS and not all(tracer.is_whole(x) for x in _tensors(result)):
+            given = f"{call.kind} made of floats"
+            raise InputError(f"{given}; give them as an int64 input of their own")
+        tracer.keep(call.name, result, call.kind)
         if call.changed:
-            tracer.keep(call.changed, result)
+            tracer.keep(call.changed, result, call.kind)
 
     def _traced(self, tracer: Tracer) -> Traced:
         results = [tracer.value(name) for name in self.program.results]
-        statistics = tuple(tracer.statistics) if tracer.training else ()
+        statistics = tuple(tracer.statistics.items()) if tracer.training else ()
         if self.loss != OWN_LOSS:
             return Traced(tracer.full(results[0]), None, statistics)
         scalars = [x for x in results if x.shape == ()]
@@ -163,6 +169,10 @@ class TorchModel(Model):
             raise InputError(f"model {self.name}: no scalar result; expected its own loss")
         loss = tracer.full(scalars[0])
         return Traced(tracer.full(others[0]) if others else loss, loss, statistics)
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _stand_in(tracer: Tracer, call: Call) -> None:

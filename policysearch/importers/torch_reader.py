@@ -1,41 +1,57 @@
-"""Reads a torch module, exported at two batch sizes, as a program and the arrays it works on."""
+"""Reads a torch module, exported at three batch sizes, as a program and the arrays it works on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from policysearch.graph import FloatArray
 from policysearch.importers.exported import (
-    FLOATS,
-    exported,
+    FLOAT_TYPES,
+    exports,
+    extent_of,
     in_place,
+    is_random,
+    kind_of,
+    number_of,
     op_of,
     path_of,
     rows_read,
-    second_export,
     seen_elsewhere,
+    shape_at_first,
     shape_of,
     value_of,
-    with_batch,
 )
-from policysearch.importers.program import Call, Constant, Program, Ref, extent
+from policysearch.importers.moved_buffers import Moved
+from policysearch.importers.own_gradients import check_hooks
+from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Call, Constant, Program, Ref
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.values import InputError
 
 SKIPPED = ("_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar")
 """Calls that compute nothing."""
 
+REGIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "wrap_with_set_grad_enabled": "without gradients; leave it out, and freeze parameters by "
+        "requires_grad_(False)",
+        "wrap_with_autocast": "under autocast; leave it out: formats are the policy's",
+    }
+)
+"""What is wrong with a region of calls, by the op that torch.export makes of it."""
+
 
 class Reader:
-    """Reads one module: exported at two batch sizes, so that what depends on them is seen."""
+    """Reads one module: exported at three batch sizes, so that what depends on them is seen."""
 
     def __init__(self, module: Any, example: tuple[Any, ...]) -> None:
         self.module = module
-        self._two = exported(module, with_batch(example, 2))
-        self._three, self._casts_known = second_export(module, example, self._two)
+        check_hooks(module)
+        self._exports, self._casts_known = exports(module, example)
+        self._two = self._exports[0]
         self._arrays = _array_names(module, self._two)
         self._known = dict(self._arrays)
         self._taken = {name for name, _ in self._arrays}
@@ -44,10 +60,13 @@ class Reader:
         nodes = {node.name: node for node in self._two.graph.nodes}
         users = self._two.graph_signature.user_inputs
         self.inputs = tuple(
-            Input(str(user), tuple(x.shape[1:]), x.dtype not in FLOATS, rows_read(nodes[user]))
+            Input(str(user), tuple(x.shape[1:]), x.dtype not in FLOAT_TYPES, rows_read(nodes[user]))
             for user, x in zip(users, example, strict=True)
         )
         self._statistics = self._running()
+        plain = self._plain()
+        self._moved = Moved(self._two, {name for name, full in self._arrays if full in plain})
+        _check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
 
     def kept_names(self) -> list[str]:
         return [spec.name for spec in (*self.parameters(), *self.statistics())]
@@ -70,12 +89,13 @@ class Reader:
         )
 
     def statistics(self) -> tuple[ParameterSpec, ...]:
-        shapes = {name: tuple(b.shape) for name, b in self.module.named_buffers()}
         return tuple(
-            ParameterSpec(name, shapes[name], name.rpartition(".")[0])
-            for name in dict(self.module.named_buffers())
-            if name in self._statistics
+            ParameterSpec(name, tuple(value.shape), name.rpartition(".")[0])
+            for name, value in self._buffers(self._statistics).items()
         )
+
+    def _buffers(self, names: Collection[str]) -> dict[str, Any]:
+        return {name: value for name, value in self.module.named_buffers() if name in names}
 
     def _running(self) -> set[str]:
         """Return the buffers that batch norms read as running statistics."""
@@ -88,17 +108,20 @@ class Reader:
     def program(self) -> Program:
         """Return the calls that depend on inputs or parameters; the others become constants."""
         calls, fixed = [], self._fixed()
-        for two, three in zip(self._two.graph.nodes, self._three.graph.nodes, strict=True):
+        for nodes in self._nodes():
+            two = nodes[0]
             if two.op != "call_function" or two.name in fixed or self._skipped(two):
                 continue
             try:
-                calls.append(self._call(two, three, fixed))
+                calls.append(self._call(nodes, fixed))
             except InputError as error:
-                shape = shape_of(two, three)
+                shape = shape_at_first(two)
                 faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
                 calls.append(faulty)
         (output,) = (node for node in self._two.graph.nodes if node.op == "output")
         results = tuple(x.name for x in output.args[0] if isinstance(x, torch.fx.Node))
+        if not results or results[0] in fixed:
+            raise InputError("results: first none of inputs and parameters; expected one")
         arrays = tuple((n, full) for n, full in self._arrays if full not in self._plain())
         return Program(arrays, tuple(self._rows), tuple(calls), results)
 
@@ -108,58 +131,68 @@ class Reader:
         return buffers - self._statistics
 
     def _fixed(self) -> dict[str, Any]:
-        """Return the values, at batch sizes 2 and 3, of what no input and no parameter enters."""
+        """Return the values, at the first and the last batch size, of what only constants enter."""
         found: dict[str, Any] = {}
-        for two, three in zip(self._two.graph.nodes, self._three.graph.nodes, strict=True):
+        ends = (self._exports[0], self._exports[-1])
+        for two, _, five in self._nodes():
+            pairs = tuple(zip(ends, (two, five), strict=True))
             if two.op == "placeholder":
-                value = self._held(two.name)
-                if value is not None:
-                    found[two.name] = (value, value.to(three.meta["val"].dtype))
+                values = tuple(self._held(program, node.name) for program, node in pairs)
+                if values[0] is not None:
+                    found[two.name] = values
             elif two.op == "get_attr":
-                found[two.name] = tuple(
-                    program.graph_module.get_submodule(node.target)
-                    for program, node in ((self._two, two), (self._three, three))
-                )
+                parts = (program.graph_module.get_submodule(node.target) for program, node in pairs)
+                found[two.name] = tuple(parts)
             elif two.op == "call_function" and not self._skipped(two):
-                inputs = {x.name for x in two.all_input_nodes}
-                if inputs <= found.keys() and op_of(two) != "aten.dropout":
+                names = [x.name for x in two.all_input_nodes]
+                if all(name in found for name in names) and not is_random(two):
                     found[two.name] = tuple(
-                        value_of(node, {n: found[n][which] for n in inputs})
-                        for which, node in enumerate((two, three))
+                        value_of(
+                            node,
+                            {
+                                given.name: found[name][end]
+                                for given, name in zip(node.all_input_nodes, names, strict=True)
+                            },
+                        )
+                        for end, node in enumerate((two, five))
                     )
         return found
 
-    def _held(self, name: str) -> Any:
+    def _nodes(self) -> Iterator[tuple[Any, ...]]:
+        """Yield each node of the program, as it is in each export."""
+        return zip(*(program.graph.nodes for program in self._exports), strict=True)
+
+    def _held(self, program: Any, name: str) -> Any:
         """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
-        full = self._known.get(name)
-        if full in self._plain():
-            return dict(self.module.named_buffers())[full].detach()
-        lifted = self._two.graph_signature.inputs_to_lifted_tensor_constants
-        return self._two.constants[lifted[name]] if name in lifted else None
+        full = program.graph_signature.inputs_to_buffers.get(name)
+        if full in self._plain() and name not in self._moved.buffers:
+            return self._buffers((full,))[full].detach().clone()
+        lifted = program.graph_signature.inputs_to_lifted_tensor_constants
+        return program.constants[lifted[name]] if name in lifted else None
 
     def _skipped(self, node: Any) -> bool:
         """Return whether a call computes nothing that counts: a check, a counter of batches."""
-        moves = in_place(node) and self._known.get(node.args[0].name) in self._plain()
-        return moves or op_of(node).removeprefix("aten.") in SKIPPED
+        return node.name in self._moved.nodes or op_of(node).removeprefix("aten.") in SKIPPED
 
-    def _call(self, two: Any, three: Any, fixed: Mapping[str, Any]) -> Call:
-        def read(a: Any, b: Any) -> Any:
-            if isinstance(a, torch.fx.Node):
-                return Ref(self._constant(a.name, fixed) if a.name in fixed else a.name)
-            if isinstance(a, list | tuple):
-                return tuple(read(x, y) for x, y in zip(a, b, strict=True))
-            if isinstance(a, int) and not isinstance(a, bool):
-                return extent(a, b)
-            if isinstance(a, torch.dtype):
-                # where the copy in another format casts back to it, the cast follows its input
-                return "float32" if self._casts_known is False or a == b else "as its input"
-            return a if isinstance(a, float | bool | str | type(None)) else str(a)
+    def _call(self, nodes: Sequence[Any], fixed: Mapping[str, Any]) -> Call:
+        two, op = nodes[0], op_of(nodes[0])
+        self._check_call(two)
 
-        arguments = tuple(read(a, b) for a, b in zip(two.args, three.args, strict=True))
-        options = tuple((key, read(a, three.kwargs[key])) for key, a in two.kwargs.items())
-        if in_place(two) and seen_elsewhere(two):
-            raise InputError("changes what another view reads later; write it out of place")
-        op = op_of(two)
+        def read(given: Sequence[Any]) -> Any:
+            first = given[0]
+            if isinstance(first, torch.fx.Node):
+                return Ref(self._constant(first.name, fixed) if first.name in fixed else first.name)
+            if isinstance(first, list | tuple):
+                return tuple(read(parts) for parts in zip(*given, strict=True))
+            if isinstance(first, torch.dtype):
+                return self._cast_to(first, given[1])
+            if isinstance(first, int) and not isinstance(first, bool):
+                return extent_of(given)
+            known = isinstance(first, float | bool | str | type(None))
+            return number_of(given) if known else str(first)
+
+        arguments = tuple(read(given) for given in zip(*(n.args for n in nodes), strict=True))
+        options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options), fixed)
         return Call(
@@ -168,9 +201,32 @@ class Reader:
             path_of(two),
             arguments,
             tuple((key, value) for key, value in options if key not in ("device", "pin_memory")),
-            shape_of(two, three),
+            shape_of(nodes),
             two.args[0].name if in_place(two) else "",
+            kind=kind_of(two),
         )
+
+    def _check_call(self, node: Any) -> None:
+        """Raise InputError for a call that computes what no graph of one step says."""
+        if op_of(node) in REGIONS:
+            raise InputError(f"a region {REGIONS[op_of(node)]}")
+        if moved := self._moved.read_by(node):
+            raise InputError(
+                f"buffer {self._known[moved]}: moved by forward itself; expected one that stays, "
+                "or running statistics of a batch norm"
+            )
+        if in_place(node) and seen_elsewhere(node):
+            raise InputError("changes what another view reads later; write it out of place")
+
+    def _cast_to(self, wanted: Any, in_copy: Any) -> str:
+        """Return what a cast is to: where the copy in another format casts to that, its input's."""
+        if wanted not in FLOAT_TYPES:
+            return TRUTHS if wanted == torch.bool else WHOLES
+        if self._casts_known and wanted != in_copy:
+            return "as its input"
+        if wanted in (torch.float16, torch.bfloat16):
+            raise InputError(f"a cast to {wanted}; leave it out: formats are the policy's")
+        return "float32"
 
     def _attention(
         self,
@@ -179,36 +235,53 @@ class Reader:
         options: dict[str, Any],
         fixed: Mapping[str, Any],
     ) -> Any:
-        """Give the causal mask as a constant, and say what a mask of truth values holds."""
+        """Give the causal mask as a constant; say what a mask of truth values may leave out."""
         named = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(named, arguments, strict=False)), **options}
-        mask = dict(zip(named, node.args, strict=False)).get("attn_mask")
-        mask = node.kwargs.get("attn_mask", mask)
-        if given.pop("is_causal", False):
+        if causal := given.pop("is_causal", False):
             rows, columns = (x.meta["val"].shape[-2] for x in node.args[:2])
-            kept = torch.ones(rows, columns, dtype=torch.bool).tril()
-            given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", kept, kept))
-            given["keeps"] = "some"
-        elif mask is not None and mask.meta["val"].dtype == torch.bool:
-            full = mask.name in fixed and bool(fixed[mask.name][0].any(-1).all())
-            given["keeps"] = "some" if full else "some or none"
+            mask = torch.ones(rows, columns, dtype=torch.bool).tril()
+            given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", mask, mask))
+        mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
+        given["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
+        if mask is not None and given["hides"]:
+            known = fixed.get(mask.name)
+            given["empty_rows"] = known is None or not bool(known[0].any(-1).all())
         return (), tuple(given.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
         return self._kept_constant(self._known.get(name, name), *fixed[name])
 
-    def _kept_constant(self, name: str, two: Any, three: Any) -> str:
+    def _kept_constant(self, name: str, two: Any, five: Any) -> str:
         """Keep an array, of extent 1 along the axis that grows with the batch; return its name."""
         if name in self.constants:
             return name
-        pairs = enumerate(zip(two.shape, three.shape, strict=True))
+        pairs = enumerate(zip(two.shape, five.shape, strict=True))
         axes = [axis for axis, (a, b) in pairs if a != b]
-        if len(axes) > 1 or (axes and not bool((two == two.narrow(axes[0], 0, 1)).all())):
-            raise InputError(f"constant {name}: differs from example to example; feed it instead")
         value = two.narrow(axes[0], 0, 1) if axes else two
+        if len(axes) > 1 or any(_differs(value, other) for other in (two, five)):
+            raise InputError(
+                f"constant {name}: differs from example to example, with their number or from run "
+                "to run; feed it instead"
+            )
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
-        self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None))
+        kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
+        self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None, kind))
         return name
+
+
+def _differs(value: Any, whole: Any) -> bool:
+    """Return whether an array is other than `value` repeated."""
+    same = torch.isclose(value.double(), whole.double(), 0.0, 0.0, equal_nan=True)
+    return not bool(same.all())
+
+
+def _check_types(arrays: Mapping[str, Any]) -> None:
+    """Raise InputError for parameters and statistics that are not float32."""
+    for name, value in arrays.items():
+        if value.dtype != torch.float32:
+            remedy = "expected torch.float32, say by module.float(): formats are the policy's"
+            raise InputError(f"{name}: {value.dtype}; {remedy}")
 
 
 def _array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:

@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import Op, Shape, size
-from policysearch.importers.program import Constant, Program, Ref, resolved
+from policysearch.importers.program import FLOATS, TRUTHS, Constant, Program, Ref, resolved
 from policysearch.nn.model import DROPPED, emit_data
 from policysearch.ops.builder import Builder
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape
-from policysearch.ops.source import data
+from policysearch.ops.source import data, is_whole
 from policysearch.ops.transpose import transpose
 from policysearch.values import InputError
 
@@ -45,12 +45,13 @@ class Tracer:
         self, b: Builder, program: Program, fed: Mapping[str, int], batch: int, training: bool
     ) -> None:
         self.b, self.training, self.batch = b, training, batch
-        self.statistics: list[tuple[str, int]] = []
+        self.statistics: dict[str, int] = {}
         self.path = ""
         self._fed, self._names = fed, dict(program.arrays)
         self._constants = {constant.name: constant for constant in program.constants}
         self._values: dict[str, Any] = {}
         self._masks = 0
+        self._truths: set[int] = set()
 
     def value(self, name: str) -> Any:
         """Return what is called `name`; an array, an input or a constant on its first use."""
@@ -58,9 +59,11 @@ class Tracer:
             self._values[name] = self._source(name)
         return self._values[name]
 
-    def keep(self, name: str, value: Any) -> None:
-        """Call `value` so from now on."""
+    def keep(self, name: str, value: Any, kind: str = FLOATS) -> None:
+        """Call `value`, of a kind of KINDS, so from now on."""
         self._values[name] = value
+        if kind == TRUTHS:
+            self._truths |= {x.id for x in (value if isinstance(value, tuple) else (value,))}
 
     def argument(self, value: Any) -> Any:
         """Return an argument of a call with its references and extents filled in."""
@@ -77,11 +80,14 @@ class Tracer:
         return Tensor(node, self.b.shape(node))
 
     def _constant(self, constant: Constant) -> Tensor:
-        found = Tensor(emit_data(self.b, constant.name, constant.shape), constant.shape)
+        source = emit_data(self.b, constant.name, constant.shape, whole=constant.kind != FLOATS)
+        found = Tensor(source, constant.shape)
         axis = constant.batch_axis
         if axis is not None:
             shape = (*constant.shape[:axis], self.batch, *constant.shape[axis + 1 :])
-            found = self.emit(broadcast_to, found, shape=shape)
+            found = Tensor(self.moved(broadcast_to, source, {"shape": shape}), shape)
+        if constant.kind == TRUTHS:
+            self._truths.add(found.id)
         return found
 
     def filled(self, value: float, shape: Shape) -> int:
@@ -101,6 +107,14 @@ class Tracer:
             found += [i for i in node.inputs if i not in seen]
             seen.update(node.inputs)
         return False
+
+    def is_mask(self, x: Tensor) -> bool:
+        """Return whether x holds truth values."""
+        return x.id in self._truths
+
+    def is_whole(self, x: Tensor) -> bool:
+        """Return whether x holds whole numbers or truth values, which nothing rounds."""
+        return is_whole(self.b.nodes[x.id])
 
     def emit(self, op: Op, *inputs: Tensor, source: str = "", **attrs: Any) -> Tensor:
         """Emit `op` on tensors in their own shapes; `source` names another op for the op lists."""
@@ -125,7 +139,12 @@ class Tracer:
         x = self.straight(x)
         if self.b.shape(x.id) == tuple(shape):
             return x.id
-        return self.b.emit(reshape, x.id, attrs={"shape": tuple(shape)}, source="reshape")
+        return self.moved(reshape, x.id, {"shape": tuple(shape)})
+
+    def moved(self, op: Op, node: int, attrs: dict[str, Any]) -> int:
+        """Emit an op that moves values: whole numbers stay such."""
+        role = {"role": "input"} if is_whole(self.b.nodes[node]) else {}
+        return self.b.emit(op, node, attrs=attrs, source=op.name, **role)
 
     def rows(self, x: Tensor, features: int = 0) -> int:
         """Return a node [rows, features] of x's elements, by default with its last axis whole."""
@@ -154,8 +173,7 @@ class Tracer:
             "axes": (0, 2, 1),
             "shape": x.shape if len(x.shape) < 4 else (size(tuple(lead)), rows, columns),
         }
-        node = self.b.emit(transpose, x.id, attrs=attrs, source="transpose")
-        return Tensor(node, x.shape)
+        return Tensor(self.moved(transpose, x.id, attrs), x.shape)
 
     def mask(self, shape: Shape, share: float) -> int:
         """Return the source of a dropout mask: fed anew in every step, whatever the policy."""

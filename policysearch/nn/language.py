@@ -29,7 +29,7 @@ class Embedding:
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:
         with b.scope(layer=self.name, role="fprop"):
-            flat = b.emit(reshape, x, attrs={"shape": (size(b.shape(x)),)})
+            flat = b.emit(reshape, x, attrs={"shape": (size(b.shape(x)),)}, role="input")
             return b.emit(embedding, fed[f"{self.name}.weight"], flat)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from policysearch.graph import FloatArray, Op, Shape
 from policysearch.ops.builder import Builder
-from policysearch.ops.source import buffer, data, parameter
+from policysearch.ops.source import WHOLE, buffer, data, parameter
 
 DROPPED = "dropped"
 """The attribute of a data node that is the mask of a dropout: the share that is dropped."""
@@ -157,7 +157,8 @@ class Model(ABC):
     def emit_inputs(self, b: Builder, batch_size: int) -> dict[str, int]:
         """Emit the sources of a batch; return {name: node}."""
         return {
-            item.name: emit_data(b, item.name, (batch_size, *item.shape)) for item in self.inputs
+            item.name: emit_data(b, item.name, (batch_size, *item.shape), whole=item.whole)
+            for item in self.inputs
         }
 
     def emit_statistics(self, b: Builder) -> dict[str, int]:
@@ -165,9 +166,10 @@ class Model(ABC):
         return emit_arrays(b, self.statistics(), buffer)
 
 
-def emit_data(b: Builder, name: str, shape: Shape) -> int:
-    """Emit a source that is fed from outside; return its node."""
-    return b.emit(data, attrs={"shape": shape}, name=name, role="input")
+def emit_data(b: Builder, name: str, shape: Shape, *, whole: bool = False) -> int:
+    """Emit a source that is fed from outside, `whole` numbers or not; return its node."""
+    attrs = {"shape": shape, WHOLE: True} if whole else {"shape": shape}
+    return b.emit(data, attrs=attrs, name=name, role="input")
 
 
 def emit_arrays(b: Builder, specs: Iterable[ParameterSpec], op: Op = parameter) -> dict[str, int]:

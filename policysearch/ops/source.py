@@ -22,6 +22,19 @@ def _source(name: str) -> Op:
     return Op(name, _declared, _fed, flops=lambda i, o, a: 0, kind="source")  # type: ignore[arg-type]
 
 
+WHOLE = "whole"
+"""The attribute of a data node that holds whole numbers or truth values."""
+
+
+def is_whole(node: Node) -> bool:
+    """Return whether a node holds whole numbers or truth values, fed or made of such.
+
+    They say which rows, which classes, what is masked: no policy rounds them.
+    """
+    fed = node.op.kind == "source"
+    return node.role == "input" and (not fed or bool(node.attributes.get(WHOLE)))
+
+
 data = _source("data")
 parameter = _source("parameter")
 state = _source("state")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from policysearch.graph import Graph, Node
+from policysearch.ops.source import is_whole
 from policysearch.policy.policy import Policy
 
 
@@ -37,7 +38,7 @@ class Boundaries:
         if self.casts == "op" or not self.low(node):
             return False
         own = self.layers[node.layer].output if node.layer in self.layers else ""
-        if any(self._stays(i, node) and format_of(i) != own for i in node.deciding):
+        if any(self._stays(i, node) and format_of(i) != own for i in deciding(self.graph, node)):
             self.mixed.add(node.id)
         return node.id in self.mixed
 
@@ -50,9 +51,9 @@ class Boundaries:
 
     def arriving(self, node: Node, formats: Mapping[int, str]) -> list[str]:
         """Return, for what a mixed node reads, in which of these `formats` gradients arrive."""
-        own = self.layers[node.layer].dgrad
+        own, nodes = self.layers[node.layer].dgrad, self.graph.nodes
         return [
-            formats[i] if _holds(node.layer, self.graph.nodes[i]) else own for i in node.deciding
+            formats[i] if _holds(node.layer, nodes[i]) else own for i in deciding(self.graph, node)
         ]
 
     def crossed(self, i: int, reader: Node) -> Iterable[str]:
@@ -64,6 +65,8 @@ class Boundaries:
         return self._left(value, reader) if gradient else self._entered(value, reader)
 
     def _entered(self, value: Node, reader: Node) -> Iterator[str]:
+        if is_whole(value):
+            return
         if value.op.name != "parameter":
             for name in self._around(reader.layer):
                 if not _holds(name, value):
@@ -110,6 +113,12 @@ class Boundaries:
             name = ".".join(parts[:end])
             if name in self.casting:
                 yield name
+
+
+def deciding(graph: Graph, node: Node) -> tuple[int, ...]:
+    """Return the inputs that decide a promoted format: whole numbers do not, as in torch."""
+    given = node.deciding
+    return tuple(i for i in given if not is_whole(graph.nodes[i])) or given
 
 
 def _inside(layer: str, outer: str) -> bool:

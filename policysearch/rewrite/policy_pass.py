@@ -8,6 +8,7 @@ from typing import Any
 from policysearch.graph import Graph, Node
 from policysearch.ops.builder import without_unread
 from policysearch.policy.policy import Policy
+from policysearch.rewrite.boundaries import deciding
 from policysearch.rewrite.casting import Casting, widest
 from policysearch.rewrite.conversion import Becomes, Conversion, sweep
 from policysearch.rewrite.norm_pass import with_inner_formats
@@ -45,6 +46,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
     low, wide, promoted = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
     return (
         _rule("source", _source, kind="source"),
+        _rule("whole numbers", _as_fed, role="input"),
         _rule("sum of gradients", _gradient_sum, op="add", role=BACKWARD),
         *(_mixed_rules(low) if policy.casts == "layer" else ()),
         *_both("pinned cast", _pinned, _promoted_gradient, ("pinned_cast",)),
@@ -86,6 +88,11 @@ def _source(at: Casting, source: Node) -> int:
     return at.b.copy(source, (), format=stored)
 
 
+def _as_fed(at: Casting, op: Node) -> int:
+    """Row numbers, classes and masks are no numbers to round, whatever makes them."""
+    return at.forward(op, at.emit(op, [at.new[i] for i in op.inputs]), "float32")
+
+
 def _low(at: Casting, op: Node) -> int:
     layer = at.layer(op)
     made = at.emit(op, at.operands(op, layer.output), layer.output)
@@ -113,16 +120,16 @@ def _pinned(at: Casting, op: Node) -> int:
 
 
 def _promoted(at: Casting, op: Node) -> int:
-    wanted = widest(at.format(at.new[i]) for i in op.deciding)
+    wanted = widest(at.format(at.new[i]) for i in deciding(at.graph, op))
     made = at.emit(op, at.operands(op, wanted), wanted)
-    return at.forward(op, made, at.gradients_widest(op.deciding))
+    return at.forward(op, made, at.gradients_widest(deciding(at.graph, op)))
 
 
 def _mixed(at: Casting, op: Node) -> int | None:
     """An op that reads another format than its layer's from inside it runs in the widest."""
     if not at.boundaries.find_mixed(op, lambda i: at.format(at.new[i])):
         return None
-    wanted = widest(at.format(at.read(i, op)) for i in op.deciding)
+    wanted = widest(at.format(at.read(i, op)) for i in deciding(at.graph, op))
     made = at.emit(op, at.operands(op, wanted), wanted)
     return at.forward(op, made, widest(at.boundaries.arriving(op, at.gradient_formats)))
 
@@ -149,7 +156,7 @@ def _promoted_gradient(at: Casting, op: Node) -> int:
     """Parameters that a promoted op pins have their gradients in their own format."""
     forward = at.graph.nodes[op.of]
     owned = (i for i in forward.inputs if at.graph.nodes[i].op.name == "parameter")
-    return _read_again(at, op, at.gradients_widest((*forward.deciding, *owned)))
+    return _read_again(at, op, at.gradients_widest((*deciding(at.graph, forward), *owned)))
 
 
 def _mixed_gradient(at: Casting, op: Node) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def called(where: str, name: str, wanted: type) -> Any:
     """
     path, _, function = name.rpartition(":")
     found = function_of(where, path, function)
-    result = _tried(f"{where}: {name}", found)
+    result = _tried(f"{where}: {name}", functools.partial(_seeded, found))
     if not isinstance(result, wanted):
         given = type(result).__name__
         raise InputError(f"{where}: {name} returned {given}; expected a {wanted.__name__}")
@@ -70,8 +71,20 @@ def _module(path: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    if "torch" in Path(path).read_text(encoding="utf-8") and importlib.util.find_spec("torch"):
+        importlib.import_module("torch")  # So that it is seeded before the file draws from it.
+    _seeded(functools.partial(spec.loader.exec_module, module))
     return module
+
+
+def _seeded(call: Callable[[], T]) -> T:
+    """Return what `call` gives; each process has the same of torch's own generator."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return call()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return call()
 
 
 def _tried(where: str, call: Callable[[], Any]) -> Any:

@@ -96,7 +96,7 @@ def forward_calls(graph: Graph) -> tuple[tuple[Bound, ...], int]:
         name = node.op.name
         if name == "parameter" and node.format != "float32":
             raise InputError(f"{node.name} in {node.format}: not timed; expected float32 masters")
-        if node.role != "fprop" or node.op.kind == "source" or name == "scale_loss":
+        if node.role not in ("input", "fprop") or node.op.kind == "source" or name == "scale_loss":
             continue
         if name not in MEANINGS or not hasattr(torch, node.format):
             raise InputError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from policysearch.data.datasets import batches
 from policysearch.nn.chain import Chain
-from policysearch.nn.model import OWN_LOSS, Model
+from policysearch.nn.model import DROPPED, OWN_LOSS, Model
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import dropout_mask
+from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import initial_parameters
+from policysearch.values import InputError
 from policysearch.verify.job import FILE, JOB, RESULT, Job
 from policysearch.verify.torch_twin import Twin
 
@@ -42,7 +45,9 @@ def main(folder: Path) -> None:
     spec.loader.exec_module(exported)
     keys = list(module.state_dict())
     kind = torch.device(job.place).type
-    module = exported.apply_policy(module.train().to(job.place), device_type=kind)
+    module = module.train().to(job.place)
+    # a part of the user's net that is no layer computes nothing
+    module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
     steps = list(_steps(job, model, dataset, module, exported.make_grad_scaler(kind)))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
@@ -96,7 +101,7 @@ def _first(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return result
     values = result.values() if isinstance(result, Mapping) else result
-    found = (_first(x) for x in values) if isinstance(values, Sequence | Iterator) else ()
+    found = (_first(x) for x in values) if isinstance(values, Iterable) else ()
     return next((x for x in found if x is not None), None)
 
 
@@ -104,14 +109,18 @@ def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> It
     """Yield (loss, scale, skipped) of every step."""
     task, (inputs, labels) = job.task, dataset.train
     optimizer = _optimizer(task, job.policy, list(module.parameters()))
+    nodes = trace_step(model, task.loss, task.build_optimizer(), task.batch_size).nodes
+    masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
     order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([job.seed, 1]))
     for step, indices in enumerate(order):
-        functional.dropout = _dropout(job.seed, step)
+        drawn = itertools.count()
+        functional.dropout = _dropout(job.seed, step, drawn)
         for group in optimizer.param_groups:
             group["lr"] = task.rate_at(step)
         optimizer.zero_grad()
         batch = [torch.from_numpy(x[indices]).to(job.place) for x in (*inputs, labels)]
         loss = _loss(task, model, module, batch[:-1], batch[-1])
+        _check_masks(next(drawn), masks)
         scale, skipped = scaler.get_scale(), scaler.skipped
         scaler.scale(loss).backward()
         if job.policy.gradient_clip_norm is not None:
@@ -122,9 +131,17 @@ def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> It
         yield loss.item(), scale, scaler.skipped > skipped
 
 
-def _dropout(seed: int, step: int) -> Any:
+def _check_masks(drawn: int, expected: int) -> None:
+    """Raise InputError where calls of torch drop values by masks of their own."""
+    if drawn != expected:
+        raise InputError(
+            f"dropout: {expected - drawn} of {expected} inside torch's own calls (LSTM, "
+            "scaled_dot_product_attention), with masks of its own; expected a share of 0 there"
+        )
+
+
+def _dropout(seed: int, step: int, drawn: Iterator[int]) -> Any:
     """Return a dropout that multiplies by the masks the emulator takes in this step."""
-    drawn = iter(range(2**31))
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if has_torch_function_unary(input):
