@@ -199,6 +199,22 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.embed(ids))[0])
 
 
+class Normed(nn.Module):
+    """Norms that torch calls as one, a part that computes nothing, a dict of results."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.conv, self.group = nn.Conv1d(2, 8, 3), nn.GroupNorm(2, 8)
+        self.norm, self.unused = nn.RMSNorm(6), nn.Linear(3, 3)
+        self.steps = nn.LSTM(6, 4, 2, batch_first=True, dropout=share) if share else None
+        self.head = nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(torch.relu(self.group(self.conv(x))))
+        steps = self.steps(y)[0].mean() if self.steps else 0.0
+        return {"logits": self.head(y.flatten(1)) + steps, "features": y}
+
+
 Inputs = Callable[[Any, int], tuple[Any, ...]]
 """(numpy Generator, batch size): arrays as the net's forward takes them."""
 

@@ -11,6 +11,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.importers.catalogue import RULES
 from policysearch.policy.policy import from_json
+from policysearch.policy.presets import preset
 from tests.studies import write_study
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-net.md").read_text(encoding="utf-8")
@@ -77,6 +78,35 @@ def test_a_study_file_names_the_functions_of_the_page(
     assert main(["run", str(study), "--storage", "own.journal", "--trials", "2"]) == 0
     assert main(["show", str(study), "--storage", "own.journal"]) == 0
     assert "loss gap" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("logits_too", [True, False])
+def test_a_module_with_its_own_loss_is_trained_and_validated(logits_too: bool) -> None:
+    torch = pytest.importorskip("torch")
+    import policysearch as ps
+    from policysearch.train.training import train
+
+    class Own(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(6, 4)
+            self.scale = torch.nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, y: object, x: object) -> object:
+            logits = self.fc(x) * self.scale
+            loss = torch.nn.functional.cross_entropy(logits, y)
+            return (loss, logits) if logits_too else loss
+
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((96, 6)).astype(np.float32)
+    data = ps.Dataset("own", (x,), x[:, :4].argmax(1), 64, 32, 4)
+    example = torch.zeros(2, dtype=torch.long), torch.zeros(2, 6)
+    model = ps.from_torch(Own(), example, loss="own", labels="y")
+    task = ps.Task(model=model, data=data, steps=60, tail_steps=5, batch_size=16, learning_rate=0.5)
+    run = train(task, preset("bfloat16", model.layer_names), 0, dataset=data)
+    assert run.losses[-5:].mean() < 0.6 * run.losses[0]
+    assert run.validation_accuracy > 0.7 if logits_too else np.isnan(run.validation_accuracy)
 
 
 @pytest.mark.torch

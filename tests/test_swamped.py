@@ -225,6 +225,12 @@ def test_half_a_unit_of_float32() -> None:
     np.testing.assert_array_equal(half_unit(values, format_named("float32")), half)
 
 
+def test_half_a_unit_of_a_single_value_is_one() -> None:
+    """A parameter of torch may have no axes."""
+    half = half_unit(np.array(3.0, np.float32), format_named("bfloat16"))
+    assert half.shape == () and half == 2.0**-7
+
+
 class Blind(Watch):
     """Sees nothing."""
 

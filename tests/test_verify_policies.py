@@ -16,6 +16,7 @@ from policysearch.nn.models import lenet5
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
+from policysearch.values import InputError
 from policysearch.verify import verdict as verdicts
 from policysearch.verify.verdict import verify
 
@@ -131,6 +132,45 @@ def test_functions_in_forward_obey_the_lists() -> None:
     )
     losses = verify(moved, task, steps=10).losses
     assert np.abs(losses - verdict.losses).max() > 1e-5
+
+
+@pytest.mark.torch
+def test_norms_that_torch_calls_as_one_and_a_dict_of_results() -> None:
+    """Group and RMS norm run in float32 inside; a part that computes nothing has no formats."""
+    task = normed_task(0.0)
+    model = task.build_model(task.load_dataset())
+    assert "unused" not in model.layer_names
+    verdict = verify(preset("torch.autocast.bfloat16", model.layer_names), task, steps=4)
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+
+
+@pytest.mark.torch
+def test_a_dropout_inside_a_call_of_torch_cannot_be_verified() -> None:
+    task = normed_task(0.1)
+    model = task.build_model(task.load_dataset())
+    with pytest.raises(InputError, match="1 of 1 inside torch's own calls"):
+        verify(preset("float32", model.layer_names), task, steps=2)
+
+
+def normed_task(share: float) -> Task:
+    """Return a task of a net of norms, with a dropout inside an LSTM where `share` is not 0."""
+    torch = pytest.importorskip("torch")
+    import policysearch
+    from tests.nets_of_torch import Normed
+
+    x = np.random.default_rng(0).standard_normal((96, 2, 8)).astype(np.float32)
+    labels = x[:, 0, :3].argmax(1)
+    data = policysearch.Dataset("own", (x,), labels, train_count=64, validation_count=32, classes=3)
+    torch.manual_seed(0)
+    model = policysearch.from_torch(Normed(share), torch.zeros(2, 2, 8), name="normed")
+    return Task(
+        model=model,
+        data=data,
+        batch_size=8,
+        loss="token_cross_entropy",
+        optimizer="momentum",
+        learning_rate=0.01,
+    )
 
 
 def gpt_task() -> Task:

@@ -114,23 +114,25 @@ def test_classes_of_a_loss_of_ones_own_are_those_that_are_fed(
 
 
 @pytest.mark.torch
-def test_whole_numbers_do_not_widen_what_they_multiply() -> None:
-    """As in torch, where a bfloat16 tensor times an int64 one is bfloat16."""
+def test_whole_numbers_and_single_ones_do_not_widen_what_they_multiply() -> None:
+    """As in torch: a bfloat16 tensor times an int64 one, or one without axes, is bfloat16."""
     torch = pytest.importorskip("torch")
     import policysearch as ps
 
     class Pooled(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.fc = torch.nn.Linear(4, 3)
+            self.fc, self.scale = torch.nn.Linear(4, 3), torch.nn.Parameter(torch.tensor(0.3))
 
         def forward(self, x: Any, kept: Any) -> Any:
-            return (self.fc(x) * kept[:, :, None]).sum(1)
+            return (self.scale * (self.fc(x) * kept[:, :, None])).sum(1)
 
     model = ps.from_torch(Pooled(), (torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.long)))
     task = Task(model=model, loss="token_cross_entropy")
     policy = preset("torch.autocast.bfloat16", model.layer_names)
     graph = Tracing(task, model, 2).step_graph(policy)
-    (product,) = [n for n in graph.nodes if n.op.name == "multiply" and n.role == "fprop"]
+    products = [n for n in graph.nodes if n.op.name == "multiply" and n.role == "fprop"]
     kept = torch.ones(2, 3, dtype=torch.long)
-    assert f"torch.{product.format}" == str((kept.to(torch.bfloat16) * kept).dtype)
+    low = kept.to(torch.bfloat16)
+    expected = [(low * kept).dtype, (torch.tensor(0.3) * low).dtype]
+    assert [f"torch.{product.format}" for product in products] == [str(x) for x in expected]

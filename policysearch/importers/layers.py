@@ -10,7 +10,7 @@ import numpy as np
 
 from policysearch.graph import size
 from policysearch.importers.attention import matmul
-from policysearch.importers.elementwise import add, multiply, power
+from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.shapes import exchanged, reduced
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import arithmetic, dense, functions
@@ -79,16 +79,16 @@ def layer_norm(
 def rms_norm(
     t: Tracer, x: Tensor, normalized: Sequence[int], weight: Tensor | None = None, eps: Any = None
 ) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, as torch writes it out; float32's epsilon by default.
-
-    The square is a power, which op lists keep in float32 as torch's function does.
-    """
+    """x / sqrt(mean(x^2) + eps) * weight, as torch writes it out; float32's epsilon by default."""
+    start = len(t.b.nodes)
     axes = tuple(range(-len(tuple(normalized)), 0))
-    square = reduced(mean)(t, power(t, x, 2), axes, True)
+    square = reduced(mean)(t, multiply(t, x, x), axes, True)
     epsilon = float(np.finfo(np.float32).eps) if eps is None else float(eps)
     shifted = t.pointwise(arithmetic.shift, square, amount=epsilon)
     made = multiply(t, x, t.pointwise(functions.rsqrt, shifted))
-    return made if weight is None else multiply(t, made, weight)
+    made = made if weight is None else multiply(t, made, weight)
+    t.list_under("rsqrt", start)
+    return made
 
 
 def batch_norm(
@@ -149,14 +149,17 @@ def group_norm(
     """Normalise each group of channels of each example, then scale each channel."""
     features = size(x.shape[1:]) // groups
     plain = layer_norm(t, t.view(x, (x.shape[0], groups, features)), (features,), None, None, eps)
-    made = t.view(plain, x.shape)
+    made, start = t.view(plain, x.shape), len(t.b.nodes)
     if weight is None or bias is None:
         return made
     tail = (1,) * (len(x.shape) - 2)
     scaled = multiply(t, made, t.view(weight, (x.shape[1], *tail)))
     if len(x.shape) == 3:  # where a bias goes along the last axis
-        return add(t, scaled, t.view(bias, (x.shape[1], *tail)))
-    return t.emit_nodes(dense.bias, t.full(scaled), t.full(bias))
+        made = add(t, scaled, t.view(bias, (x.shape[1], *tail)))
+    else:
+        made = t.emit_nodes(dense.bias, t.full(scaled), t.full(bias))
+    t.list_under("layer_norm", start)
+    return made
 
 
 def bilinear_t(t: Tracer, x: Tensor) -> Tensor:

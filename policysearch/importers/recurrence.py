@@ -32,6 +32,7 @@ def lstm(
     if len(weights) != num_layers * ways * each:
         raise refuse("projections", "use proj_size=0")
     h0, c0 = states
+    start = len(t.b.nodes)
     x = exchanged(t, x, 0, 1) if batch_first else x
     ends: list[tuple[Tensor, Tensor]] = []
     for layer in range(num_layers):
@@ -50,7 +51,9 @@ def lstm(
         cat(t, [unsqueeze(t, state, 0) for state in states], 0)
         for states in zip(*ends, strict=True)
     )
-    return (exchanged(t, x, 0, 1) if batch_first else x, *last)  # type: ignore[return-value]
+    found = (exchanged(t, x, 0, 1) if batch_first else x, *last)
+    t.list_under("matmul", start)
+    return found  # type: ignore[return-value]
 
 
 def _run(

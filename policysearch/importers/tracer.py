@@ -11,6 +11,7 @@ from policysearch.graph import Op, Shape, size
 from policysearch.importers.program import FLOATS, TRUTHS, Constant, Program, Ref, resolved
 from policysearch.nn.model import DROPPED, emit_data
 from policysearch.ops.builder import Builder
+from policysearch.ops.nodes import changed
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import data, is_whole
@@ -174,6 +175,10 @@ class Tracer:
             "shape": x.shape if len(x.shape) < 4 else (size(tuple(lead)), rows, columns),
         }
         return Tensor(self.moved(transpose, x.id, attrs), x.shape)
+
+    def list_under(self, source: str, start: int) -> None:
+        """Put all nodes from `start` on in the op list of `source`: torch calls them as one op."""
+        self.b.nodes[start:] = [changed(node, source=source) for node in self.b.nodes[start:]]
 
     def mask(self, shape: Shape, share: float) -> int:
         """Return the source of a dropout mask: fed anew in every step, whatever the policy."""

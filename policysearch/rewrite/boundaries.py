@@ -116,9 +116,12 @@ class Boundaries:
 
 
 def deciding(graph: Graph, node: Node) -> tuple[int, ...]:
-    """Return the inputs that decide a promoted format: whole numbers do not, as in torch."""
-    given = node.deciding
-    return tuple(i for i in given if not is_whole(graph.nodes[i])) or given
+    """Return the inputs that decide a promoted format.
+
+    Whole numbers do not, nor do values without axes beside those with some, as in torch.
+    """
+    floats = tuple(i for i in node.deciding if not is_whole(graph.nodes[i])) or node.deciding
+    return tuple(i for i in floats if graph.nodes[i].shape) or floats
 
 
 def _inside(layer: str, outer: str) -> bool:

@@ -14,7 +14,7 @@ from policysearch.ops.token_loss import IGNORED
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.feeding import Array, feed_constants
+from policysearch.train.feeding import Array, arrays_by_input, feed_constants
 from policysearch.train.step import trace_forward
 
 
@@ -34,20 +34,22 @@ def accuracy(
     `arrays` are the trained parameters and running statistics by name, `examples` inputs and
     labels. The model runs as in evaluation, where an example does not depend on the others of its
     batch, with its values in `arena`. A row of logits that is not finite counts as wrong. NaN where
-    labels are no classes.
+    labels are no classes, or a model returns nothing but its own loss.
     """
     inputs, labels = examples
     if labels.dtype != np.int64:
         return float("nan")
     graph = apply_policy(trace_forward(model, batch_size), policy)
+    if graph.output("logits").shape == ():
+        return float("nan")
     executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
     feed_constants(executable, model)
     right = 0
     for start in range(0, len(labels), batch_size):
         part = slice(start, start + batch_size)
         wanted = labels[part]
-        for item, array in zip(model.inputs, inputs, strict=True):
-            executable.arrays[item.name][: len(wanted)] = array[part]
+        for name, array in arrays_by_input(model, inputs, labels):
+            executable.arrays[name][: len(wanted)] = array[part]
         executable.forward_backward()
         logits = executable.value("logits")
         logits = logits.reshape(batch_size, *wanted.shape[1:], -1)[: len(wanted)]

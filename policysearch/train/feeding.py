@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,21 +26,26 @@ def feed_constants(step: Step, model: Model) -> None:
 
 
 def feed_inputs(step: Step, model: Model, inputs: Sequence[Array], labels: Array) -> None:
-    """Write a batch to the sources of the model's inputs and to TARGETS.
+    """Write a batch to the sources of the model's inputs and to TARGETS."""
+    for name, array in arrays_by_input(model, inputs, labels):
+        _write(f"model {model.name}, input {name}", step.arrays[name], array)
+    if TARGETS in step.arrays:
+        _write_targets(f"model {model.name}, labels", step.arrays[TARGETS], labels)
+
+
+def arrays_by_input(
+    model: Model, inputs: Sequence[Array], labels: Array
+) -> Iterator[tuple[str, Array]]:
+    """Yield the array of each input of the model, by its name.
 
     A model that returns its own loss takes the labels as the input its `labels` names.
     """
-    given = list(inputs)
+    given = iter(inputs)
     for item in model.inputs:
-        if item.name == model.labels:
-            array = labels
-        elif given:
-            array = given.pop(0)
-        else:
+        array = labels if item.name == model.labels else next(given, None)
+        if array is None:
             raise InputError(f"model {model.name}, input {item.name}: nothing; expected an array")
-        _write(f"model {model.name}, input {item.name}", step.arrays[item.name], array)
-    if TARGETS in step.arrays:
-        _write_targets(f"model {model.name}, labels", step.arrays[TARGETS], labels)
+        yield item.name, array
 
 
 def _write(where: str, source: FloatArray, values: Array) -> None:
