@@ -70,3 +70,5 @@ def test_the_command_exports_them(
     assert main(["export", *places, "--fits", "L4", "--batch", "4096"]) == 0
     assert main(["export", *places, "--batch", "4096"]) == 2
     assert "--batch: 4096 without --fits" in capsys.readouterr().err
+    assert main(["export", *places, "--trial", "0", "--batch", "4096"]) == 2
+    assert "--batch: 4096 without --fits" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,15 @@ def say(line: str) -> None:
     """Write a line to standard error, or nowhere if that is gone."""
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
+
+
+def refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise InputError for the first of these options that was given, with the reason."""
+    for name in names:
+        given = getattr(options, name)
+        if given is not None:
+            words = " ".join(given) if isinstance(given, list) else given
+            raise InputError(f"--{name.replace('_', '-')}: {words} {why}")
 
 
 def add_out(command: argparse.ArgumentParser) -> None:
