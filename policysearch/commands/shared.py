@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policysearch import api
-from policysearch.commands.sources import task_for
+from policysearch.commands.sources import policy_for, policy_from, task_for
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
+from policysearch.policy.policy import Policy
 from policysearch.rewrite.placed_rules import overruled
 from policysearch.search.cluster import Cluster
 from policysearch.search.connect import cluster_at
@@ -59,6 +60,20 @@ def model_of(options: argparse.Namespace) -> Model:
     """Return the model of that task."""
     task = task_of(options)
     return task.build_model(task.load_dataset())
+
+
+def policy_of(options: argparse.Namespace, model: Model) -> Policy:
+    """Return the policy that the command was given; of a study, as that trains and prices it."""
+    given = policy_from(options.policy, model)
+    if not options.study:
+        return given
+    study = api.load_study(options.study)
+    if study.study.target is not None:
+        _, different = api.as_exported(given, study, study.study.target)
+        if different:
+            found = f"{different[0]} ({len(different)} such)"
+            say(f"as {study.study.target}, the study's target, runs it, and not as given: {found}")
+    return policy_for(options.policy, study)
 
 
 def places(options: argparse.Namespace) -> str:
