@@ -52,6 +52,14 @@ def test_profile_gives_the_speed_that_the_study_gives(
     assert capsys.readouterr().out.rstrip().endswith("formats: bfloat16, float32")
 
 
+def test_try_says_that_it_trains_another_policy(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--study", str(study), "--storage", str(tmp_path / "s.journal")]
+    assert main(["try", "preset:te.mxfp8", *places, "--processes", "1"]) == 0
+    assert "not as given: layer fc1: torch does not compute it in" in capsys.readouterr().err
+
+
 def test_what_the_target_runs_as_it_is_brings_no_note(
     study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,16 +64,20 @@ def model_of(options: argparse.Namespace) -> Model:
 
 def policy_of(options: argparse.Namespace, model: Model) -> Policy:
     """Return the policy that the command was given; of a study, as that trains and prices it."""
-    given = policy_from(options.policy, model)
-    if not options.study:
-        return given
-    study = api.load_study(options.study)
+    if options.study:
+        return policy_in(api.load_study(options.study), options.policy)
+    return policy_from(options.policy, model)
+
+
+def policy_in(study: StudySpec, source: str) -> Policy:
+    """Return `policy_for` the study, and say where its target runs another than was given."""
     if study.study.target is not None:
+        given = policy_from(source, study.task.build_model(study.task.load_dataset()))
         _, different = api.as_exported(given, study, study.study.target)
         if different:
             found = f"{different[0]} ({len(different)} such)"
             say(f"as {study.study.target}, the study's target, runs it, and not as given: {found}")
-    return policy_for(options.policy, study)
+    return policy_for(source, study)
 
 
 def places(options: argparse.Namespace) -> str:
