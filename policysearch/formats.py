@@ -132,15 +132,15 @@ def format_named(name: str) -> Format:
 
     `e5m7` is 5 exponent and 7 mantissa bits with IEEE specials, `e5m7fn` the same with one NaN
     code and no infinity; the spelling is the definition, so no table has to travel with it.
-    Raises InputError for anything else.
+    Raises InputError for anything else, and for a format with numbers that float32 has not.
     """
     if isinstance(name, str):
         if name in FORMATS:
             return FORMATS[name]
-        spelled = _CUSTOM.fullmatch(name)
-        if spelled:
-            specials: Specials = "nan" if spelled[3] else "ieee"
-            return Format(name, int(spelled[1]), int(spelled[2]), specials)
+        if spelled := _CUSTOM.fullmatch(name):
+            own = Format(name, int(spelled[1]), int(spelled[2]), "nan" if spelled[3] else "ieee")
+            check_fits_float32(own)
+            return own
     valid = ", ".join(FORMATS)
     raise InputError(
         f"unknown format {name!r}; expected one of {valid}, or e<2-8>m<1-23>[fn] for your own"

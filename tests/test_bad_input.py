@@ -28,6 +28,7 @@ STUDY_MISTAKES = (
     ('"torch.compile"', '"jax"', "cost.stack: 'jax'; expected one of torch.eager"),
     ('"float8_e4m3fn"]', '"float7"]', "space.formats: unknown format 'float7'; expected one of"),
     ('"float8_e4m3fn"]', '"bfloat16"]', "space.formats: ['float32', 'bfloat16', 'bfloat16']"),
+    ('"float8_e4m3fn"]', '"e8m3fn"]', "format e8m3fn: largest number 5.95494e+38 exceeds float32"),
     ('ops = ["tanh"]', 'ops = ["tahn"]', "transpose; did you mean 'tanh'?"),
     ('trials = 6', 'trails = 6', "did you mean 'trials'?"),
     ('"float8_e4m3fn"]', '"float8_e4m3"]', "for your own; did you mean 'float8_e4m3fn'?"),
@@ -40,6 +41,8 @@ STUDY_MISTAKES = (
     ('data = "digits"', 'data = "mnist"', "task.data: 'mnist'; expected one of"),
     ('steps = 6', 'steps = 6.5', "task.steps: 6.5; expected int"),
     ('rate = 0.1', 'rate = nan', "task.learning_rate: nan; expected a finite number"),
+    ('trials = 6', 'trials = 6\nleast_gain = 0.1', "least_gain: 0.1 with sampler 'random'; expe"),
+    ('batch_size = 32', 'batch_size = 1438', "batch_size: 1438; expected 1 to 1437, the exam"),
     ('[study]', '[study', "expected TOML"),
     ('[study]', '[study]\nseed = 1\nseed = 2', "expected TOML"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from policysearch.data import fashion_mnist
-from policysearch.data.datasets import Dataset, batches, check_finite, load_dataset
+from policysearch.data.datasets import LOADERS, Dataset, batches, check_finite, load_dataset
 from policysearch.data.idx import read_idx
 from policysearch.values import InputError
 
@@ -54,6 +54,11 @@ def test_an_embedded_data_set_is_split_normalised_and_frozen(name: str) -> None:
     assert (len(images), len(dataset.validation[1]), dataset.test_count) == (1437, 360, 0)
     with pytest.raises(ValueError, match="read-only"):
         dataset.images[0] = 0.0
+
+
+def test_the_page_of_data_sets_has_them_all() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+    assert [name for name in LOADERS if f"| `{name}` |" not in page] == []
 
 
 def test_digits_are_the_published_ones() -> None:

@@ -39,6 +39,7 @@ def test_results_are_the_same_and_say_what_ran(tmp_path: Path, processes: int) -
         found[fast] = api.run_study(study, journal, fast=fast, processes=processes)
         assert _ran(found[fast]) == {fast}
         assert f"Emulated by {EMULATORS[fast]}." in caption(found[fast])
+    assert "Emulated" not in caption(replace(found["off"], trials=()))
     for results in found.values():
         assert _without_fast(results) == _without_fast(found["off"])
 

@@ -78,3 +78,5 @@ def test_the_command_exports_them(
     assert "batch of the priced step: 0; expected a number from 1" in capsys.readouterr().err
     assert main(["export", *places, "--batch", "4096"]) == 2
     assert "--batch: 4096 without --fits" in capsys.readouterr().err
+    assert main(["export", *places, "--trial", "0", "--batch", "4096"]) == 2
+    assert "--batch: 4096 without --fits" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.nn.models import lenet5
+from policysearch.policy.policy_file import read_policy
 from policysearch.search.rules import rules_for, rules_from_data
 from policysearch.search.space import make_space
 from policysearch.search.space_section import SpaceSection
@@ -35,6 +36,18 @@ def test_the_python_blocks_run_from_top_to_bottom() -> None:
 def test_the_rules_of_the_page_match_a_model(block: str) -> None:
     rules = rules_from_data(tomllib.loads(block), "page")
     assert all(each.layers for each in rules_for(rules, lenet5()) if not each.rule.ops)
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_the_rules_of_the_page_are_a_rules_file_behind_a_base(
+    block: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, made = tmp_path / "rules.toml", tmp_path / "made.json"
+    path.write_text(f'base = "float32"\n{block}', encoding="utf-8")
+    assert main(["apply", str(path), "--model", "lenet5", "--out", str(made)]) == 0
+    assert read_policy(made).name == "float32 with rules"
+    assert main(["apply", str(path), "--model", "lenet5", "--out", str(made)]) == 2
+    assert "the file exists" in capsys.readouterr().err
 
 
 def test_the_searched_rules_are_decisions() -> None:

@@ -165,6 +165,7 @@ def test_the_commands_print_rules_and_apply_them(
         ("base = 'float32'\n[policy.layers]", "policy: expected a table without layers"),
         ("base = 'float32'\n[[rules]]\nformats = ['x']", "rules[0].formats: "),
         ("base = [", "expected TOML"),
+        ("[[rules]]\nformats = ['float16']", "missing key 'base'; expected the preset that rules"),
         (
             "base = 'float32'\n[[rules]]\nmatch = {layer = 'q'}\nformats = ['float16']",
             "rules: rule '1': match layer 'q'",

@@ -237,7 +237,7 @@ def test_other_batches_can_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     for batch_size in (256, None):
         api.verify_policy(policy, spec, batch_size=batch_size)
     assert seen == [256, spec.task.batch_size]
-    with pytest.raises(InputError, match=r"^batch_size: 1000000; expected 1 to \d+$"):
+    with pytest.raises(InputError, match=r"^batch_size: 1000000; expected 1 to \d+, the examples"):
         verify(policy, replace(spec.task, batch_size=10**6))
 
 

@@ -211,6 +211,25 @@ def test_the_command_prints_it(
     assert "layer: 'fc9'; expected one of" in capsys.readouterr().err
 
 
+def test_a_format_that_the_target_does_not_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch has no float8 parameters: without masters the layer runs as its 16-bit neighbour."""
+    torch = ('name = "tiny"', 'name = "tiny"\ntarget = "torch"')
+    study = write_study(tmp_path, *CHANGES, torch)
+    given = ["--study", str(study), "--storage", str(tmp_path / "t.journal"), "--processes", "1"]
+    assert main(["why", "preset:apex.O3", "fc2", *given]) == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    beside, narrower = (
+        [cell.strip() for cell in row if cell.strip()]
+        for row in rows
+        if row[0] in ("beside", "narrower")
+    )
+    assert beside[1] == "bfloat16"
+    assert narrower[1] == "float8_e4m3fn, which runs as bfloat16"
+    assert narrower[2:] == beside[2:]
+
+
 def test_a_layer_there_is_not_trains_nothing(space: Space) -> None:
     with pytest.raises(InputError, match="layer: 'fc9'"):
         neighbours(space.policy({}), "fc9", space)

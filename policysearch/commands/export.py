@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from policysearch import api
-from policysearch.commands.shared import Commands, add_out, add_study
+from policysearch.commands.shared import Commands, add_out, add_study, refuse
 from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.search.picks import fitting, smallest
 from policysearch.search.results import Results
@@ -68,6 +68,8 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _picked(results: Results, options: argparse.Namespace) -> Trial:
+    if options.fits is None:
+        refuse(options, ("batch",), "without --fits; expected both")
     if options.trial is not None:
         if options.max_gap is not None:
             raise InputError("--max-gap: given with --trial; expected one of them")
@@ -75,8 +77,6 @@ def _picked(results: Results, options: argparse.Namespace) -> Trial:
     if options.fits is not None:
         there = objective_of(results.spec, options.fits, options.batch)
         return fitting(results, there, options.max_gap)
-    if options.batch is not None:
-        raise InputError(f"--batch: {options.batch} without --fits; expected both")
     if options.smallest:
         return smallest(results, options.max_gap)
     if options.fastest or options.max_gap is not None:

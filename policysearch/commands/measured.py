@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from policysearch.commands.shared import Commands
+from policysearch.commands.shared import Commands, refuse
 from policysearch.cost.device_file import ENDING, check_device, device_text, read_device
 from policysearch.cost.devices import Device
 from policysearch.cost.timed_device import Machine, read_timings, timed_device
@@ -21,6 +21,8 @@ from policysearch.values import InputError, number, one_of
 
 CALIBRATE_ROUNDS = 7
 MEASURED_ROUNDS = 20
+CSV_MEMORY_GIB = 16.0
+CSV_CACHE_BYTES = 2**20
 
 
 def add_calibrate(commands: Commands) -> None:
@@ -29,47 +31,52 @@ def add_calibrate(commands: Commands) -> None:
         "calibrate", help="time kernels on this machine; write a device that studies can name"
     )
     made.add_argument("file", type=Path, metavar="DEVICE.toml", help="the file to write")
-    made.add_argument("--rounds", type=int, default=CALIBRATE_ROUNDS, metavar="N")
-    made.add_argument("--place", default="cpu", metavar="cpu|cuda", help="what runs the kernels")
+    made.add_argument(
+        "--rounds", type=int, metavar="N", help=f"of all kernels ({CALIBRATE_ROUNDS})"
+    )
+    made.add_argument("--place", metavar="cpu|cuda", help="what runs the kernels (cpu)")
     made.add_argument("--formats", nargs="+", metavar="FORMAT", help="by default those it has")
     made.add_argument("--csv", type=Path, metavar="FILE", help="read timed kernels, time none")
-    made.add_argument("--memory-gib", type=float, default=16.0, help="with --csv (16)")
-    made.add_argument("--cache-bytes", type=int, default=2**20, help="with --csv (1048576)")
-    made.add_argument("--host", default="adds", metavar="adds|overlaps", help="with --csv (adds)")
+    made.add_argument("--memory-gib", type=float, help=f"with --csv ({CSV_MEMORY_GIB:g})")
+    made.add_argument("--cache-bytes", type=int, help=f"with --csv ({CSV_CACHE_BYTES})")
+    made.add_argument("--host", metavar="adds|overlaps", help="with --csv (adds)")
     made.set_defaults(run=_calibrate)
 
 
 def add_measured(command: argparse.ArgumentParser) -> None:
-    """Let the command take what `run_measured` reads."""
-    command.add_argument("--measured", action="store_true", help="train policies in torch here")
+    """Let the command take what `run_measured` reads, none of it with a default."""
     command.add_argument(
         "--device",
         type=Path,
         metavar="DEVICE.toml",
-        help="of `calibrate`, which gets the error; made anew by default",
+        help="of `calibrate`, for --measured, which writes its error there; made anew by default",
     )
-    command.add_argument("--place", default="cpu", metavar="cpu|cuda", help="what trains them")
-    command.add_argument("--rounds", type=int, default=MEASURED_ROUNDS, metavar="N")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--place", metavar="cpu|cuda", help="what --measured trains on (cpu)")
+    command.add_argument(
+        "--rounds", type=int, metavar="N", help=f"of --measured ({MEASURED_ROUNDS})"
+    )
+    command.add_argument("--seed", type=int, help="of --measured (0)")
 
 
 def run_measured(options: argparse.Namespace) -> None:
     """Time policies on this machine, print them beside their prices, and record the error."""
-    number("--rounds", options.rounds, 2, 10**6)
-    number("--seed", options.seed, 0, 2**31)
-    place = _place(options.place, "validate-cost --measured")
+    rounds = MEASURED_ROUNDS if options.rounds is None else options.rounds
+    number("--rounds", rounds, 2, 10**6)
+    seed = options.seed or 0
+    number("--seed", seed, 0, 2**31)
+    place = _place(options.place or "cpu", "validate-cost --measured")
     from policysearch.verify.calibrate import FORMATS, calibrate
     from policysearch.verify.measured import accuracy, measured_report
     from policysearch.verify.measured_page import measured_page
 
-    rng = np.random.default_rng(options.seed)
+    rng = np.random.default_rng(seed)
     if options.device is None:
         device = calibrate(place.type, place, FORMATS[place.type], CALIBRATE_ROUNDS, rng, _say)
     else:
         device = read_device(options.device)
     if not device.timings.rows:
         raise InputError(f"--device: {options.device} has no timings; expected one of `calibrate`")
-    results = measured_report(device, place, options.rounds, rng, _say)
+    results = measured_report(device, place, rounds, rng, _say)
     print(measured_page(results))
     if options.device is not None:
         name = options.device.stem
@@ -79,33 +86,39 @@ def run_measured(options: argparse.Namespace) -> None:
 def _calibrate(options: argparse.Namespace) -> None:
     if options.file.suffix != ENDING:
         raise InputError(f"{options.file}: expected a name that ends in {ENDING}")
-    number("--rounds", options.rounds, 1, 10**6)
     if options.csv is not None:
+        timed = "with --csv, which times none; expected one of them"
+        refuse(options, ("rounds", "place", "formats"), timed)
         _write(_from_csv(options), options.file)
         return
-    place = _place(options.place, "calibrate")
+    refuse(options, ("memory_gib", "cache_bytes", "host"), "without --csv; expected both")
+    rounds = CALIBRATE_ROUNDS if options.rounds is None else options.rounds
+    number("--rounds", rounds, 1, 10**6)
+    place = _place(options.place or "cpu", "calibrate")
     from policysearch.verify.calibrate import FORMATS, calibrate
 
-    formats = tuple(options.formats or FORMATS[options.place])
+    formats = tuple(options.formats or FORMATS[place.type])
     for name in formats:
         if not hasattr(_torch("calibrate"), format_named(name).name):
             raise InputError(f"--formats: {name}; expected formats of torch")
     if "float32" not in formats:
         raise InputError(f"--formats: {', '.join(formats)}; expected float32 among them")
     rng = np.random.default_rng(0)
-    made = calibrate(options.file.stem, place, formats, options.rounds, rng, _say)
+    made = calibrate(options.file.stem, place, formats, rounds, rng, _say)
     _write(made, options.file)
 
 
 def _from_csv(options: argparse.Namespace) -> Device:
-    number("--memory-gib", options.memory_gib, 1e-6, 1e9)
-    number("--cache-bytes", options.cache_bytes, 0, 1e15)
-    host = one_of("--host", options.host, ("adds", "overlaps"))
+    memory = CSV_MEMORY_GIB if options.memory_gib is None else options.memory_gib
+    number("--memory-gib", memory, 1e-6, 1e9)
+    cache = CSV_CACHE_BYTES if options.cache_bytes is None else options.cache_bytes
+    number("--cache-bytes", cache, 0, 1e15)
+    host = one_of("--host", options.host or "adds", ("adds", "overlaps"))
     machine = Machine(
         arch="unknown",
-        memory_gib=options.memory_gib,
+        memory_gib=memory,
         multiprocessors=1,
-        cache_bytes=options.cache_bytes,
+        cache_bytes=cache,
         host="adds" if host == "adds" else "overlaps",
     )
     timings = read_timings(options.csv)

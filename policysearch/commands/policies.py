@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from policysearch import api
-from policysearch.commands.shared import Commands, add_task, model_of, say, task_of
+from policysearch.commands.shared import Commands, add_task, model_of, policy_of, say, task_of
 from policysearch.commands.sources import policy_from
 from policysearch.policy.policy_file import write_policy
 from policysearch.rewrite.placed_rules import overruled
@@ -28,7 +28,7 @@ def add_explain(commands: Commands) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    policy = policy_from(options.policy, model_of(options))
+    policy = policy_of(options, model_of(options))
     if not options.diff:
         print(api.explain(policy, task_of(options)).rstrip("\n"))
         return

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from policysearch import api
-from policysearch.commands.shared import Commands, add_task, task_of
-from policysearch.commands.sources import policy_from
+from policysearch.commands.shared import Commands, add_task, policy_of, task_of
 from policysearch.files import write_whole
 from policysearch.objective.objective import Objective
 from policysearch.report.causes import Changes
@@ -15,6 +14,7 @@ from policysearch.report.largest import largest_lines
 from policysearch.report.optimizer_lines import optimizer_lines
 from policysearch.report.profile_page import profile_page
 from policysearch.search.parallel_space import ParallelSection
+from policysearch.search.target import as_run
 
 DEVICE, STACK = "H100-SXM5", "torch.compile"
 """What is modeled without a study."""
@@ -53,8 +53,9 @@ def _profile(options: argparse.Namespace) -> None:
         parallel=parallel.base,
         recompute=tuple(options.recompute or (given.recompute if given else ())),
     )
-    policy = parallel.spread(policy_from(options.policy, objective.model))
-    changes = Changes(objective, policy)
+    policy = parallel.spread(policy_of(options, objective.model))
+    target = study.study.target if study else None
+    changes = Changes(objective, policy, lambda given: as_run(given, objective.model, target))
     print(profile_page(objective, changes))
     if options.largest_batch:
         print("\n" + "\n".join(largest_lines(objective, policy)))

@@ -7,14 +7,15 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policysearch import api
-from policysearch.commands.sources import task_for
+from policysearch.commands.sources import policy_for, policy_from, task_for
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
+from policysearch.policy.policy import Policy
 from policysearch.rewrite.placed_rules import overruled
 from policysearch.search.cluster import Cluster
 from policysearch.search.connect import cluster_at
@@ -59,6 +60,24 @@ def model_of(options: argparse.Namespace) -> Model:
     """Return the model of that task."""
     task = task_of(options)
     return task.build_model(task.load_dataset())
+
+
+def policy_of(options: argparse.Namespace, model: Model) -> Policy:
+    """Return the policy that the command was given; of a study, as that trains and prices it."""
+    if options.study:
+        return policy_in(api.load_study(options.study), options.policy)
+    return policy_from(options.policy, model)
+
+
+def policy_in(study: StudySpec, source: str) -> Policy:
+    """Return `policy_for` the study, and say where its target runs another than was given."""
+    if study.study.target is not None:
+        given = policy_from(source, study.task.build_model(study.task.load_dataset()))
+        _, different = api.as_exported(given, study, study.study.target)
+        if different:
+            found = f"{different[0]} ({len(different)} such)"
+            say(f"as {study.study.target}, the study's target, runs it, and not as given: {found}")
+    return policy_for(source, study)
 
 
 def places(options: argparse.Namespace) -> str:
@@ -113,6 +132,15 @@ def say(line: str) -> None:
     """Write a line to standard error, or nowhere if that is gone."""
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
+
+
+def refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise InputError for the first of these options that was given, with the reason."""
+    for name in names:
+        given = getattr(options, name)
+        if given is not None:
+            words = " ".join(given) if isinstance(given, list) else given
+            raise InputError(f"--{name.replace('_', '-')}: {words} {why}")
 
 
 def add_out(command: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Sized
 from pathlib import Path
 
 from policysearch.commands.measured import add_measured, run_measured
-from policysearch.commands.shared import Commands
+from policysearch.commands.shared import Commands, refuse
 from policysearch.cost.published import read_rows
 from policysearch.cost.published_memory import read_memory_rows
 from policysearch.cost.published_narrow import read_narrow_rows
@@ -30,42 +30,44 @@ def add_validation(commands: Commands) -> None:
     command.add_argument(
         "--anchor", type=Path, metavar="FILE", help="JSON rows of related runs, say your own"
     )
-    command.add_argument(
+    kinds = command.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
     )
-    command.add_argument(
+    kinds.add_argument(
         "--memory", action="store_true", help="memory of mixed over float32 training"
     )
-    command.add_argument(
+    kinds.add_argument(
         "--ranks", action="store_true", help="speedups on several devices over those on one"
     )
+    kinds.add_argument("--measured", action="store_true", help="train policies in torch here")
     add_measured(command)
     command.set_defaults(run=_validate)
 
 
 def _validate(options: argparse.Namespace) -> None:
     if options.measured:
-        if options.anchor or options.rows:
-            raise InputError("--measured: trains on this machine; takes no rows and no anchors")
+        refuse(
+            options, ("rows", "anchor"), "with --measured, which trains here; expected one of them"
+        )
         run_measured(options)
         return
+    refuse(options, ("device", "place", "rounds", "seed"), "without --measured; expected both")
+    if options.memory or options.ranks or options.narrow:
+        refuse(
+            options, ("anchor",), "with --memory, --ranks or --narrow; expected no anchors there"
+        )
     if options.memory:
-        if options.anchor or options.narrow:
-            raise InputError("--memory: takes no anchors and no 8-bit rows")
         memory = validate_memory(read_memory_rows(options.rows))
         _need(memory.judged, [reason for _, reason in memory.unbuilt], options.rows)
         print(memory_validation_page(memory))
         return
     if options.ranks:
-        if options.anchor or options.narrow:
-            raise InputError("--ranks: takes both kinds of rows, and no anchors; expected --rows")
         ranks, left = ranks_of(options.rows)
         _need(ranks, list(left), options.rows)
         print(ranks_page(ranks, left))
         return
     if options.narrow:
-        if options.anchor:
-            raise InputError("--anchor: 8-bit rows take no anchors")
         judged, unbuilt = judged_rows(read_narrow_rows(options.rows))
         _need(judged, [reason for _, reason in unbuilt], options.rows)
         print(narrow_page(judged, unbuilt))

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from policysearch import api
-from policysearch.commands.shared import Commands
-from policysearch.commands.sources import policy_for
+from policysearch.commands.shared import Commands, policy_in
 from policysearch.verify.page import verdict_page
 
 FAILED, UNDECIDED = 1, 3
@@ -28,7 +27,7 @@ def add_verify(commands: Commands) -> None:
 
 def _verify(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
-    policy = policy_for(options.policy, spec)
+    policy = policy_in(spec, options.policy)
     given = {"target": options.target, "steps": options.steps, "place": options.place}
     verdict = api.verify_policy(policy, spec, batch_size=options.batch, **given)
     print(verdict_page(verdict))

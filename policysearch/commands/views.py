@@ -6,8 +6,14 @@ import argparse
 from pathlib import Path
 
 from policysearch import api
-from policysearch.commands.shared import Commands, add_storage, add_study, places, results_of
-from policysearch.commands.sources import policy_for
+from policysearch.commands.shared import (
+    Commands,
+    add_storage,
+    add_study,
+    places,
+    policy_in,
+    results_of,
+)
 from policysearch.report.front_data import csv_text
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import number_of, trial_page, tried_page
@@ -40,7 +46,7 @@ def _show(options: argparse.Namespace) -> None:
     results = results_of(options)
     number = options.trial
     if options.policy is not None:
-        policy = policy_for(options.policy, results.spec)
+        policy = policy_in(results.spec, options.policy)
         number = number_of(results, policy, options.policy)
     if number is not None:
         print(trial_page(results, number))
@@ -66,7 +72,7 @@ def _try(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
     if options.processes is not None and options.processes < 1:
         raise InputError(f"--processes: {options.processes}; expected at least 1")
-    policy = policy_for(options.policy, spec)
+    policy = policy_in(spec, options.policy)
     results, number, new = api.try_policy(
         policy, spec, options.storage, processes=options.processes
     )

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from policysearch import api
-from policysearch.commands.shared import Commands, add_storage
-from policysearch.commands.sources import policy_for
+from policysearch.commands.shared import Commands, add_storage, policy_in
 from policysearch.files import make_folder
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import number_of
@@ -45,7 +44,7 @@ def _why(options: argparse.Namespace) -> None:
     if options.policy.isdecimal():
         policy = api.load_results(spec, options.storage).trial(int(options.policy)).policy
     else:
-        policy = policy_for(options.policy, spec)
+        policy = policy_in(spec, options.policy)
     if options.layer is None:
         print(_bought(spec, options.storage, policy, options.policy))
         return

@@ -162,6 +162,13 @@ def load_dataset(name: str, folder: Path | None = None, pad: int | None = None) 
     return LOADERS[name](name, folder, pad)
 
 
+def check_batch(dataset: Dataset, batch_size: int) -> None:
+    """Raise InputError for a batch that the training part cannot fill."""
+    if not 1 <= batch_size <= dataset.train_count:
+        valid = f"1 to {dataset.train_count}, the examples to train on"
+        raise InputError(f"batch_size: {batch_size}; expected {valid}")
+
+
 def batches(
     dataset: Dataset, batch_size: int, steps: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -171,8 +178,7 @@ def batches(
     an epoch is dropped, so no batch holds an image twice. Raises InputError for a size or a
     number of steps that is not positive, or a batch larger than the training part.
     """
-    if not 1 <= batch_size <= dataset.train_count:
-        raise InputError(f"batch_size: {batch_size}; expected 1 to {dataset.train_count}")
+    check_batch(dataset, batch_size)
     if steps < 1:
         raise InputError(f"steps: {steps}; expected at least 1")
     per_epoch = dataset.train_count // batch_size

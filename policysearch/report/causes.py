@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from policysearch.cost.memory import Kind, live_by_kind
@@ -15,6 +15,7 @@ from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.scaling import Scaling
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,18 @@ class LayerMargins:
 
 
 class Changes:
-    """Prices single changes to one policy on the device and stack of an objective."""
+    """Prices single changes to one policy on the device and stack of an objective.
 
-    def __init__(self, objective: Objective, policy: Policy) -> None:
-        self._objective, self.policy = objective, policy
+    Each as what obeys it, the target of a study, `runs` it; none that comes to nothing there.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        policy: Policy,
+        runs: Callable[[Policy], Policy] = lambda policy: policy,
+    ) -> None:
+        self._objective, self.policy, self._runs = objective, policy, runs
         self.graph: Graph = objective.step_graph(policy)
         self.price: StepPrice = objective.step_price(policy)
 
@@ -99,7 +108,18 @@ class Changes:
             return None
         old = self.policy.layer(layer)
         new = uniform_layer(format, param=old.param, accumulator=old.accumulator)
-        return self._priced(f"{layer} in {format}", self.policy.with_layers({layer: new}))
+        changed = self.policy.with_layers({layer: new})
+        if format_named(format).bits < 16 and not self._is_narrow:
+            changed = dataclasses.replace(changed, scaling=Scaling("current"))
+        changed = self._runs(changed)
+        if changed.layer(layer).compute != format:
+            return None
+        return self._priced(f"{layer} in {format}", changed)
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Whether it has layers below 16 bits already, and so says itself how they are scaled."""
+        return any(format_named(layer.compute).bits < 16 for _, layer in self.policy.layers)
 
     def _others(self) -> Iterator[Change]:
         layers = dict(self.policy.layers)  # the loss is in none: it stays float32
@@ -121,6 +141,7 @@ class Changes:
         return dataclasses.replace(self.policy, **fields)  # type: ignore[arg-type]
 
     def _priced(self, what: str, policy: Policy) -> Change:
+        policy = self._runs(policy)
         after = self._objective.step_price(policy)
         return Change(
             what,

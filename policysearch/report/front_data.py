@@ -106,5 +106,5 @@ def caption(results: Results) -> str:
         f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}{_spread(spec)}\n"
         f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
-        f"Emulated by {ways}. Accumulator, and what it does not model: {sums}."
+        f"{f'Emulated by {ways}. ' if ways else ''}Accumulator, and what it does not model: {sums}."
     )

@@ -19,8 +19,11 @@ def why_page(why: Why) -> str:
     here, results = why.trial, why.results
     if isinstance(here, FailedTrial):
         return f"trial {here.number}: {here.name}: failed: {here.reason}"
-    rows = [_row("as it is", here, here, "")]
-    rows += [_row(_said(each), here, each.trial, each.verdict or "failed") for each in why.tried]
+    rows = [_row("as it is", "", here, here, "")]
+    rows += [
+        _row(each.neighbour.step, _format(each), here, each.trial, each.verdict or "failed")
+        for each in why.tried
+    ]
     layers = ", ".join(why.layers)
     head = f"trial {here.number}: {here.label}; {why.group} ({layers}) one step away"
     seeds = len(results.spec.study.seeds)
@@ -48,14 +51,14 @@ def bought_page(trial: Trial, changes: Sequence[Change]) -> str:
     return "\n\n".join([head, "\n".join(aligned([BOUGHT, *rows])), foot])
 
 
-def _said(tried: Tried) -> str:
-    return f"{tried.neighbour.step} {tried.neighbour.format}"
+def _format(tried: Tried) -> str:
+    asked = tried.neighbour.format
+    return asked if tried.runs_in == asked else f"{asked}, which runs as {tried.runs_in}"
 
 
-def _row(said: str, here: Trial, trial: Trial | FailedTrial, verdict: str) -> tuple[str, ...]:
-    step, _, format = said.rpartition(" ")
-    if said == "as it is":
-        step, format = said, ""
+def _row(
+    step: str, format: str, here: Trial, trial: Trial | FailedTrial, verdict: str
+) -> tuple[str, ...]:
     if isinstance(trial, FailedTrial):
         return step, format, str(trial.number), trial.reason, "", "", "", verdict
     gap = "diverged" if trial.diverged else f"{trial.loss_gap:+.2e}"

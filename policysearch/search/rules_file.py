@@ -27,7 +27,8 @@ KEYS = ("base", "policy", "rules")
 class RulesFile:
     """A policy of any model: the preset `base`, `rules` on it, and `settings` that it has not.
 
-    `settings` are fields of a policy file other than its layers.
+    `settings` are fields of a policy file other than its layers. Where they give no name, what is
+    not the base as it is does not go by its name.
     """
 
     base: str
@@ -37,6 +38,8 @@ class RulesFile:
     def policy(self, model: Model, where: str = "rules") -> Policy:
         """Return the policy of `model`; InputError where a rule matches nothing in it."""
         base = to_data(preset(self.base, model.layer_names))
+        if self.rules or self.settings:
+            base["name"] = f"{self.base} with rules"
         policy = from_data({**base, **self.settings}, f"{where}: policy")
         return apply_format_rules(policy, rules_for(self.rules, model))
 
@@ -86,7 +89,9 @@ def read_rules(path: Path) -> RulesFile:
         raise InputError(f"{where}: {' '.join(str(error).split())}; expected TOML") from None
     for key in data:
         one_of(f"{where}: key", key, KEYS)
-    base = one_of(f"{where}: base", data.get("base"), PRESETS)
+    if "base" not in data:
+        raise InputError(f"{where}: missing key 'base'; expected the preset that rules begin with")
+    base = one_of(f"{where}: base", data["base"], PRESETS)
     settings = data.get("policy", {})
     if not isinstance(settings, dict) or "layers" in settings:
         raise InputError(f"{where}: policy: expected a table without layers, which rules say")

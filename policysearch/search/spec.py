@@ -90,10 +90,7 @@ class StudySection:
                 f"name: {shown(self.name)} of {len(self.name.encode())} bytes; expected at most "
                 f"{LONGEST_NAME_BYTES}, for it is part of file names"
             )
-        one_of("sampler", self.sampler, SAMPLERS)
-        if self.looks and self.sampler != OWN:
-            given = "short_runs: true" if self.short_runs else f"narrow: {shown(self.narrow)}"
-            raise InputError(f"{given} with sampler {self.sampler!r}; expected {OWN!r}")
+        self._check_sampler()
         if self.narrow is not None:
             number("narrow", self.narrow, 0.01, 0.99)
             if self.short_runs:
@@ -120,6 +117,18 @@ class StudySection:
             number("seeds", seed, 0, 2**31)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds: {list(self.seeds)}; expected different training seeds")
+
+    def _check_sampler(self) -> None:
+        """Raise InputError for what the package's own sampler alone can do, of another."""
+        one_of("sampler", self.sampler, SAMPLERS)
+        asked = {
+            "short_runs: true": self.short_runs,
+            f"narrow: {shown(self.narrow)}": self.narrow is not None,
+            f"least_gain: {self.least_gain:g}": self.least_gain != 0.0,
+        }
+        for given, is_asked in asked.items():
+            if is_asked and self.sampler != OWN:
+                raise InputError(f"{given} with sampler {self.sampler!r}; expected {OWN!r}")
 
     @property
     def searched(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from policysearch.data.datasets import check_batch
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.confirm import candidates, horizon_of, within_budget
@@ -147,6 +148,7 @@ def _session(
         objective.float32.digest,
     )
     space_of(spec, objective.model)  # Says what the space of this model cannot be.
+    check_batch(objective.dataset, spec.task.batch_size)
     with exclusive(storage), quiet():
         journal = _opened(spec, storage)
         records = Records(journal.reading.lines, journal)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import Policy, from_json
+from policysearch.search.decided.base import Group
 from policysearch.search.neighbours import Neighbour, Verdict, group_of, neighbours, verdict
 from policysearch.search.results import Results
 from policysearch.search.session import Progress
@@ -17,9 +18,13 @@ from policysearch.search.trials import FailedTrial, Trial
 
 @dataclass(frozen=True)
 class Tried:
-    """A neighbour, its trial, and what it is beside the policy; failed ones have no verdict."""
+    """A neighbour, its trial, and what it is beside the policy; failed ones have no verdict.
+
+    The layers run in the neighbour's format, or `runs_in` what the study's target makes of it.
+    """
 
     neighbour: Neighbour
+    runs_in: str
     trial: Trial | FailedTrial
     verdict: Verdict | None
 
@@ -61,10 +66,16 @@ def why(
     here, *others = (every[number] for number in numbers)
     group = group_of(space, layer)
     tried = tuple(
-        Tried(neighbour, trial, _verdict(results, here, trial))
+        Tried(neighbour, _runs_in(neighbour, group, trial), trial, _verdict(results, here, trial))
         for neighbour, trial in zip(near, others, strict=True)
     )
     return Why(results, here, group.name, group.layers, tried)
+
+
+def _runs_in(neighbour: Neighbour, group: Group, trial: Trial | FailedTrial) -> str:
+    trained = from_json(trial.text, f"trial {trial.number} policy")
+    formats = [trained.layer(name).compute for name in group.layers]
+    return neighbour.format if neighbour.format in formats else formats[0]
 
 
 def _verdict(
