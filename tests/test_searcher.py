@@ -6,16 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from benchmarks.search.__main__ import counts
-from benchmarks.search.tables import Table, floor, load, mean_problem, problems, with_idle
-from policysearch.search import gap_fit
+from benchmarks.search.tables import floor, load, mean_problem, problems, with_idle
 from policysearch.search.decisions import Decisions, Option
 from policysearch.search.gain import Yardstick
-from policysearch.search.hypervolume import Array, free_areas, improvements
+from policysearch.search.hypervolume import free_areas, improvements
 from policysearch.search.pair_terms import COMMON, FAR_PAIRS, SINGLE, own, shared
-from policysearch.search.searcher import WORST, Listed, Searcher, expected_improvements
+from policysearch.search.searcher import Listed, Searcher, expected_improvements
 from policysearch.search.sensitivity import Belief, Sensitivity
 
 OPTIONS = (
@@ -80,40 +78,6 @@ def test_an_expected_improvement_is_the_mean_over_samples() -> None:
         sampled += belief.weight * np.mean(gains, axis=0)
     assert (sampled > 1e-3).any()
     np.testing.assert_allclose(found, sampled, rtol=0.1, atol=3e-4)
-
-
-def told_of(name: str, count: int) -> tuple[Table, NDArray[np.int64], Array]:
-    """Return a table with `count` of its policies drawn at random, and their gaps as learned."""
-    table = load(name)
-    places = np.random.default_rng(0).permutation(len(table.rows))[:count]
-    gaps = mean_problem(table).told[places]
-    return table, table.rows[places], np.minimum(gaps, WORST * table.measure.largest_gap)
-
-
-def believed(table: Table, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
-    scale = table.measure.smallest_gap, table.measure.largest_gap
-    return Sensitivity(table.decisions, rows, gaps, *scale)
-
-
-@pytest.mark.parametrize("name", ["tanh-mlp-masters", "gpt-sums-groups", "transformer-ops"])
-def test_one_more_step_of_the_fit_changes_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whole Gauss-Newton steps went to and fro by a factor of e on all three."""
-    told = told_of(name, 20)
-    fitted = believed(*told).theta()
-    monkeypatch.setattr(gap_fit, "STEPS", gap_fit.STEPS + 1)
-    assert np.abs(believed(*told).theta() - fitted).max() < 0.05
-    assert np.ptp(fitted) > 1.0
-
-
-def test_a_belief_with_more_told_is_that_of_all_told() -> None:
-    table, rows, gaps = told_of("gpt-sums-groups", 20)
-    before, whole = believed(table, rows[:17], gaps[:17]), believed(table, rows, gaps)
-    after = before.with_more(rows, gaps)
-    assert np.abs(after.theta() - whole.theta()).max() < 0.05
-    assert np.abs(before.theta() - whole.theta()).max() > 0.1
-    assert len(after.weights) < len(before.weights)
 
 
 def test_the_belief_is_sure_of_what_was_trained_and_right_about_what_was_not() -> None:

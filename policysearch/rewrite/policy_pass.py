@@ -175,7 +175,9 @@ def _read_again(at: Casting, op: Node, parameters: str) -> int:
 def _unscaled(at: Casting, unscale: Node) -> int:
     """Without a loss scale the gradient is there already, all but reduced."""
     kept = at.updating.gradient_format(unscale.layer)
-    return _reduced(at, unscale.inputs[0], unscale, kept)
+    made = _reduced(at, unscale.inputs[0], unscale, kept)
+    at.cast(made, "float32", unscale)  # As updates read it, in its layer: checks of all have none.
+    return made
 
 
 def _update(at: Casting, update: Node) -> int:

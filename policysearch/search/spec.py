@@ -121,14 +121,11 @@ class StudySection:
     def _check_sampler(self) -> None:
         """Raise InputError for what the package's own sampler alone can do, of another."""
         one_of("sampler", self.sampler, SAMPLERS)
-        asked = {
-            "short_runs: true": self.short_runs,
-            f"narrow: {shown(self.narrow)}": self.narrow is not None,
-            f"least_gain: {self.least_gain:g}": self.least_gain != 0.0,
-        }
-        for given, is_asked in asked.items():
-            if is_asked and self.sampler != OWN:
-                raise InputError(f"{given} with sampler {self.sampler!r}; expected {OWN!r}")
+        for name in ("short_runs", "narrow", "least_gain"):
+            if (given := getattr(self, name)) and self.sampler != OWN:
+                raise InputError(
+                    f"{name}: {shown(given)} with sampler {self.sampler!r}; expected {OWN!r}"
+                )
 
     @property
     def searched(self) -> tuple[int, ...]:

@@ -1,0 +1,47 @@
+"""The fit behind the searcher's belief: it settles, and goes on from an earlier one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.search.tables import Table, load, mean_problem
+from policysearch.search import gap_fit
+from policysearch.search.hypervolume import Array
+from policysearch.search.searcher import WORST
+from policysearch.search.sensitivity import Sensitivity
+
+
+def told_of(name: str, count: int) -> tuple[Table, NDArray[np.int64], Array]:
+    """Return a table with `count` of its policies drawn at random, and their gaps as learned."""
+    table = load(name)
+    places = np.random.default_rng(0).permutation(len(table.rows))[:count]
+    gaps = mean_problem(table).told[places]
+    return table, table.rows[places], np.minimum(gaps, WORST * table.measure.largest_gap)
+
+
+def believed(table: Table, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
+    scale = table.measure.smallest_gap, table.measure.largest_gap
+    return Sensitivity(table.decisions, rows, gaps, *scale)
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp-masters", "gpt-sums-groups", "transformer-ops"])
+def test_one_more_step_of_the_fit_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole Gauss-Newton steps went to and fro by a factor of e on all three."""
+    told = told_of(name, 20)
+    fitted = believed(*told).theta()
+    monkeypatch.setattr(gap_fit, "STEPS", gap_fit.STEPS + 1)
+    assert np.abs(believed(*told).theta() - fitted).max() < 0.05
+    assert np.ptp(fitted) > 1.0
+
+
+def test_a_belief_with_more_told_is_that_of_all_told() -> None:
+    table, rows, gaps = told_of("gpt-sums-groups", 20)
+    before, whole = believed(table, rows[:17], gaps[:17]), believed(table, rows, gaps)
+    after = before.with_more(rows, gaps)
+    assert np.abs(after.theta() - whole.theta()).max() < 0.05
+    assert np.abs(before.theta() - whole.theta()).max() > 0.1
+    assert len(after.weights) < len(before.weights)
