@@ -112,6 +112,13 @@ def test_a_convolution_by_hand() -> None:
     assert convolution(Layers(EAGER, FLOAT16), 1, 8, 4, (5, 5), 2, 2, transposed=True) == (10, 10)
 
 
+@pytest.mark.parametrize("dilated", [False, True])
+def test_windows_with_gaps_have_no_fast_algorithm(dilated: bool) -> None:
+    layers = Layers(EAGER, FLOAT32)
+    convolution(layers, 1, 64, 64, (8, 8), 3, dilated=dilated)
+    assert [work.product.winograd for work in layers.works if work.product] == [not dilated] * 3
+
+
 @pytest.mark.parametrize(
     ("name", "batch", "step_seconds"),
     [

@@ -205,6 +205,7 @@ def test_no_two_networks_arespelled_alike_alike() -> None:
         ("mnasnet0.5", "mnasnet0_5"),
         ("Llama-3.2-1B", "llama 3.2 1b"),
         ("GPT2 XL", "gpt2-xl"),
+        ("google/vit-base-patch16-224", "vit_b_16"),
     ],
 )
 def test_spellings(given: str, name: str) -> None:

@@ -82,7 +82,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "swin_s": ("swin_small_patch4_window7_224", "swin_small"),
     "swin_b": ("swin_base_patch4_window7_224", "swin_base"),
     "swin_l": ("swin_large_patch4_window7_224", "swin_large"),
-    "ssd300-resnet50": ("ssd300 v1.1",),
+    "ssd300-resnet50": ("ssd300 v1.1", "ssd"),
     "mask-rcnn-r50-fpn": ("maskrcnn_resnet50_fpn", "mask rcnn"),
     "faster-rcnn-r50-fpn": ("fasterrcnn_resnet50_fpn", "faster rcnn"),
     "retinanet-r50-fpn": ("retinanet_resnet50_fpn", "retinanet"),
@@ -93,7 +93,10 @@ SAME: dict[str, tuple[str, ...]] = {
     "electra-base": ("electra-base-discriminator",),
     "electra-large": ("electra-large-discriminator",),
     "gpt2": ("gpt2-small", "gpt2-124m"),
-    "llama3 8b": ("llama 3.1 8b",),
+    "llama 2 7b": ("llama-2-7b-hf",),
+    "llama 2 13b": ("llama-2-13b-hf",),
+    "llama3 8b": ("llama 3.1 8b", "meta-llama-3-8b"),
+    "mistral-7b": ("mistral-7b-v0.1",),
     "gnmt": ("gnmt v2",),
     "ncf": ("neumf",),
     "quartznet15x5": ("quartznet",),
@@ -111,11 +114,12 @@ def spelled_alike(name: str) -> str:
 def network_named(name: str) -> Network:
     """Return a network; InputError where there is none.
 
-    Letters and digits count, and that two numbers are parted, not by what.
+    Letters and digits count, and that two numbers are parted, not by what. An owner before a slash
+    is left out.
     """
     spelled = {spelled_alike(key): key for key in NETWORKS}
     spelled |= {spelled_alike(other): key for key, others in SAME.items() for other in others}
-    found = spelled.get(spelled_alike(name))
-    if found is None:
-        raise InputError(f"unknown network {name!r}{near_miss(name, NETWORKS)}")
-    return NETWORKS[found]
+    for given in (name, name.rpartition("/")[2]):
+        if found := spelled.get(spelled_alike(given)):
+            return NETWORKS[found]
+    raise InputError(f"unknown network {name!r}{near_miss(name, NETWORKS)}")
