@@ -1,4 +1,4 @@
-"""Speech networks without recurrence: QuartzNet over frames, wav2vec 2.0 over samples."""
+"""Speech networks without recurrence: QuartzNet over frames, wav2vec 2.0 over samples, Whisper."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ QUARTZNET = ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75))
 
 WAV2VEC = {"wav2vec2-base": (768, 12, 12), "wav2vec2-large": (1024, 24, 16)}
 """Width, blocks and heads (Baevski et al., 2020)."""
+
+WHISPER = {
+    "whisper-tiny": (384, 4),
+    "whisper-base": (512, 6),
+    "whisper-small": (768, 12),
+    "whisper-medium": (1024, 24),
+    "whisper-large": (1280, 32),
+}
+"""Width and blocks on each side (Radford et al., 2022)."""
 
 SAMPLED = ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2))
 """Windows and strides of the convolutions that turn samples into frames."""
@@ -79,6 +88,34 @@ def _wav2vec(step: Layers, batch: int, length: int, name: str) -> None:
     update(step, "adam")
 
 
-NETWORKS: dict[str, Network] = {
-    "quartznet15x5": Network("quartznet15x5", "quartznet", _quartznet, 1600)
-} | {name: Network(name, "wav2vec2", partial(_wav2vec, name=name), 160000) for name in WAV2VEC}
+def _whisper(step: Layers, batch: int, length: int, name: str) -> None:
+    """An encoder of 30 seconds, 3000 frames of 80 features; `length` tokens are decoded."""
+    width, blocks = WHISPER[name]
+    heads, places, tokens = width // 64, 1500, batch * length
+    convolution(step, batch, 80, width, (3000,), 3, first=True, bias=True)
+    step.gelu(batch * 3000 * width)
+    convolution(step, batch, width, width, (3000,), 3, 2, bias=True)
+    step.gelu(batch * places * width)
+    step.copy(batch * places * width)
+    step.elementwise(batch * places * width, (2, 1), 0)
+    step.parameter(places * width)
+    step.embedding(tokens, width, 51865)
+    step.embedding(tokens, width, 448)
+    step.repeat(blocks)
+    attention(step, batch, places, places, width, heads)
+    feed_forward(step, batch * places, width, 4 * width)
+    attention(step, batch, length, length, width, heads)
+    attention(step, batch, length, places, width, heads)
+    feed_forward(step, tokens, width, 4 * width)
+    step.repeat(1)
+    step.layer_norm((batch * places + tokens) * width, width)
+    step.linear(tokens, width, 51865, bias=False, weight=False)
+    step.cross_entropy(tokens * 51865)
+    update(step, "adam")
+
+
+NETWORKS: dict[str, Network] = (
+    {"quartznet15x5": Network("quartznet15x5", "quartznet", _quartznet, 1600)}
+    | {name: Network(name, "wav2vec2", partial(_wav2vec, name=name), 160000) for name in WAV2VEC}
+    | {name: Network(name, "whisper", partial(_whisper, name=name), 128) for name in WHISPER}
+)
