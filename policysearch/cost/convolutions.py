@@ -52,7 +52,7 @@ def convolution(
         depth * prod(extent) / prod(out) if transposed else depth,
         (c_out,) if first else (c_in // groups, c_out // groups),
         convolution=True,
-        winograd=is_winograd(c_out, c_in // groups, kernel, strides),
+        winograd=not dilated and is_winograd(c_out, c_in // groups, kernel, strides),
         depthwise=1 < groups == c_in,
     )
     shapes = [(c_out // groups, depth), (batch * prod(extent), c_in // groups)]

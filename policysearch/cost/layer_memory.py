@@ -110,9 +110,9 @@ class LayerMemory(Layers):
 
     # layers
 
-    def tensor(self, read: float, written: float) -> None:
-        self._read("convolution", read, self.precision.bytes)
-        self._keep("convolution", passing=(read + written) * self.precision.bytes)
+    def tensor(self, read: float, written: float, layer: str = "convolution") -> None:
+        self._read(layer, read, self.precision.bytes)
+        self._keep(layer, passing=(read + written) * self.precision.bytes)
         self._write(written, width=self.precision.bytes)
 
     def parameter(self, elements: float, tensors: float = 1) -> None:

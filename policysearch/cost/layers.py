@@ -90,8 +90,8 @@ class Layers:
         self.parameters += elements * self.times
         self.tensors += tensors * self.times
 
-    def tensor(self, read: float, written: float) -> None:
-        """A convolution's tensors, in elements; for `cost/layer_memory.py`."""
+    def tensor(self, read: float, written: float, layer: str = "convolution") -> None:
+        """A layer's tensors, in elements; for `cost/layer_memory.py`."""
 
     def branch(self, elements: float) -> None:
         """The next layer reads what an earlier one has read; for `cost/layer_memory.py`."""

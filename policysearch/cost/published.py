@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isclose
@@ -26,6 +27,8 @@ FORMATS: Mapping[str, str] = MappingProxyType(
 )
 """Formats by the names that rows use."""
 
+LENGTH = re.compile(r"\s*\(seq[a-z_ ]*[ =]*(\d+)\)$", re.IGNORECASE)
+"""A sequence length behind the name of a network, as in "BERT Large (seq 512)"."""
 
 SPEEDUP_TOLERANCE = 0.02
 """How far a published speedup may lie from that of its throughputs: both are rounded."""
@@ -94,7 +97,7 @@ def _row(row: Fields) -> Row:
         model=row.text("model"),
         framework=row.text("framework"),
         hardware=row.text("hardware"),
-        length=row.count("seq_len"),
+        length=_length(row),
         batches=(row.whole("batch_per_gpu_baseline"), row.whole("batch_per_gpu_mixed")),
         formats=(row.text("dtype_baseline"), row.text("dtype_mixed")),
         throughputs=_throughputs(row),
@@ -103,6 +106,14 @@ def _row(row: Fields) -> Row:
         source=row.text("source", ""),
         devices=row.count("n_gpu") or 1,
     )
+
+
+def _length(row: Fields) -> int | None:
+    """Return the sequence length of a row, that behind its network's name where it gives none."""
+    given, named = row.count("seq_len"), LENGTH.search(row.text("model"))
+    if named and given not in (None, int(named[1])):
+        raise InputError(f"{row.where}: seq_len: {given}; expected {named[1]} as in its 'model'")
+    return int(named[1]) if named else given
 
 
 def _throughputs(row: Fields) -> tuple[float, float]:
@@ -134,7 +145,7 @@ def setting_of(row: Row) -> Setting:
     Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
     tfloat32 is what the framework makes of it by default.
     """
-    network, device = network_named(row.model), device_labelled(row.hardware)
+    network, device = network_named(LENGTH.sub("", row.model)), device_labelled(row.hardware)
     for batch in row.batches:
         if batch < 1:
             raise InputError(f"a batch of {batch}")

@@ -26,7 +26,7 @@ HIGHEST_SHARE = 0.97
 """No unit achieves more of its peak."""
 
 DEPTHWISE_SHARE = 0.2
-"""Share of the plain peak that depthwise convolutions achieve; assumed."""
+"""Share of the plain peak that depthwise convolutions achieve, of whatever shape; assumed."""
 
 
 SHIFT_INSTRUCTIONS = 1.5
@@ -153,7 +153,8 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
     plain = matrix = 0.0
     e, peak = work.product, device.peak("float32")
     if e is not None:
-        plain = work.flops / utilisation(e, int(device.multiprocessors.value))
+        filled = 1.0 if e.depthwise else utilisation(e, int(device.multiprocessors.value))
+        plain = work.flops / filled
         share = 0.0
         if work.format != "float32":
             share = aligned_share(e, device.align(work.format), stack.library)

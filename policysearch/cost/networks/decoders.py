@@ -36,11 +36,21 @@ DECODERS: dict[str, Decoder] = {
     "qwen2.5-32b": Decoder(5120, 64, 40, 8, 27648, 152064),
     "qwen3 8b": Decoder(4096, 36, 32, 8, 12288, 151936),
     "llama 2 7b": Decoder(4096, 32, 32, 32, 11008, 32000),
+    "llama 2 13b": Decoder(5120, 40, 40, 40, 13824, 32000),
+    "llama 3.2 1b": Decoder(2048, 16, 32, 8, 8192, 128256),
+    "llama 3.2 3b": Decoder(3072, 28, 24, 8, 8192, 128256),
+    "tinyllama-1.1b": Decoder(2048, 22, 32, 4, 5632, 32000),
+    "mistral-7b": Decoder(4096, 32, 32, 8, 14336, 32000),
     "llama3 8b": Decoder(4096, 32, 32, 8, 14336, 128256),
     "llama3 70b": Decoder(8192, 80, 64, 8, 28672, 128256),
     "llama3 405b": Decoder(16384, 126, 128, 8, 53248, 128256),
     "mpt-1b": Decoder(2048, 24, 16, 16, 8192, 50368, gated=False),
     "mpt-3b": Decoder(2560, 32, 20, 20, 10240, 50368, gated=False),
+    "pythia-160m": Decoder(768, 12, 12, 12, 3072, 50304, gated=False),
+    "pythia-410m": Decoder(1024, 24, 16, 16, 4096, 50304, gated=False),
+    "pythia-1b": Decoder(2048, 16, 8, 8, 8192, 50304, gated=False),
+    "pythia-1.4b": Decoder(2048, 24, 16, 16, 8192, 50304, gated=False),
+    "pythia-2.8b": Decoder(2560, 32, 32, 32, 10240, 50304, gated=False),
     "gpt 5b": Decoder(4096, 24, 32, 32, 16384, 50304, gated=False),
     "gpt 175b": Decoder(12288, 96, 96, 96, 49152, 50304, gated=False),
     "nanochat d26": Decoder(1664, 26, 13, 13, 6656, 65536, gated=False),
@@ -64,6 +74,7 @@ def block(step: Layers, batch: int, length: int, d: Decoder, shards: int = 1) ->
     step.linear(tokens, d.width, (d.width + 2 * keys) // shards, bias=False, gathered=shards)
     step.move((wide + tokens * keys) / shards, (wide + tokens * keys) / shards)
     step.move((wide + tokens * keys) / shards, (wide + tokens * keys) / shards)
+    step.tensor((wide + 2 * tokens * keys) / shards, wide / shards, "attention")
     flash_attention(step, batch * d.heads // shards, length, head)
     step.linear(tokens, d.width // shards, d.width, bias=False)
     _exchanges(step, wide, shards)
@@ -72,6 +83,7 @@ def block(step: Layers, batch: int, length: int, d: Decoder, shards: int = 1) ->
     branches = 2 if d.gated else 1
     step.linear(tokens, d.width, branches * d.inner // shards, bias=False, gathered=shards)
     inner = tokens * d.inner / shards
+    step.tensor(branches * inner, inner, "feed-forward")
     step.move(branches * inner, inner)
     step.move((branches + 1) * inner, branches * inner)
     step.linear(tokens, d.inner // shards, d.width, bias=False)
@@ -102,6 +114,7 @@ def _exchanges(step: Layers, elements: float, shards: int) -> None:
 def _norm(step: Layers, elements: float) -> None:
     """Add a norm of the rows: one kernel each way, or a chain of EAGER_CHAIN op by op."""
     count = 1 if step.stack.elementwise_fusion else EAGER_CHAIN
+    step.tensor(elements, elements, "norm")
     step.move(elements, elements, count=count)
     step.move(3 * elements, elements, count=count)
 

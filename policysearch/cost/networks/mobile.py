@@ -45,22 +45,26 @@ EFFICIENTNET: Rows = (
 """The same of EfficientNet-B0 (Tan and Le, 2019)."""
 
 
-def _rounded(width: float) -> int:
-    return max(8, int(width + 4) // 8 * 8)
+def rounded(width: float) -> int:
+    """Return the nearest multiple of 8 that is at least nine tenths of a width."""
+    nearest = max(8, int(width + 4) // 8 * 8)
+    return nearest + 8 * (nearest < 0.9 * width)
 
 
-def _inverted(
+def inverted(
     step: Layers,
     batch: int,
     c_in: int,
     row: tuple[int, int, int, int],
     extent: Extent,
-    squeeze: bool,
+    squeeze: int,
 ) -> Extent:
-    """Add an inverted residual block of (expansion, width, stride, window)."""
-    expansion, c_out, stride, window = row
-    mid = c_in * expansion
-    if expansion > 1:
+    """Add an inverted residual block of (inner width, width, stride, window); return its extent.
+
+    `squeeze`: the width of squeeze and excitation, 0 for none.
+    """
+    mid, c_out, stride, window = row
+    if mid != c_in:
         convolution(step, batch, c_in, mid, extent, 1)
         step.batch_norm(batch * mid * prod(extent))
     out = convolution(step, batch, mid, mid, extent, window, stride, groups=mid)
@@ -68,8 +72,8 @@ def _inverted(
     step.batch_norm(elements)
     if squeeze:
         step.move(elements, 0)
-        step.linear(batch, mid, max(1, c_in // 4))
-        step.linear(batch, max(1, c_in // 4), mid)
+        step.linear(batch, mid, squeeze)
+        step.linear(batch, squeeze, mid)
         step.elementwise(elements)
     convolution(step, batch, mid, c_out, out, 1)
     step.batch_norm(batch * c_out * prod(out), relu=False)
@@ -87,16 +91,16 @@ def _mobile(
     side: int = 224,
     squeeze: bool = False,
 ) -> None:
-    c_in = _rounded(32 * width)
+    c_in = rounded(32 * width)
     extent = convolution(step, batch, 3, c_in, (side, side), 3, 2, first=True)
     step.batch_norm(batch * c_in * prod(extent))
     for expansion, planes, blocks, stride, window in rows:
-        c_out = _rounded(planes * width)
+        c_out = rounded(planes * width)
         for i in range(ceil(blocks * depth)):
-            row = (expansion, c_out, stride if i == 0 else 1, window)
-            extent = _inverted(step, batch, c_in, row, extent, squeeze)
+            row = (c_in * expansion, c_out, stride if i == 0 else 1, window)
+            extent = inverted(step, batch, c_in, row, extent, c_in // 4 if squeeze else 0)
             c_in = c_out
-    last = _rounded(1280 * max(1.0, width))
+    last = rounded(1280 * max(1.0, width)) if squeeze else 1280
     convolution(step, batch, c_in, last, extent, 1)
     step.batch_norm(batch * last * prod(extent))
     step.dropout(batch * last)
@@ -146,7 +150,13 @@ for _name, _widths in (
     NETWORKS[_name] = Network(_name, "shufflenet", images(partial(_shufflenet, widths=_widths)))
 for _name, _width, _depth, _side in (
     ("efficientnet-b0", 1.0, 1.0, 224),
+    ("efficientnet-b1", 1.0, 1.1, 240),
+    ("efficientnet-b2", 1.1, 1.2, 260),
+    ("efficientnet-b3", 1.2, 1.4, 300),
     ("efficientnet-b4", 1.4, 1.8, 380),
+    ("efficientnet-b5", 1.6, 2.2, 456),
+    ("efficientnet-b6", 1.8, 2.6, 528),
+    ("efficientnet-b7", 2.0, 3.1, 600),
 ):
     _build = partial(
         _mobile, rows=EFFICIENTNET, width=_width, depth=_depth, side=_side, squeeze=True

@@ -42,13 +42,13 @@ def _half(step: Layers, batch: int, channels: int, extent: Extent) -> Extent:
     return out
 
 
-def _activated(
+def activated(
     step: Layers,
     batch: int,
     c_in: int,
     c_out: int,
     extent: Extent,
-    window: int,
+    window: int | Extent,
     stride: int = 1,
     norm: bool = False,
 ) -> Extent:
@@ -63,7 +63,7 @@ def _activated(
     return out
 
 
-def _classifier(step: Layers, batch: int, widths: tuple[int, ...], dropout: bool = True) -> None:
+def classifier(step: Layers, batch: int, widths: tuple[int, ...], dropout: bool = True) -> None:
     for n_in, n_out in pairwise(widths):
         step.linear(batch, n_in, n_out)
         if n_out != widths[-1]:
@@ -80,42 +80,42 @@ def _vgg(step: Layers, batch: int, depth: int, norm: bool) -> None:
     for i, count in enumerate(VGG[depth]):
         c_out = min(64 * 2**i, 512)
         for _ in range(count):
-            extent, c_in = _activated(step, batch, c_in, c_out, extent, 3, norm=norm), c_out
+            extent, c_in = activated(step, batch, c_in, c_out, extent, 3, norm=norm), c_out
         extent = _half(step, batch, c_out, extent)
-    _classifier(step, batch, (25088, 4096, 4096, 1000))
+    classifier(step, batch, (25088, 4096, 4096, 1000))
 
 
 def _alexnet(step: Layers, batch: int) -> None:
-    extent = _activated(step, batch, 3, 64, (224, 224), 11, 4)
+    extent = activated(step, batch, 3, 64, (224, 224), 11, 4)
     extent = _half(step, batch, 64, extent)
-    extent = _half(step, batch, 192, _activated(step, batch, 64, 192, extent, 5))
+    extent = _half(step, batch, 192, activated(step, batch, 64, 192, extent, 5))
     for c_in, c_out in ((192, 384), (384, 256), (256, 256)):
-        _activated(step, batch, c_in, c_out, extent, 3)
+        activated(step, batch, c_in, c_out, extent, 3)
     step.pool(batch * 256 * prod(extent), batch * 9216)
-    _classifier(step, batch, (9216, 4096, 4096, 1000))
+    classifier(step, batch, (9216, 4096, 4096, 1000))
 
 
 def _squeezenet(step: Layers, batch: int, early_pools: bool) -> None:
     width, window = (64, 3) if early_pools else (96, 7)
-    extent = _half(step, batch, width, _activated(step, batch, 3, width, (224, 224), window, 2))
+    extent = _half(step, batch, width, activated(step, batch, 3, width, (224, 224), window, 2))
     fires = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
     pools = (1, 3) if early_pools else (2, 6)
     for i, (squeeze, expand) in enumerate(fires):
-        _activated(step, batch, width, squeeze, extent, 1)
-        _activated(step, batch, squeeze, expand, extent, 1)
-        _activated(step, batch, squeeze, expand, extent, 3)
+        activated(step, batch, width, squeeze, extent, 1)
+        activated(step, batch, squeeze, expand, extent, 1)
+        activated(step, batch, squeeze, expand, extent, 3)
         width = 2 * expand
         step.copy(batch * width * prod(extent))
         if i in pools:
             extent = _half(step, batch, width, extent)
-    _activated(step, batch, width, 1000, extent, 1)
-    _classifier(step, batch, (1000,))
+    activated(step, batch, width, 1000, extent, 1)
+    classifier(step, batch, (1000,))
 
 
 def _googlenet(step: Layers, batch: int) -> None:
-    extent = _half(step, batch, 64, _activated(step, batch, 3, 64, (224, 224), 7, 2, norm=True))
-    _activated(step, batch, 64, 64, extent, 1, norm=True)
-    _half(step, batch, 192, _activated(step, batch, 64, 192, extent, 3, norm=True))
+    extent = _half(step, batch, 64, activated(step, batch, 3, 64, (224, 224), 7, 2, norm=True))
+    activated(step, batch, 64, 64, extent, 1, norm=True)
+    _half(step, batch, 192, activated(step, batch, 64, 192, extent, 3, norm=True))
     for side, c_in, (one, three_in, three, five_in, five, pool) in INCEPTION:
         space = (side, side)
         for a, b, window in (
@@ -126,16 +126,16 @@ def _googlenet(step: Layers, batch: int) -> None:
             (five_in, five, 3),
             (c_in, pool, 1),
         ):
-            _activated(step, batch, a, b, space, window, norm=True)
+            activated(step, batch, a, b, space, window, norm=True)
         step.pool(batch * c_in * side**2, batch * c_in * side**2)
         step.copy(batch * (one + three + five + pool) * side**2)
-    _classifier(step, batch, (1024, 1000))
+    classifier(step, batch, (1024, 1000))
 
 
 def _densenet(step: Layers, batch: int, depth: int) -> None:
     width, growth, blocks = DENSENET[depth]
     extent = _half(
-        step, batch, width, _activated(step, batch, 3, width, (224, 224), 7, 2, norm=True)
+        step, batch, width, activated(step, batch, 3, width, (224, 224), 7, 2, norm=True)
     )
     for i, count in enumerate(blocks):
         space = prod(extent)
@@ -152,7 +152,7 @@ def _densenet(step: Layers, batch: int, depth: int) -> None:
             convolution(step, batch, width, width // 2, extent, 1)
             width //= 2
             extent = _half(step, batch, width, extent)
-    _classifier(step, batch, (width, 1000))
+    classifier(step, batch, (width, 1000))
 
 
 NETWORKS: dict[str, Network] = {

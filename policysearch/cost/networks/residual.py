@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from policysearch.cost.convolutions import Extent, convolution, update
@@ -53,6 +54,7 @@ def block(
     bottleneck: bool = True,
     squeeze: bool = False,
     frozen: bool = False,
+    dilated: bool = False,
 ) -> Extent:
     """Add a residual block; return its extent. The shortcut has a convolution where it must."""
     out = tuple(-(-x // stride) for x in extent)
@@ -60,7 +62,7 @@ def block(
     if bottleneck:
         convolution(step, batch, c_in, mid, extent, 1)
         norm(step, inner, frozen)
-        convolution(step, batch, mid, mid, extent, 3, stride, groups=groups)
+        convolution(step, batch, mid, mid, extent, 3, stride, groups=groups, dilated=dilated)
         norm(step, batch * mid * prod(out), frozen)
         convolution(step, batch, mid, c_out, out, 1)
     else:
@@ -93,29 +95,24 @@ def stages(
     last_stride: int = 2,
     first_stages: int = 4,
     frozen: bool = False,
+    dilated_stages: int = 0,
 ) -> tuple[int, Extent]:
-    """Add the stages of a ResNet; return channels and extent behind them."""
+    """Add the stages of a ResNet; return channels and extent behind them.
+
+    The last `dilated_stages` have gaps in their windows in place of a stride.
+    """
     bottleneck, c_in = depth not in (18, 34), 64
+    each = partial(block, step, batch, groups=groups, bottleneck=bottleneck)
+    add = partial(each, squeeze=squeeze, frozen=frozen)
     for i, count in enumerate(BLOCKS[depth][:first_stages]):
         planes = 64 * 2**i
         mid = planes * width // 64 * groups if bottleneck else planes
         c_out = planes * 4 if bottleneck else planes
-        stride = 1 if i == 0 else last_stride if i == first_stages - 1 else 2
+        dilated = i >= first_stages - dilated_stages
+        stride = 1 if i == 0 or dilated else last_stride if i == first_stages - 1 else 2
         for j in range(2):
             step.repeat(1 if j == 0 else count - 1)
-            extent = block(
-                step,
-                batch,
-                c_in,
-                mid,
-                c_out,
-                extent,
-                stride if j == 0 else 1,
-                groups,
-                bottleneck=bottleneck,
-                squeeze=squeeze,
-                frozen=frozen,
-            )
+            extent = add(c_in, mid, c_out, extent, stride if j == 0 else 1, dilated=dilated)
             c_in = c_out
     step.repeat(1)
     return c_in, extent
@@ -143,6 +140,9 @@ for _name, _depth, _groups, _width in (
     ("resnext50_32x4d", 50, 32, 4),
     ("resnext101_32x4d", 101, 32, 4),
     ("resnext101_32x8d", 101, 32, 8),
+    ("resnext101_64x4d", 101, 64, 4),
 ):
     _resnet(_name, _depth, _groups, _width)
-_resnet("se_resnext101_32x4d", 101, 32, 4, squeeze=True)
+for _depth in (50, 101):
+    _resnet(f"se_resnet{_depth}", _depth, squeeze=True)
+    _resnet(f"se_resnext{_depth}_32x4d", _depth, 32, 4, squeeze=True)

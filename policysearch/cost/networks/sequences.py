@@ -1,7 +1,8 @@
-"""Recurrent translation and speech networks."""
+"""Recurrent networks of translation and speech, and language models of LSTMs."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 from policysearch.cost.convolutions import convolution, update
@@ -130,9 +131,39 @@ def _jasper(step: Layers, batch: int, length: int) -> None:
     update(step, "adam")
 
 
+def _language_model(
+    step: Layers, batch: int, length: int, widths: tuple[int, ...], rows: int, tied: bool
+) -> None:
+    """LSTMs between an embedding and a product over the vocabulary."""
+    tokens = batch * length
+    step.embedding(tokens, widths[0], rows)
+    step.dropout(tokens * widths[0])
+    for n_in, hidden in pairwise(widths):
+        step.recurrent(length, batch, n_in, hidden)
+        step.dropout(tokens * hidden)
+    step.linear(tokens, widths[-1], rows, weight=not tied)
+    step.cross_entropy(tokens * rows)
+    update(step, "sgd")
+
+
+LANGUAGE_MODELS = {
+    "lstm-ptb-large": ((1500, 1500, 1500), False, 35),
+    "awd-lstm-ptb": ((400, 1150, 1150, 400), True, 70),
+}
+"""Widths, whether the last product is by the embedding, and length, over the 10,000 words of the
+Penn Treebank (Zaremba et al., 2014; Merity et al., 2017)."""
+
 NETWORKS: dict[str, Network] = {
     "gnmt": Network("gnmt", "gnmt", _gnmt, 28, longest=50),
     "tacotron2": Network("tacotron2", "tacotron2", _tacotron2, 600),
     "waveglow": Network("waveglow", "waveglow", _waveglow, 8000),
     "jasper": Network("jasper", "jasper", _jasper, 1600),
+} | {
+    name: Network(
+        name,
+        "lstm",
+        partial(_language_model, widths=widths, rows=10000, tied=tied),
+        length,
+    )
+    for name, (widths, tied, length) in LANGUAGE_MODELS.items()
 }

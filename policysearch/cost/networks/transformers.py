@@ -1,10 +1,10 @@
-"""Transformers: BERT, the translation Transformer, Transformer-XL and ViT."""
+"""Transformers: BERT, the translation Transformer and Transformer-XL."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from policysearch.cost.convolutions import convolution, update
+from policysearch.cost.convolutions import update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network
 
@@ -124,24 +124,8 @@ def _transformer_xl(step: Layers, batch: int, length: int, size: str) -> None:
     update(step, "lamb")
 
 
-def _vit(step: Layers, batch: int, length: int) -> None:
-    """ViT-B/16 of 224 x 224 images (Dosovitskiy et al., 2020)."""
-    tokens = batch * 197
-    convolution(step, batch, 3, 768, (224, 224), 16, 16, first=True, bias=True)
-    step.repeat(12)
-    attention(step, batch, 197, 197, 768, 12)
-    feed_forward(step, tokens, 768, 3072)
-    step.repeat(1)
-    step.linear(batch, 768, 1000)
-    step.cross_entropy(batch * 1000)
-    update(step, "adam")
-
-
 def _rows() -> dict[str, Network]:
-    rows = [
-        Network("transformer", "transformer", _translation, 28),
-        Network("vit_b_16", "vit", _vit),
-    ]
+    rows = [Network("transformer", "transformer", _translation, 28)]
     for size in ("base", "large"):
         for part, task, length in (("squad", "squad", 384), ("uncased", "adam", 512)):
             named = partial(_bert, size=size, task=task)
