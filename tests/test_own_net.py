@@ -10,8 +10,10 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.importers.catalogue import RULES
+from policysearch.nn.model import Model
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
+from policysearch.train import user_code
 from tests.studies import write_study
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-net.md").read_text(encoding="utf-8")
@@ -136,3 +138,31 @@ def test_a_module_with_its_own_loss_takes_the_labels_as_an_argument(folder: Path
     assert_close(step.value("loss"), loss.detach().numpy(), 1e-6, "loss")
     assert_close(step.value("logits"), logits.detach().numpy(), 1e-6, "logits")
     assert_close(step.value("grad:fc.weight"), module.fc.weight.grad.numpy(), 1e-5, "gradient")
+
+
+NOT_SEEDED = """
+import policysearch, torch
+from torch import nn
+made = nn.Linear(64, 8)
+def net():
+    layers = nn.Flatten(), made, nn.ReLU(), nn.Linear(8, 10)
+    return policysearch.from_torch(nn.Sequential(*layers), torch.zeros(2, 1, 8, 8))
+"""
+
+
+@pytest.mark.torch
+def test_a_net_that_a_file_makes_without_a_seed_is_the_same_in_every_process(folder: Path) -> None:
+    """As a process finds it: the file run anew, with torch's generator wherever it is."""
+    torch = pytest.importorskip("torch")
+    (folder / "net.py").write_text(NOT_SEEDED, encoding="utf-8")
+    found, left = [], []
+    for seed in (1, 2):
+        user_code._module.cache_clear()
+        torch.manual_seed(seed)
+        found.append(user_code.called("task.model", "net.py:net", Model))
+        left.append(torch.rand(1).item())
+        torch.manual_seed(seed)
+        assert left[-1] == torch.rand(1).item()
+    assert left[0] != left[1]
+    assert found[0].fingerprint == found[1].fingerprint
+    assert np.ptp(found[0].initial["3.weight"]) > 0.0
