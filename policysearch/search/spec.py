@@ -124,7 +124,7 @@ class StudySection:
         for name in ("short_runs", "narrow", "least_gain"):
             if (given := getattr(self, name)) and self.sampler != OWN:
                 raise InputError(
-                    f"{name}: {shown(given)} with sampler {self.sampler!r}; expected {OWN!r}"
+                    f"{name}: {shown(given).lower()} with sampler {self.sampler!r}; expected {OWN!r}"
                 )
 
     @property
