@@ -123,9 +123,8 @@ class StudySection:
         one_of("sampler", self.sampler, SAMPLERS)
         for name in ("short_runs", "narrow", "least_gain"):
             if (given := getattr(self, name)) and self.sampler != OWN:
-                raise InputError(
-                    f"{name}: {shown(given).lower()} with sampler {self.sampler!r}; expected {OWN!r}"
-                )
+                said = f"{name}: {shown(given).lower()}"
+                raise InputError(f"{said} with sampler {self.sampler!r}; expected {OWN!r}")
 
     @property
     def searched(self) -> tuple[int, ...]:
