@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.exported.cases import drawn
+from benchmarks.exported.drawn import drawn
 from policysearch.export.targets import target_named
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import Policy, uniform_layer

@@ -13,22 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.exported.drawn import SCALES, drawn
 from policysearch.data.datasets import Dataset
 from policysearch.export.torch import export
 from policysearch.importers.torch_export import from_torch
 from policysearch.nn.model import Model
-from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 
 DRAW = 18
-FORMATS = ("float32", "float16", "bfloat16")
-SCALES = (
-    LossScale(),
-    LossScale("fixed", 1024.0),
-    LossScale("dynamic", 2.0**24, growth_interval=20),
-)
 
 
 @dataclass(frozen=True)
@@ -48,15 +42,6 @@ class Case:
             return drawn(layers, self.policy, DRAW)
         policy = preset(self.policy, layers)
         return policy if policy.loss_scale.kind == "none" else replace(policy, loss_scale=SCALES[2])
-
-
-def drawn(layers: tuple[str, ...], index: int, draw: int) -> Policy:
-    """Return random policy `index` of a draw: formats by layer, op lists and loss scale."""
-    rng = np.random.default_rng([draw, index])
-    base = ("bfloat16", "torch.autocast.bfloat16")[index % 2]
-    formats = {name: uniform_layer(FORMATS[rng.integers(3)]) for name in layers}
-    policy = preset(base, layers).with_layers(formats, f"random {index}")
-    return replace(policy, loss_scale=SCALES[rng.integers(3)])
 
 
 def _imported(name: str) -> Task:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.exported.cases import DRAW, drawn, exported
+from benchmarks.exported.cases import DRAW, exported
+from benchmarks.exported.drawn import drawn
 from benchmarks.exported.nets import SMALL, torch_net
 
 STEPS = 10
