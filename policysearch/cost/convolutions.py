@@ -102,3 +102,11 @@ def update(step: Layers, optimizer: OptimizerName, accumulation: int = 1) -> Non
         step.move(p, p, 4)
     if accumulation > 1:
         step.move(2 * step.parameters, step.parameters, 4)
+
+
+def squeeze_excite(step: Layers, batch: int, channels: int, inner: int, elements: float) -> None:
+    """Scale channels by two products of `inner` features over their means (Hu et al., 2018)."""
+    step.move(elements, 0)
+    step.linear(batch, channels, inner)
+    step.linear(batch, inner, channels)
+    step.elementwise(elements)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import ceil, prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, convolution, squeeze_excite, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -71,10 +71,7 @@ def inverted(
     elements = batch * mid * prod(out)
     step.batch_norm(elements)
     if squeeze:
-        step.move(elements, 0)
-        step.linear(batch, mid, squeeze)
-        step.linear(batch, squeeze, mid)
-        step.elementwise(elements)
+        squeeze_excite(step, batch, mid, squeeze, elements)
     convolution(step, batch, mid, c_out, out, 1)
     step.batch_norm(batch * c_out * prod(out), relu=False)
     if stride == 1 and c_in == c_out:

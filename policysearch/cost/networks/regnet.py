@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, convolution, squeeze_excite, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -46,10 +46,7 @@ def _block(
     elements = batch * c_out * prod(out)
     step.batch_norm(elements)
     if squeeze:
-        step.move(elements, 0)
-        step.linear(batch, c_out, squeeze)
-        step.linear(batch, squeeze, c_out)
-        step.elementwise(elements)
+        squeeze_excite(step, batch, c_out, squeeze, elements)
     convolution(step, batch, c_out, c_out, out, 1)
     step.batch_norm(elements, add=True)
     if stride > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, convolution, squeeze_excite, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -70,10 +70,7 @@ def block(
         norm(step, outer, frozen)
         convolution(step, batch, c_out, c_out, out, 3)
     if squeeze:
-        step.move(outer, 0)
-        step.linear(batch, c_out, c_out // 16)
-        step.linear(batch, c_out // 16, c_out)
-        step.elementwise(outer)
+        squeeze_excite(step, batch, c_out, c_out // 16, outer)
     norm(step, outer, frozen, add=True)
     if stride > 1 or c_in != c_out:
         step.branch(batch * c_in * prod(extent))
