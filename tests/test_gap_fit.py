@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from benchmarks.search.tables import Table, load, mean_problem
 from policysearch.search import gap_fit
+from policysearch.search.decisions import Decisions, Option
 from policysearch.search.hypervolume import Array
+from policysearch.search.priors import prior_of
 from policysearch.search.searcher import WORST
 from policysearch.search.sensitivity import Sensitivity
 
@@ -45,3 +47,11 @@ def test_a_belief_with_more_told_is_that_of_all_told() -> None:
     assert np.abs(after.theta() - whole.theta()).max() < 0.05
     assert np.abs(before.theta() - whole.theta()).max() > 0.1
     assert len(after.weights) < len(before.weights)
+
+
+def test_rounded_operands_cost_by_the_square_of_epsilon_and_stored_parameters_by_itself() -> None:
+    """Before any training; errors of operands are chance, and lost updates add up."""
+    options = (Option("a", 2.0**-4), Option("b", 2.0**-7), Option("c", 0.0, 2.0**-8))
+    finer = Option("d", 0.0, 2.0**-11)
+    mean = prior_of(Decisions(((Option("float32"), *options, finer),)), 1e-4, 0.05).mean
+    np.testing.assert_allclose([mean[0] - mean[1], mean[2] - mean[3]], np.log([64.0, 8.0]))

@@ -157,6 +157,19 @@ def test_looks_that_say_what_prices_say_anyway_do_not_carry() -> None:
     assert not carry(pairs, -np.column_stack([size, size**2]) + rng.normal(0.0, 0.1, (20, 2)))
 
 
+def test_one_that_moves_three_places_speaks_against_looks_among_many_alone() -> None:
+    """Of eight policies that leaves .86, which so few may show by chance; of forty .85 is low."""
+    few, many = np.arange(8.0), np.arange(40.0)
+    turned = np.concatenate([many[16::-1], many[17:]])
+    for first, second, wanted in (
+        (few, few[[3, 0, 1, 2, 4, 5, 6, 7]], True),
+        (many, turned, False),
+    ):
+        pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+        assert 0.84 < rank_correlation(pairs) < 0.86
+        assert carry(pairs, np.random.default_rng(0).uniform(size=(len(pairs), 2))) is wanted
+
+
 def test_new_seeds_keep_the_front_true() -> None:
     """Without them, the longer one seed is searched the worse is its front on the mean of all."""
     shares = noisy_shares(load("tanh-mlp"), "own+seeds")

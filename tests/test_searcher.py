@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.search.__main__ import counts
+from benchmarks.search.__main__ import counts, spent
 from benchmarks.search.tables import floor, load, mean_problem, problems, with_idle
 from policysearch.search.decisions import Decisions, Option
-from policysearch.search.gain import Yardstick
+from policysearch.search.gain import Yardstick, regret
 from policysearch.search.hypervolume import free_areas, improvements
 from policysearch.search.pair_terms import COMMON, FAR_PAIRS, SINGLE, own, shared
 from policysearch.search.searcher import Listed, Searcher, expected_improvements
@@ -100,9 +100,9 @@ def test_before_any_training_float32_alone_is_known() -> None:
         assert each.sd[1] > 1.0
 
 
-def test_nothing_is_asked_for_twice_and_the_start_comes_first() -> None:
+def test_nothing_is_asked_for_twice_and_the_first_of_the_start_comes_first() -> None:
     found = asked(30)
-    assert found[:3] == [(1,) * 4, (2,) * 4, (3,) * 4]
+    assert found[0] == (1,) * 4 and (2,) * 4 in found[:3]
     assert len(set(found)) == 30
     assert asked(30) == found
 
@@ -122,6 +122,23 @@ def test_the_whole_start_can_be_had_first() -> None:
     found = [row for row, _ in search.ask(3, whole_start=True)]
     assert sorted(found) == [(1,) * 4, (2,) * 4, (3,) * 4]
     assert {row for row, _ in searcher()[0].ask(3)} != set(found)
+
+
+def test_what_is_best_within_a_gap_at_the_corner_itself_promises_something() -> None:
+    rows = np.array([[1] * 4, [3] * 4])
+    inner, corner = (0.5, 0.5), (0.4, MEASURE.memory)
+    search = Searcher(Decisions((OPTIONS,) * 4), Listed(rows, np.array([inner, corner])), MEASURE)
+    search.tell((1,) * 4, inner, 1e-5)
+    assert search.ask() == [((3,) * 4, corner)] and search.expected_gain > 0.0
+
+
+def test_a_start_that_the_pool_does_not_hold_is_asked_for_where_it_promises_most() -> None:
+    decisions, inner, outer = Decisions((OPTIONS,) * 4), (0.5, 0.5), (0.8, 0.8)
+    pool = Listed(np.array([[2] * 4]), np.array([outer]))
+    start = [((1,) * 4, outer), ((3,) * 4, inner)]
+    search = Searcher(decisions, pool, MEASURE, start)
+    search.tell((1,) * 4, outer, 0.0)
+    assert [row for row, _ in search.ask(2)] == [(3,) * 4, (2,) * 4]
 
 
 def test_float32_alone_weighs_nothing() -> None:
@@ -196,19 +213,32 @@ def test_a_modifier_that_does_nothing_costs_little() -> None:
     assert share(with_it) >= min(share(plain), 0.99)
 
 
-@pytest.mark.parametrize(("name", "most"), [("char-transformer", 14), ("mlp-digits-0.1.0", 16)])
-def test_the_front_of_a_table_is_found(name: str, most: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "most"), [("char-transformer", (6, 12)), ("mlp-digits-0.1.0", (9, 15))]
+)
+def test_the_front_of_a_table_is_found(name: str, most: tuple[int, int]) -> None:
     problem = mean_problem(load(name))
-    found = counts(problem, "own", 0, 40)
-    assert floor(problem, (0.99,))[0] <= found[1] <= most
+    found, least = counts(problem, "own", 0, 40), floor(problem, (0.95, 0.99))
+    assert least[0] <= found[0] <= most[0] and least[1] <= found[1] <= most[1]
+
+
+def test_the_fastest_within_a_gap_is_found_where_its_memory_is_the_corners() -> None:
+    """It adds next to nothing to the volume, and a user with that gap would miss it."""
+    problem = mean_problem(load("mlp-digits-0.1.0"))
+    found = spent(problem, "own", 0, 16).found
+    lost = regret(problem.true, problem.table.costs, [*found, *np.flatnonzero(problem.table.exact)])
+    assert lost[:, 0].mean() < 0.005 and lost[:, 0].max() < 0.03
 
 
 @pytest.mark.parametrize("name", ["transformer-ops", "tanh-mlp-scales", "tanh-mlp-masters"])
 def test_four_asked_for_together_find_as_much_as_one_at_a_time(name: str) -> None:
-    """Of the ladder asked for blind, members that promise little would be trained beside others."""
+    """Of the ladder asked for blind, members that promise little would be trained beside others.
+
+    The first four are asked for before anything is told, where one at a time may take two.
+    """
     problem = mean_problem(load(name))
     alone, together = (counts(problem, "own", 0, 20, batch)[0] for batch in (1, 4))
-    assert floor(problem, (0.95,))[0] <= together <= 1.3 * alone
+    assert floor(problem, (0.95,))[0] <= together <= max(1.3 * alone, 4)
 
 
 def test_a_decision_that_does_nothing_costs_next_to_nothing_on_a_table() -> None:

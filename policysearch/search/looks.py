@@ -5,6 +5,7 @@ A look is a run of a policy that is stopped early. What looks propose is gone on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,10 @@ LEARNED = 1.0 / 3.0
 
 CARRIES = 0.9
 """Rank correlation from which on looks are taken to rank policies."""
+
+DOUBT = 0.5
+"""Standard errors on Fisher's scale by which a rank correlation may lie below that: of eight
+policies, one that moves three places leaves .86."""
 
 BEYOND = 0.5
 """The least rank correlation of what prices leave: they rank policies too, and cost nothing."""
@@ -77,7 +82,9 @@ def carry(pairs: Sequence[tuple[float, float]], costs: Array) -> bool:
     `costs` [n, 2] are their prices: along a front the gap rises as they fall, so that a plain rank
     correlation is high whatever looks see.
     """
-    return not (rank_correlation(pairs) < CARRIES or beyond_prices(pairs, costs) < BEYOND)
+    doubt = DOUBT / math.sqrt(max(len(pairs), FEWEST) - 3)
+    least = math.tanh(math.atanh(CARRIES) - doubt)
+    return not (rank_correlation(pairs) < least or beyond_prices(pairs, costs) < BEYOND)
 
 
 def proposed(measure: Yardstick, gaps: Array, costs: Array) -> list[int]:

@@ -14,10 +14,12 @@ from policysearch.search.hypervolume import Array
 COARSE = 2.0**-5
 """Machine epsilon from which on two decisions together are chance rather than a sum."""
 
-STORAGE_WEIGHT = 4.0
-"""Prior of what rounding stored parameters costs, over rounding operands to the same format."""
+OPERANDS, STORED = 16.0, 2.5
+"""What rounding is thought to cost, over the largest gap and e: of operands per square of their
+machine epsilon, for their errors are chance and a loss feels them to second order; of stored
+parameters per machine epsilon, for small updates are lost, step after step."""
 
-LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 3.0, 1.0, 0.7, 0.5
+LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 2.0, 1.0, 0.7, 0.5
 """Prior standard deviations of theta, in nats: for all, per kind, per place, its own."""
 
 HINT, HINT_SD = 0.5, 0.3
@@ -96,4 +98,5 @@ def _names(decisions: Decisions) -> NDArray[np.str_]:
 
 def _level(option: Option) -> float:
     """Return the logarithm of what the option is thought to cost, over the largest gap."""
-    return 1.0 + math.log(option.operand_epsilon + STORAGE_WEIGHT * option.storage_epsilon)
+    operands, stored = OPERANDS * option.operand_epsilon**2, STORED * option.storage_epsilon
+    return 1.0 + math.log(operands + stored)

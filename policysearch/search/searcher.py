@@ -30,9 +30,9 @@ Costs = tuple[float, float]
 WORST = 20.0
 """Gaps above so many times the largest that counts are learned as that: divergence is learned."""
 
-LADDER = 4.0
-"""A member of the start is asked for unless another policy promises so many times as much, for it
-says more of the level of all gaps; beside outstanding policies, too late for that, unless more."""
+OUTER = 1.01
+"""How much further out the corner lies that gains are measured from: at it even the best within a
+gap would be worth nothing."""
 
 FINALISTS = 4
 """So many of the most promising candidates are priced exactly, where their costs are rough."""
@@ -79,8 +79,8 @@ class Searcher:
     """Asks for policies and is told their gaps, in any order; `asked` policies may be outstanding.
 
     What it asks for next depends on what it was told and what is outstanding alone. `start` are
-    policies to begin with, each with its costs: the first comes first, each of the others unless
-    another promises more (`ask`). `hints` as `Sensitivity` takes them. With more than `few`
+    policies to begin with, each with its costs: the first comes first, the others where they
+    promise most. `hints` as `Sensitivity` takes them. With more than `few`
     outstanding, asks are averaged over ways in which these may come out.
     """
 
@@ -130,8 +130,8 @@ class Searcher:
     def ask(self, count: int = 1, whole_start: bool = False) -> list[tuple[Row, Costs]]:
         """Return up to `count` policies to train, with their costs; fewer where there are no more.
 
-        Each as if all that are outstanding had come out, as expected or drawn; of the start unless
-        another promises LADDER times as much, beside outstanding ones more; or with `whole_start`.
+        Each as if all that are outstanding had come out, as expected or drawn; the start before
+        all others with `whole_start`.
         """
         found: list[tuple[Row, Costs]] = []
         while len(found) < count:
@@ -150,29 +150,23 @@ class Searcher:
             return start[0]
         belief = self._belief()
         rows, costs = self._pool.propose(self._members(), belief.theta())
-        fresh = np.array([tuple(row) not in self._told for row in rows.tolist()], dtype=bool)
-        first = np.array([price for _, price in start]).reshape(len(start), 2)
-        rows = np.concatenate([rows[fresh], self._array([row for row, _ in start])])
-        costs = np.concatenate([costs[fresh], first])
-        gains, count = self._gains(belief, rows, costs), len(rows) - len(start)
-        parts = [
-            self._most(belief, rows[part], costs[part], gains[part])
-            for part in (slice(count), slice(count, None))
-        ]
-        promised = [each for each in parts if each is not None]
-        if not promised:
+        known = self._told.keys() | {row for row, _ in start}
+        fresh = np.array([tuple(row) not in known for row in rows.tolist()], dtype=bool)
+        first = self._array([row for row, _ in start])
+        prices = np.array([price for _, price in start]).reshape(len(start), 2)
+        rows, costs = np.concatenate([rows[fresh], first]), np.concatenate([costs[fresh], prices])
+        if not len(rows):
             return None
-        self.expected_gain = most = max(each[0] for each in promised)
-        ahead = np.inf if whole_start else 1.0 if self._outstanding() else LADDER
-        _, row, price = next(each for each in promised[::-1] if each[0] >= most / ahead)
+        self.expected_gain, row, price = self._most(belief, rows, costs)
+        if whole_start and start:
+            _, row, price = self._most(belief, first, prices)
         return row, price
 
     def _most(
-        self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array, gains: Array
-    ) -> tuple[float, Row, Costs] | None:
-        """Return the policy that promises most, after what it promises; None of none."""
-        if not len(rows):
-            return None
+        self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array
+    ) -> tuple[float, Row, Costs]:
+        """Return what the policy that promises most promises, the policy, and its costs."""
+        gains = self._gains(belief, rows, costs)
         kept = np.argsort(-gains, kind="stable")[:FINALISTS]
         exact = self._pool.exact(rows[kept])
         if exact is not None:
@@ -230,7 +224,7 @@ class Searcher:
 
     def _gains(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
         """Return the expected new volume of each candidate: [n]."""
-        gains, corner = np.zeros(len(rows)), self._measure.corner
+        gains, corner = np.zeros(len(rows)), self._measure.corner * (1.0, OUTER, OUTER)
         hopeful = np.flatnonzero((costs < corner[1:]).all(axis=1))
         for archive, beliefs in self._ways(belief, rows[hopeful]) if len(hopeful) else ():
             cuts, free = free_areas(archive, costs[hopeful], corner)
