@@ -12,7 +12,6 @@ from benchmarks.search.tables import floor, load, mean_problem, problems, with_i
 from policysearch.search.decisions import Decisions, Option
 from policysearch.search.gain import Yardstick
 from policysearch.search.hypervolume import free_areas, improvements
-from policysearch.search.pair_terms import COMMON, FAR_PAIRS, SINGLE, own, shared
 from policysearch.search.searcher import Listed, Searcher, expected_improvements
 from policysearch.search.sensitivity import Belief, Sensitivity
 
@@ -227,31 +226,6 @@ def test_variants_that_came_out_alike_are_not_asked_for_again_and_again() -> Non
         counts(problems(each)[1], "own", 0, 30) for each in (table, with_idle(table, 21))
     )
     assert plain[1] <= 20 and idle[1] <= 1.2 * plain[1]
-
-
-def test_policies_share_the_pairs_they_have_in_common() -> None:
-    """Against sums over pairs: each pair's covariance is the product of both sensitivities."""
-    rng = np.random.default_rng(2)
-    size = rng.uniform(0.1, 1.0, 6)
-    neighbours = np.array([[0, 1], [1, 2], [3, 5]])
-    left, right = (rng.integers(0, 2, (n, 6)).astype(float) for n in (4, 3))
-    expected = np.zeros((4, 3))
-    for i, j in itertools.product(range(4), range(3)):
-        both = [k for k in range(6) if left[i, k] and right[j, k]]
-        for a, b in itertools.combinations(both, 2):
-            near = [a, b] in neighbours.tolist()
-            expected[i, j] += (1.0 if near else FAR_PAIRS**2) * size[a] * size[b]
-        expected[i, j] += SINGLE * sum(size[a] ** 2 for a in both)
-        mine, theirs = (
-            sum(np.sqrt(size[a] * size[b]) * row[a] * row[b] for a, b in neighbours)
-            for row in (left[i], right[j])
-        )
-        expected[i, j] += COMMON**2 * mine * theirs
-    sizes = np.sqrt(size) * left, np.sqrt(size) * right
-    assert len(np.unique(expected)) > 4
-    np.testing.assert_allclose(shared(*sizes, neighbours), expected)
-    every = shared(sizes[0], sizes[0], neighbours)
-    np.testing.assert_allclose(np.diag(every), own(sizes[0], neighbours))
 
 
 def test_neighbours_that_saved_a_rounding_say_so_of_other_neighbours() -> None:

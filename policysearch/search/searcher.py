@@ -204,7 +204,7 @@ class Searcher:
         return self._fitted
 
     def _known_gaps(self) -> Array:
-        return np.array([float(np.mean(each)) for each in self._gaps.values()])
+        return np.array([sum(each) / len(each) for each in self._gaps.values()])
 
     def _outstanding(self) -> list[Row]:
         """Return what was asked for, here or elsewhere, and not told yet."""
