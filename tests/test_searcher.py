@@ -106,6 +106,26 @@ def test_nothing_is_asked_for_twice_and_the_start_comes_first() -> None:
     assert asked(30) == found
 
 
+def test_of_mirrored_policies_the_first_is_asked_for_whatever_rounding_says() -> None:
+    """Layers alike in costs and gaps tie; what was told before moves the last bits of both."""
+    rows = every_row(4)
+    time = COSTS[rows].mean(axis=1)
+    costs, decisions = np.column_stack([time, time]), Decisions((OPTIONS,) * 4)
+    price = dict(zip(map(tuple, rows.tolist()), map(tuple, costs.tolist()), strict=True))
+    ties = 0
+    for seed in range(20):
+        search = Searcher(decisions, Listed(rows, costs), MEASURE)
+        gaps = 10.0 ** np.random.default_rng(seed).uniform(-5.0, -2.0, 3)
+        told = [((2, 2, 2, 2), gaps[0]), ((3, 3, 3, 3), gaps[1]), ((1, 1, 1, 1), gaps[2])]
+        for row, gap in told:
+            search.tell(row, price[row], float(gap))
+        ((row, _),) = search.ask()
+        # The net read backwards has the same neighbours.
+        assert row <= row[::-1]
+        ties += row != row[::-1]
+    assert ties > 5
+
+
 def test_a_member_of_the_start_that_promises_nothing_waits() -> None:
     """Where all in float8 is as good as float32, bfloat16 is slower and no smaller."""
     search, _ = searcher()

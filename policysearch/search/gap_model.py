@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +30,10 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Rows:
-    """Policies as numbers, zeros and ones.
+    """Policies as numbers.
 
-    `shares` [n, decisions]: which decisions they cost; `changed` [n, values]: which unusual values
-    their modifiers have.
+    `shares` [n, decisions], zeros and ones: which decisions they cost; `changed` [n, values]: which
+    unusual values their modifiers have, or how many of several policies have.
     """
 
     shares: Array
@@ -49,6 +48,12 @@ class Rows:
         found = [(here, there) for here, key in keys for there in places.get(key, ())]
         here, there = np.array(found, dtype=np.int64).reshape(len(found), 2).T
         return here, there
+
+    def groups(self) -> NDArray[np.int64]:
+        """Return a number [n] for each policy, from 0 on, equal for those that are alike."""
+        numbers: dict[bytes, int] = {}
+        found = [numbers.setdefault(key, len(numbers)) for key in _keys(self.shares)]
+        return np.array(found, dtype=np.int64)
 
 
 def _keys(shares: Array) -> Sequence[bytes]:
@@ -69,32 +74,32 @@ class Gaps:
     """The scaled gaps of n policies near a value of theta.
 
     `expected` [n] there and its `slopes` [n, decisions]. Their covariance is that of far pairs of
-    `roots` [n, decisions], the products of `features` [n, features] and of what modifiers move,
-    `moved` [n, values], and that of `apart` [n] for those that are alike.
+    `roots` [n, decisions], the products of `features` [n, features], and that of `apart` [n] for
+    those that are alike. Beside all that a gap has `moving` [n] times what each unusual value of a
+    modifier does, of variance one.
     """
 
     expected: Array
     slopes: Array
     roots: Array
     features: Array
-    moved: Array
     apart: Array
+    moving: Array
 
     @property
     def variance(self) -> Array:
-        """The prior variance [n] of each by itself."""
-        # Modifiers by themselves: which one moves a gap shall not change a bit.
-        moved = self.apart**2 + squared(self.moved)
-        return np.asarray(far_own(self.roots**2) + squared(self.features) + moved)
+        """The prior variance [n] of each by itself, modifiers apart."""
+        return np.asarray(far_own(self.roots**2) + squared(self.features) + self.apart**2)
 
-    @cached_property
-    def _columns(self) -> Array:
-        return np.concatenate([self.features, self.moved], axis=1)
+    def covariance(self, others: Gaps) -> Array:
+        """Return the prior covariance [n, m] with others, modifiers and what is alike apart."""
+        found = far(self.roots, others.roots)
+        found += self.features @ others.features.T
+        return found
 
-    def covariance(self, others: Gaps, alike: Pairs) -> Array:
-        """Return the prior covariance [n, m] with others; `alike` as `Rows.alike` has it."""
-        found, (here, there) = far(self.roots, others.roots), alike
-        found += self._columns @ others._columns.T
+    def between(self, others: Gaps, alike: Pairs) -> Array:
+        """Return the same with what is alike, as `Rows.alike` has it."""
+        found, (here, there) = self.covariance(others), alike
         found[here, there] += self.apart[here] * others.apart[there]
         return found
 
@@ -118,6 +123,6 @@ def gaps_near(theta: Array, by: Hyperparameters, rows: Rows) -> Gaps:
         slopes,
         roots,
         np.concatenate([alone, terms, *prior.common(slopes)], axis=1),
-        (by.modifier * gap / level)[:, None] * rows.changed,
         np.sqrt(UNSHARED * own(sizes, terms) + noise),
+        by.modifier * gap / level,
     )

@@ -91,7 +91,7 @@ class Sensitivity:
         noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
         modifiers = MODIFIERS if decisions.modifiers else (0.0,)
         # Nothing tells these apart before a policy with an unusual one was told.
-        apart = modifiers if told.rows.changed.any() else modifiers[:1]
+        apart = modifiers if len(told.seen) else modifiers[:1]
         sets = (Hyperparameters(*each) for each in product(noisy, COARSE_PAIRS, apart))
         fits = fitted([fit_at(by.prior.mean, by, told) for by in sets])
         self._fits = fits if apart == modifiers else [f.moving(m) for f in fits for m in modifiers]
