@@ -116,6 +116,7 @@ def test_of_mirrored_policies_the_first_is_asked_for_whatever_rounding_says() ->
     for seed in range(20):
         search = Searcher(decisions, Listed(rows, costs), MEASURE)
         gaps = 10.0 ** np.random.default_rng(seed).uniform(-5.0, -2.0, 3)
+        told: list[tuple[tuple[int, ...], float]]
         told = [((2, 2, 2, 2), gaps[0]), ((3, 3, 3, 3), gaps[1]), ((1, 1, 1, 1), gaps[2])]
         for row, gap in told:
             search.tell(row, price[row], float(gap))
