@@ -41,7 +41,7 @@ def test_one_more_step_of_the_fit_changes_nothing(
 
 
 def test_a_belief_with_more_told_is_that_of_all_told() -> None:
-    table, rows, gaps = told_of("gpt-sums-groups", 20)
+    table, rows, gaps = told_of("tanh-mlp-masters", 20)
     before, whole = believed(table, rows[:17], gaps[:17]), believed(table, rows, gaps)
     after = before.with_more(rows, gaps)
     assert np.abs(after.theta() - whole.theta()).max() < 0.05

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policysearch.search.gain import BUDGETS, Yardstick, gain, regret, yardstick
-from policysearch.search.hypervolume import hypervolume, improvements
+from policysearch.search.hypervolume import front_of, hypervolume, improvements
 
 # Whole numbers, so that a grid of unit cells counts volumes exactly; some lie outside.
 POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), max_size=8)
@@ -37,6 +37,16 @@ def test_an_improvement_is_the_volume_added(
     new, old = as_array(points), as_array(archive)
     expected = [counted(np.concatenate([old, point[None]])) - counted(old) for point in new]
     assert improvements(new, old, CORNER).tolist() == expected
+
+
+@given(POINTS, POINTS)
+def test_the_front_alone_says_what_is_free(
+    points: list[tuple[int, ...]], archive: list[tuple[int, ...]]
+) -> None:
+    new, old = as_array(points), as_array(archive)
+    front = front_of(old)
+    assert counted(front) == counted(old)
+    assert improvements(new, front, CORNER).tolist() == improvements(new, old, CORNER).tolist()
 
 
 def test_the_volume_of_two_boxes_by_hand() -> None:

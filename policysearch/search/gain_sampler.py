@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,7 +140,7 @@ class GainSampler(BaseSampler):
         """Tell the searcher of a trial; parameters may only be the nearest to what it trained."""
         costs = self._pool.costs(row)
         measured = self._measured_costs(trial)
-        if costs is not None and np.allclose(costs, measured, rtol=1e-6):
+        if costs is not None and all(map(_same, costs, measured)):
             searcher.tell(row, costs, self._gap(trial))
         else:
             searcher.tell_beside(measured, self._gap(trial))
@@ -190,6 +191,10 @@ class GainSampler(BaseSampler):
         time, memory = costs
         speeds, sizes = ("speedup" in self._objectives, "memory_ratio" in self._objectives)
         return time if speeds else UNCOUNTED, memory if sizes else UNCOUNTED
+
+
+def _same(cost: float, measured: float) -> bool:
+    return math.isclose(cost, measured, rel_tol=1e-6)
 
 
 def _known(trial: FrozenTrial) -> Known:

@@ -9,18 +9,30 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from policysearch.search.front import non_dominated
+
 Array = NDArray[np.float64]
 
 
 def hypervolume(points: Array, reference: Array) -> float:
     """Return the volume that `points` [n, 3] dominate below the corner `reference` [3]."""
-    inside = points[(points < reference).all(axis=1)]
+    inside = front_of(points[(points < reference).all(axis=1)])
     if not len(inside):
         return 0.0
     corner = inside[:, 1:].min(axis=0)[None]
     cuts, free = free_areas(inside, corner, reference)
     whole = float(np.prod(reference[1:] - corner[0]))
     return float(((whole - free[1:, 0]) * np.diff(cuts[1:])).sum())
+
+
+def front_of(points: Array) -> Array:
+    """Return those of `points` [n, 3] that no other dominates: all that volumes depend on."""
+    return points[places_of_front(points)]
+
+
+def places_of_front(points: Array) -> list[int]:
+    """Return the places of those of `points` [n, 3] that no other dominates."""
+    return non_dominated([tuple(point) for point in points.tolist()])
 
 
 def improvements(points: Array, archive: Array, reference: Array) -> Array:

@@ -62,6 +62,7 @@ class SpacePool:
         self._usual = {name: self._choices[name][0] for name in SCALES if name in self._choices}
         self._params: dict[Row, Params] = {}
         self._costs: dict[Row, tuple[float, float] | None] = {}
+        self._beside_rows: dict[tuple[Row, str, object], Row] = {}
         self._singles: dict[object, dict[str, tuple[Array, NDArray[np.int64]]]] = {}
         self._listed: list[Row] | None = None
         count = int(np.prod([float(len(values)) for values in self._plain.values()]))
@@ -105,7 +106,7 @@ class SpacePool:
         near = self._near(members)
         if len(near) > NEIGHBOURS:
             near = [near[i] for i in np.sort(rng.permutation(len(near))[:NEIGHBOURS])]
-        parents = {self.add(self._params[row] | {name: value}): row for row, name, value in near}
+        parents = {self._changed(*each): each[0] for each in near}
         if self._rough is not None:
             return self._roughly(self._rough, rows, parents)
         rows |= dict.fromkeys(parents)
@@ -140,6 +141,13 @@ class SpacePool:
             for row, parent in parents.items():
                 costs[places[row]] += off[parent]
         return rows, costs
+
+    def _changed(self, row: Row, name: str, value: object) -> Row:
+        """Return the row with one decision changed; fronts mostly stay, and so do neighbours."""
+        key = row, name, value
+        if key not in self._beside_rows:
+            self._beside_rows[key] = self.add(self._params[row] | {name: value})
+        return self._beside_rows[key]
 
     def _near(self, members: Sequence[Row]) -> list[tuple[Row, str, object]]:
         """Return (member, decision, other value); of listed spaces for their loss scales alone."""

@@ -58,6 +58,18 @@ class Prior:
             found += HINT_SD**2 * (slopes @ self.hints)[:, None] * self.hints
         return np.asarray(found)
 
+    def common(self, slopes: Array) -> list[Array]:
+        """Return columns [n, any] whose products between rows are those of `spread` and slopes.
+
+        But for what each decision has of its own.
+        """
+        placed = np.add.reduceat(slopes, self.starts, axis=1) if len(self.starts) else slopes
+        level = LEVEL_SD * slopes.sum(axis=1, keepdims=True)
+        found = [level, KIND_SD * (slopes @ self.kinds), PLACE_SD * placed]
+        if self.hints is not None:
+            found.append(HINT_SD * (slopes @ self.hints)[:, None])
+        return found
+
 
 def prior_of(decisions: Decisions, smallest_gap: float, largest_gap: float) -> Prior:
     """Return the hierarchical Gaussian: a level for all, per kind of decision, per place, its own.

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from policysearch.search.decisions import Decisions
-from policysearch.search.front import non_dominated
 from policysearch.search.gain import Yardstick
-from policysearch.search.hypervolume import Array, free_areas
+from policysearch.search.hypervolume import Array, free_areas, front_of, places_of_front
 from policysearch.search.sensitivity import Belief, Sensitivity
 from policysearch.search.worlds import worlds
 
@@ -36,6 +35,9 @@ gap would be worth nothing."""
 
 FINALISTS = 4
 """So many of the most promising candidates are priced exactly, where their costs are rough."""
+
+TIED = 1e-7
+"""Of policies whose gains differ by a smaller share the first is asked for, whatever the BLAS."""
 
 FEW = 4
 """Up to so many outstanding policies are taken to come out as expected, more of them as drawn."""
@@ -172,7 +174,7 @@ class Searcher:
         if exact is not None:
             rows, costs = rows[kept], exact
             gains = self._gains(belief, rows, costs)
-        best = int(gains.argmax())
+        best = int(np.flatnonzero(gains >= gains.max() - TIED * abs(gains.max()))[0])
         time, memory = costs[best].tolist()
         return float(gains[best]), tuple(rows[best].tolist()), (time, memory)
 
@@ -198,7 +200,7 @@ class Searcher:
         return self._fitted
 
     def _known_gaps(self) -> Array:
-        return np.array([float(np.mean(each)) for each in self._gaps.values()])
+        return np.array([sum(each) / len(each) for each in self._gaps.values()])
 
     def _outstanding(self) -> list[Row]:
         """Return what was asked for, here or elsewhere, and not told yet."""
@@ -213,7 +215,7 @@ class Searcher:
         rows = list(self._expected)
         costs = np.array([self._told[row] for row in rows]).reshape(len(rows), 2)
         points = self._measure.points(np.array(list(self._expected.values())), costs)
-        return [rows[i] for i in non_dominated([tuple(point) for point in points.tolist()])]
+        return [rows[i] for i in places_of_front(points)]
 
     def _learnable(self, gaps: Array) -> Array:
         return np.minimum(gaps, WORST * self._measure.largest_gap)
@@ -237,26 +239,22 @@ class Searcher:
         """Yield what may have been found once all is told, and what is believed of `rows` then."""
         outstanding = self._outstanding()
         if len(outstanding) <= self._few:
-            yield self._archive(self._expected), belief.predict(rows)
+            yield front_of(self._archive(self._expected)), belief.predict(rows)
             return
         draws = min(DRAWS, max(LEAST_DRAWS, MOST_DRAWN // len(outstanding)))
         rng = np.random.default_rng(len(self._told))
-        told = _front(self._archive({row: self._expected[row] for row in self._gaps}))
+        told = front_of(self._archive({row: self._expected[row] for row in self._gaps}))
         costs = np.array([self._told[row] for row in outstanding])
         for world in worlds(belief, self._array(outstanding), rows, draws, rng):
             gaps = _nats(world.gaps, self._measure.smallest_gap)
             drawn = self._measure.points(gaps, costs)
-            yield _front(np.concatenate([told, drawn])), [world.belief]
+            yield front_of(np.concatenate([told, drawn])), [world.belief]
 
     def _archive(self, gaps: Mapping[Row, float]) -> Array:
         """Return the points of policies with these gaps, and of those that are none of the pool."""
         known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._beside
         told = np.array(known).reshape(len(known), 3)
         return self._measure.points(told[:, 2], told[:, :2])
-
-
-def _front(points: Array) -> Array:
-    return points[non_dominated([tuple(point) for point in points.tolist()])]
 
 
 def expected_improvements(

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.search.decisions import Decisions
-from policysearch.search.gap_fit import KNOWN_NOISE, Fit, Rows, fitted
+from policysearch.search.gap_fit import Fit, fit_at, fitted, told_of
+from policysearch.search.gap_model import KNOWN_NOISE, Hyperparameters, Rows
 from policysearch.search.hypervolume import Array
 from policysearch.search.priors import hinted, prior_of
 
@@ -86,33 +87,41 @@ class Sensitivity:
         priors = [prior_of(decisions, smallest_gap, largest_gap)]
         if hints is not None and np.isfinite(hints).any():
             priors.append(hinted(priors[0], decisions, hints))
-        told = self.rows(rows)
-        modifiers = MODIFIERS if decisions.modifiers else (0.0,)
+        told = told_of(self.rows(rows), gaps, smallest_gap)
         noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
-        sets = product(noisy, COARSE_PAIRS, modifiers)
-        self._fits = [fitted(prior, told, gaps, size, moved) for prior, size, moved in sets]
+        modifiers = MODIFIERS if decisions.modifiers else (0.0,)
+        # Nothing tells these apart before a policy with an unusual one was told.
+        apart = modifiers if len(told.seen) else modifiers[:1]
+        sets = (Hyperparameters(*each) for each in product(noisy, COARSE_PAIRS, apart))
+        fits = fitted([fit_at(by.prior.mean, by, told) for by in sets])
+        self._fits = fits if apart == modifiers else [f.moving(m) for f in fits for m in modifiers]
 
     def with_more(self, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
         """Return the belief after these trainings, those of this one among them, from its fit on.
 
         Hyperparameters that hardly count now are left out.
         """
-        other, told = copy.copy(self), self.rows(rows)
-        other._fits = [
-            fitted(fit.prior, told, gaps, fit.pairs, fit.modifier, fit.theta)
-            for weight, fit in zip(self.weights, self._fits, strict=True)
-            if weight > LEAST_WEIGHT
-        ]
+        smallest_gap = self._fits[0].by.prior.smallest_gap
+        other, told = copy.copy(self), told_of(self.rows(rows), gaps, smallest_gap)
+        other._fits = fitted([fit_at(fit.theta, fit.by, told) for _, fit in self._counting()])
         return other
+
+    def _counting(self) -> list[tuple[float, Fit]]:
+        """Return the fits whose beliefs are averaged, with their weights."""
+        pairs = zip(self.weights.tolist(), self._fits, strict=True)
+        return [(weight, fit) for weight, fit in pairs if weight > LEAST_WEIGHT]
 
     def rows(self, rows: NDArray[np.int64]) -> Rows:
         """Return policies as the model reads them."""
         counted = self._decisions.counted()
         shares = [rows[:, place] == index for place, index in counted]
-        places = len(self._decisions.places)
-        return Rows(
-            np.array(shares, dtype=float).reshape(len(shares), len(rows)).T, rows[:, places:]
-        )
+        modified = rows[:, len(self._decisions.places) :].T
+        changed = [
+            column == value
+            for column, count in zip(modified, self._decisions.modifiers, strict=True)
+            for value in range(1, count)
+        ]
+        return Rows(*(np.array(e, float).reshape(len(e), len(rows)).T for e in (shares, changed)))
 
     @property
     def weights(self) -> Array:
@@ -124,8 +133,8 @@ class Sensitivity:
     def predict(self, rows: NDArray[np.int64]) -> list[Belief]:
         """Return what is believed of the policies `rows` [n, places + modifiers]."""
         read = self.rows(rows)
-        pairs = zip(self.weights, self._fits, strict=True)
-        return [Belief(float(w), *fit.predict(read)) for w, fit in pairs if w > LEAST_WEIGHT]
+        alike = read.alike(self._fits[0].told.rows)
+        return [Belief(weight, *fit.predict(read, alike)) for weight, fit in self._counting()]
 
     def joint(self, some: NDArray[np.int64], rows: NDArray[np.int64], least: float) -> list[Joint]:
         """Return beliefs of `some` together and `rows` singly, by what counts `least` or more."""
@@ -141,6 +150,6 @@ class Sensitivity:
 
 def _joint(fit: Fit, weight: float, some: Rows, rows: Rows) -> Joint:
     """Return what is believed after what was told, by one set of hyperparameters."""
-    mean, _ = fit.predict(some)
+    (mean, _), believed = (fit.predict(e, e.alike(fit.told.rows)) for e in (some, rows))
     among, across = fit.covariances(some, rows)
-    return Joint(mean, among, Belief(weight, *fit.predict(rows)), across)
+    return Joint(mean, among, Belief(weight, *believed), across)

@@ -1,0 +1,241 @@
+"""The model of loss gaps against sums written out, and its fit against the inverse matrix."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from benchmarks.search.tables import load, mean_problem
+from policysearch.search import gap_fit
+from policysearch.search.decisions import Decisions, Option
+from policysearch.search.gap_fit import REPEATS, Told, fit_at, fitted, told_of
+from policysearch.search.gap_model import (
+    FINE_PAIRS,
+    KNOWN_NOISE,
+    RELATIVE_NOISE,
+    UNSHARED,
+    Hyperparameters,
+    Rows,
+    gaps_near,
+)
+from policysearch.search.hypervolume import Array
+from policysearch.search.pair_terms import COMMON, FAR_PAIRS, SINGLE
+from policysearch.search.priors import (
+    HINT_SD,
+    KIND_SD,
+    LEVEL_SD,
+    OWN_SD,
+    PLACE_SD,
+    hinted,
+    prior_of,
+)
+from policysearch.search.searcher import WORST
+from policysearch.search.sensitivity import Sensitivity
+
+OPTIONS = (
+    Option("float32"),
+    Option("bfloat16", 2.0**-7),
+    Option("float8", 2.0**-3),
+    Option("float8.stored", 2.0**-3, 2.0**-7),
+)
+DECISIONS = Decisions((OPTIONS, OPTIONS[:3], OPTIONS), (3,))
+SMALLEST = 1e-4
+POLICIES = st.lists(
+    st.tuples(*(st.integers(0, n - 1) for n in (4, 3, 4, 3))), min_size=1, max_size=6
+)
+
+
+def by_of(seed: int, modifier: float, hints: bool) -> tuple[Hyperparameters, Array]:
+    """Return hyperparameters and a theta drawn around their prior."""
+    prior = replace(prior_of(DECISIONS, SMALLEST, 0.05), noise=0.3)
+    rng = np.random.default_rng(seed)
+    if hints:
+        prior = hinted(prior, DECISIONS, rng.standard_normal(len(prior.mean)))
+    theta = prior.mean + rng.standard_normal(len(prior.mean))
+    return Hyperparameters(prior, float(rng.choice([0.1, 0.4, 1.0])), modifier), theta
+
+
+def rows_of(policies: list[tuple[int, ...]]) -> Rows:
+    belief = Sensitivity(DECISIONS, np.empty((0, 4), np.int64), np.empty(0), SMALLEST, 0.05)
+    return belief.rows(np.array(policies, dtype=np.int64))
+
+
+class Plain:
+    """One policy, by the formulas of the model."""
+
+    def __init__(self, by: Hyperparameters, theta: Array, policy: tuple[int, ...]) -> None:
+        counted = DECISIONS.counted()
+        self.costs = {
+            k: math.exp(theta[k])
+            for k, (place, option) in enumerate(counted)
+            if policy[place] == option
+        }
+        self.gap = sum(self.costs.values())
+        self.slopes = {k: cost / (self.gap + SMALLEST) for k, cost in self.costs.items()}
+        coarse, fine = by.pairs, min(by.pairs, FINE_PAIRS)
+        self.sizes = {
+            k: s * (coarse if by.prior.coarse[k] else fine) for k, s in self.slopes.items()
+        }
+        self.modifier, self.by, self.counted = policy[-1], by, counted
+
+    def prior(self, other: Plain) -> float:
+        """The covariance that theta brings in: the slopes times the sum of its levels."""
+        found, hints = 0.0, self.by.prior.hints
+        for (k, mine), (m, theirs) in itertools.product(self.slopes.items(), other.slopes.items()):
+            (place, option), (there, another) = self.counted[k], self.counted[m]
+            names = DECISIONS.places[place][option].name, DECISIONS.places[there][another].name
+            between = LEVEL_SD**2 + KIND_SD**2 * (names[0] == names[1])
+            between += PLACE_SD**2 * (place == there) + OWN_SD**2 * (k == m)
+            between += 0.0 if hints is None else HINT_SD**2 * hints[k] * hints[m]
+            found += mine * between * theirs
+        return found
+
+    def pairs(self, other: Plain) -> float:
+        """Each pair in both has a term, and each decision, and what neighbours have in common."""
+        both = sorted(self.sizes.keys() & other.sizes.keys())
+        near = [tuple(pair) for pair in self.by.prior.neighbours.tolist()]
+        product = {k: math.sqrt(self.sizes[k] * other.sizes[k]) for k in both}
+        found = SINGLE * sum(value**2 for value in product.values())
+        for pair in itertools.combinations(both, 2):
+            size = 1.0 if pair in near else FAR_PAIRS**2
+            found += size * product[pair[0]] * product[pair[1]]
+        return found + COMMON**2 * self.together() * other.together()
+
+    def together(self) -> float:
+        near = self.by.prior.neighbours.tolist()
+        roots = {k: math.sqrt(size) for k, size in self.sizes.items()}
+        return sum(roots[a] * roots[b] for a, b in near if a in roots and b in roots)
+
+    @property
+    def apart(self) -> float:
+        """The variance shared with those alike alone."""
+        absolute = (self.by.prior.noise if self.gap else KNOWN_NOISE) * SMALLEST
+        noise = ((RELATIVE_NOISE * self.gap) ** 2 + absolute**2) / (self.gap + SMALLEST) ** 2
+        return UNSHARED * self.pairs(self) + noise
+
+    def covariance(self, other: Plain) -> float:
+        found = self.prior(other) + self.pairs(other)
+        found += math.sqrt(self.apart * other.apart) * (self.costs.keys() == other.costs.keys())
+        both = self.modifier == other.modifier != 0
+        shares = [each.gap / (each.gap + SMALLEST) for each in (self, other)]
+        return found + self.by.modifier**2 * both * shares[0] * shares[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(POLICIES, POLICIES, st.integers(0, 99), st.sampled_from([0.0, 0.4]), st.booleans())
+def test_covariances_are_the_sums_they_stand_for(
+    left: list[tuple[int, ...]],
+    right: list[tuple[int, ...]],
+    seed: int,
+    modifier: float,
+    hints: bool,
+) -> None:
+    by, theta = by_of(seed, modifier, hints)
+    mine, theirs = rows_of(left), rows_of(right)
+    plain, others = ([Plain(by, theta, p) for p in each] for each in (left, right))
+    here, there = (gaps_near(theta, by, rows) for rows in (mine, theirs))
+    expected = [[a.covariance(b) for b in others] for a in plain]
+    moved, others_moved = (
+        gaps.moving[:, None] * rows.changed for gaps, rows in ((here, mine), (there, theirs))
+    )
+    found = here.between(there, mine.alike(theirs)) + moved @ others_moved.T
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    variance = here.variance + (moved**2).sum(axis=1)
+    np.testing.assert_allclose(variance, [p.covariance(p) for p in plain], rtol=1e-10)
+    gaps = [math.log1p(p.gap / SMALLEST) for p in plain]
+    np.testing.assert_allclose(here.expected, gaps, rtol=1e-10)
+
+
+def told_and_others() -> tuple[Told, Array, list[tuple[int, ...]], list[tuple[int, ...]]]:
+    every = list(itertools.product(range(4), range(3), range(4), range(3)))[1:]
+    drawn = np.random.default_rng(1).permutation(len(every)).tolist()
+    policies, others = [every[i] for i in drawn[:24]], [every[i] for i in drawn[24:40]]
+    gaps = 10.0 ** np.random.default_rng(2).uniform(-5.0, -2.0, 24)
+    scaled = np.concatenate([[0.0], np.log1p(gaps / SMALLEST)])
+    return told_of(rows_of(policies), gaps, SMALLEST), scaled, policies, others
+
+
+@pytest.mark.parametrize("hints", [False, True])
+def test_a_fit_is_what_the_inverse_of_the_covariance_says(hints: bool) -> None:
+    """Mean, variance and evidence of a Gaussian process, by the textbook."""
+    by, theta = by_of(3, 0.4, hints)
+    told, scaled, policies, others = told_and_others()
+    fit = fit_at(theta, by, told)
+    known = [Plain(by, theta, p) for p in [(0, 0, 0, 0), *policies]]
+    new = [Plain(by, theta, p) for p in others]
+    covariance = np.array([[a.covariance(b) for b in known] for a in known])
+    covariance += REPEATS * np.diag([a.apart for a in known])
+    inverse = np.linalg.inv(covariance)
+    across = np.array([[a.covariance(b) for b in known] for a in new])
+
+    def linear(each: Plain) -> float:
+        ahead = (slope * (by.prior.mean[k] - theta[k]) for k, slope in each.slopes.items())
+        return float(math.log1p(each.gap / SMALLEST) + sum(ahead))
+
+    left = scaled - [linear(each) for each in known]
+    mean, sd = fit.predict(rows_of(others), rows_of(others).alike(told.rows))
+    expected = np.array([linear(each) for each in new]) + across @ inverse @ left
+    np.testing.assert_allclose(mean, expected, rtol=1e-7)
+    variance = [a.covariance(a) - row @ inverse @ row for a, row in zip(new, across, strict=True)]
+    # Of policies told with another modifier next to nothing is left of a variance of ten.
+    assert max(a.covariance(a) for a in new) > 10.0 and min(variance) < 1e-3
+    np.testing.assert_allclose(sd**2, variance, rtol=1e-6, atol=1e-8)
+    evidence = -0.5 * left @ inverse @ left - 0.5 * np.linalg.slogdet(covariance)[1]
+    assert fit.evidence == pytest.approx(evidence, rel=1e-8)
+    among, beside = fit.covariances(rows_of(others), rows_of(others))
+    both = np.array([[a.covariance(b) for b in new] for a in new]) - across @ inverse @ across.T
+    np.testing.assert_allclose(beside, both, rtol=1e-6, atol=1e-8)
+    repeats = REPEATS * np.diag([a.apart for a in new])
+    np.testing.assert_allclose(among, both + repeats, rtol=1e-6, atol=1e-8)
+    assert len(told.rest) and len(told.rows.shares) < len(known)  # some differ by modifiers alone
+
+
+def test_modifiers_fit_alike_until_an_unusual_one_was_told() -> None:
+    usual = [(1, 0, 2, 0), (2, 2, 0, 0), (3, 1, 1, 0), (2, 2, 2, 0)]
+    rows, gaps = np.array(usual), np.array([1e-4, 3e-3, 4e-3, 1e-2])
+    belief = Sensitivity(DECISIONS, rows, gaps, SMALLEST, 0.05)
+    told = told_of(belief.rows(rows), gaps, SMALLEST)
+    each = [fit.by for fit in belief._fits]
+    apart = fitted([fit_at(by.prior.mean, by, told) for by in each])
+    assert len({by.modifier for by in each}) == 3 and len(apart) == len(each) == 12
+    assert [fit.evidence for fit in apart] == [fit.evidence for fit in belief._fits]
+    others = belief.rows(np.array([(2, 1, 2, 1), (2, 2, 2, 2)]))
+    alike = others.alike(told.rows)
+    for mine, theirs in zip(belief._fits, apart, strict=True):
+        for one, other in zip(
+            mine.predict(others, alike), theirs.predict(others, alike), strict=True
+        ):
+            assert one.tolist() == other.tolist()
+    more = Sensitivity(
+        DECISIONS, np.array([*usual, (2, 2, 2, 1)]), np.append(gaps, 2e-2), 1e-4, 0.05
+    )
+    assert len({fit.evidence for fit in more._fits}) == len(more._fits)
+
+
+@pytest.mark.parametrize("name", ["mlp-digits-0.1.0", "tanh-mlp-scales"])
+def test_what_is_given_up_on_the_way_would_not_have_counted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load(name)
+    places: NDArray[np.int64] = np.random.default_rng(0).permutation(len(table.rows))[:40]
+    gaps = np.minimum(mean_problem(table).told[places], WORST * table.measure.largest_gap)
+    scale = table.measure.smallest_gap, table.measure.largest_gap
+
+    def believed() -> Sensitivity:
+        return Sensitivity(table.decisions, table.rows[places], gaps, *scale)
+
+    fewer = believed()
+    monkeypatch.setattr(gap_fit, "HOPELESS", np.inf)
+    every = believed()
+    assert len(fewer.weights) < len(every.weights) == 12
+    np.testing.assert_allclose(fewer.theta(), every.theta(), rtol=1e-9)
+    for one, other in zip(fewer.predict(table.rows), every.predict(table.rows), strict=True):
+        assert one.weight == pytest.approx(other.weight, rel=1e-9)
+        np.testing.assert_array_equal(one.mean, other.mean)
