@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from policysearch.nn.models import MODELS
@@ -83,6 +86,20 @@ def test_a_file_that_changes_while_the_command_runs_ends_it(study: StudySpec) ->
         refused = pytest.raises(InputError, match=rf"training processes: .*{said}")
         with refused, ProcessExecutor(objective, 1) as executor:
             list(executor.run([job]))
+
+
+def test_a_file_is_run_as_it_stands_however_soon_it_changed(
+    study: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large and as old by the clock of files as before; annotations are the file's own."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    net = NET.replace("model():", "model(x: int = 3):")
+    for text in (net, net.replace("(8,)", "(9,)")):
+        write_net(text)
+        os.utime("net.py", (0, 0))
+        found = user_code.function_of("task.model", "net.py", "model")
+        assert found.__annotations__ == {"x": int}
+    assert found().init(np.random.default_rng(0))["fc1.weight"].shape[0] == 9
 
 
 def test_a_file_that_ends_the_program_is_an_input_error(study: StudySpec) -> None:
