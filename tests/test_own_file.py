@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,3 +107,33 @@ def test_a_file_that_ends_the_program_is_an_input_error(study: StudySpec) -> Non
     write_net(NET.replace("return", "raise SystemExit(3) if 1 else"))
     with pytest.raises(InputError, match=r"net\.py:model: SystemExit: 3; expected it to run"):
         _ = objective_of(study).model
+
+
+def test_what_is_not_there_is_told_what_is(study: StudySpec) -> None:
+    write_net("import os\nwidth = 3\ndef b(): return 1\ndef _c(): return 2\ndef __d(): return 3\n")
+    for name in ("a", "width"):
+        said = rf"^x: net\.py: no function '{name}'; expected one of b$"
+        with pytest.raises(InputError, match=said):
+            user_code.called("x", f"net.py:{name}", int)
+    with pytest.raises(InputError, match=r"no int 'b'; expected one of width$"):
+        user_code.value_of("x", "net.py:b", int)
+    assert user_code.value_of("x", "net.py:width", int) == 3
+    with pytest.raises(InputError, match=r"^x: net\.py:b returned int; expected a str$"):
+        user_code.called("x", "net.py:b", str)
+    with pytest.raises(InputError, match=r"^x: 'no\.py': no such file; expected a Python file$"):
+        user_code.called("x", "no.py:b", int)
+
+
+@pytest.mark.torch
+def test_a_file_that_is_the_first_to_import_torch_draws_what_it_draws_later(
+    study: StudySpec,
+) -> None:
+    pytest.importorskip("torch")
+    write_net("import torch\nnumber = float(torch.rand(1))\n")
+    here = user_code.value_of("x", "net.py:number", float)
+    code = (
+        "from policysearch.train.user_code import value_of; import sys; "
+        "assert 'torch' not in sys.modules; print(value_of('x', 'net.py:number', float))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(ran.stdout) == here
