@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,6 +123,12 @@ def test_what_is_not_there_is_told_what_is(study: StudySpec) -> None:
         user_code.called("x", "net.py:b", str)
     with pytest.raises(InputError, match=r"^x: 'no\.py': no such file; expected a Python file$"):
         user_code.called("x", "no.py:b", int)
+
+
+def test_what_a_file_makes_can_be_sent(study: StudySpec) -> None:
+    write_net("class Own:\n    size = 3\ndef own(): return Own()\n")
+    made = user_code.called("x", "net.py:own", object)
+    assert pickle.loads(pickle.dumps(made)).size == 3
 
 
 @pytest.mark.torch
