@@ -210,6 +210,13 @@ def test_theta_is_the_one_that_what_was_told_makes_likely(fit: Fit) -> None:
     assert np.abs(likely - fit.theta).max() < 0.02 < np.abs(likely - prior).max()
 
 
+def test_of_two_of_a_kind_that_with_the_larger_hint_is_believed_to_cost_more() -> None:
+    plain = prior_of(DECISIONS, SMALLEST, LARGEST)
+    more = hinted(plain, DECISIONS, HINTS).mean - plain.mean
+    assert more[2] > more[3] > 0.0 > more[6] and more[5] > 0.0 > more[0]
+    assert more[1] == more[4] == more[7] == 0.0
+
+
 def test_what_was_told_counts_by_its_evidence() -> None:
     belief = Sensitivity(DECISIONS, np.array(TOLD), GAPS, SMALLEST, LARGEST, HINTS)
     fits = belief._fits
