@@ -135,12 +135,15 @@ def test_what_a_file_makes_can_be_sent(study: StudySpec) -> None:
 def test_a_file_that_is_the_first_to_import_torch_draws_what_it_draws_later(
     study: StudySpec,
 ) -> None:
+    """One that does not name it does not wait for it."""
     pytest.importorskip("torch")
     write_net("import torch\nnumber = float(torch.rand(1))\n")
+    Path("plain.py").write_text("number = 0.5\n")
     here = user_code.value_of("x", "net.py:number", float)
     code = (
         "from policysearch.train.user_code import value_of; import sys; "
-        "assert 'torch' not in sys.modules; print(value_of('x', 'net.py:number', float))"
+        "value_of('x', 'plain.py:number', float); assert 'torch' not in sys.modules; "
+        "print(value_of('x', 'net.py:number', float))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(ran.stdout) == here
