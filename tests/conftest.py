@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,14 @@ from policysearch.data.datasets import Dataset, load_dataset
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed torch's generator, which each process seeds at random, before fixtures draw from it."""
+    needed = item.get_closest_marker("torch") and importlib.util.find_spec("torch")
+    if "torch" in sys.modules or needed:
+        importlib.import_module("torch").manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

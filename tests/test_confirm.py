@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -19,12 +20,13 @@ from policysearch.search.results import Results
 from policysearch.search.run_key import RunKey
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import confirm_study, load_results, run_study
-from policysearch.search.trials import Confirmation
+from policysearch.search.trials import Confirmation, Trial
 from policysearch.train.schedule import Schedule
-from tests.studies import write_study
+from tests.studies import replaced_training, write_study
 from tests.test_failures import is_float32
 
 SHORT_STEPS = 6
+MANY = (("trials = 6", "trials = 24"), ("widths = [8]", "widths = [512]"))
 
 # Wide and priced at a large batch, so that low formats are faster by the cost model.
 CHANGES = (
@@ -72,6 +74,14 @@ def journal(spec: StudySpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(spec: StudySpec, journal: Path) -> Results:
     return load_results(spec, journal)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Policies drawn at random, with gaps made up: several on the front, and several behind."""
+    folder = tmp_path_factory.mktemp("many")
+    with replaced_training():
+        return run_study(load_spec(write_study(folder, *MANY)), folder / "j", processes=0)
 
 
 def test_what_stands_still_is_marked_and_what_has_masters_is_not(results: Results) -> None:
@@ -125,20 +135,37 @@ def test_more_seeds_give_a_spread_and_reuse_the_first(
         assert dict(load_results(spec, journal).confirmed)[digest].gap_spread is None
 
 
-def test_a_budget_takes_the_knee_first_and_stays_within_its_share(results: Results) -> None:
-    spec = results.spec
-    horizon = horizon_of(spec.study.seeds, spec.task.steps, 10.0, 1)
-    spent = len(results.trials) * len(spec.study.seeds) * spec.task.steps
-    for share in (0.0, 0.3, 0.7, 1.0, 100.0):
-        chosen = within_budget(results, candidates(results), horizon, share)
-        runs = len(chosen) + 1 if chosen else 0
-        assert runs * horizon.steps <= share * spent
-        assert chosen == candidates(results)[: len(chosen)]
-        knee = results.knee()
-        assert not chosen or chosen[0] == knee or "float32" in knee.presets
-    assert len(within_budget(results, candidates(results), horizon, 100.0)) == len(
-        candidates(results)
-    )
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_budget_takes_the_knee_first_and_all_of_its_share(many: Results, count: int) -> None:
+    """float32 is trained beside them, so that one policy by itself is never worth a run."""
+    spec = many.spec
+    horizon = horizon_of(spec.study.seeds, spec.task.steps, 10.0, count)
+    spent = len(many.trials) * len(spec.study.seeds) * spec.task.steps
+    each, ordered = horizon.steps * count, candidates(many)
+    for share in (0.0, 0.3, 0.7, 1.0, 2 * each / spent, 3 * each / spent, 100.0):
+        chosen = within_budget(many, ordered, horizon, share)
+        most = max(n for n in range(1, 1000) if n == 1 or n * each <= share * spent)
+        assert chosen == ordered[: most - 1]
+    assert len(chosen) == len(ordered) > 2
+    assert len(within_budget(many, ordered, horizon, 2 * each / spent)) == 1
+
+
+def test_candidates_are_the_knee_the_front_and_the_front_behind_it(many: Results) -> None:
+    """By pairs: who is behind nobody of the rest. Each of the three from the fastest on."""
+
+    def beaten(trial: Trial, others: list[Trial]) -> bool:
+        here = many.point(trial)
+        points = [many.point(other) for other in others]
+        return any(p != here and all(map(operator.le, p, here)) for p in points)
+
+    rest = [t for t in many.trials if not t.diverged and t not in many.front]
+    behind = [t for t in rest if not beaten(t, rest)]
+    knee = many.knee()
+    front = [t for t in many.front if t is not knee]
+    fastest = [sorted(ts, key=lambda t: -t.cost.speedup) for ts in (front, behind)]
+    expected = [t for t in (knee, *fastest[0], *fastest[1]) if "float32" not in t.presets]
+    assert candidates(many) == expected
+    assert len(behind) > 1 and [t.number for t in fastest[1]] != sorted(t.number for t in behind)
 
 
 def test_every_policy_but_float32_and_the_diverged_can_be_confirmed(

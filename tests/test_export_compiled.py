@@ -36,10 +36,10 @@ def exported(policy: Policy | None = None) -> dict[str, Any]:
 
 
 def assert_compiled_as_eager(found: dict[str, tuple[float, float]], epsilons: Any) -> None:
-    """Assert a share of at most 4 epsilons wherever the module without policy agrees too."""
-    agreeing = {name: policy for name, (policy, bare) in found.items() if bare <= EAGER}
-    assert len(agreeing) == len(found)
-    for name, share in agreeing.items():
+    """Assert a share of at most 4 epsilons, that something was compiled, and is right without."""
+    assert all(bare <= EAGER for _, bare in found.values())
+    assert any(max(shares) > 0.0 for shares in found.values())
+    for name, (share, _) in found.items():
         assert share <= 4 * epsilons[name.partition(".")[0]], name
 
 

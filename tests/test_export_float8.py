@@ -111,10 +111,17 @@ def test_the_layer_is_one_of_torchao_and_removing_restores_it(load: Callable[...
 
 
 def test_compiled_gradients_are_the_eager_ones(load: Callable[..., Any]) -> None:
+    """Whatever the net, on the grid of bfloat16.
+
+    Between float32 and float8 the compiler leaves that rounding out, so that other numbers may be
+    cast to the next one, which moves a gradient by its share of the whole.
+    """
     exported = load(policy_of(), MODEL)
-    found = exported.check(exported.apply_policy(Net()), X, Y)
     epsilons = dict.fromkeys(("fc1", "fc2"), float(torch.finfo(torch.bfloat16).eps))
-    assert_compiled_as_eager(found, epsilons)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net = exported.apply_policy(Net().bfloat16().float())
+        assert_compiled_as_eager(exported.check(net, low(X), Y), epsilons)
 
 
 @pytest.mark.parametrize("power_of_two", [False, True])

@@ -65,6 +65,9 @@ def test_what_looks_propose_is_trained_after_the_ladder(
         len(first) - 4 - kind.own - len(looks)
     )
     records = records_at(path)
+    # told of each look in order, but of those that the other worker may be at
+    told_of = [look.told for look in records.looks.values()]
+    assert told_of == [max(0, place - spec.study.workers + 1) for place in range(len(looks))]
     trained = [asked.digest for asked in sorted(records.searched, key=lambda a: a.place)]
     ladder = [asked.digest for asked in records.searched if asked.start]
     assert set(trained[: len(ladder)]) == set(ladder)

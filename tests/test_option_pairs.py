@@ -16,6 +16,11 @@ PAIRS = {
     ),
     "place without measured": ([*VALIDATE, "--place", "cpu"], "--place: cpu without --measured"),
     "rows with measured": ([*VALIDATE, "--measured", "--rows", "x.json"], "--rows: x.json with"),
+    "anchor with measured": (
+        [*VALIDATE, "--measured", "--anchor", "x.json"],
+        "--anchor: x.json with --measured",
+    ),
+    "anchor with narrow": ([*VALIDATE, "--narrow", "--anchor", "x.json"], "--anchor: x.json with"),
     "anchor with memory": ([*VALIDATE, "--memory", "--anchor", "x.json"], "--anchor: x.json with"),
     "anchor with ranks": ([*VALIDATE, "--ranks", "--anchor", "x.json"], "--anchor: x.json with"),
     "narrow and measured": ([*VALIDATE, "--narrow", "--measured"], "not allowed with"),

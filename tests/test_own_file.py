@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from policysearch.nn.models import MODELS
@@ -85,7 +90,60 @@ def test_a_file_that_changes_while_the_command_runs_ends_it(study: StudySpec) ->
             list(executor.run([job]))
 
 
+def test_a_file_is_run_as_it_stands_however_soon_it_changed(
+    study: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large and as old by the clock of files as before; annotations are the file's own."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    net = NET.replace("model():", "model(x: int = 3):")
+    for text in (net, net.replace("(8,)", "(9,)")):
+        write_net(text)
+        os.utime("net.py", (0, 0))
+        found = user_code.function_of("task.model", "net.py", "model")
+        assert found.__annotations__ == {"x": int}
+    assert found().init(np.random.default_rng(0))["fc1.weight"].shape[0] == 9
+
+
 def test_a_file_that_ends_the_program_is_an_input_error(study: StudySpec) -> None:
     write_net(NET.replace("return", "raise SystemExit(3) if 1 else"))
     with pytest.raises(InputError, match=r"net\.py:model: SystemExit: 3; expected it to run"):
         _ = objective_of(study).model
+
+
+def test_what_is_not_there_is_told_what_is(study: StudySpec) -> None:
+    write_net("import os\nwidth = 3\ndef b(): return 1\ndef _c(): return 2\ndef __d(): return 3\n")
+    for name in ("a", "width"):
+        said = rf"^x: net\.py: no function '{name}'; expected one of b$"
+        with pytest.raises(InputError, match=said):
+            user_code.called("x", f"net.py:{name}", int)
+    with pytest.raises(InputError, match=r"no int 'b'; expected one of width$"):
+        user_code.value_of("x", "net.py:b", int)
+    assert user_code.value_of("x", "net.py:width", int) == 3
+    with pytest.raises(InputError, match=r"^x: net\.py:b returned int; expected a str$"):
+        user_code.called("x", "net.py:b", str)
+    with pytest.raises(InputError, match=r"^x: 'no\.py': no such file; expected a Python file$"):
+        user_code.called("x", "no.py:b", int)
+
+
+def test_what_a_file_makes_can_be_sent(study: StudySpec) -> None:
+    write_net("class Own:\n    size = 3\ndef own(): return Own()\n")
+    made = user_code.called("x", "net.py:own", object)
+    assert pickle.loads(pickle.dumps(made)).size == 3
+
+
+@pytest.mark.torch
+def test_a_file_that_is_the_first_to_import_torch_draws_what_it_draws_later(
+    study: StudySpec,
+) -> None:
+    """One that does not name it does not wait for it."""
+    pytest.importorskip("torch")
+    write_net("import torch\nnumber = float(torch.rand(1))\n")
+    Path("plain.py").write_text("number = 0.5\n")
+    here = user_code.value_of("x", "net.py:number", float)
+    code = (
+        "from policysearch.train.user_code import value_of; import sys; "
+        "value_of('x', 'plain.py:number', float); assert 'torch' not in sys.modules; "
+        "print(value_of('x', 'net.py:number', float))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(ran.stdout) == here

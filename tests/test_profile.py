@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,14 @@ import pytest
 from policysearch.cli import main
 from policysearch.cost.memory import live_by_kind
 from policysearch.cost.price import step_price
-from policysearch.cost.reserved import GIB, GROWTH, visible_bytes, wanted_bytes
+from policysearch.cost.reserved import (
+    CONTEXT_BYTES,
+    GIB,
+    GROWTH,
+    largest_batch,
+    visible_bytes,
+    wanted_bytes,
+)
 from policysearch.objective.objective import Objective
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase
@@ -23,6 +31,7 @@ from policysearch.report.profile_page import profile_page
 from policysearch.report.step_cost import default_float32, default_line
 from policysearch.train.tasks import Task
 
+FOUR = Parallel(4)
 PRESETS = ("float32", "torch.autocast.float16", "apex.O3", "te.delayed")
 
 
@@ -142,20 +151,51 @@ def test_the_largest_batch_fits_and_the_next_does_not(
     tiny = Objective(Task(model="mlp", data="digits"), "B200-SXM", "torch.eager", 64)
     told = largest_lines(tiny, tiny.float32)[1]
     assert told == "float32: at least 16777216 surely, at least 16777216 expected"
+    each = Objective(Task(model="mlp", data="digits"), "B200-SXM", "torch.eager", 64, parallel=FOUR)
+    told = largest_lines(each, replace(each.float32, parallel=FOUR))[1]
+    assert told.startswith("float32: at least 67108864 surely, at least 67108864 expected, over")
 
 
+@pytest.mark.parametrize("top", [3, 40, 2000])
+def test_a_largest_batch_is_that_of_trying_all(top: int) -> None:
+    """However memory grows: by steps that are nothing alike, and with little room at all."""
+    rng = np.random.default_rng(top)
+    for _ in range(20):
+        live = np.cumsum(rng.integers(1, top, 4096)) * GIB / 100
+        for room in rng.uniform(0.0, live[300], 5):
+            most = int(np.flatnonzero(live <= room).max(initial=0))
+            visible = 2.0 * room * (1 + 1e-12) + CONTEXT_BYTES
+            assert largest_batch(live.tolist().__getitem__, 2.0, visible) == most
+
+
+@pytest.mark.parametrize("recompute", [(), ("fc1..fc3", "fc4..fc7")])
 @pytest.mark.parametrize("zero", [0, 3])
-def test_the_largest_batch_of_several_devices_is_that_of_all(zero: int) -> None:
+def test_the_largest_batch_of_several_devices_is_that_of_all(
+    zero: int, recompute: tuple[str, ...]
+) -> None:
     """By the memory that the step is priced with at that batch."""
-    task = Task(model="mlp", data="digits", widths=(2048, 2048), optimizer="adam")
+    task = Task(model="mlp", data="digits", widths=(512,) * 6, optimizer="adam")
     parallel = Parallel(8, tensor=2, zero=zero)
-    spread = Objective(task, "V100-SXM2", "torch.eager", 64, parallel=parallel)
-    policy = replace(preset("bfloat16", spread.model.layer_names), parallel=parallel)
-    sure, _ = largest_batches(spread, policy)
-    assert sure % 4 == 0
+    made = partial(
+        Objective, task, "V100-SXM2", "torch.eager", parallel=parallel, recompute=recompute
+    )
+    spread = made(64)
+    low = preset("bfloat16", spread.model.layer_names)
+    policy = replace(low, parallel=parallel, all_reduce="bfloat16")
+    sure, expected = largest_batches(spread, policy)
+    assert sure % 4 == expected % 4 == 0
     for batch, holds in ((sure, True), (sure + 4, False)):
-        at = Objective(task, "V100-SXM2", "torch.eager", batch, parallel=parallel)
-        assert at.price(policy).fits == holds
+        assert made(batch).price(policy).fits == holds
+    visible = visible_bytes(spread.device.memory_bytes / GIB)
+    for batch, holds in ((expected, True), (expected + 4, False)):
+        live = made(batch).price(policy).peak_bytes
+        assert (wanted_bytes(live, GROWTH.expected) <= visible) == holds
+    over = f", over {parallel.summary}"
+    wide = largest_batches(spread, replace(spread.float32, parallel=parallel))
+    assert largest_lines(spread, policy)[1:] == [
+        f"{policy.name}: {sure} surely, {expected} expected{over}",
+        f"float32: {wide[0]} surely, {wide[1]} expected{over}",
+    ]
 
 
 def test_a_profile_says_that_it_is_of_the_first_phase() -> None:

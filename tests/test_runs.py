@@ -96,6 +96,19 @@ def test_short_runs_are_for_what_has_learned_by_then() -> None:
     assert short_share(2.3, 1.4, 0.2) == SHORT
     assert short_share(2.3, 2.2, 0.2) == 1.0
     assert short_share(2.3, 2.5, 2.4) == 1.0  # It learns nothing.
+    assert short_share(2.0, 2.0, 2.0) == short_share(3.0, 2.001, 0.0) == 1.0
+    assert short_share(3.0, 2.0, 0.0) == SHORT  # A third of it, no less.
+
+
+def test_how_short_runs_rank_is_known_from_five_policies_on() -> None:
+    rng = np.random.default_rng(0)
+    for count in range(12):
+        pairs = list(zip(rng.permutation(count), rng.permutation(count), strict=True))
+        apart = sum(float(a - b) ** 2 for a, b in pairs)
+        known = 1 - 6 * apart / (count * (count**2 - 1)) if count > 4 else np.nan
+        assert rank_correlation(pairs) == pytest.approx(known, nan_ok=True)
+    for same in ([(1.0, x) for x in range(5)], [(x, 1.0) for x in range(5)]):
+        assert rank_correlation(same) == 0.0
 
 
 def test_asked_together_runs_are_different_and_outstanding_ones_count() -> None:

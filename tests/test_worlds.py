@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from policysearch.search.decisions import Decisions, Option
-from policysearch.search.sensitivity import Belief, Sensitivity
-from policysearch.search.worlds import worlds
+from policysearch.search.sensitivity import Belief, Joint, Sensitivity
+from policysearch.search.worlds import World, worlds
 
 OPTIONS = (
     Option("float32"),
@@ -69,3 +69,70 @@ def test_a_policy_like_one_that_is_outstanding_comes_out_like_it() -> None:
     apart = [world.belief.mean[0] - world.gaps[0] for world in found]
     assert np.std([world.gaps[0] for world in found]) > 0.5 * far
     assert np.std(apart) < 0.5 * far and max(world.belief.sd[0] for world in found) < far
+
+
+class Told:
+    """A belief of several sets of hyperparameters, as `Sensitivity.joint` tells it."""
+
+    def __init__(self, weights: tuple[float, ...], spread: float = 1.0) -> None:
+        rng = np.random.default_rng(0)
+        half = rng.standard_normal((len(weights), 5, 5))
+        whole = half @ half.transpose(0, 2, 1)
+        self.joints = []
+        for weight, covariance, mean in zip(weights, whole, rng.normal(size=(3, 5)), strict=False):
+            sd = np.sqrt(covariance.diagonal()[2:] * spread)
+            others = Belief(weight, mean[2:], sd)
+            self.joints.append(Joint(mean[:2], covariance[:2, :2], others, covariance[:2, 2:]))
+
+    def joint(self, some: object, rows: object, least: float) -> list[Joint]:
+        return [each for each in self.joints if each.others.weight >= least]
+
+
+def drawn(told: Told, draws: int) -> list[World]:
+    rng = np.random.default_rng(1)
+    rows = np.empty((0, 3), dtype=np.int64)
+    return worlds(told, rows, rows, draws, rng)  # type: ignore[arg-type]
+
+
+def test_in_each_world_the_rest_is_the_gaussian_given_what_came_out() -> None:
+    """The conditional mean and variance, written with the inverse; around the mean in pairs."""
+    told = Told((1.0,))
+    (joint,) = told.joints
+    found = drawn(told, 7)
+    inverse = np.linalg.inv(joint.covariance)
+    for world in found:
+        moved = joint.across.T @ inverse @ (world.gaps - joint.mean)
+        np.testing.assert_allclose(world.belief.mean, joint.others.mean + moved, rtol=1e-9)
+        left = joint.others.sd**2 - np.diag(joint.across.T @ inverse @ joint.across)
+        np.testing.assert_allclose(world.belief.sd**2, left, rtol=1e-6)
+        assert world.belief.weight == 1 / 7 and np.abs(moved).max() > 1e-3
+    gaps = np.array([world.gaps for world in found])
+    np.testing.assert_allclose(gaps[:3] + gaps[4:], np.broadcast_to(2 * joint.mean, (3, 2)))
+    np.testing.assert_allclose(Told((1.0,)).joints[0].covariance, joint.covariance)
+
+
+def test_what_comes_out_for_sure_leaves_a_little_doubt_however_it_is_rounded() -> None:
+    assert [world.belief.sd.min() for world in drawn(Told((1.0,), 1e-3), 2)] == [1e-5, 1e-5]
+
+
+@pytest.mark.parametrize(("least", "expected"), [(0.0085, [60, 3, 1]), (0.0070, [61, 3, 0])])
+def test_sets_of_hyperparameters_are_drawn_as_often_as_they_count(
+    least: float, expected: list[int]
+) -> None:
+    """Of 64 draws 60.1, 3.3 and 0.57; what counts less than half a draw leaves its share."""
+    told = Told((0.9, 0.05, least))
+    means = [joint.others.mean for joint in told.joints]
+    counts = [0, 0, 0]
+    for world in drawn(told, 64):
+        moved = [
+            np.linalg.lstsq(joint.across.T, world.belief.mean - mean)[0]
+            for joint, mean in zip(told.joints, means, strict=True)
+        ]
+        fits = [joint.covariance @ m for joint, m in zip(told.joints, moved, strict=True)]
+        same = [
+            np.allclose(world.gaps - joint.mean, fit)
+            for joint, fit in zip(told.joints, fits, strict=True)
+        ]
+        assert sum(same) == 1
+        counts[same.index(True)] += 1
+    assert counts == expected

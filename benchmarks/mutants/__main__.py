@@ -33,6 +33,10 @@ MODULES = (
     *("search/results.py", "search/front.py", "search/identity.py", "search/records.py"),
     *("search/scoring.py", "search/trials.py", "search/noise.py"),
     *("search/journal.py", "search/storage.py"),
+    *("search/gap_fit.py", "search/pair_terms.py", "search/priors.py", "search/sensitivity.py"),
+    *("search/worlds.py", "search/looks.py", "search/looking.py", "search/gain.py"),
+    *("search/inert.py", "search/confirm.py", "search/stopping.py", "search/picks.py"),
+    "train/user_code.py",
     *("export/targets.py", "export/torch.py", "export/torch_template.py"),
     *("policy/presets.py", "policy/policy.py", "policy/loss_scale.py"),
 )
@@ -47,6 +51,8 @@ ASKED = (
     *("documented_presets", "policy", "policy_limits", "digest", "schema", "frozen"),
     *("casting_modes", "checkpoint", "conversion", "built_in_rules", "pinned", "phases"),
     *("early_sign", "run_signs", "one_trial", "study_start", "swamped", "export_scaler"),
+    *("belief", "gap_fit", "worlds", "rough_prices", "runs", "looking", "hypervolume", "stopping"),
+    *("inert", "confirm_again", "picks", "own_file", "own_net"),
 )
 ALWAYS = ("tests/test_frozen.py",)
 """Look at every module without passing through its lines."""

@@ -127,7 +127,7 @@ def _from_csv(options: argparse.Namespace) -> Device:
 
 def _write(device: Device, path: Path) -> None:
     check_device(device)
-    write_whole({path: device_text(device).encode()})
+    write_whole({path: device_text(device).encode(errors="replace")})
     print(f'wrote {path}; name it in a study as `device = "{path}"`')
 
 

@@ -112,6 +112,6 @@ def _value(given: Any) -> str:
         return "{" + ", ".join(f"{key} = {_value(item)}" for key, item in given.items()) + "}"
     if isinstance(given, list):
         return "[" + ", ".join(map(_value, given)) + "]"
-    # strings as JSON writes them are TOML, but for the one character that JSON leaves as it is
-    text = json.dumps(given)
-    return text.replace("\x7f", "\\u007F")
+    # strings as JSON writes them are TOML, but for the one character that JSON leaves as it is; its
+    # escapes of two halves of a character are not
+    return json.dumps(given, ensure_ascii=False).replace("\x7f", "\\u007F")

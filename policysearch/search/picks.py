@@ -9,26 +9,12 @@ from policysearch.search.trials import Trial
 from policysearch.values import InputError
 
 
-def within(results: Results, max_gap: float | None) -> list[Trial]:
-    """Return the members of the front with a loss gap up to `max_gap` nats, fastest first.
-
-    The gap is that of the longest horizon, as in `Results.fastest`. Raises InputError where no
-    member is that close to float32.
-    """
-    front = results.sound_front()
-    found = [t for t in front if max_gap is None or results.final_gap(t) <= max_gap]
-    if not found:
-        least = min(results.final_gap(trial) for trial in front)
-        raise InputError(f"max-gap: {max_gap}; expected at least {least:.3g}, the least found")
-    return found
-
-
 def smallest(results: Results, max_gap: float | None = None) -> Trial:
     """Return the front's member of least modeled memory with a loss gap up to `max_gap` nats.
 
     Of equal ones the fastest. Raises InputError where none is that close.
     """
-    return min(within(results, max_gap), key=lambda t: (t.cost.memory_ratio, -t.cost.speedup))
+    return min(results.within(max_gap), key=lambda t: (t.cost.memory_ratio, -t.cost.speedup))
 
 
 def fitting(results: Results, there: Objective, max_gap: float | None = None) -> Trial:
@@ -37,7 +23,7 @@ def fitting(results: Results, there: Objective, max_gap: float | None = None) ->
     Speed and memory are modeled there, loss gaps up to `max_gap` nats. Raises InputError where none
     is that close, and where none fits.
     """
-    costs = [(there.price(trial.policy), trial) for trial in within(results, max_gap)]
+    costs = [(there.price(trial.policy), trial) for trial in results.within(max_gap)]
     fit = [(cost, trial) for cost, trial in costs if cost.fits]
     if not fit:
         least = min(cost.reserved_high_bytes for cost, _ in costs) / VISIBLE_SHARE

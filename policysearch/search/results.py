@@ -127,19 +127,22 @@ class Results:
         place = self.spec.objectives.names.index("loss_gap")
         return front[knee([self.point(trial) for trial in front], place)]
 
-    def fastest(self, max_gap: float | None = None) -> Trial:
-        """Return the front's member of highest modeled speedup with a loss gap up to `max_gap`.
+    def within(self, max_gap: float | None = None) -> list[Trial]:
+        """Return the sound members of the front with a loss gap up to `max_gap`, fastest first.
 
         The gap is in nats, at the longest horizon: once members were confirmed, only those count.
         Raises InputError where no member is that close to float32.
         """
-        front = self.sound_front()
-        gaps = {t.number: self.final_gap(t) for t in front}
-        within = [t for t in front if max_gap is None or gaps[t.number] <= max_gap]
-        if not within:
-            least = min(gaps.values())
+        gaps = [(self.final_gap(trial), trial) for trial in self.sound_front()]
+        found = [trial for gap, trial in gaps if max_gap is None or gap <= max_gap]
+        if not found:
+            least = min(gap for gap, _ in gaps)
             raise InputError(f"max-gap: {max_gap}; expected at least {least:.3g}, the least found")
-        return max(within, key=lambda t: (t.cost.speedup, -t.loss_gap, -t.number))
+        return found
+
+    def fastest(self, max_gap: float | None = None) -> Trial:
+        """Return the first of `within`, the one of highest modeled speedup; errors as there."""
+        return self.within(max_gap)[0]
 
     @cached_property
     def _intervals(self) -> dict[int, Interval | None]:
@@ -207,13 +210,9 @@ class Results:
             known = dict(self.unconfirmed).get(trial.digest) or trial.early_sign
             known = known or f"nothing is known of it beyond {self.spec.task.steps} steps"
             return f"not confirmed: {known}"
-        fault = self.fault(trial)
-        if fault:
+        if fault := self.fault(trial):
             return f"fails later: {fault}"
         return f"holds: gap {confirmed.loss_gap:+.2e} nats at {confirmed.steps} steps"
-
-    def _doubtful(self, trial: Trial) -> bool:
-        return bool(trial.early_sign) and self.confirmation(trial) is None
 
     def final_gap(self, trial: Trial) -> float:
         """Return the loss gap at the longest horizon the policy was trained over, in nats."""
@@ -222,9 +221,11 @@ class Results:
 
     def sound_front(self) -> list[Trial]:
         """Return the front without what fails later or will, and once any was, only confirmed."""
-        front = [t for t in self._front() if not (self.fault(t) or self._doubtful(t))]
+        every = self._front()
+        doubts = [self.fault(t) if self.confirmation(t) else t.early_sign for t in every]
+        front = [trial for trial, doubt in zip(every, doubts, strict=True) if not doubt]
         sure = [t for t in front if self.confirmation(t) or "float32" in t.presets]
-        return (sure if any(map(self.confirmation, sure)) else front) or list(self._front())
+        return (sure if any(map(self.confirmation, sure)) else front) or list(every)
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""

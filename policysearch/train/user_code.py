@@ -68,12 +68,14 @@ def _module(path: str) -> ModuleType:
     """Return the module of a file, run once; it has a name, so that what it makes can be sent."""
     name = f"policysearch_user_code_{abs(hash(path)):x}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    if "torch" in Path(path).read_text(encoding="utf-8") and importlib.util.find_spec("torch"):
+    text = Path(path).read_bytes()
+    if b"torch" in text and importlib.util.find_spec("torch"):
         importlib.import_module("torch")  # So that it is seeded before the file draws from it.
-    _seeded(functools.partial(spec.loader.exec_module, module))
+    code = compile(text, path, "exec", dont_inherit=True)
+    _seeded(functools.partial(exec, code, vars(module)))
     return module
 
 

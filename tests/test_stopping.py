@@ -1,0 +1,82 @@
+"""When a search asks for no more, to the second, the trial and the gap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policysearch.search.spec import StudySpec, load_spec
+from policysearch.search.stopping import Limits
+from policysearch.search.view import Seen
+from tests.studies import write_study
+
+LADDER = frozenset(("a", "b", "c"))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> StudySpec:
+    return load_spec(write_study(tmp_path, ('sampler = "random"', 'sampler = "gain"')))
+
+
+def limits(spec: StudySpec, clock: Any = lambda: 0.0, **study: Any) -> Limits:
+    return Limits(replace(spec, study=replace(spec.study, **study)), LADDER, clock)
+
+
+def known(count: int, *of_ladder: str) -> set[str]:
+    return {*of_ladder, *(f"other {i}" for i in range(count - len(of_ladder)))}
+
+
+def test_hours_count_from_the_beginning(spec: StudySpec) -> None:
+    moments = iter((1000.0, 1000.0 + 1799.9, 1000.0 + 1800.0))
+    found = limits(spec, lambda: next(moments), hours=0.5)
+    assert [found.reached(known(1), ()) for _ in range(2)] == ["", "time: 0.5 hours"]
+
+
+@pytest.mark.parametrize(
+    ("gap", "speedup", "met"),
+    [
+        (1e-3, 1.5, True),
+        (0.9e-3, 1.6, True),
+        (-1.0, 9.0, True),
+        (1.1e-3, 1.6, False),
+        (1e-3, 1.4, False),
+    ],
+)
+def test_a_goal_is_met_by_one_policy_that_has_both(
+    gap: float, speedup: float, met: bool, spec: StudySpec
+) -> None:
+    told = [Seen({}, 1.0, 9.0, 1.0), Seen({}, gap, speedup, 1.0), Seen({}, 0.0, 1.0, 1.0)]
+    found = limits(spec, goal_gap=1e-3, goal_speedup=1.5)
+    reason = "goal met: 1.5 times at a gap up to 0.001"
+    assert found.reached(known(3), told) == (reason if met else "")
+    assert limits(spec).reached(known(3), told) == ""
+
+
+@pytest.mark.parametrize(
+    ("trials", "asked", "looks", "reason"),
+    [
+        (6, known(5, *LADDER), 0, ""),
+        (6, known(6, *LADDER), 0, "budget: 6 trials"),
+        (6, known(7, *LADDER), 0, "budget: 6 trials"),
+        (6, known(4, *LADDER), 1, ""),
+        (6, known(4, *LADDER), 2, "budget: 6 trials, 2 of them spent on short runs"),
+        # what of the ladder is still missing is tried beyond the trials, where they hold it
+        (6, known(6, "a"), 0, ""),
+        (3, known(3, "a"), 0, ""),
+        (2, known(2, "a"), 0, "budget: 2 trials"),
+        (2, known(1, "a"), 0, ""),
+    ],
+)
+def test_trials_are_spent_by_policies_and_looks(
+    trials: int, asked: set[str], looks: int, reason: str, spec: StudySpec
+) -> None:
+    assert limits(spec, trials=trials, short_runs=True).reached(asked, (), looks) == reason
+
+
+def test_too_little_is_less_than_the_least_gain(spec: StudySpec) -> None:
+    found = limits(spec, least_gain=0.01)
+    assert (found.too_small(0.0099), found.too_small(0.01)) == (True, False)
+    assert found.expected == "expected gain below 0.01 of the volume found"
