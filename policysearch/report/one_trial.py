@@ -14,7 +14,7 @@ from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks
-from policysearch.report.table import HEADER, aligned, cells
+from policysearch.report.table import HEADER, aligned, cells, or_dash
 from policysearch.rewrite.placed_rules import LISTS
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
@@ -178,7 +178,7 @@ def _seeds(results: Results, trial: Trial) -> list[str]:
         (
             str(seed),
             "diverged" if score.diverged else f"{score.loss_gap:+.2e}",
-            f"{score.validation_accuracy:.3f}",
+            or_dash(score.validation_accuracy, 3),
             f"{score.skipped_steps} of {steps}",
             str(sum(count for _, count in score.overflows)),
             str(sum(count for _, count in score.underflows)),
