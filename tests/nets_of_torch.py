@@ -215,6 +215,21 @@ class Normed(nn.Module):
         return {"logits": self.head(y.flatten(1)) + steps, "features": y}
 
 
+class Towers(nn.Module):
+    """One tower for two inputs, which returns nothing but its own loss: a cosine, below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def tower(self, x: Tensor) -> Tensor:
+        y = self.fc3(torch.tanh(self.fc2(torch.tanh(self.fc1(x)))))
+        return y * torch.rsqrt((y * y).sum(-1, keepdim=True) + 1e-6)
+
+    def forward(self, x: Tensor, y: Tensor, alike: Tensor) -> Tensor:
+        return -((self.tower(x) * self.tower(y)).sum(-1) * alike).mean()
+
+
 Inputs = Callable[[Any, int], tuple[Any, ...]]
 """(numpy Generator, batch size): arrays as the net's forward takes them."""
 

@@ -204,6 +204,14 @@ def test_a_fault_is_a_share_of_the_loss_or_growth(long: float, short: float, fau
     assert confirmed.fault(short).startswith(fault) and bool(confirmed.fault(short)) == bool(fault)
     lost = replace(confirmed, diverged=True)
     assert lost.fault(short) == "diverges within 2000 steps"
+    below = replace(confirmed, float32_loss=-confirmed.float32_loss)
+    assert below.fault(short) == confirmed.fault(short)  # a loss of one's own, of the same size
+
+
+def test_a_gap_that_grew_from_none_fails_without_a_ratio() -> None:
+    """Nothing to jitter, as where all parameters start at zero, makes a counted gap of none."""
+    confirmed = Confirmation(2000, (3,), 2e-4, None, 4.4e-3, False)
+    assert confirmed.fault(0.0) == "gap grew from none by 2000 steps"
 
 
 def test_views_and_exports_say_so(

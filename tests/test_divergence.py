@@ -53,6 +53,23 @@ def test_when_a_run_is_lost(latest: list[float], skips: int, lost: bool) -> None
     assert has_diverged(losses, [False] * (1 + kept) + [True] * skips) is lost
 
 
+@pytest.mark.parametrize(
+    ("losses", "lost"),
+    [
+        ([-0.5] * 6, False),
+        ([-0.5, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2], False),
+        ([0.0, 0.1, 0.1, 0.1, 0.1, 0.1], True),
+        ([1e-3, -0.2, 0.3, 0.3, 0.3, 0.3, 0.3], False),
+        ([-0.5, *[5.1] * 5], True),
+        ([-0.5, *[5.1] * 4], False),
+        ([-0.5, 1.0, *[9.0] * 5], False),
+        ([-0.5, 1.0, *[11.0] * 5], True),
+    ],
+)
+def test_when_a_run_of_a_loss_that_may_be_negative_is_lost(losses: list[float], lost: bool) -> None:
+    assert has_diverged(losses, [False] * len(losses)) is lost
+
+
 def test_the_tail_is_the_mean_of_what_is_finite() -> None:
     assert tail_mean([1.0, math.nan, 2.0, math.inf]) == 1.5
     assert tail_mean([math.nan]) == math.inf

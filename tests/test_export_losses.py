@@ -67,6 +67,17 @@ def test_what_torch_cannot_do_is_said(changes: dict[str, Any], loss: str | None)
     assert loss is None or said[0].startswith(loss)
 
 
+def test_a_state_that_is_not_kept_as_its_parameter_is_said() -> None:
+    policy = preset("apex.O3", MODEL.layer_names)
+    assert policy.optimizer_state == "float16"
+    wide = dataclasses.replace(policy, optimizer_state="float32")
+    said = [line for line in losses(wide, MODEL) if line not in losses(policy, MODEL)]
+    assert said == ["optimizer_state: torch keeps float16, as parameters are stored, not float32"]
+    assert losses(dataclasses.replace(policy, optimizer_state="param"), MODEL) == losses(
+        policy, MODEL
+    )
+
+
 def test_orders_of_the_optimizer_are_said_where_parameters_are_low() -> None:
     policy = preset("apex.O3", MODEL.layer_names)
     eager, fused = (

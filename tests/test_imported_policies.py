@@ -171,3 +171,29 @@ def test_an_rms_norm_squares_in_float32_under_autocast(name: str) -> None:
         expected = net[2](functional.rms_norm(hidden.float(), (32,), net[1].weight)).float().numpy()
     assert hidden.abs().max() > 256 and np.abs(expected).max() > 0
     assert (step.value("logits") == expected).mean() > 0.97
+
+
+class Filled(nn.Module):
+    """A recurrent step whose first state is zeros or ones like a value that a policy has low."""
+
+    def __init__(self, fill: Any) -> None:
+        super().__init__()
+        self.fc, self.fill = nn.Linear(4, 4), fill
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.fc(x)
+        return torch.sigmoid(y) * y + torch.tanh(y) * self.fill(y)
+
+
+@pytest.mark.parametrize("fill", [torch.zeros_like, torch.ones_like])
+def test_what_is_filled_like_a_value_has_its_format_as_under_autocast(fill: Any) -> None:
+    torch.manual_seed(0)
+    module, x = Filled(fill), torch.linspace(-2.0, 2.0, 20).reshape(5, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = module(x)
+    assert expected.dtype == torch.bfloat16
+    model = imported(module, (x.numpy(),))
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    graph = apply_policy(trace_forward(model, 5), policy)
+    sums = [node for node in graph.nodes if node.op.name == "add"]
+    assert [node.format for node in sums] == ["bfloat16"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from policysearch.cli import main
 from policysearch.nn.models import MODELS
 from policysearch.policy.presets import preset
 from policysearch.search.executors import ProcessExecutor
@@ -147,3 +148,31 @@ def test_a_file_that_is_the_first_to_import_torch_draws_what_it_draws_later(
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(ran.stdout) == here
+
+
+REGRESSION = """
+import numpy as np
+import policysearch as ps
+
+def data():
+    x = np.random.default_rng(0).standard_normal((200, 1, 8, 8)).astype(np.float32)
+    return ps.Dataset("own", x, x[:, 0, :, 0].copy(), 150, 50, 8)
+"""
+
+
+def test_labels_that_are_no_classes_are_recorded_and_shown_without_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_net(REGRESSION)
+    changes = ('data = "digits"', 'data = "net.py:data"\nloss = "mean_squared_error"'), CHANGES[1]
+    study = load_spec(write_study(tmp_path, *changes))
+    Path("results").mkdir()
+    results = run_study(study, Path("results/tiny.journal"), processes=0)
+    assert results == load_results(study, Path("results/tiny.journal"))
+    assert len(results.trials) >= 3
+    assert all(trial.validation_accuracy is None for trial in results.trials)
+    number = results.front[0].number
+    for command in (["show"], ["show", "--csv"], ["show", "--trial", str(number)]):
+        assert main([command[0], "tiny.toml", *command[1:]]) == 0
+    assert "nan" not in capsys.readouterr().out

@@ -51,6 +51,13 @@ def test_a_gap_may_shrink_in_nats_and_grow_beside_float32s_loss() -> None:
     assert (found.gap, found.relative) == ("shrinking", "growing")
 
 
+def test_beside_a_loss_below_zero_a_gap_is_a_share_of_its_size() -> None:
+    gaps, losses = (0.0, 0.1, 0.2, 0.3), (-0.1, -0.5, -0.5, -0.5)
+    found = one(*(curve(*gaps[:3], gaps[3] + seed, losses=losses) for seed in (0.0, 1e-3, 2e-3)))
+    assert [p.relative for p in found.points] == pytest.approx([0.0, 0.2, 0.4, 0.602])
+    assert (found.gap, found.relative) == ("growing", "growing")
+
+
 def test_what_is_below_the_noise_is_flat() -> None:
     runs = [curve(0.0, 0.0, 0.1, 0.1 + move) for move in (1e-5, 1.01e-5, 0.99e-5)]
     assert one(*runs).gap == "growing" and one(*runs, least=1e-4).gap == "flat"

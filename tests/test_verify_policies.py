@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -150,6 +150,45 @@ def test_a_dropout_inside_a_call_of_torch_cannot_be_verified() -> None:
     model = task.build_model(task.load_dataset())
     with pytest.raises(InputError, match="1 of 1 inside torch's own calls"):
         verify(preset("float32", model.layer_names), task, steps=2)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_an_optimizer_of_torch_keeps_its_state_as_each_parameter_is_stored(
+    optimizer: Literal["momentum", "adam"],
+) -> None:
+    """In a net that returns nothing but a loss of its own, below zero."""
+    task = replace(towers_task(), optimizer=optimizer)
+    model = task.build_model(task.load_dataset())
+    formats = {"fc1": "bfloat16", "fc2": "float16", "fc3": "float32"}
+    layers = {name: uniform_layer(each, param=each) for name, each in formats.items()}
+    asked = replace(
+        preset("torch.autocast.bfloat16", model.layer_names).with_layers(layers),
+        master_weights=False,
+        optimizer_scalars="storage",  # of a CPU
+    )
+    policy = target_named("torch").runs(asked, model)
+    assert {name: policy.state_of(name) for name in formats} == formats
+    verdict = verify(policy, task, steps=10)
+    assert verdict.losses.max() < 0.0
+    assert verdict.faults == () and verdict.gaps.max() < 1e-5
+
+
+def towers_task() -> Task:
+    """Return a task of one tower for two inputs, drawn together where they are alike."""
+    torch = pytest.importorskip("torch")
+    import policysearch
+    from tests.nets_of_torch import Towers
+
+    rng = np.random.default_rng(0)
+    x, alike = rng.standard_normal((96, 8)).astype(np.float32), np.ones(96, np.float32)
+    y = x + 0.1 * rng.standard_normal((96, 8)).astype(np.float32)
+    data = policysearch.Dataset("own", (x, y), alike, 64, 32, 1)
+    example = torch.zeros(2, 8), torch.zeros(2, 8), torch.zeros(2)
+    torch.manual_seed(0)
+    model = policysearch.from_torch(Towers(), example, loss="own", labels="alike")
+    # An epsilon that float16 has: with Adam's own it divides by zero, here as in torch.
+    return Task(model=model, data=data, batch_size=16, learning_rate=0.01, epsilon=1e-3)
 
 
 def normed_task(share: float) -> Task:

@@ -114,6 +114,7 @@ def test_two_ops_in_float32_repair_the_net_of_the_study(objective: Objective) ->
     assert dict(lost.overflows)["norm"] > 500 and not dict(kept.overflows)
     assert lost.tail_loss is not None and kept.tail_loss is not None
     assert lost.tail_loss > 1.0 and kept.tail_loss < 0.3
+    assert lost.validation_accuracy is not None and kept.validation_accuracy is not None
     assert lost.validation_accuracy < 0.5 < 0.9 < kept.validation_accuracy
 
 

@@ -163,8 +163,7 @@ def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str
             yield f"{op}: the module returns float32, so the loss is float32, not low precision"
     if policy.rounding != RoleRounding():
         yield f"rounding: torch rounds as {Rounding()}"
-    if policy.master_weights and policy.optimizer_state != "float32":
-        yield f"optimizer_state: torch keeps float32, not {policy.optimizer_state}"
+    yield from _state_losses(policy, running, model)
     yield from _order_losses(policy)
     if policy.all_reduce != "float32":
         yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
@@ -180,6 +179,15 @@ def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str
             "after scaler.unscale_"
         )
     yield from _scale_losses(policy, model)
+
+
+def _state_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
+    for layer in model.layer_names:
+        kept = running.state_of(layer)
+        if model.parameters_of(layer) and policy.state_of(layer) != kept:
+            said = f"torch keeps {kept}, as parameters are stored, not {policy.optimizer_state}"
+            yield f"optimizer_state: {said}"
+            return
 
 
 def _order_losses(policy: Policy) -> Iterator[str]:

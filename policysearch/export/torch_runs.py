@@ -9,7 +9,7 @@ from policysearch.export.torch_float8 import DTYPE, is_float8, why_not
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
+from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding
 from policysearch.policy.scaling import Scaling
 from policysearch.train.loss_scale import CAPS, FLOORS, first_scale, skips_update
 from policysearch.train.step import LOSSES
@@ -30,8 +30,9 @@ def runs(policy: Policy, model: Model) -> Policy:
     torchao computes in float8 (`why_not`); gradients follow the operands; values are moved in the
     format they have, biases added by the product before its one rounding; every op casts what it
     reads, norms have float32 inside, losses are float32. Optimizers round every operation on
-    parameters stored low, as torch's do unless made with `fused=True`; beside `refused` gradients
-    there is no loss scale. It is its own: `runs(runs(p)) == runs(p)`.
+    parameters stored low, as torch's do unless made with `fused=True`, and keep their state as the
+    parameter is stored; beside `refused` gradients there is no loss scale. It is its own:
+    `runs(runs(p)) == runs(p)`.
     """
     layers = tuple((name, _layer(name, policy, model)) for name, _ in policy.layers)
     narrow = any(formats.compute == DTYPE for _, formats in layers)
@@ -46,7 +47,7 @@ def runs(policy: Policy, model: Model) -> Policy:
         optimizer_order="fused" if is_stored_wide(policy) else "eager",
         casts="op",
         norm_inner="float32",
-        optimizer_state="float32" if policy.master_weights else policy.optimizer_state,
+        optimizer_state="float32" if is_stored_wide(policy) else AS_STORED,
         all_reduce="float32",
         loss_scale=LossScale() if refused(policy, model) else _loss_scale(policy.loss_scale),
         scaling=Scaling("current", power_of_two=power_of_two) if narrow else Scaling(),

@@ -11,6 +11,7 @@ from policysearch.graph import Op, Shape, size
 from policysearch.importers.program import FLOATS, TRUTHS, Constant, Program, Ref, resolved
 from policysearch.nn.model import DROPPED, emit_data
 from policysearch.ops.builder import Builder
+from policysearch.ops.masks import masked_fill
 from policysearch.ops.nodes import changed
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape
@@ -53,6 +54,7 @@ class Tracer:
         self._values: dict[str, Any] = {}
         self._masks = 0
         self._truths: set[int] = set()
+        self._full: set[int] = set()
 
     def value(self, name: str) -> Any:
         """Return what is called `name`; an array, an input or a constant on its first use."""
@@ -98,9 +100,18 @@ class Tracer:
             self._values[name] = Tensor(emit_data(self.b, name, ()), ())
         return self.emit(broadcast_to, self._values[name], shape=shape).id
 
+    def full_like(self, value: float, x: Tensor, dtype: Any = None) -> Tensor:
+        """Return a tensor full of `value`; without a dtype, in the format that a policy gives x."""
+        if dtype is not None or not self.is_trained(x):
+            return Tensor(self.filled(value, x.shape), x.shape)
+        everywhere = Tensor(self.filled(1.0, x.shape), x.shape)
+        made = self.emit(masked_fill, x, everywhere, value=value)
+        self._full.add(made.id)
+        return made
+
     def is_trained(self, x: Tensor) -> bool:
-        """Return whether x depends on a parameter."""
-        found, seen = [x.id], set[int]()
+        """Return whether x depends on a parameter; what is full of one number does not."""
+        found, seen = list({x.id} - self._full), set(self._full)
         while found:
             node = self.b.nodes[found.pop()]
             if node.op.name == "parameter":

@@ -200,7 +200,7 @@ class Objective:
 def _measurement(run: Run, task: Task, policy: Policy) -> Measurement:
     return Measurement(
         tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
-        validation_accuracy=float(run.validation_accuracy),
+        validation_accuracy=run.validation_accuracy,
         diverged_at=run.diverged_at,
         skipped_steps=int(np.count_nonzero(run.skipped)),
         overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),

@@ -24,7 +24,8 @@ class Measurement:
     """What one training run showed, before it is compared with float32.
 
     `tail_loss`: mean training loss over the last steps, in nats; None where the run diverged, in
-    step `diverged_at`. `overflows` and `underflows`: (layer, count) pairs. `curve` holds
+    step `diverged_at`. `validation_accuracy`: None where no labels are classes, as in regression.
+    `overflows` and `underflows`: (layer, count) pairs. `curve` holds
     (steps taken, mean loss of the last of them in nats) at the shares CURVE_SHARES of the run,
     each mean over the same share of the task's tail; what was not reached is left out.
     `swamped`: updates that vanish. `lost`: by layer and role what overflowed, underflowed or was
@@ -36,7 +37,7 @@ class Measurement:
     """
 
     tail_loss: float | None
-    validation_accuracy: float
+    validation_accuracy: float | None
     diverged_at: int | None
     skipped_steps: int
     overflows: tuple[tuple[str, int], ...]
@@ -87,7 +88,7 @@ class Score:
     """
 
     loss_gap: float
-    validation_accuracy: float
+    validation_accuracy: float | None
     diverged: bool
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
@@ -125,6 +126,11 @@ def gap_curve(measurement: Measurement, baseline: Measurement | None) -> GapCurv
         for taken, loss in measurement.curve
         if beside.get(taken)
     )
+
+
+def share_of(gap: float, loss: float) -> float:
+    """Return a gap as a share of float32's own `loss` there, of its size where that is negative."""
+    return gap / abs(loss)
 
 
 def gap(measurement: Measurement, baseline: Measurement | None) -> float:

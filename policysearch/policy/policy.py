@@ -107,6 +107,10 @@ class Phase:
     layers: Layers
 
 
+AS_STORED = "param"
+"""The optimizer's state in the format that its parameter is stored in."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """A complete mixed-precision policy: applying it looks nothing up anywhere else.
@@ -119,6 +123,7 @@ class Policy:
     casts what enters a layer, as MindSpore's graph mode does: its ops read what layers inside it
     give as it is, and such an op runs in the widest format it reads. `norm_inner`: norms sum and
     keep what is between in "float32" or in the "format" of their result.
+    `optimizer_state` is a format, or "param": that in which the state's parameter is stored.
     `optimizer_order`: "fused" computes a whole update in float32 and rounds what it stores;
     "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
     rounded state back. In the eager order the number of an addition (learning rate, weight
@@ -151,6 +156,8 @@ class Policy:
         if self.version != VERSION:
             raise InputError(f"version: {self.version!r}; expected {VERSION}")
         for name in ("optimizer_state", "all_reduce"):
+            if (name, getattr(self, name)) == ("optimizer_state", AS_STORED):
+                continue
             try:
                 format_named(getattr(self, name))
             except InputError as error:
@@ -176,6 +183,14 @@ class Policy:
             f"policy {self.name!r} layers: no layer {name!r}; "
             f"it has {', '.join(known for known, _ in self.layers)}"
         )
+
+    def stored(self, name: str) -> str:
+        """Return the format that the optimizer keeps the parameters of layer `name` in."""
+        return "float32" if self.master_weights else self.layer(name).param
+
+    def state_of(self, name: str) -> str:
+        """Return the format of the optimizer's state of the parameters of layer `name`."""
+        return self.stored(name) if self.optimizer_state == AS_STORED else self.optimizer_state
 
     def at_step(self, step: int) -> Policy:
         """Return the policy in force at `step`, with the last phase that began applied."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS
-from policysearch.policy.policy import VERSION, LayerPolicy, Layers, Policy
+from policysearch.policy.policy import AS_STORED, VERSION, LayerPolicy, Layers, Policy
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -79,7 +79,8 @@ def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _field_schema(name: str, hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if hint is str and name in FORMAT_FIELDS:
-        return {"$ref": "#/$defs/Format"}
+        named = {"$ref": "#/$defs/Format"}
+        return {"anyOf": [named, {"const": AS_STORED}]} if name == "optimizer_state" else named
     if hint is str and name == "accumulator":
         return {"$ref": "#/$defs/Accumulator"}
     return _type_schema(hint, definitions)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks
-from policysearch.report.table import HEADER, aligned, cells
+from policysearch.report.table import HEADER, aligned, cells, or_dash
 from policysearch.rewrite.placed_rules import LISTS
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
@@ -138,10 +138,12 @@ def _title(trial: Trial | FailedTrial) -> str:
 
 def _settings(policy: Policy) -> str:
     masters = "float32" if policy.master_weights else "none"
+    state = policy.optimizer_state
+    state = "as its parameters are stored" if state == AS_STORED else state
     sums = sorted({layer.accumulator for _, layer in policy.layers})
     return (
         f"loss scale: {_loss_scale(policy.loss_scale)}; tensor scaling: {policy.scaling.recipe}; "
-        f"masters: {masters}; optimizer state: {policy.optimizer_state}; "
+        f"masters: {masters}; optimizer state: {state}; "
         f"accumulator: {', '.join(sums)}"
         + (f"; gradients reduced in {policy.all_reduce}" * (policy.parallel.devices > 1))
     )
@@ -178,7 +180,7 @@ def _seeds(results: Results, trial: Trial) -> list[str]:
         (
             str(seed),
             "diverged" if score.diverged else f"{score.loss_gap:+.2e}",
-            f"{score.validation_accuracy:.3f}",
+            or_dash(score.validation_accuracy, 3),
             f"{score.skipped_steps} of {steps}",
             str(sum(count for _, count in score.overflows)),
             str(sum(count for _, count in score.underflows)),

@@ -115,10 +115,10 @@ def cells(row: Row) -> tuple[str, ...]:
         _name(row),
         _gap(row),
         "" if row.tied_with is None else f"= {row.tied_with}",
-        f"{row.validation_accuracy:.3f}",
+        or_dash(row.validation_accuracy, 3),
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
-        *(_or_dash(speed) for speed in (row.speedup_over_tf32, row.speedup_over_baseline)),
+        *(or_dash(speed, 2) for speed in (row.speedup_over_tf32, row.speedup_over_baseline)),
         f"{row.modeled_memory_ratio:.3f}",
         row.early_sign,
         _confirmed(row),
@@ -130,8 +130,9 @@ def _name(row: Row) -> str:
     return f"{row.policy}{known}{' (by hand)' if row.by_hand else ''}"
 
 
-def _or_dash(speedup: float | None) -> str:
-    return "-" if speedup is None else f"{speedup:.2f}"
+def or_dash(value: float | None, places: int) -> str:
+    """Return the value with so many places, "-" for None."""
+    return "-" if value is None else f"{value:.{places}f}"
 
 
 def _gap(row: Row) -> str:

@@ -80,10 +80,10 @@ def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
 
 def _source(at: Casting, source: Node) -> int:
     stored = "float32"
-    if source.op.name == "parameter" and not at.policy.master_weights:
-        stored = at.layer(source).param
+    if source.op.name == "parameter":
+        stored = at.policy.stored(source.layer)
     elif source.op.name == "state":
-        stored = at.policy.optimizer_state
+        stored = at.policy.state_of(source.layer)
     at.gradient_formats[source.id] = stored
     return at.b.copy(source, (), format=stored)
 

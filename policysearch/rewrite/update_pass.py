@@ -90,12 +90,11 @@ class UpdatePass:
 
     def gradient_format(self, layer: str) -> str:
         """Return the format in which an update keeps the gradients of a layer's parameters."""
-        own = self.eager and not self.policy.master_weights
-        return self.policy.layer(layer).param if own else "float32"
+        return self.policy.stored(layer) if self.eager else "float32"
 
     def _between(self, node: Node) -> str:
         if node.op is scale:  # momentum times the velocity, in its place
-            return self.policy.optimizer_state
+            return self.policy.state_of(node.layer)
         gradient = node.op.name in GRADIENT_OPS
         return self.gradient_format(node.layer) if gradient else "float32"
 

@@ -67,7 +67,7 @@ def _merged(params: Params, trial: Trial) -> dict[str, Hashable]:
     return kept | ({"loss_scale": trial.policy.loss_scale} if scale else {})
 
 
-def _measured(trial: Trial) -> dict[int, tuple[float, float]]:
+def _measured(trial: Trial) -> dict[int, tuple[float, float | None]]:
     measured = ((score.loss_gap, score.validation_accuracy) for score in trial.scores)
     return dict(zip(trial.seeds, measured, strict=True))
 

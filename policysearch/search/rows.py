@@ -43,7 +43,7 @@ class Row:
     loss_gap_high: float
     counted_gap: float
     noise_gap: float | None
-    validation_accuracy: float
+    validation_accuracy: float | None
     modeled_speedup: float
     modeled_speedup_low: float
     modeled_speedup_high: float

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policysearch.objective.score import CURVE_SHARES, GapCurve
+from policysearch.objective.score import CURVE_SHARES, GapCurve, share_of
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.trials import Confirmation
 
@@ -85,7 +85,7 @@ def trends(curves: Sequence[Sequence[GapCurve]], steps: int, least: float) -> li
         mean = math.fsum(change for change, _, _ in row) / len(row)
         points = made[i].points
         gaps = [point.gap or 0.0 for point in points if point.steps in ends]
-        words = _direction(nats, least, gaps), _direction(share, least / loss, gaps)
+        words = _direction(nats, least, gaps), _direction(share, share_of(least, loss), gaps)
         made[i] = Trend(points, *words, mean, nats.high - nats.mean if nats else None)
     return made
 
@@ -101,7 +101,7 @@ def later_trends(confirmed: Sequence[tuple[str, Confirmation]], least: float) ->
 
 def _change(curve: GapCurve, ends: Sequence[int]) -> tuple[float, float, float] | None:
     """Return how gap and relative gap change between the two steps, and float32's last loss."""
-    found = {taken: (gap, gap / loss, loss) for taken, gap, loss in curve}
+    found = {taken: (gap, share_of(gap, loss), loss) for taken, gap, loss in curve}
     if not all(end in found for end in ends):
         return None
     first, last = (found[end] for end in ends)
@@ -118,7 +118,7 @@ def _points(curves: Sequence[GapCurve]) -> tuple[GapPoint, ...]:
     for taken in shared:
         gap = math.fsum(found[taken][0] for found in by_step) / len(by_step)
         loss = math.fsum(found[taken][1] for found in by_step) / len(by_step)
-        points.append(GapPoint(taken, gap, gap / loss))
+        points.append(GapPoint(taken, gap, share_of(gap, loss)))
     return tuple(points)
 
 

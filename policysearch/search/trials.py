@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score
+from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score, share_of
 from policysearch.policy.policy import Policy, from_json
 
 GROWTH = 3.0
@@ -84,9 +84,10 @@ class Trial:
         return math.sqrt(squares / (count - 1) / count) if count > 1 else 0.0
 
     @property
-    def validation_accuracy(self) -> float:
-        """Mean share of validation images classified right."""
-        return math.fsum(s.validation_accuracy for s in self.scores) / len(self.scores)
+    def validation_accuracy(self) -> float | None:
+        """Mean share of validation labels got right; None where there are no classes."""
+        shares = [s.validation_accuracy for s in self.scores if s.validation_accuracy is not None]
+        return math.fsum(shares) / len(shares) if shares else None
 
     @property
     def skipped_steps(self) -> int:
@@ -151,11 +152,12 @@ class Confirmation:
         if self.diverged:
             return f"diverges within {self.steps} steps"
         most = math.inf if self.loss_gap > 0.0 else 0.0
-        share = self.loss_gap / self.float32_loss if self.float32_loss else most
+        share = share_of(self.loss_gap, self.float32_loss) if self.float32_loss else most
         if share > SHARE_OF_LOSS:
             return f"{share:.0%} of float32's own loss at {self.steps} steps"
         if share > SMALL_SHARE and self.loss_gap > GROWTH * short_gap:
-            return f"gap grew {self.loss_gap / short_gap:.0f}-fold by {self.steps} steps"
+            grew = f"{self.loss_gap / short_gap:.0f}-fold" if short_gap else "from none"
+            return f"gap grew {grew} by {self.steps} steps"
         return ""
 
 

@@ -15,7 +15,8 @@ def has_diverged(losses: Sequence[float], skipped: Sequence[bool]) -> bool:
 
     A loss that is not finite is no end where its step was skipped, as torch's GradScaler halves
     the scale and goes on; NON_FINITE_STEPS of them in a row are. Finite losses are lost when
-    DIVERGED_STEPS in a row stay above DIVERGED_FACTOR times the first of all.
+    DIVERGED_STEPS in a row stay above DIVERGED_FACTOR times the first of all; where a loss of one's
+    own has been zero or below, above as many times the largest size before them.
     """
     if not math.isfinite(losses[-1]):
         latest = losses[-NON_FINITE_STEPS:]
@@ -25,7 +26,11 @@ def has_diverged(losses: Sequence[float], skipped: Sequence[bool]) -> bool:
     if len(latest) < DIVERGED_STEPS or not all(map(math.isfinite, latest)):
         return False
     first = next(loss for loss in losses if math.isfinite(loss))
-    return min(latest) > DIVERGED_FACTOR * first
+    if min(latest) <= DIVERGED_FACTOR * abs(first):
+        return False  # Nearly always, and without a look at all that went before.
+    earlier = [loss for loss in losses[:-DIVERGED_STEPS] if math.isfinite(loss)]
+    size = first if min(earlier) > 0.0 else max(map(abs, earlier))
+    return min(latest) > DIVERGED_FACTOR * size
 
 
 def tail_mean(losses: Sequence[float]) -> float:

@@ -28,20 +28,21 @@ def accuracy(
     seed: int,
     fast: Fast,
     arena: Arena | None = None,
-) -> float:
+) -> float | None:
     """Return the share of labels that the model gets right under `policy`, IGNORED ones left out.
 
     `arrays` are the trained parameters and running statistics by name, `examples` inputs and
     labels. The model runs as in evaluation, where an example does not depend on the others of its
-    batch, with its values in `arena`. A row of logits that is not finite counts as wrong. NaN where
-    labels are no classes, or a model returns nothing but its own loss.
+    batch, with its values in `arena`. A row of logits that is not finite counts as wrong. None
+    where labels are no classes or all IGNORED, or a model returns nothing but its own loss.
     """
     inputs, labels = examples
-    if labels.dtype != np.int64:
-        return float("nan")
+    counted = int(np.count_nonzero(labels != IGNORED))
+    if labels.dtype != np.int64 or not counted:
+        return None
     graph = apply_policy(trace_forward(model, batch_size), policy)
     if graph.output("logits").shape == ():
-        return float("nan")
+        return None
     executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
     feed_constants(executable, model)
     right = 0
@@ -55,4 +56,4 @@ def accuracy(
         logits = logits.reshape(batch_size, *wanted.shape[1:], -1)[: len(wanted)]
         hit = (logits.argmax(axis=-1) == wanted) & np.isfinite(logits).all(axis=-1)
         right += int(hit.sum())
-    return right / int(np.count_nonzero(labels != IGNORED))
+    return right / counted

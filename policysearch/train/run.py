@@ -26,20 +26,20 @@ class Run:
     one entry per step taken: fewer than the task's where the run diverged, at step
     `diverged_at`. A run diverges where `has_diverged` says so, when the loss-scale rule gives up,
     or when it ends on `tail_steps` losses none of which is finite. `tail_loss` is the mean of the
-    finite ones of those losses, infinite where the run diverged.
-    `overflows` and `underflows` count, per layer, values that rounding made infinite (or
-    saturated) or zero, in the steps 0, PROBE_INTERVAL, 2 PROBE_INTERVAL and so on and in every
-    step whose gradients were found not finite. `swamped` counts updates that vanish, in the first
-    of these; `lost` has all three by role. `fast` is what ran; it changes no bit. A run that was
-    stopped before its end has the same share of its tail as of its steps. `resumed_at` is how many
-    of the steps a checkpoint had, where it went on from one.
+    finite ones of those losses, infinite where the run diverged. `validation_accuracy` is None
+    where there are no classes to get right. `overflows` and `underflows` count, per layer, values
+    that rounding made infinite (or saturated) or zero, in the steps 0, PROBE_INTERVAL,
+    2 PROBE_INTERVAL and so on and in every step whose gradients were found not finite. `swamped`
+    counts updates that vanish, in the first of these; `lost` has all three by role. `fast` is what
+    ran; it changes no bit. A run that was stopped before its end has the same share of its tail as
+    of its steps. `resumed_at` is how many of the steps a checkpoint had, where it went on from one.
     """
 
     losses: NDArray[np.float64]
     scales: NDArray[np.float64]
     skipped: NDArray[np.bool_]
     tail_loss: float
-    validation_accuracy: float
+    validation_accuracy: float | None
     diverged: bool
     diverged_at: int | None
     overflows: tuple[tuple[str, int], ...]

@@ -169,10 +169,11 @@ class Trainer:
         executable.forward_backward()
         return executable
 
-    def accuracy(self, inputs: Sequence[Array], labels: Array) -> float:
+    def accuracy(self, inputs: Sequence[Array], labels: Array) -> float | None:
         """Return the share of labels that the policy in force gets right, IGNORED ones left out.
 
         The model runs as in evaluation. A row of logits that is not finite counts as wrong.
+        None where there are no classes to get right.
         """
         return accuracy(
             self.model,

@@ -98,11 +98,16 @@ def _watched(module: Any) -> dict[str, str]:
 
 def _first(result: Any) -> Any:
     """Return the first tensor of a result, None where there is none."""
+    return next(_tensors(result), None)
+
+
+def _tensors(result: Any) -> Iterator[Any]:
+    """Yield the tensors of a result: itself, or those in its dicts, lists and tuples, in order."""
     if isinstance(result, torch.Tensor):
-        return result
-    values = result.values() if isinstance(result, Mapping) else result
-    found = (_first(x) for x in values) if isinstance(values, Iterable) else ()
-    return next((x for x in found if x is not None), None)
+        yield result
+    elif isinstance(result, Iterable) and not isinstance(result, str):
+        for part in result.values() if isinstance(result, Mapping) else result:
+            yield from _tensors(part)
 
 
 def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> Iterator[Any]:
@@ -161,8 +166,7 @@ def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any
         inputs.insert(names.index(model.labels), targets)
     made = module(*inputs)
     if model.loss == OWN_LOSS:
-        values = made.values() if isinstance(made, Mapping) else made
-        return next(x for x in (made, *values) if isinstance(x, torch.Tensor) and x.ndim == 0)
+        return next(x for x in _tensors(made) if x.ndim == 0)
     logits = _first(made)
     flat = logits.reshape(-1, logits.shape[-1])
     if (model.loss or task.loss) != "mean_squared_error":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policysearch.formats import format_named
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import AS_STORED, Policy
 from policysearch.search.decided.base import (
     SAME,
     Choices,
@@ -107,7 +107,7 @@ class OptimizerState:
 
     def words(self, policy: Policy, section: StoredFormats, at: Setting) -> list[str]:
         state = policy.optimizer_state
-        return [] if state == "float32" else [f"state:{short_format(state)}"]
+        return [] if state in ("float32", AS_STORED) else [f"state:{short_format(state)}"]
 
 
 def usual(compute: str) -> str:
