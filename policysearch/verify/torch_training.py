@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import pickle
 import sys
@@ -43,13 +42,16 @@ def main(folder: Path) -> None:
     exported = importlib.util.module_from_spec(spec)
     sys.modules["exported"] = exported
     spec.loader.exec_module(exported)
+    functional.dropout = dropout = _Dropout(job.seed)
+    exported.OP[dropout] = "dropout"
     keys = list(module.state_dict())
     kind = torch.device(job.place).type
     module = module.train().to(job.place)
     # a part of the user's net that is no layer computes nothing
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
-    steps = list(_steps(job, model, dataset, module, exported.make_grad_scaler(kind)))
+    scaler = exported.make_grad_scaler(kind)
+    steps = list(_steps(job, model, dataset, module, scaler, dropout))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
     (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys), "leaves": leaves}))
@@ -105,7 +107,9 @@ def _first(result: Any) -> Any:
     return next((x for x in found if x is not None), None)
 
 
-def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> Iterator[Any]:
+def _steps(
+    job: Job, model: Model, dataset: Any, module: Any, scaler: Any, dropout: _Dropout
+) -> Iterator[Any]:
     """Yield (loss, scale, skipped) of every step."""
     task, (inputs, labels) = job.task, dataset.train
     optimizer = _optimizer(task, job.policy, list(module.parameters()))
@@ -113,14 +117,13 @@ def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> It
     masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
     order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([job.seed, 1]))
     for step, indices in enumerate(order):
-        drawn = itertools.count()
-        functional.dropout = _dropout(job.seed, step, drawn)
+        dropout.begin(step)
         for group in optimizer.param_groups:
             group["lr"] = task.rate_at(step)
         optimizer.zero_grad()
         batch = [torch.from_numpy(x[indices]).to(job.place) for x in (*inputs, labels)]
         loss = _loss(task, model, module, batch[:-1], batch[-1])
-        _check_masks(next(drawn), masks)
+        _check_masks(dropout.drawn, masks)
         scale, skipped = scaler.get_scale(), scaler.skipped
         scaler.scale(loss).backward()
         if job.policy.gradient_clip_norm is not None:
@@ -140,18 +143,31 @@ def _check_masks(drawn: int, expected: int) -> None:
         )
 
 
-def _dropout(seed: int, step: int, drawn: Iterator[int]) -> Any:
-    """Return a dropout that multiplies by the masks the emulator takes in this step."""
+class _Dropout:
+    """A dropout by the masks that the emulator takes.
 
-    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    It rounds x / (1 - p) once, as torch does on a GPU (`aten/src/ATen/native/cuda/Dropout.cu`);
+    on a CPU torch rounds 1 / (1 - p) to the dtype of x first.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Take the masks of a step from now on."""
+        self.step, self.drawn = step, 0
+
+    def __call__(
+        self, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
         if has_torch_function_unary(input):
-            return handle_torch_function(dropout, (input,), input, p, training, inplace)
+            return handle_torch_function(self, (input,), input, p, training, inplace)
         if not training or not p:
             return input
-        mask = torch.from_numpy(dropout_mask(input.numel(), p, seed, step, next(drawn)))
-        return input * mask.reshape(input.shape).to(input)
-
-    return dropout
+        mask = torch.from_numpy(dropout_mask(input.numel(), p, self.seed, self.step, self.drawn))
+        self.drawn += 1
+        return (input.float() * mask.reshape(input.shape).to(input.device)).to(input.dtype)
 
 
 def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any) -> Any:
