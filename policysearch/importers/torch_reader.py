@@ -235,7 +235,7 @@ class Reader:
         options: dict[str, Any],
         fixed: Mapping[str, Any],
     ) -> Any:
-        """Give the causal mask as a constant; say what a mask of truth values may leave out."""
+        """Give the causal mask as a constant; say whether a mask may leave nothing of a row."""
         named = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(named, arguments, strict=False)), **options}
         if causal := given.pop("is_causal", False):
@@ -244,9 +244,8 @@ class Reader:
             given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", mask, mask))
         mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
         given["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
-        if mask is not None and given["hides"]:
-            known = fixed.get(mask.name)
-            given["empty_rows"] = known is None or not bool(known[0].any(-1).all())
+        if mask is not None:
+            given["empty_rows"] = mask.name not in fixed or _hides_rows(fixed[mask.name][0])
         return (), tuple(given.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
@@ -268,6 +267,12 @@ class Reader:
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
         self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None, kind))
         return name
+
+
+def _hides_rows(mask: Any) -> bool:
+    """Return whether a mask leaves nothing of a row, in the range of float16 for numbers."""
+    kept = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
+    return not bool(kept.any(-1).all())
 
 
 def _differs(value: Any, whole: Any) -> bool:
