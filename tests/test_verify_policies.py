@@ -129,6 +129,23 @@ def test_functions_in_forward_obey_the_lists() -> None:
 
 
 @pytest.mark.torch
+def test_parameters_stored_low_are_updated_as_on_the_place() -> None:
+    """On a CPU the learning rate is rounded, and whole vectors of a tensor in one rounding."""
+    task = replace(Task(), optimizer="momentum", learning_rate=0.05)
+    names = lenet5().layer_names
+    stored = uniform_layer("bfloat16", param="bfloat16")
+    policy = replace(
+        preset("bfloat16", names).with_layers(dict.fromkeys(names, stored)),
+        master_weights=False,
+        optimizer_state="bfloat16",
+        optimizer_scalars="float32",
+    )
+    verdict = verify(policy, task, steps=6)
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+    assert verdict.policy.optimizer_scalars == "storage"
+
+
+@pytest.mark.torch
 def test_dropout_under_a_tied_head() -> None:
     """1 / (1 - p) is no number of bfloat16: it is rounded with what it multiplies alone."""
     task = gpt_task("DroppedGPT")
