@@ -171,3 +171,32 @@ def test_an_rms_norm_squares_in_float32_under_autocast(name: str) -> None:
         expected = net[2](functional.rms_norm(hidden.float(), (32,), net[1].weight)).float().numpy()
     assert hidden.abs().max() > 256 and np.abs(expected).max() > 0
     assert (step.value("logits") == expected).mean() > 0.97
+
+
+class Turned(nn.Module):
+    """A linear over tokens [batch, width, time] that are turned, side by side in memory or not."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.fc, self.copied = nn.Linear(12, 40), copied
+
+    def forward(self, x: torch.Tensor) -> Any:
+        turned = x.transpose(1, 2)
+        return self.fc(turned.contiguous() if self.copied else turned)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_bias_is_added_before_or_after_the_rounding_as_in_torch(copied: bool) -> None:
+    """One bit in three differs between the two."""
+    net, rng = Turned(copied), np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, 12, 10)).astype(np.float32)
+    model = imported(net, (x,))
+    graph = apply_policy(trace_forward(model, BATCH), preset("bfloat16", model.layer_names))
+    step = compile_graph(graph)
+    for name, value in model.init(rng).items():
+        step.arrays[name][...] = value
+    step.arrays[model.inputs[0].name][...] = x
+    step.forward_backward()
+    with torch.no_grad():
+        expected = net.bfloat16()(torch.from_numpy(x).bfloat16()).float().numpy()
+    assert np.mean(step.value("logits").reshape(expected.shape) != expected) < 0.01

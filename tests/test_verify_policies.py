@@ -155,6 +155,16 @@ def test_dropout_under_a_tied_head() -> None:
 
 
 @pytest.mark.torch
+def test_an_lstm_after_a_layer_of_another_dtype_than_its_own() -> None:
+    """Its results come turned to the head, which therefore adds the bias apart."""
+    task = gpt_task("Recurrent")
+    policy = preset("bfloat16", task.build_model(task.load_dataset()).layer_names)
+    verdict = verify(policy, task, steps=3)
+    assert verdict.dtypes["embed"] == "bfloat16" and verdict.policy.master_weights
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+
+
+@pytest.mark.torch
 def test_norms_that_torch_calls_as_one_and_a_dict_of_results() -> None:
     """Group and RMS norm run in float32 inside; a part that computes nothing has no formats."""
     task = normed_task(0.0)

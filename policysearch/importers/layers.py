@@ -22,11 +22,14 @@ from policysearch.ops.layer_norm import layer_statistics
 from policysearch.ops.reduce import mean
 
 
-def linear(t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x w^T + b over the last axis of x."""
+def linear(
+    t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool = False
+) -> Tensor:
+    """x w^T + b over the last axis of x; `apart`: the product is rounded before b is added."""
     made = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
     if bias is not None:
-        made = t.emit_nodes(dense.bias, made.id, t.full(bias))
+        attrs: dict[str, Any] = {"apart": True} if apart else {}
+        made = t.emit_nodes(dense.bias, made.id, t.full(bias), **attrs)
     return t.view(made, (*x.shape[:-1], weight.shape[0]))
 
 

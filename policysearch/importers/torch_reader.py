@@ -11,8 +11,10 @@ import torch
 from policysearch.graph import FloatArray
 from policysearch.importers.exported import (
     FLOAT_TYPES,
+    adds_apart,
     exports,
     extent_of,
+    hides_rows,
     in_place,
     is_random,
     kind_of,
@@ -195,6 +197,8 @@ class Reader:
         options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options), fixed)
+        if op == "aten.linear" and adds_apart(two):
+            options = (*options, ("apart", True))
         return Call(
             two.name,
             op,
@@ -245,7 +249,7 @@ class Reader:
         mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
         given["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
         if mask is not None:
-            given["empty_rows"] = mask.name not in fixed or _hides_rows(fixed[mask.name][0])
+            given["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
         return (), tuple(given.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
@@ -267,12 +271,6 @@ class Reader:
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
         self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None, kind))
         return name
-
-
-def _hides_rows(mask: Any) -> bool:
-    """Return whether a mask leaves nothing of a row, in the range of float16 for numbers."""
-    kept = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
-    return not bool(kept.any(-1).all())
 
 
 def _differs(value: Any, whole: Any) -> bool:
