@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -200,3 +201,41 @@ def test_a_bias_is_added_before_or_after_the_rounding_as_in_torch(copied: bool) 
     with torch.no_grad():
         expected = net.bfloat16()(torch.from_numpy(x).bfloat16()).float().numpy()
     assert np.mean(step.value("logits").reshape(expected.shape) != expected) < 0.01
+
+
+@pytest.mark.parametrize("inner", ["float32", "format"])
+def test_what_is_inside_an_rms_norm_is_rounded_where_the_policy_says_so(inner: Any) -> None:
+    """Against its formula in numpy's float16; with float32 inside, against torch's function."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, 12)).astype(np.float16)
+    net = nn.RMSNorm(12, 1e-3, elementwise_affine=False)
+    model = imported(nn.Sequential(nn.Identity(), net), (x.astype(np.float32),))
+    policy = replace(preset("apex.O3", model.layer_names), norm_inner=inner)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    feed_constants(step, model)
+    step.arrays[model.inputs[0].name][...] = x
+    step.forward_backward()
+    if inner == "format":
+        mean = (x * x).astype(np.float32).mean(1, keepdims=True).astype(np.float16)
+        root = (mean + np.float16(1e-3)).astype(np.float32)
+        expected = x * (1 / np.sqrt(root)).astype(np.float16)
+    else:
+        expected = net(torch.from_numpy(x)).numpy()
+    assert (step.value("logits") == expected).mean() > 0.99
+
+
+@pytest.mark.parametrize("shape", [(BATCH, 6, 5), (BATCH, 6, 4, 4)])
+def test_a_group_norm_rounds_once_as_torchs(shape: tuple[int, ...]) -> None:
+    net, rng = nn.GroupNorm(3, 6), np.random.default_rng(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += torch.from_numpy(rng.standard_normal(6).astype(np.float32))
+    x = rng.standard_normal(shape).astype(np.float16).astype(np.float32)
+    model = imported(nn.Sequential(nn.Identity(), net), (x,))
+    policy = preset("apex.O3", model.layer_names)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    for name, value in {**model.init(rng), model.inputs[0].name: x}.items():
+        step.arrays[name][...] = value.astype(np.float16)
+    step.forward_backward()
+    expected = net.half()(torch.from_numpy(x).half()).detach().numpy()
+    assert (step.value("logits").reshape(shape) == expected).mean() > 0.99

@@ -165,12 +165,16 @@ def test_an_lstm_after_a_layer_of_another_dtype_than_its_own() -> None:
 
 
 @pytest.mark.torch
-def test_norms_that_torch_calls_as_one_and_a_dict_of_results() -> None:
+@pytest.mark.parametrize("low", [(), ("rsqrt",)])
+def test_norms_that_torch_calls_as_one_and_a_dict_of_results(low: tuple[str, ...]) -> None:
     """Group and RMS norm run in float32 inside; a part that computes nothing has no formats."""
     task = normed_task(0.0)
     model = task.build_model(task.load_dataset())
     assert "unused" not in model.layer_names
-    verdict = verify(preset("torch.autocast.bfloat16", model.layer_names), task, steps=4)
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    for op in low:
+        policy = listed(policy, op, "low_precision_ops")
+    verdict = verify(policy, task, steps=4)
     assert verdict.faults == () and verdict.gaps.max() < 1e-6
 
 
