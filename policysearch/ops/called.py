@@ -13,10 +13,9 @@ import numpy as np
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Bind, FloatArray, GradientRule, Graph, Node, Op, Shape, size
 from policysearch.layout import stored
+from policysearch.ops import elementwise, source
 from policysearch.ops.builder import Builder, backward, renumbered
-from policysearch.ops.elementwise import add
 from policysearch.ops.inner import Inner
-from policysearch.ops.source import data
 
 Emit = Callable[[Builder, Sequence[int]], int]
 """Of a Builder and the nodes of the inputs: the node of the result, in ops without attributes that
@@ -35,7 +34,7 @@ def called(name: str, shapes: Sequence[Shape], emit: Emit) -> Op:
     given = [_source(b, f"x{place}", shape) for place, shape in enumerate(shapes)]
     made = emit(b, given)
     grad = _source(b, "grad", b.shape(made))
-    gradients = [_whole(b, backward(b, made, grad, [i], add)[i]) for i in given]
+    gradients = [_whole(b, backward(b, made, grad, [i], elementwise.add)[i]) for i in given]
     rules = tuple(
         _rule(_op(f"{name}_grad", graph, ("grad", *_names(given)))) for graph in gradients
     )
@@ -43,7 +42,7 @@ def called(name: str, shapes: Sequence[Shape], emit: Emit) -> Op:
 
 
 def _source(b: Builder, name: str, shape: Shape) -> int:
-    return b.emit(data, attrs={"shape": tuple(shape)}, name=name, role="input")
+    return b.emit(source.data, attrs={"shape": tuple(shape)}, name=name, role="input")
 
 
 def _names(given: Sequence[int]) -> tuple[str, ...]:
