@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.imported_steps import BATCH, assert_as_torch, shaken
+from tests.imported_steps import BATCH, assert_as_torch, evaluated, imported, shaken, tensors
 
 pytestmark = pytest.mark.torch
 
@@ -57,7 +57,7 @@ def test_attention_under_a_mask_that_is_fed(kind: str) -> None:
     assert_as_torch(shaken(Attention(FED[kind])), inputs)
 
 
-@pytest.mark.parametrize("kind", ["truths", "truths, expanded"])
+@pytest.mark.parametrize("kind", ["truths", "truths, expanded", "numbers made of truths"])
 def test_an_example_of_padding_alone_gives_zeros(kind: str) -> None:
     rng = np.random.default_rng(1)
     kept = rng.random((BATCH, TIME)) < 0.6
@@ -66,11 +66,38 @@ def test_an_example_of_padding_alone_gives_zeros(kind: str) -> None:
     assert_as_torch(shaken(Attention(FED[kind])), inputs)
 
 
-def test_a_row_of_a_constant_mask_that_keeps_nothing_gives_zeros() -> None:
+CONSTANT: dict[str, Any] = {
+    "truths": DIAGONAL,
+    "-inf": torch.zeros(TIME, TIME).masked_fill(~DIAGONAL, -math.inf),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANT)
+def test_a_row_of_a_constant_mask_that_keeps_nothing_gives_zeros(kind: str) -> None:
     rng = np.random.default_rng(2)
     inputs = (
         rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32),
         np.ones((BATCH, TIME), np.int64),
     )
-    net = shaken(Attention(lambda kept: DIAGONAL))
-    assert_as_torch(net, inputs)
+    assert_as_torch(shaken(Attention(lambda kept: CONSTANT[kind])), inputs)
+
+
+class Written(Attention):
+    """A softmax written out, of which a mask leaves nothing in some rows."""
+
+    def forward(self, x: Any, kept: Any) -> Any:
+        y = self.head(self.qkv(x)[..., :WIDTH])
+        return torch.softmax(torch.where(kept.bool()[..., None], y, -math.inf), -1)
+
+
+def test_a_softmax_of_nothing_is_nan_as_in_torch() -> None:
+    rng = np.random.default_rng(3)
+    kept = np.ones((BATCH, TIME), np.int64)
+    kept[1, 2:] = 0
+    inputs = rng.standard_normal((BATCH, TIME, WIDTH)).astype(np.float32), kept
+    net = shaken(Written(lambda kept: kept))
+    found = evaluated(imported(net, inputs), inputs)
+    with torch.no_grad():
+        expected = net(*tensors(inputs)).numpy()
+    assert np.isnan(expected).any() and not np.isnan(expected).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

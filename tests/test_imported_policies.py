@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -197,3 +198,70 @@ def test_what_is_filled_like_a_value_has_its_format_as_under_autocast(fill: Any)
     graph = apply_policy(trace_forward(model, 5), policy)
     sums = [node for node in graph.nodes if node.op.name == "add"]
     assert [node.format for node in sums] == ["bfloat16"]
+
+
+class Turned(nn.Module):
+    """A linear over tokens [batch, width, time] that are turned, side by side in memory or not."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.fc, self.copied = nn.Linear(12, 40), copied
+
+    def forward(self, x: torch.Tensor) -> Any:
+        turned = x.transpose(1, 2)
+        return self.fc(turned.contiguous() if self.copied else turned)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_bias_is_added_before_or_after_the_rounding_as_in_torch(copied: bool) -> None:
+    """One bit in three differs between the two."""
+    net, rng = Turned(copied), np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, 12, 10)).astype(np.float32)
+    model = imported(net, (x,))
+    graph = apply_policy(trace_forward(model, BATCH), preset("bfloat16", model.layer_names))
+    step = compile_graph(graph)
+    for name, value in model.init(rng).items():
+        step.arrays[name][...] = value
+    step.arrays[model.inputs[0].name][...] = x
+    step.forward_backward()
+    with torch.no_grad():
+        expected = net.bfloat16()(torch.from_numpy(x).bfloat16()).float().numpy()
+    assert np.mean(step.value("logits").reshape(expected.shape) != expected) < 0.01
+
+
+@pytest.mark.parametrize("inner", ["float32", "format"])
+def test_what_is_inside_an_rms_norm_is_rounded_where_the_policy_says_so(inner: Any) -> None:
+    """Against its formula in numpy's float16; with float32 inside, against torch's function."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, 12)).astype(np.float16)
+    net = nn.RMSNorm(12, 1e-3, elementwise_affine=False)
+    model = imported(nn.Sequential(nn.Identity(), net), (x.astype(np.float32),))
+    policy = replace(preset("apex.O3", model.layer_names), norm_inner=inner)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    feed_constants(step, model)
+    step.arrays[model.inputs[0].name][...] = x
+    step.forward_backward()
+    if inner == "format":
+        mean = (x * x).astype(np.float32).mean(1, keepdims=True).astype(np.float16)
+        root = (mean + np.float16(1e-3)).astype(np.float32)
+        expected = x * (1 / np.sqrt(root)).astype(np.float16)
+    else:
+        expected = net(torch.from_numpy(x)).numpy()
+    assert (step.value("logits") == expected).mean() > 0.99
+
+
+@pytest.mark.parametrize("shape", [(BATCH, 6, 5), (BATCH, 6, 4, 4)])
+def test_a_group_norm_rounds_once_as_torchs(shape: tuple[int, ...]) -> None:
+    net, rng = nn.GroupNorm(3, 6), np.random.default_rng(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += torch.from_numpy(rng.standard_normal(6).astype(np.float32))
+    x = rng.standard_normal(shape).astype(np.float16).astype(np.float32)
+    model = imported(nn.Sequential(nn.Identity(), net), (x,))
+    policy = preset("apex.O3", model.layer_names)
+    step = compile_graph(apply_policy(trace_forward(model, BATCH), policy))
+    for name, value in {**model.init(rng), model.inputs[0].name: x}.items():
+        step.arrays[name][...] = value.astype(np.float16)
+    step.forward_backward()
+    expected = net.half()(torch.from_numpy(x).half()).detach().numpy()
+    assert (step.value("logits").reshape(shape) == expected).mean() > 0.99

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -125,22 +124,57 @@ def test_functions_in_forward_obey_the_lists() -> None:
     assert "softmax" in policy.fp32_ops and {"attn", ""} <= set(model.layer_names)
     verdict = verify(policy, task, steps=10)
     assert verdict.faults == () and verdict.gaps.max() < 1e-6
-    moved = dataclasses.replace(
-        policy,
-        fp32_ops=tuple(op for op in policy.fp32_ops if op != "softmax"),
-        low_precision_ops=(*policy.low_precision_ops, "softmax"),
-    )
-    losses = verify(moved, task, steps=10).losses
+    losses = verify(listed(policy, "softmax", "low_precision_ops"), task, steps=10).losses
     assert np.abs(losses - verdict.losses).max() > 1e-5
 
 
 @pytest.mark.torch
-def test_norms_that_torch_calls_as_one_and_a_dict_of_results() -> None:
+def test_parameters_stored_low_are_updated_as_on_the_place() -> None:
+    """On a CPU the learning rate is rounded, and whole vectors of a tensor in one rounding."""
+    task = replace(Task(), optimizer="momentum", learning_rate=0.05)
+    names = lenet5().layer_names
+    stored = uniform_layer("bfloat16", param="bfloat16")
+    policy = replace(
+        preset("bfloat16", names).with_layers(dict.fromkeys(names, stored)),
+        master_weights=False,
+        optimizer_state="bfloat16",
+        optimizer_scalars="float32",
+    )
+    verdict = verify(policy, task, steps=6)
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+    assert verdict.policy.optimizer_scalars == "storage"
+
+
+@pytest.mark.torch
+def test_dropout_under_a_tied_head() -> None:
+    """1 / (1 - p) is no number of bfloat16: it is rounded with what it multiplies alone."""
+    task = gpt_task("DroppedGPT")
+    policy = preset("bfloat16", task.build_model(task.load_dataset()).layer_names)
+    verdict = verify(listed(policy, "dropout", "low_precision_ops"), task, steps=4)
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+
+
+@pytest.mark.torch
+def test_an_lstm_after_a_layer_of_another_dtype_than_its_own() -> None:
+    """Its results come turned to the head, which therefore adds the bias apart."""
+    task = gpt_task("Recurrent")
+    policy = preset("bfloat16", task.build_model(task.load_dataset()).layer_names)
+    verdict = verify(policy, task, steps=3)
+    assert verdict.dtypes["embed"] == "bfloat16" and verdict.policy.master_weights
+    assert verdict.faults == () and verdict.gaps.max() < 1e-6
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("low", [(), ("rsqrt",)])
+def test_norms_that_torch_calls_as_one_and_a_dict_of_results(low: tuple[str, ...]) -> None:
     """Group and RMS norm run in float32 inside; a part that computes nothing has no formats."""
     task = normed_task(0.0)
     model = task.build_model(task.load_dataset())
     assert "unused" not in model.layer_names
-    verdict = verify(preset("torch.autocast.bfloat16", model.layer_names), task, steps=4)
+    policy = preset("torch.autocast.bfloat16", model.layer_names)
+    for op in low:
+        policy = listed(policy, op, "low_precision_ops")
+    verdict = verify(policy, task, steps=4)
     assert verdict.faults == () and verdict.gaps.max() < 1e-6
 
 
@@ -212,11 +246,19 @@ def normed_task(share: float) -> Task:
     )
 
 
-def gpt_task() -> Task:
+def listed(policy: Policy, op: str, name: str) -> Policy:
+    """Return the policy with an op in the list of this name."""
+    lists = ("low_precision_ops", "fp32_ops", "promote_ops")
+    others = {x: tuple(known for known in getattr(policy, x) if known != op) for x in lists}
+    return replace(policy, **{**others, name: (*others[name], op)})  # type: ignore[arg-type]
+
+
+def gpt_task(name: str = "NanoGPT") -> Task:
     """Return a task of an imported GPT block: the next token of a sequence modulo a number."""
     torch = pytest.importorskip("torch")
     import policysearch
-    from tests.nets_of_torch import TIME, TOKENS, NanoGPT
+    from tests import nets_of_torch
+    from tests.nets_of_torch import TIME, TOKENS
 
     ids = np.random.default_rng(0).integers(0, TOKENS, (600, TIME))
     sums = (ids + np.roll(ids, 1, axis=1)) % TOKENS
@@ -224,5 +266,5 @@ def gpt_task() -> Task:
         "sums", (ids,), sums, train_count=400, validation_count=200, classes=TOKENS
     )
     example = torch.zeros(2, TIME, dtype=torch.long)
-    model = policysearch.from_torch(NanoGPT, example, name="gpt")
+    model = policysearch.from_torch(getattr(nets_of_torch, name), example, name="gpt")
     return Task(model=model, data=data, batch_size=16, loss="token_cross_entropy")

@@ -25,6 +25,7 @@ gradient that torch.compile changes is changed without the policy too.
 $notes# What this file does not do as the policy says:
 $losses
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -146,6 +147,7 @@ def _prefix(names, prefix):
     )
 
 
+_NOTHING = contextlib.nullcontext()
 FORWARDS = {}  # dtype of operands: class, where _Forward will not do
 
 
@@ -157,6 +159,8 @@ class _Forward:
         self.part, self.result = part, result
         self.mode = _Layer(compute, output, row[3], device_type)
         self.before = part.__dict__.get("forward")
+        recurrent = isinstance(part, torch.nn.RNNBase)  # wants one dtype, but under autocast
+        self.allowing = torch.autocast(device_type, torch.bfloat16) if recurrent else _NOTHING
         self.dtypes = {}
         for name, parameter in part.named_parameters(recurse=False):
             if stored is not None:
@@ -175,7 +179,7 @@ class _Forward:
         return types.MethodType(made, self)  # torch.export wants a method
 
     def run(self, *inputs, **options):
-        with self.mode:
+        with self.allowing, self.mode:
             if self.before is None:
                 made = type(self.part).forward(self.part, *inputs, **options)
             else:

@@ -43,18 +43,17 @@ def _spread(t: Tracer, x: Tensor, lead: tuple[int, ...]) -> Tensor:
     return expand(t, t.straight(x), (*lead, *x.shape[-2:]))
 
 
-def softmax(t: Tracer, x: Tensor, dim: int, dtype: Any = None, **_: Any) -> Tensor:
+def softmax(
+    t: Tracer, x: Tensor, dim: int, dtype: Any = None, empty_rows: bool = False, **_: Any
+) -> Tensor:
     if dim % len(x.shape) != len(x.shape) - 1:
         raise refuse(f"softmax over axis {dim}", "move that axis to the end")
     x = cast(t, x, dtype)
-    return Tensor(_last(t, attention.softmax, x), x.shape)
-
-
-def _last(t: Tracer, op: Any, x: Tensor) -> int:
-    """Emit an op over the last axis, on matrices where x has more than three axes."""
     x = t.straight(x)
     whole = t.b.shape(x.id)[-1:] == x.shape[-1:] and len(t.b.shape(x.id)) < 4
-    return t.b.emit(op, x.id if whole else t.rows(x), source=op.name)
+    attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
+    made = t.emit_nodes(attention.softmax, x.id if whole else t.rows(x), **attrs)
+    return Tensor(made.id, x.shape)
 
 
 def dropout(t: Tracer, x: Tensor, p: float, train: bool = True) -> Tensor:
@@ -84,8 +83,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(q k^T * scale + mask) v, as torch documents the function.
 
-    `hides`: the mask holds truth values, of what is left. Rows of which it leaves nothing are 0, as
-    in torch; `empty_rows`: there may be some.
+    `hides`: the mask holds truth values, of what is left. `empty_rows`: it may leave nothing of
+    some rows, which are 0 then, as in torch.
     """
     if enable_gqa:
         key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
@@ -97,9 +96,7 @@ def scaled_dot_product_attention(
         raise refuse("is_causal", "the importer gives the mask instead")
     if attn_mask is not None:
         alike = _masked(t, alike, attn_mask, hides)
-    weights = softmax(t, alike, -1)
-    if empty_rows and attn_mask is not None:
-        weights = masked_fill(t, weights, attn_mask, 0.0, outside=True)
+    weights = softmax(t, alike, -1, empty_rows=empty_rows)
     return matmul(t, dropout(t, weights, dropout_p), value)
 
 

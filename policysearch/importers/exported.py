@@ -224,3 +224,19 @@ def value_of(node: Any, values: Mapping[str, Any]) -> Any:
     options = torch.fx.node.map_arg(node.kwargs, real)
     with torch.no_grad():  # a region without gradients that fails would leave them off
         return node.target(*arguments, **options)
+
+
+def adds_apart(node: Any) -> bool:
+    """Return whether a linear adds its bias to the rounded product, in a rounding of its own.
+
+    torch adds it before the one rounding to rows of two axes, or that lie side by side in memory
+    (`aten/src/ATen/native/Linear.cpp`).
+    """
+    given = node.args[0].meta["val"]
+    return given.dim() > 2 and not given.is_contiguous()
+
+
+def hides_rows(mask: Any) -> bool:
+    """Return whether a mask leaves nothing of a row, in the range of float16 for numbers."""
+    kept = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
+    return not bool(kept.any(-1).all())

@@ -8,25 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from policysearch.graph import size
+from policysearch.graph import Shape, size
 from policysearch.importers.attention import matmul
-from policysearch.importers.elementwise import add, multiply
-from policysearch.importers.shapes import exchanged, reduced
+from policysearch.importers.shapes import exchanged
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import arithmetic, dense, functions
+from policysearch.ops import arithmetic, dense, elementwise, functions
 from policysearch.ops.batch_norm import batch_norm as batch_norm_op
 from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
+from policysearch.ops.builder import Builder
+from policysearch.ops.called import Emit, called
 from policysearch.ops.embedding import embedding as embedding_op
 from policysearch.ops.layer_norm import layer_norm as layer_norm_op
 from policysearch.ops.layer_norm import layer_statistics
 from policysearch.ops.reduce import mean
+from policysearch.ops.shape import reshape
 
 
-def linear(t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x w^T + b over the last axis of x."""
+def linear(
+    t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool = False
+) -> Tensor:
+    """x w^T + b over the last axis of x; `apart`: the product is rounded before b is added."""
     made = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
     if bias is not None:
-        made = t.emit_nodes(dense.bias, made.id, t.full(bias))
+        attrs: dict[str, Any] = {"apart": True} if apart else {}
+        made = t.emit_nodes(dense.bias, made.id, t.full(bias), **attrs)
     return t.view(made, (*x.shape[:-1], weight.shape[0]))
 
 
@@ -79,16 +84,32 @@ def layer_norm(
 def rms_norm(
     t: Tracer, x: Tensor, normalized: Sequence[int], weight: Tensor | None = None, eps: Any = None
 ) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, as torch writes it out; float32's epsilon by default."""
-    start = len(t.b.nodes)
-    axes = tuple(range(-len(tuple(normalized)), 0))
-    square = reduced(mean)(t, multiply(t, x, x), axes, True)
+    """x / sqrt(mean(x^2) + eps) * weight in one call; float32's epsilon by default."""
+    features = size(tuple(normalized))
     epsilon = float(np.finfo(np.float32).eps) if eps is None else float(eps)
-    shifted = t.pointwise(arithmetic.shift, square, amount=epsilon)
-    made = multiply(t, x, t.pointwise(functions.rsqrt, shifted))
-    made = made if weight is None else multiply(t, made, weight)
-    t.list_under("rsqrt", start)
-    return made
+    given = [t.rows(x, features)]
+    if weight is not None:
+        given.append(t.shaped(weight, (features,)))
+
+    def emit(b: Builder, given: Sequence[int]) -> int:
+        square = b.emit(elementwise.multiply, given[0], given[0])
+        shifted = b.emit(
+            arithmetic.shift,
+            b.emit(mean, square, attrs={"axes": (1,), "keepdim": True}),
+            attrs={"amount": epsilon},
+        )
+        made = b.emit(elementwise.multiply, given[0], b.emit(functions.rsqrt, shifted))
+        return b.emit(elementwise.multiply, made, given[1]) if len(given) > 1 else made
+
+    return _called(t, "rms_norm", "rsqrt", given, emit, epsilon=epsilon, shape=x.shape)
+
+
+def _called(
+    t: Tracer, name: str, source: str, given: Sequence[int], emit: Emit, shape: Shape, **attrs: Any
+) -> Tensor:
+    """Emit a call of torch as one op, in the op list of another; return its result in `shape`."""
+    op = called(name, [t.b.shape(i) for i in given], emit)
+    return t.view(t.emit_nodes(op, *given, source=source, **attrs), shape)
 
 
 def batch_norm(
@@ -146,20 +167,22 @@ def group_norm(
     eps: float,
     *_: Any,
 ) -> Tensor:
-    """Normalise each group of channels of each example, then scale each channel."""
-    features = size(x.shape[1:]) // groups
-    plain = layer_norm(t, t.view(x, (x.shape[0], groups, features)), (features,), None, None, eps)
-    made, start = t.view(plain, x.shape), len(t.b.nodes)
-    if weight is None or bias is None:
+    """Normalise each group of channels of each example, then scale each channel, in one call."""
+    count, channels = x.shape[:2]
+    places = size(x.shape[2:])
+    given = [t.rows(x, size(x.shape[1:]) // groups)]
+    given += [t.shaped(p, (channels, 1)) for p in (weight, bias) if p is not None]
+
+    def emit(b: Builder, given: Sequence[int]) -> int:
+        statistics = b.emit(layer_statistics, given[0], attrs={"epsilon": eps})
+        plain = b.emit(layer_norm_op, given[0], statistics)
+        made = b.emit(reshape, plain, attrs={"shape": (count, channels, places)})
+        ops = (elementwise.multiply, elementwise.add)
+        for op, p in zip(ops, given[1:], strict=False):
+            made = b.emit(op, made, p)
         return made
-    tail = (1,) * (len(x.shape) - 2)
-    scaled = multiply(t, made, t.view(weight, (x.shape[1], *tail)))
-    if len(x.shape) == 3:  # where a bias goes along the last axis
-        made = add(t, scaled, t.view(bias, (x.shape[1], *tail)))
-    else:
-        made = t.emit_nodes(dense.bias, t.full(scaled), t.full(bias))
-    t.list_under("layer_norm", start)
-    return made
+
+    return _called(t, "group_norm", "layer_norm", given, emit, epsilon=eps, shape=x.shape)
 
 
 def bilinear_t(t: Tracer, x: Tensor) -> Tensor:

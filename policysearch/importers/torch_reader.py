@@ -11,8 +11,10 @@ import torch
 from policysearch.graph import FloatArray
 from policysearch.importers.exported import (
     FLOAT_TYPES,
+    adds_apart,
     exports,
     extent_of,
+    hides_rows,
     in_place,
     is_random,
     kind_of,
@@ -195,6 +197,8 @@ class Reader:
         options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options), fixed)
+        if op == "aten.linear" and adds_apart(two):
+            options = (*options, ("apart", True))
         return Call(
             two.name,
             op,
@@ -235,7 +239,7 @@ class Reader:
         options: dict[str, Any],
         fixed: Mapping[str, Any],
     ) -> Any:
-        """Give the causal mask as a constant; say what a mask of truth values may leave out."""
+        """Give the causal mask as a constant; say whether a mask may leave nothing of a row."""
         named = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(named, arguments, strict=False)), **options}
         if causal := given.pop("is_causal", False):
@@ -244,9 +248,8 @@ class Reader:
             given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", mask, mask))
         mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
         given["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
-        if mask is not None and given["hides"]:
-            known = fixed.get(mask.name)
-            given["empty_rows"] = known is None or not bool(known[0].any(-1).all())
+        if mask is not None:
+            given["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
         return (), tuple(given.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:

@@ -58,7 +58,20 @@ def _bind_softmax(
         np.exp(y, out=y)
         np.divide(y, sum_in_lanes(y, lanes), out=result)
 
-    return run
+    return with_empty_rows(run, inputs[0], out) if attrs.get("empty_rows") else run
+
+
+def with_empty_rows(
+    run: Callable[[], object], x: FloatArray, out: FloatArray
+) -> Callable[[], object]:
+    """Return what sets `out` as `run` does, but rows to 0 of which x is -inf throughout."""
+
+    def filled() -> None:
+        empty = np.isneginf(x.max(axis=-1))  # before `run`, as out may be x
+        run()
+        out[empty] = 0.0
+
+    return filled
 
 
 def _bind_softmax_grad(
@@ -97,4 +110,8 @@ softmax = Op(
     in_place=(0,),
     work=_work,
 )
-"""exp(x) / sum(exp(x)) over the last axis, shifted by the maximum so that nothing overflows."""
+"""exp(x) / sum(exp(x)) over the last axis, shifted by the maximum so that nothing overflows.
+
+A row that is -inf throughout gives NaN, as in torch; with `empty_rows` 0, as in its
+scaled_dot_product_attention (`_safe_softmax` in `aten/src/ATen/native/transformers/attention.cpp`).
+"""

@@ -169,4 +169,7 @@ bias = Op(
     placement="low",
     in_place=(0,),
 )
-"""x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w] + [channels]."""
+"""x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w] + [channels].
+
+`apart`: the product x is rounded first, whatever the policy says.
+"""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from policysearch.graph import Graph, Node
+from policysearch.ops import called
 from policysearch.ops.rounded_norms import INNER
 from policysearch.policy.presets import NORMS
+
+CALLED = ("group_norm", "rms_norm")
+"""Norms that an imported net has as one op each, and their gradients."""
 
 
 def with_inner_formats(graph: Graph) -> Graph:
@@ -34,6 +38,8 @@ def _owned(node: Node) -> bool:
 
 
 def _rounded(graph: Graph, node: Node, formats: dict[int, str]) -> Node:
+    if node.op.name.removesuffix("_grad") in CALLED and node.format != "float32":
+        return replace(node, attrs=(*node.attrs, (called.INNER, node.format)))
     if node.op.name not in INNER:
         return node
     about = (node.id, *(_statistics(graph, node, first=2) if node.role != "fprop" else ()))

@@ -18,7 +18,8 @@ Product = Callable[[Casting, Node, str, bool], int | None]
 def product_rules(policy: Policy) -> tuple[Conversion, ...]:
     """Return the rules of products in the policy's low precision.
 
-    With a fused bias a product that feeds its bias alone stays in the accumulator.
+    With a fused bias a product that feeds its bias alone stays in the accumulator, unless the bias
+    is added `apart`.
     """
     rules = [*_rules("product", _plain, policy)]
     if policy.scaling.recipe != "none":
@@ -29,8 +30,8 @@ def product_rules(policy: Policy) -> tuple[Conversion, ...]:
 def _rules(name: str, product: Product, policy: Policy) -> tuple[Conversion, ...]:
     low = policy.low_precision_ops
 
-    def before_bias(at: Casting, gemm: Node, _: Node) -> int | None:
-        return forward(at, gemm, "float32", True)
+    def before_bias(at: Casting, gemm: Node, bias: Node) -> int | None:
+        return None if bias.attributes.get("apart") else forward(at, gemm, "float32", True)
 
     def alone(at: Casting, gemm: Node) -> int | None:
         return forward(at, gemm, at.layer(gemm).output, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import pickle
 import sys
@@ -28,6 +27,9 @@ from policysearch.values import InputError
 from policysearch.verify.job import FILE, JOB, RESULT, Job
 from policysearch.verify.torch_twin import Twin
 
+VECTOR = 64
+"""A multiple of the values in a vector of any CPU, below float32."""
+
 
 def main(folder: Path) -> None:
     """Train the job in the folder and write the result beside it."""
@@ -43,23 +45,46 @@ def main(folder: Path) -> None:
     exported = importlib.util.module_from_spec(spec)
     sys.modules["exported"] = exported
     spec.loader.exec_module(exported)
+    functional.dropout = dropout = _Dropout(job.seed)
+    exported.OP[dropout] = "dropout"
     keys = list(module.state_dict())
     kind = torch.device(job.place).type
     module = module.train().to(job.place)
     # a part of the user's net that is no layer computes nothing
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
-    steps = list(_steps(job, model, dataset, module, exported.make_grad_scaler(kind)))
+    scaler = exported.make_grad_scaler(kind)
+    steps = list(_steps(job, model, dataset, module, scaler, dropout))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
     (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys), "leaves": leaves}))
 
 
 def _as_the_policy_says() -> None:
-    """Have a GPU compute float32 products in float32, and sum low ones in it."""
+    """Have a GPU compute float32 products in float32, and sum low ones in it; write LSTMs out."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch._VF.lstm = _written_out(torch._VF.lstm)
+
+
+def _written_out(lstm: Any) -> Any:
+    """Return LSTMs as torch itself writes them out; oneDNN rounds less of what is inside.
+
+    Products of steps that are not side by side in memory would be rounded before the bias is added.
+    """
+
+    def call(x: Any, states: Any, *given: Any) -> Any:
+        batch_first = given[-1]
+        steps = x.transpose(0, 1).contiguous() if batch_first else x
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            made, *last = lstm(steps, states, *given[:-1], False)
+        finally:
+            torch._C._set_mkldnn_enabled(True)
+        return (made.transpose(0, 1) if batch_first else made, *last)
+
+    return call
 
 
 def _module(model: Model, source: Any) -> Any:
@@ -110,30 +135,62 @@ def _tensors(result: Any) -> Iterator[Any]:
             yield from _tensors(part)
 
 
-def _steps(job: Job, model: Model, dataset: Any, module: Any, scaler: Any) -> Iterator[Any]:
+def _steps(
+    job: Job, model: Model, dataset: Any, module: Any, scaler: Any, dropout: _Dropout
+) -> Iterator[Any]:
     """Yield (loss, scale, skipped) of every step."""
     task, (inputs, labels) = job.task, dataset.train
-    optimizer = _optimizer(task, job.policy, list(module.parameters()))
+    updated = _Updated(job.policy, list(module.parameters()))
+    optimizer = _optimizer(task, job.policy, updated.tensors)
     nodes = trace_step(model, task.loss, task.build_optimizer(), task.batch_size).nodes
     masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
     order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([job.seed, 1]))
     for step, indices in enumerate(order):
-        drawn = itertools.count()
-        functional.dropout = _dropout(job.seed, step, drawn)
+        dropout.begin(step)
         for group in optimizer.param_groups:
             group["lr"] = task.rate_at(step)
-        optimizer.zero_grad()
+        module.zero_grad()
         batch = [torch.from_numpy(x[indices]).to(job.place) for x in (*inputs, labels)]
         loss = _loss(task, model, module, batch[:-1], batch[-1])
-        _check_masks(next(drawn), masks)
+        _check_masks(dropout.drawn, masks)
         scale, skipped = scaler.get_scale(), scaler.skipped
         scaler.scale(loss).backward()
+        updated.take_gradients()
         if job.policy.gradient_clip_norm is not None:
             scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(module.parameters(), job.policy.gradient_clip_norm)
+            torch.nn.utils.clip_grad_norm_(updated.tensors, job.policy.gradient_clip_norm)
         scaler.step(optimizer)
         scaler.update()
         yield loss.item(), scale, scaler.skipped > skipped
+
+
+class _Updated:
+    """What the optimizer updates: the parameters, those below float32 filled up to whole vectors.
+
+    On a CPU the operations of torch's optimizers round once where a vector takes what they read,
+    but in what is left at a tensor's end, past a multiple of some 16 or 32 values, products first.
+    """
+
+    def __init__(self, policy: Policy, parameters: list[Any]) -> None:
+        self.parameters = parameters
+        self.tensors = [_filled_up(p) if p.dtype != torch.float32 else p for p in parameters]
+
+    def take_gradients(self) -> None:
+        """Give what is filled up the gradients of the parameters."""
+        for tensor, own in zip(self.tensors, self.parameters, strict=True):
+            if tensor is not own and own.grad is not None:
+                tensor.grad = torch.zeros_like(tensor)
+                tensor.grad.view(-1)[: own.numel()] = own.grad.flatten()
+
+
+def _filled_up(parameter: Any) -> Any:
+    """Return a tensor of as many axes that holds the parameter in front, and share it with it."""
+    count = parameter.numel()
+    shape = (*(1,) * (parameter.dim() - 1), -(-count // VECTOR) * VECTOR)
+    made = parameter.new_zeros(shape)
+    made.view(-1)[:count] = parameter.detach().flatten()
+    parameter.data = made.view(-1)[:count].view(parameter.shape)
+    return made
 
 
 def _check_masks(drawn: int, expected: int) -> None:
@@ -145,18 +202,31 @@ def _check_masks(drawn: int, expected: int) -> None:
         )
 
 
-def _dropout(seed: int, step: int, drawn: Iterator[int]) -> Any:
-    """Return a dropout that multiplies by the masks the emulator takes in this step."""
+class _Dropout:
+    """A dropout by the masks that the emulator takes.
 
-    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    It rounds x / (1 - p) once, as torch does on a GPU (`aten/src/ATen/native/cuda/Dropout.cu`);
+    on a CPU torch rounds 1 / (1 - p) to the dtype of x first.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Take the masks of a step from now on."""
+        self.step, self.drawn = step, 0
+
+    def __call__(
+        self, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
         if has_torch_function_unary(input):
-            return handle_torch_function(dropout, (input,), input, p, training, inplace)
+            return handle_torch_function(self, (input,), input, p, training, inplace)
         if not training or not p:
             return input
-        mask = torch.from_numpy(dropout_mask(input.numel(), p, seed, step, next(drawn)))
-        return input * mask.reshape(input.shape).to(input)
-
-    return dropout
+        mask = torch.from_numpy(dropout_mask(input.numel(), p, self.seed, self.step, self.drawn))
+        self.drawn += 1
+        return (input.float() * mask.reshape(input.shape).to(input.device)).to(input.dtype)
 
 
 def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any) -> Any:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def verify(
     task, dataset = task.with_steps(steps), task.load_dataset()
     order = _batches(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
-    running = exporter.runs(policy, model)
+    running = _on_place(exporter.runs(policy, model), place)
     found = trained_in_torch(policy, task, model, seed, place)
     first, *moved = _trained_here(task, running, model, dataset, seed, order)
     there = np.array(found["steps"], np.float64).T
@@ -185,6 +185,13 @@ def verify(
         same_keys=found["same_keys"],
         unlike=exporter.losses(running, model),
     )
+
+
+def _on_place(running: Policy, place: str) -> Policy:
+    """Return the policy with the numbers of updates as optimizers have them on that place."""
+    if running.optimizer_order == "fused":
+        return running
+    return replace(running, optimizer_scalars="storage" if place == "cpu" else "float32")
 
 
 def _formats(policy: Policy, model: Model, names: set[str]) -> dict[str, str]:

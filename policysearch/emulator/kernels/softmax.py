@@ -11,6 +11,7 @@ import numpy as np
 from policysearch.emulator.kernels.kernel import Kernel, Offer
 from policysearch.graph import Attrs, FloatArray, Shape
 from policysearch.layout import around_last_axis, stored_view
+from policysearch.ops.attention import with_empty_rows
 
 try:
     import policysearch.emulator.kernels._softmax as _softmax
@@ -47,7 +48,7 @@ def _bind(
             np.exp(y, out=y)
             share()
 
-    return run
+    return with_empty_rows(run, inputs[0], out) if attrs.get("empty_rows") else run
 
 
 def _bind_grad(
