@@ -33,7 +33,8 @@ MODULES = (
     *("search/results.py", "search/front.py", "search/identity.py", "search/records.py"),
     *("search/scoring.py", "search/trials.py", "search/noise.py"),
     *("search/journal.py", "search/storage.py"),
-    *("search/gap_fit.py", "search/pair_terms.py", "search/priors.py", "search/sensitivity.py"),
+    *("search/gap_fit.py", "search/gap_model.py", "search/pair_terms.py", "search/priors.py"),
+    "search/sensitivity.py",
     *("search/worlds.py", "search/looks.py", "search/looking.py", "search/gain.py"),
     *("search/inert.py", "search/confirm.py", "search/stopping.py", "search/picks.py"),
     "train/user_code.py",
@@ -51,7 +52,17 @@ ASKED = (
     *("documented_presets", "policy", "policy_limits", "digest", "schema", "frozen"),
     *("casting_modes", "checkpoint", "conversion", "built_in_rules", "pinned", "phases"),
     *("early_sign", "run_signs", "one_trial", "study_start", "swamped", "export_scaler"),
-    *("belief", "gap_fit", "worlds", "rough_prices", "runs", "looking", "hypervolume", "stopping"),
+    *(
+        "belief",
+        "gap_fit",
+        "gap_model",
+        "worlds",
+        "rough_prices",
+        "runs",
+        "looking",
+        "hypervolume",
+        "stopping",
+    ),
     *("inert", "confirm_again", "picks", "own_file", "own_net"),
 )
 ALWAYS = ("tests/test_frozen.py",)
