@@ -12,7 +12,7 @@ from policysearch.search.decisions import Decisions, Option
 from policysearch.search.hypervolume import Array
 from policysearch.search.priors import prior_of
 from policysearch.search.searcher import WORST
-from policysearch.search.sensitivity import Sensitivity
+from policysearch.search.sensitivity import MODIFIERS, Sensitivity
 
 
 def told_of(name: str, count: int) -> tuple[Table, NDArray[np.int64], Array]:
@@ -47,6 +47,18 @@ def test_a_belief_with_more_told_is_that_of_all_told() -> None:
     assert np.abs(after.theta() - whole.theta()).max() < 0.05
     assert np.abs(before.theta() - whole.theta()).max() > 0.1
     assert len(after.weights) < len(before.weights)
+
+
+def test_each_size_of_modifiers_settles_where_it_does_from_the_prior_on() -> None:
+    table, rows, gaps = told_of("mlp-digits-0.1.0", 30)
+    belief, scale = believed(table, rows, gaps), table.measure.smallest_gap
+    told = gap_fit.told_of(belief.rows(rows), gaps, scale)
+    assert len(told.seen) > 0 and {fit.by.modifier for fit in belief._fits} == set(MODIFIERS)
+    for fit in belief._fits:
+        (alone,) = gap_fit.fitted([gap_fit.fit_at(fit.by.prior.mean, fit.by, told)])
+        assert np.abs(fit.theta - alone.theta).max() < 0.1
+        assert fit.evidence == pytest.approx(alone.evidence, abs=0.3)
+    assert np.ptp([fit.evidence for fit in belief._fits]) > 3.0
 
 
 def test_rounded_operands_cost_by_the_square_of_epsilon_and_stored_parameters_by_itself() -> None:

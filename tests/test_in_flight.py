@@ -13,10 +13,11 @@ SECONDS = np.array([1.0, 1.5, 2.0])
 
 
 def test_one_at_a_time_takes_what_the_search_benchmark_counts() -> None:
-    found = trainings(PROBLEM, Own(PROBLEM), 1, SECONDS, 0, 40)
-    assert found == counts(PROBLEM, "own", 0, 40)[0]
-    known = trainings(PROBLEM, Knowing(PROBLEM), 1, SECONDS, 0, 40)
-    assert known == floor(PROBLEM, (SHARE,))[0] < found
+    problem = mean_problem(load("tanh-mlp-masters"))
+    found = trainings(problem, Own(problem), 1, SECONDS, 0, 40)
+    assert found == counts(problem, "own", 0, 40)[0]
+    known = trainings(problem, Knowing(problem), 1, SECONDS, 0, 40)
+    assert known == floor(problem, (SHARE,))[0] < found
 
 
 def test_what_is_best_ends_behind_others_that_are_under_way() -> None:

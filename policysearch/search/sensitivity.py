@@ -90,11 +90,13 @@ class Sensitivity:
         told = told_of(self.rows(rows), gaps, smallest_gap)
         noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
         modifiers = MODIFIERS if decisions.modifiers else (0.0,)
-        # Nothing tells these apart before a policy with an unusual one was told.
-        apart = modifiers if len(told.seen) else modifiers[:1]
-        sets = (Hyperparameters(*each) for each in product(noisy, COARSE_PAIRS, apart))
-        fits = fitted([fit_at(by.prior.mean, by, told) for by in sets])
-        self._fits = fits if apart == modifiers else [f.moving(m) for f in fits for m in modifiers]
+        sets = (Hyperparameters(*each, modifiers[-1]) for each in product(noisy, COARSE_PAIRS))
+        near = fitted([fit_at(by.prior.mean, by, told) for by in sets])
+        each_moved = [(fit, modifier) for fit in near for modifier in modifiers]
+        # Nothing tells these apart before a policy with an unusual one was told, and little after.
+        self._fits = [fit.moving(modifier) for fit, modifier in each_moved]
+        if len(told.seen):
+            self._fits = fitted([fit_at(fit.theta, fit.by, told) for fit in self._fits])
 
     def with_more(self, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
         """Return the belief after these trainings, those of this one among them, from its fit on.
