@@ -64,7 +64,8 @@ def search_lines(results: Results) -> list[str]:
     share = f"{added.gain / added.volume:.0%} of all" if added.volume else "none there is"
     if results.left:
         names = ", ".join(name for name, _ in results.left)
-        lines.append(f"of the ladder not trained, for others promised more: {names}")
+        why = ", for others promised more" if results.stopped else " yet"
+        lines.append(f"of the ladder not trained{why}: {names}")
     lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}")
     if "speedup" in results.spec.objectives.names and math.isfinite(added.slower):
         lines.append(

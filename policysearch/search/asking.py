@@ -41,7 +41,7 @@ class Proposer:
 
     @property
     def weighed(self) -> list[Asked]:
-        """What of the ladder is left while another policy promises far more (`Searcher`)."""
+        """What of the ladder is left while another policy promises more (`Searcher`)."""
         return [self._of_ladder(digest, -1) for digest in self._weighed]
 
     def _weighable(self) -> dict[str, Params]:

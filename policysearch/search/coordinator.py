@@ -107,7 +107,7 @@ class Coordinator:
 
     @property
     def weighed(self) -> list[Asked]:
-        """What of the ladder is left while another policy promises far more."""
+        """What of the ladder is left while another policy promises more."""
         return self._proposer.weighed
 
     @property
