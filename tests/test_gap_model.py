@@ -1,4 +1,4 @@
-"""The model of loss gaps against sums written out, and its fit against the inverse matrix."""
+"""The model of loss gaps against sums written out, and which of its fits are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.search.tables import load, mean_problem
 from policysearch.search import gap_fit
 from policysearch.search.decisions import Decisions, Option
-from policysearch.search.gap_fit import REPEATS, Told, fit_at, fitted, told_of
+from policysearch.search.gap_fit import fit_at, fitted, told_of
 from policysearch.search.gap_model import (
     FINE_PAIRS,
     KNOWN_NOISE,
@@ -151,50 +151,6 @@ def test_covariances_are_the_sums_they_stand_for(
     np.testing.assert_allclose(variance, [p.covariance(p) for p in plain], rtol=1e-10)
     gaps = [math.log1p(p.gap / SMALLEST) for p in plain]
     np.testing.assert_allclose(here.expected, gaps, rtol=1e-10)
-
-
-def told_and_others() -> tuple[Told, Array, list[tuple[int, ...]], list[tuple[int, ...]]]:
-    every = list(itertools.product(range(4), range(3), range(4), range(3)))[1:]
-    drawn = np.random.default_rng(1).permutation(len(every)).tolist()
-    policies, others = [every[i] for i in drawn[:24]], [every[i] for i in drawn[24:40]]
-    gaps = 10.0 ** np.random.default_rng(2).uniform(-5.0, -2.0, 24)
-    scaled = np.concatenate([[0.0], np.log1p(gaps / SMALLEST)])
-    return told_of(rows_of(policies), gaps, SMALLEST), scaled, policies, others
-
-
-@pytest.mark.parametrize("hints", [False, True])
-def test_a_fit_is_what_the_inverse_of_the_covariance_says(hints: bool) -> None:
-    """Mean, variance and evidence of a Gaussian process, by the textbook."""
-    by, theta = by_of(3, 0.4, hints)
-    told, scaled, policies, others = told_and_others()
-    fit = fit_at(theta, by, told)
-    known = [Plain(by, theta, p) for p in [(0, 0, 0, 0), *policies]]
-    new = [Plain(by, theta, p) for p in others]
-    covariance = np.array([[a.covariance(b) for b in known] for a in known])
-    covariance += REPEATS * np.diag([a.apart for a in known])
-    inverse = np.linalg.inv(covariance)
-    across = np.array([[a.covariance(b) for b in known] for a in new])
-
-    def linear(each: Plain) -> float:
-        ahead = (slope * (by.prior.mean[k] - theta[k]) for k, slope in each.slopes.items())
-        return float(math.log1p(each.gap / SMALLEST) + sum(ahead))
-
-    left = scaled - [linear(each) for each in known]
-    mean, sd = fit.predict(rows_of(others), rows_of(others).alike(told.rows))
-    expected = np.array([linear(each) for each in new]) + across @ inverse @ left
-    np.testing.assert_allclose(mean, expected, rtol=1e-7)
-    variance = [a.covariance(a) - row @ inverse @ row for a, row in zip(new, across, strict=True)]
-    # Of policies told with another modifier next to nothing is left of a variance of five.
-    assert max(a.covariance(a) for a in new) > 5.0 and min(variance) < 1e-3
-    np.testing.assert_allclose(sd**2, variance, rtol=1e-6, atol=1e-8)
-    evidence = -0.5 * left @ inverse @ left - 0.5 * np.linalg.slogdet(covariance)[1]
-    assert fit.evidence == pytest.approx(evidence, rel=1e-8)
-    among, beside = fit.covariances(rows_of(others), rows_of(others))
-    both = np.array([[a.covariance(b) for b in new] for a in new]) - across @ inverse @ across.T
-    np.testing.assert_allclose(beside, both, rtol=1e-6, atol=1e-8)
-    repeats = REPEATS * np.diag([a.apart for a in new])
-    np.testing.assert_allclose(among, both + repeats, rtol=1e-6, atol=1e-8)
-    assert len(told.rest) and len(told.rows.shares) < len(known)  # some differ by modifiers alone
 
 
 def test_modifiers_fit_alike_until_an_unusual_one_was_told() -> None:
