@@ -131,6 +131,7 @@ def test_functions_in_forward_obey_the_lists() -> None:
 @pytest.mark.torch
 def test_parameters_stored_low_are_updated_as_on_the_place() -> None:
     """On a CPU the learning rate is rounded, and whole vectors of a tensor in one rounding."""
+    pytest.importorskip("torch")
     task = replace(Task(), optimizer="momentum", learning_rate=0.05)
     names = lenet5().layer_names
     stored = uniform_layer("bfloat16", param="bfloat16")

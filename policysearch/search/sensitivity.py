@@ -39,6 +39,9 @@ MODIFIERS = (0.0, 0.03, 0.4)
 """By how much of a gap a modifier may change it, not at all among them; averaged over where there
 are modifiers."""
 
+NOTHING = 10.0
+"""So many times as likely as another size is it, before any training, that modifiers do nothing."""
+
 LEAST_WEIGHT = 0.01
 """Of hyperparameters, for their beliefs to be averaged."""
 
@@ -127,8 +130,9 @@ class Sensitivity:
 
     @property
     def weights(self) -> Array:
-        """How much each set of hyperparameters counts: their evidence, sum 1."""
-        evidence = np.array([fit.evidence for fit in self._fits])
+        """How much each set of hyperparameters counts: evidence and prior, sum 1."""
+        prior = np.log([NOTHING if fit.by.modifier == 0.0 else 1.0 for fit in self._fits])
+        evidence = np.array([fit.evidence for fit in self._fits]) + prior
         likely = np.exp(evidence - evidence.max())
         return np.asarray(likely / likely.sum())
 
