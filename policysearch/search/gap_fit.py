@@ -7,7 +7,7 @@ are given up on the way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,10 +122,6 @@ class Fit:
             return self
         theta = self.theta + self.step * self.damping * min(1.0, LARGEST_STEP / self.size)
         return fit_at(theta, self.by, self.told, self)
-
-    def moving(self, modifier: float) -> Fit:
-        """Return the fit where modifiers move gaps by so much, if none was told that would."""
-        return replace(self, by=replace(self.by, modifier=modifier))
 
     def predict(self, rows: Rows, alike: Pairs) -> tuple[Array, Array]:
         """Return mean and standard deviation [n] of the scaled gap; `alike` to the rows told."""

@@ -95,11 +95,11 @@ class Sensitivity:
         modifiers = MODIFIERS if decisions.modifiers else (0.0,)
         sets = (Hyperparameters(*each, modifiers[-1]) for each in product(noisy, COARSE_PAIRS))
         near = fitted([fit_at(by.prior.mean, by, told) for by in sets])
-        each_moved = [(fit, modifier) for fit in near for modifier in modifiers]
-        # Nothing tells these apart before a policy with an unusual one was told, and little after.
-        self._fits = [fit.moving(modifier) for fit, modifier in each_moved]
+        moved = [(fit, replace(fit.by, modifier=m)) for fit in near for m in modifiers]
         if len(told.seen):
-            self._fits = fitted([fit_at(fit.theta, fit.by, told) for fit in self._fits])
+            self._fits = fitted([fit_at(fit.theta, by, told) for fit, by in moved])
+        else:  # Before a policy with an unusual modifier was told nothing tells these apart.
+            self._fits = [replace(fit, by=by) for fit, by in moved]
 
     def with_more(self, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
         """Return the belief after these trainings, those of this one among them, from its fit on.
