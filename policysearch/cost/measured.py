@@ -7,6 +7,7 @@ from policysearch.cost.reuse import cached_shares
 from policysearch.cost.roofline import joined_seconds
 from policysearch.cost.stacks import Stack
 from policysearch.cost.time import KernelTime, StepTime
+from policysearch.cost.timings import is_product
 from policysearch.cost.work import Task, tasks_of
 from policysearch.graph import Graph
 
@@ -27,7 +28,6 @@ def measured_time(graph: Graph, device: Device, stack: Stack) -> StepTime:
 
 def _time(task: Task, device: Device, cached_share: float) -> KernelTime:
     node, op = task.lead, task.work.op
-    is_product = op.startswith(("matmul", "linear"))
     return KernelTime(
         node_ids=tuple(sorted(made.id for made in task.nodes or (node,))),
         layer=node.layer,
@@ -35,7 +35,7 @@ def _time(task: Task, device: Device, cached_share: float) -> KernelTime:
         role=node.role,
         format=task.work.format.rpartition(">")[2],
         seconds=device.timings.seconds(task.work, cached_share),
-        bound="compute" if is_product else "bandwidth",
+        bound="compute" if is_product(op) else "bandwidth",
         bytes=0,
         flops=0,
         is_cast=op == "cast",

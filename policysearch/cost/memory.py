@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,6 +12,9 @@ from policysearch.cost.storage import node_bytes, roots
 from policysearch.graph import Graph, Node, size
 
 Kind = Literal["parameter", "master", "optimizer", "gradient", "weight_copy", "activation", "mask"]
+
+Held = tuple[Kind, int, int, float]
+"""Something that is held: its kind, the first and the last node that it is there at, its bytes."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +119,36 @@ def step_memory(graph: Graph) -> StepMemory:
 
 def live_by_kind(graph: Graph) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
     """Return for each node that is no source where it runs and the bytes live then, by kind."""
-    change: list[dict[Kind, int]] = [{} for _ in range(len(graph.nodes) + 2)]
-    for life in lives(graph):
-        for i, bytes in ((life.first, life.bytes), (life.last + 1, -life.bytes)):
-            change[i][life.kind] = change[i].get(life.kind, 0) + bytes
-    live: dict[Kind, int] = {}
-    rows = []
+    held = ((life.kind, life.first, life.last, life.bytes) for life in lives(graph))
+    return labelled(graph, live_along(graph, held))
+
+
+def live_along(graph: Graph, held: Iterable[Held]) -> list[dict[Kind, float]]:
+    """Return the bytes of what is held that live as each node runs, by kind."""
+    change: list[dict[Kind, float]] = [{} for _ in range(len(graph.nodes) + 2)]
+    for kind, first, last, bytes in held:
+        for i, more in ((first, bytes), (last + 1, -bytes)):
+            change[i][kind] = change[i].get(kind, 0) + more
+    live: dict[Kind, float] = {}
+    found = []
     for node in graph.nodes:
         live = {kind: live.get(kind, 0) + change[node.id].get(kind, 0) for kind in get_args(Kind)}
-        if node.op.kind != "source":
-            rows.append((f"{node.layer or node.op.name} {node.role}", live))
-    return tuple(rows)
+        found.append(live)
+    return found
+
+
+def labelled(
+    graph: Graph, live: Sequence[Mapping[Kind, float]]
+) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
+    """Return, without the sources, where each node runs and its whole bytes of `live`, by kind."""
+    return tuple(
+        (
+            f"{node.layer or node.op.name} {node.role}",
+            {kind: round(bytes) for kind, bytes in live[node.id].items()},
+        )
+        for node in graph.nodes
+        if node.op.kind != "source"
+    )
 
 
 def _last_reads(graph: Graph, view: list[int]) -> list[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from policysearch.files import read_text
 from policysearch.values import InputError, number, shown
+
+T = TypeVar("T")
+B = TypeVar("B")
 
 EXPECTED = "a JSON list of published rows"
 
@@ -111,6 +114,18 @@ def rows_in(path: Path | None, shipped: str) -> tuple[Fields, ...]:
         if not isinstance(row, Mapping):
             raise InputError(f"{where}: row {i}: {shown(row)}; expected an object of fields")
     return tuple(Fields(f"{where}: row {i}", row) for i, row in enumerate(data))
+
+
+def built_of(rows: Iterable[T], build: Callable[[T], B]) -> tuple[list[B], list[tuple[T, str]]]:
+    """Return what `build` makes of rows, and those that it refuses with the reason."""
+    built: list[B] = []
+    unbuilt: list[tuple[T, str]] = []
+    for row in rows:
+        try:
+            built.append(build(row))
+        except InputError as error:
+            unbuilt.append((row, str(error)))
+    return built, unbuilt
 
 
 def _shipped(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from policysearch.cost.devices import Device, Sourced, peak_key
-from policysearch.cost.timings import Timing, Timings
+from policysearch.cost.timings import Timing, Timings, is_product
 from policysearch.files import read_text
 from policysearch.values import InputError, shown
 
@@ -36,7 +36,7 @@ def timed_device(name: str, timings: Timings, machine: Machine, source: str) -> 
     peaks: dict[str, float] = {}
     bandwidth = 0.0
     for row in timings.rows:
-        if row.op.startswith(("matmul", "linear")):
+        if is_product(row.op):
             rate = 2 * math.prod(row.extents) / row.cached_seconds
             format = peak_key(row.format.partition(">")[0])
             peaks[format] = max(peaks.get(format, 0.0), rate)

@@ -24,6 +24,12 @@ ANY_PRODUCT = "matmul.nt"
 PRODUCTS = ("linear", "matmul.nn", "matmul.nt", "matmul.tn", "matmul.tt")
 """The ops that are products; t: an operand is transposed."""
 
+
+def is_product(op: str) -> bool:
+    """Return whether a kernel of this op is a product; of a CSV file it may not be in PRODUCTS."""
+    return op.startswith(("matmul", "linear"))
+
+
 SAME_RATE = 1e-3
 """Weight of "twice the extent, twice the time" in an estimate, beside 1 for a neighbour 2x off."""
 
@@ -61,7 +67,7 @@ class Timing:
             format_named(name)
         if not self.extents or min(self.extents) < 1:
             raise InputError(f"extents: {list(self.extents)}; expected positive ones")
-        if self.op.startswith(("matmul", "linear")):
+        if is_product(self.op):
             one_of("op", self.op, PRODUCTS)
             if len(self.extents) != 4:
                 valid = "batch, rows, columns and depth of a product"
@@ -128,7 +134,7 @@ class Timings:
         """Return the timed op and format that stand for those of `work`."""
         if (work.op, work.format) in self._by_kind:
             return work.op, work.format
-        stand_in = ANY_PRODUCT if work.op.startswith(("matmul", "linear")) else ANY_PASS
+        stand_in = ANY_PRODUCT if is_product(work.op) else ANY_PASS
         for op in (work.op, stand_in):
             timed = [format for name, format in self._by_kind if name == op]
             if timed:

@@ -13,7 +13,7 @@ from policysearch.cost.fit import speedups, steps_of
 from policysearch.cost.intervals import Interval, interval_of
 from policysearch.cost.published import Row, Setting, read_rows, setting_of
 from policysearch.cost.roofline import Constants
-from policysearch.values import InputError
+from policysearch.cost.row_file import built_of
 
 TEXTBOOK = Constants(
     matrix_share=0.8,
@@ -93,14 +93,7 @@ class Validation:
 
 def settings_of(rows: Sequence[Row]) -> tuple[list[Setting], list[tuple[Row, str]]]:
     """Return the settings of the rows that can be built, and the others with the reason."""
-    built: list[Setting] = []
-    unbuilt: list[tuple[Row, str]] = []
-    for row in rows:
-        try:
-            built.append(setting_of(row))
-        except InputError as error:
-            unbuilt.append((row, str(error)))
-    return built, unbuilt
+    return built_of(rows, setting_of)
 
 
 def validate(rows: Sequence[Row], anchors: Sequence[Row] = ()) -> Validation:

@@ -25,7 +25,7 @@ from policysearch.cost.reserved import (
     visible_bytes,
     wanted_bytes,
 )
-from policysearch.values import InputError
+from policysearch.cost.row_file import built_of
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class MemoryValidation:
 
 def validate_memory(rows: Sequence[MemoryRow]) -> MemoryValidation:
     """Return the rows judged, each by growths of other families of the package's rows."""
-    known = [made for made in _built(read_memory_rows())[0] if made.setting.row.gib]
+    known = [made for made in built_of(read_memory_rows(), _of_row)[0] if made.setting.row.gib]
     growths = [(made.setting.family, value) for made in known for value in made.growths]
     errors = []
     for made in known:
         gib = made.setting.row.gib or (1.0, 1.0)
         baseline, mixed = made.gib(_growth(growths, made.setting.family))
         errors.append((made.setting.family, gib[1] / gib[0] / (mixed / baseline)))
-    built, unbuilt = _built(rows)
+    built, unbuilt = built_of(rows, _of_row)
     judged = []
     for made in built:
         family = made.setting.family
@@ -118,16 +118,9 @@ class _Built:
         return held - (CONTEXT_BYTES if read == "reserved" else 0.0)
 
 
-def _built(rows: Sequence[MemoryRow]) -> tuple[list[_Built], list[tuple[MemoryRow, str]]]:
-    built: list[_Built] = []
-    unbuilt: list[tuple[MemoryRow, str]] = []
-    for row in rows:
-        try:
-            setting = memory_setting_of(row)
-            built.append(_Built(setting, setting.footprints))
-        except InputError as error:
-            unbuilt.append((row, str(error)))
-    return built, unbuilt
+def _of_row(row: MemoryRow) -> _Built:
+    setting = memory_setting_of(row)
+    return _Built(setting, setting.footprints)
 
 
 def _growth(readings: Sequence[tuple[str, float]], without: str = "") -> Growth:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.cost.published_narrow import NarrowRow, is_eight_bit, narrow_speedup
-from policysearch.values import InputError
+from policysearch.cost.row_file import built_of
 
 Judged = tuple[NarrowRow, float]
 
@@ -16,14 +16,7 @@ Unbuilt = tuple[NarrowRow, str]
 
 def judged_rows(rows: Sequence[NarrowRow]) -> tuple[list[Judged], list[Unbuilt]]:
     """Return the rows that can be built with their modeled speedups, and the others with why."""
-    judged: list[Judged] = []
-    unbuilt: list[Unbuilt] = []
-    for row in rows:
-        try:
-            judged.append((row, narrow_speedup(row)))
-        except InputError as error:
-            unbuilt.append((row, str(error)))
-    return judged, unbuilt
+    return built_of(rows, lambda row: (row, narrow_speedup(row)))
 
 
 def narrow_page(judged: Sequence[Judged], unbuilt: Sequence[Unbuilt] = ()) -> str:

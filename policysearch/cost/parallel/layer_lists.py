@@ -13,7 +13,7 @@ from policysearch.cost.parallel.reduction import (
     messages,
     reduction_seconds,
 )
-from policysearch.cost.scalings import SCALINGS, amax_messages
+from policysearch.cost.scalings import amax_messages
 from policysearch.formats import format_named
 from policysearch.policy.parallel import Parallel
 
@@ -96,8 +96,7 @@ def _amax_seconds(run: Run) -> float:
     if scaling is None:
         return 0.0
     products = sum(w.count for w in run.step.works if w.product and w.format == scaling.format)
-    name = next((key for key, row in SCALINGS.items() if row == scaling), "")
-    count = amax_messages(name, round(products))
+    count = amax_messages(scaling.name, round(products))
     if not count:
         return 0.0
     link = interconnect(run.device, run.parallel.devices)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from policysearch.cost.memory import Kind, Life, StepMemory, lives
+from policysearch.cost.memory import Held, Kind, Life, StepMemory, labelled, live_along, lives
 from policysearch.cost.storage import node_bytes, same_bytes
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, size
@@ -94,7 +94,7 @@ def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemo
     Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
     another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
     """
-    moments = _moments(graph, parallel, all_reduce)
+    moments = live_along(graph, _held(graph, parallel, all_reduce))
     peak = max(range(len(moments)), key=lambda i: sum(moments[i].values()))
     held = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
     return StepMemory(round(sum(moments[peak].values())), peak, **held)
@@ -104,35 +104,11 @@ def spread_live(
     graph: Graph, parallel: Parallel, all_reduce: str
 ) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
     """Return what `memory.live_by_kind` does, of one device."""
-    moments = _moments(graph, parallel, all_reduce)
-    return tuple(
-        (
-            f"{node.layer or node.op.name} {node.role}",
-            {kind: round(held) for kind, held in moments[node.id].items()},
-        )
-        for node in graph.nodes
-        if node.op.kind != "source"
-    )
+    return labelled(graph, live_along(graph, _held(graph, parallel, all_reduce)))
 
 
-def _moments(graph: Graph, parallel: Parallel, all_reduce: str) -> list[dict[Kind, float]]:
-    """Return the bytes that a device holds as each node runs, by kind."""
-    change: list[dict[Kind, float]] = [{} for _ in range(len(graph.nodes) + 2)]
-    for kind, first, last, held in _held(graph, parallel, all_reduce):
-        for i, bytes in ((first, held), (last + 1, -held)):
-            change[i][kind] = change[i].get(kind, 0.0) + bytes
-    live: dict[Kind, float] = {}
-    found = []
-    for node in graph.nodes:
-        live = {k: live.get(k, 0.0) + change[node.id].get(k, 0.0) for k in get_args(Kind)}
-        found.append(live)
-    return found
-
-
-def _held(
-    graph: Graph, parallel: Parallel, all_reduce: str
-) -> Iterator[tuple[Kind, int, int, float]]:
-    """Yield (kind, first node, last node, bytes) of everything that a device holds."""
+def _held(graph: Graph, parallel: Parallel, all_reduce: str) -> Iterator[Held]:
+    """Yield everything that a device holds."""
     parameters = parameters_of(graph)
     masters = {i for i, parameter in parameters.items() if parameter.master}
     end = len(graph.nodes)
