@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,12 @@ def _changed_alone(x: Any) -> Any:
     return y * 1.5
 
 
+def _reversed(x: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have it called permute
+        return x.T
+
+
 CASES: dict[str, tuple[Shape, Function]] = {
     "matmul": (PLANES, lambda x: x @ x.mT),
     "matmul of a vector": (ROWS, lambda x: x @ x[0, 0]),
@@ -52,6 +59,7 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "addmm": (FLAT, lambda x: torch.addmm(x[0, :4], x, x[0, :, None] * x[1, :4])),
     "matmul of two vectors": (ROWS, lambda x: x * (x[0, 0] @ x[0, 1])),
     "numpy_T": (FLAT, lambda x: x @ x[:1].T * x),
+    "numpy_T of three axes": (PLANES, lambda x: x[:, :, :2, :2] * _reversed(x[0, :, :2, :2])),
     "softmax": (ROWS, lambda x: x.softmax(-1)),
     "softmax in float32": (ROWS, lambda x: x.softmax(-1, torch.float32).to(x.dtype)),
     "softmax of one row": (FLAT, lambda x: F.softmax(x, 1)),

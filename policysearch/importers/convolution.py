@@ -36,12 +36,9 @@ def conv2d(
 ) -> Tensor:
     if isinstance(padding, str):
         padding = _named_padding(padding, weight, _pair(stride), _pair(dilation))
-    attrs: dict[str, Any] = {"stride": _pair(stride), "padding": _pair(padding)}
+    attrs: dict[str, Any] = {"stride": _plain(stride), "padding": _plain(padding)}
     if _pair(dilation) != (1, 1) or groups != 1:
         attrs |= {"dilation": _pair(dilation), "groups": groups}
-    for name in ("stride", "padding"):
-        high, wide = attrs[name]
-        attrs[name] = high if high == wide else attrs[name]
     return _with_bias(t, t.emit(conv.conv2d, x, weight, **attrs), bias)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from policysearch.graph import Shape, size
 from policysearch.importers.attention import matmul
-from policysearch.importers.shapes import exchanged
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import arithmetic, dense, elementwise, functions
 from policysearch.ops.batch_norm import batch_norm as batch_norm_op
@@ -185,10 +184,6 @@ def group_norm(
     return _called(t, "group_norm", "layer_norm", given, emit, epsilon=eps, shape=x.shape)
 
 
-def bilinear_t(t: Tracer, x: Tensor) -> Tensor:
-    return exchanged(t, x, -1, -2)
-
-
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "linear": linear,
@@ -198,6 +193,5 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "rms_norm": rms_norm,
         "batch_norm": batch_norm,
         "group_norm": group_norm,
-        "numpy_T": bilinear_t,
     }
 )

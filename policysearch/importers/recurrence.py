@@ -67,11 +67,9 @@ def _run(
     found: dict[int, Tensor] = {}
     for time in reversed(times) if backwards else times:
         gates = add(t, select(t, given, 0, time), linear(t, h, w_state, b_state))
-        keep, forget, new, out = _quarters(t, gates)
-        c = add(
-            t, multiply(t, _sigmoid(t, forget), c), multiply(t, _sigmoid(t, keep), _tanh(t, new))
-        )
-        h = multiply(t, _sigmoid(t, out), _tanh(t, c))
+        i, f, g, o = _quarters(t, gates)
+        c = add(t, multiply(t, _sigmoid(t, f), c), multiply(t, _sigmoid(t, i), _tanh(t, g)))
+        h = multiply(t, _sigmoid(t, o), _tanh(t, c))
         found[time] = h
     return cat(t, [unsqueeze(t, found[time], 0) for time in times], 0), (h, c)
 

@@ -197,6 +197,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "permute": permute,
         "transpose": exchanged,
         "mT": lambda t, x: exchanged(t, x, -1, -2),
+        "numpy_T": lambda t, x: permute(t, x, range(len(x.shape))[::-1]),
         "t": lambda t, x: exchanged(t, x, 0, 1) if len(x.shape) == 2 else x,
         "expand": expand,
         "broadcast_to": expand,
