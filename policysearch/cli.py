@@ -20,6 +20,7 @@ from policysearch.commands.propose import add_propose
 from policysearch.commands.shared import (
     add_out,
     add_study,
+    at_least_one,
     cluster_of,
     drop_output,
     make_streams_safe,
@@ -159,10 +160,7 @@ def _refuse(message: str) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
-    for name in ("trials", "processes"):
-        given = getattr(options, name)
-        if given is not None and given < 1:
-            raise InputError(f"--{name}: {given}; expected at least 1")
+    at_least_one(options, "trials", "processes")
     make_folder(options.out)
     say_overruled(spec)
     on = f" --cluster {options.cluster}" if options.cluster else ""

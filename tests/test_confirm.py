@@ -235,6 +235,15 @@ def test_views_and_exports_say_so(
     assert results.fault(failing) in (tmp_path / "tiny-torch.py").read_text()
 
 
+@pytest.mark.parametrize("option", ["--processes", "--seeds"])
+def test_fewer_than_one_are_refused(
+    option: str, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, *CHANGES)
+    assert main(["confirm", str(study), "--storage", str(journal), option, "-1"]) == 2
+    assert f"{option}: -1; expected at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("steps", ["0.5x", "3", "x", "-10x", "1e9x", "many"])
 def test_a_horizon_that_is_none_is_refused(
     steps: str, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

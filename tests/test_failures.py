@@ -24,6 +24,7 @@ from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.study import load_results, run_study
 from policysearch.train.optimizers import OptimizerKind
+from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -40,6 +41,11 @@ def diverged(_: Policy, seed: int) -> Measurement:
 
 def is_float32(policy: Policy) -> bool:
     return all(layer.compute == "float32" for _, layer in policy.layers) and policy.master_weights
+
+
+def test_fewer_processes_than_none_are_refused(spec: StudySpec, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="processes: -1; expected"):
+        run_study(spec, tmp_path / "x.journal", processes=-1)
 
 
 def used(spec: StudySpec, path: Path, stand: object, folder: Path) -> Results:

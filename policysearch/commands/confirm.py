@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from policysearch import api
-from policysearch.commands.shared import Commands, add_study
+from policysearch.commands.shared import Commands, add_study, at_least_one
 from policysearch.report.progress import Bar
 from policysearch.report.table import confirmed_table
 from policysearch.search.cluster import Cluster
@@ -54,8 +54,7 @@ def confirmed(
 
 def _confirm(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
-    if options.seeds < 1:
-        raise InputError(f"--seeds: {options.seeds}; expected at least 1")
+    at_least_one(options, "seeds", "processes")
     factor = _factor(options.steps, spec)
     results = confirmed(options, spec, factor, options.seeds, every=options.all, retry_failed=True)
     print(confirmed_table(results))

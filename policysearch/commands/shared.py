@@ -143,6 +143,14 @@ def refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
             raise InputError(f"--{name.replace('_', '-')}: {words} {why}")
 
 
+def at_least_one(options: argparse.Namespace, *names: str) -> None:
+    """Raise InputError for the first of these options that was given and is below 1."""
+    for name in names:
+        given = getattr(options, name)
+        if given is not None and given < 1:
+            raise InputError(f"--{name}: {given}; expected at least 1")
+
+
 def add_out(command: argparse.ArgumentParser) -> None:
     """Let the command take where to write."""
     command.add_argument(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from policysearch import api
-from policysearch.commands.shared import Commands, add_storage, policy_in
+from policysearch.commands.shared import Commands, add_storage, at_least_one, policy_in
 from policysearch.files import make_folder
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import number_of
@@ -15,7 +15,6 @@ from policysearch.search.one_more import one_more
 from policysearch.search.spec import StudySpec, objective_of
 from policysearch.search.study_space import space_of
 from policysearch.search.why import why
-from policysearch.values import InputError
 
 
 def add_why(commands: Commands) -> None:
@@ -39,8 +38,7 @@ def _bought(spec: StudySpec, storage: Path | None, policy: Policy, source: str) 
 
 def _why(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
-    if options.processes is not None and options.processes < 1:
-        raise InputError(f"--processes: {options.processes}; expected at least 1")
+    at_least_one(options, "processes")
     if options.policy.isdecimal():
         policy = api.load_results(spec, options.storage).trial(int(options.policy)).policy
     else:

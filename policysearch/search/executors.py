@@ -22,7 +22,7 @@ from policysearch.objective.score import Failure, Outcome
 from policysearch.rounding.rounder import Fast
 from policysearch.search.jobs import Attempt, Job, Queue
 from policysearch.train.tasks import Task
-from policysearch.values import InputError
+from policysearch.values import InputError, number
 
 ATTEMPTS = 3
 """So often a run is started that was killed or found no memory: another time may go well."""
@@ -216,8 +216,9 @@ class ProcessExecutor:
 def make_executor(objective: Objective, processes: int | None, jobs: int) -> Executor:
     """Return an executor for batches of `jobs`; results do not depend on `processes`.
 
-    `processes` None takes one per usable core, 0 trains in this process.
+    `processes` None takes one per usable core, 0 trains in this process. InputError for fewer.
     """
+    number("processes", processes or 0, 0)
     if processes == 0:
         return SerialExecutor(objective)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
