@@ -39,7 +39,7 @@ def trace(config: LossScale, overflows: str) -> list[float]:
     return scales
 
 
-def test_every_rule_of_a_policy_has_its_function() -> None:
+def test_every_rule_of_a_policy_has_its_row() -> None:
     assert set(RULES) == set(get_args(LossScaleRule))
 
 

@@ -11,13 +11,12 @@ from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding
 from policysearch.policy.scaling import Scaling
-from policysearch.train.loss_scale import CAPS, FLOORS, first_scale, skips_update
+from policysearch.rewrite.placed_rules import LISTS
+from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
 from policysearch.train.step import LOSSES
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Formats that modules of torch compute and store in."""
-
-LISTS = ("low_precision_ops", "fp32_ops", "promote_ops")
 
 MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
 """Ops that only move values: in torch they keep the dtype of what they move."""
@@ -37,7 +36,7 @@ def runs(policy: Policy, model: Model) -> Policy:
     layers = tuple((name, _layer(name, policy, model)) for name, _ in policy.layers)
     narrow = any(formats.compute == DTYPE for _, formats in layers)
     power_of_two = policy.scaling.power_of_two
-    lists = {op: LISTS[1] for op in LOSSES}
+    lists = dict.fromkeys(LOSSES, LISTS["fp32"])
     if "bias" in _placed(policy):
         lists["bias"] = _placed(policy).get("matmul", _placed(policy)["bias"])
     return replace(
@@ -104,19 +103,19 @@ def _layer(name: str, policy: Policy, model: Model) -> LayerPolicy:
 
 def with_free_moves(policy: Policy) -> Policy:
     """Return the policy whose moves keep the format of what they move."""
-    return _moved(policy, {op: LISTS[2] for op in MOVES})
+    return _moved(policy, dict.fromkeys(MOVES, LISTS["promote"]))
 
 
 def _placed(policy: Policy) -> dict[str, str]:
     """Return {op: name of its list}."""
-    return {op: name for name in LISTS for op in getattr(policy, name)}
+    return {op: name for name in LISTS.values() for op in getattr(policy, name)}
 
 
 def _moved(policy: Policy, to: Mapping[str, str]) -> Policy:
     """Return the policy with those of its ops in other lists."""
     of = _placed(policy)
     of |= {op: name for op, name in to.items() if op in of}
-    low, wide, promoted = (tuple(op for op in of if of[op] == name) for name in LISTS)
+    low, wide, promoted = (tuple(op for op in of if of[op] == name) for name in LISTS.values())
     return replace(policy, low_precision_ops=low, fp32_ops=wide, promote_ops=promoted)
 
 
@@ -127,8 +126,10 @@ def _loss_scale(scale: LossScale) -> LossScale:
     if scale.kind != "dynamic":
         skips = skips_update(scale, finite=False)
         return replace(scale, rule="torch.GradScaler", skip_on_overflow=skips)
-    lowest = FLOORS.get(scale.rule) if scale.min_scale is None else scale.min_scale
-    highest = CAPS.get(scale.rule) if scale.max_scale is None else scale.max_scale
-    first = first_scale(scale)
-    bounded = replace(scale, init_scale=first, min_scale=lowest, max_scale=highest)
-    return replace(bounded, rule="torch.GradScaler")
+    return replace(
+        scale,
+        init_scale=first_scale(scale),
+        min_scale=lowest(scale),
+        max_scale=highest(scale),
+        rule="torch.GradScaler",
+    )

@@ -1,4 +1,4 @@
-"""How the loss scale moves: each framework's rule as a pure function of its state.
+"""How the loss scale moves, as a pure function of its state: the frameworks' rules as rows.
 
 All scales are float32 numbers, as in the frameworks. The graph checks the unscaled gradients,
 also for Keras, which looks at the scaled ones: the two differ only for scales below 1.
@@ -6,7 +6,7 @@ also for Keras, which looks at the scaled ones: the two differ only for scales b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -26,20 +26,56 @@ class ScaleState:
     overflows_in_a_row: int = 0
 
 
-Rule = Callable[[LossScale, ScaleState, bool], float]
+@dataclass(frozen=True)
+class Rule:
+    """How a framework moves a dynamic scale. All of them keep one order of events:
 
-FLOORS: Mapping[str, float] = MappingProxyType(
-    dict.fromkeys(
-        (
-            "mindspore.DynamicLossScaleManager",
-            "mindspore.DynamicLossScaler",
-            "jmp.DynamicLossScale",
-        ),
-        1.0,
-    )
+    overflow: scale = max(floor, scale * backoff_factor); good_steps = 0
+    else: good_steps += 1; at growth_interval: scale = min(cap, scale * growth_factor) and
+    good_steps = 0
+
+    `floor` and `cap` hold unless the policy says others, None is none. `stays_finite`: the scale is
+    kept where it would grow to infinity. The framework refuses a first scale below `lowest_init`,
+    and ends the run after more than `most_overflows` in a row.
+    """
+
+    floor: float | None = None
+    cap: float | None = None
+    stays_finite: bool = False
+    lowest_init: float = 0.0
+    most_overflows: int | None = None
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        # amp/grad_scaler.py, `_amp_update_scale_` in native/cuda/AmpKernels.cu
+        "torch.GradScaler": Rule(stays_finite=True),
+        # train/loss_scale_manager.py, nn/wrap/loss_scale.py; it grows where the steps since the
+        # last overflow are a multiple of the window
+        "mindspore.DynamicLossScaleManager": Rule(1.0, lowest_init=1.0, most_overflows=1000),
+        # amp.py, `DynamicLossScaler.adjust`
+        "mindspore.DynamicLossScaler": Rule(1.0, stays_finite=True, lowest_init=1.0),
+        # train/loss_scale_manager.py; `initial_state` refuses it for a dynamic scale
+        "mindspore.FixedLossScaleManager": Rule(lowest_init=1.0),
+        # apex/amp/scaler.py at e13873de, `LossScaler.update_scale`
+        "apex": Rule(cap=2.0**24),
+        # optimizers/loss_scale_optimizer.py
+        "keras.LossScaleOptimizer": Rule(),
+        # jmp/_src/loss_scale.py, `DynamicLossScale.adjust`
+        "jmp.DynamicLossScale": Rule(1.0, stays_finite=True),
+    }
 )
-CAPS: Mapping[str, float] = MappingProxyType({"apex": 2.0**24})
-"""What a dynamic scale does not fall below, or rise above, by rule, unless the policy says it."""
+"""By `LossScale.rule`."""
+
+
+def lowest(config: LossScale) -> float | None:
+    """Return what a dynamic scale does not fall below, by the policy or its rule; None for none."""
+    return RULES[config.rule].floor if config.min_scale is None else config.min_scale
+
+
+def highest(config: LossScale) -> float | None:
+    """Return what a dynamic scale does not rise above, by the policy or its rule; None for none."""
+    return RULES[config.rule].cap if config.max_scale is None else config.max_scale
 
 
 def _times(scale: float, factor: float) -> float:
@@ -48,134 +84,32 @@ def _times(scale: float, factor: float) -> float:
         return float(np.float32(scale * factor))
 
 
-def _lowered(config: LossScale, state: ScaleState) -> float:
-    lowest = FLOORS.get(config.rule) if config.min_scale is None else config.min_scale
-    product = _times(state.scale, config.backoff_factor)
-    return product if lowest is None else max(product, lowest)
-
-
-def _raised(config: LossScale, state: ScaleState, *, stays: bool) -> float:
-    """Grow after growth_interval clean steps. `stays`: keep the scale rather than reach inf."""
+def _moved(config: LossScale, state: ScaleState, finite: bool) -> float:
+    """Return a dynamic scale after a step whose gradients were `finite` or not."""
+    if not finite:
+        product, floor = _times(state.scale, config.backoff_factor), lowest(config)
+        return product if floor is None else max(product, floor)
     if state.good_steps + 1 < config.growth_interval:
         return state.scale
     product = _times(state.scale, config.growth_factor)
-    if stays and not np.isfinite(product):
+    if RULES[config.rule].stays_finite and not np.isfinite(product):
         return state.scale
     return _capped(config, product)
 
 
 def _capped(config: LossScale, scale: float) -> float:
-    highest = CAPS.get(config.rule) if config.max_scale is None else config.max_scale
-    return scale if highest is None else min(scale, highest)
-
-
-def torch_grad_scaler(config: LossScale, state: ScaleState, finite: bool) -> float:
-    """torch.amp.GradScaler: amp/grad_scaler.py, `_amp_update_scale_` in native/cuda/AmpKernels.cu.
-
-    overflow: scale *= backoff; tracker = 0
-    else: tracker += 1; at growth_interval: scale *= growth unless that is infinite; tracker = 0
-    No floor.
-    """
-    if not finite:
-        return _lowered(config, state)
-    return _raised(config, state, stays=True)
-
-
-def mindspore_manager(config: LossScale, state: ScaleState, finite: bool) -> float:
-    """MindSpore DynamicLossScaleManager and DynamicLossScaleUpdateCell.
-
-    train/loss_scale_manager.py, nn/wrap/loss_scale.py:
-    overflow: scale = max(scale * backoff, 1); last_overflow = iteration
-    else: scale *= growth where (iteration - last_overflow) is a multiple of the window
-    The manager gives up after more than 1000 overflows in a row (see `gave_up`).
-    """
-    if not finite:
-        return _lowered(config, state)
-    return _raised(config, state, stays=False)
-
-
-def mindspore_scaler(config: LossScale, state: ScaleState, finite: bool) -> float:
-    """MindSpore amp.DynamicLossScaler.adjust, amp.py.
-
-    overflow: scale = max(1, scale / factor); counter = 0
-    else: at counter == window - 1: scale *= factor unless that is infinite;
-    counter = (counter + 1) % window
-    """
-    if not finite:
-        return _lowered(config, state)
-    return _raised(config, state, stays=True)
-
-
-def mindspore_fixed(config: LossScale, state: ScaleState, finite: bool) -> float:
-    """MindSpore FixedLossScaleManager, train/loss_scale_manager.py: the scale never moves."""
-    return state.scale
-
-
-def apex(config: LossScale, state: ScaleState, finite: bool) -> float:
-    """Apex LossScaler.update_scale, apex/amp/scaler.py at e13873de.
-
-    overflow: scale = max(min_loss_scale or 0, scale / 2); unskipped = 0
-    else: unskipped += 1; at scale_window: scale = min(2^24, scale * 2); unskipped = 0
-    """
-    if not finite:
-        return _lowered(config, state)
-    return _raised(config, state, stays=False)
-
-
-def keras(config: LossScale, state: ScaleState, finite: bool) -> float:
-    """Keras LossScaleOptimizer, optimizers/loss_scale_optimizer.py: no floor, no cap.
-
-    overflow: counter = 0; scale = scale / 2
-    else: at counter == dynamic_growth_steps - 1: counter = 0; scale = scale * 2
-    """
-    if not finite:
-        return _lowered(config, state)
-    return _raised(config, state, stays=False)
-
-
-def jmp(config: LossScale, state: ScaleState, finite: bool) -> float:
-    """jmp.DynamicLossScale.adjust, jmp/_src/loss_scale.py.
-
-    overflow: scale = max(min_loss_scale, scale / factor), min_loss_scale 1; counter = 0
-    else: at counter == period - 1: scale *= factor unless that is infinite;
-    counter = (counter + 1) % period
-    """
-    if not finite:
-        return _lowered(config, state)
-    return _raised(config, state, stays=True)
-
-
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        "torch.GradScaler": torch_grad_scaler,
-        "mindspore.DynamicLossScaleManager": mindspore_manager,
-        "mindspore.DynamicLossScaler": mindspore_scaler,
-        "mindspore.FixedLossScaleManager": mindspore_fixed,
-        "apex": apex,
-        "keras.LossScaleOptimizer": keras,
-        "jmp.DynamicLossScale": jmp,
-    }
-)
-"""The scale after a step, by `LossScale.rule`; a fixed scale does not ask them."""
-
-LOWEST_INIT: Mapping[str, float] = MappingProxyType(
-    {
-        "mindspore.DynamicLossScaleManager": 1.0,
-        "mindspore.DynamicLossScaler": 1.0,
-        "mindspore.FixedLossScaleManager": 1.0,
-    }
-)
-MOST_OVERFLOWS: Mapping[str, int] = MappingProxyType({"mindspore.DynamicLossScaleManager": 1000})
+    cap = highest(config)
+    return scale if cap is None else min(scale, cap)
 
 
 def initial_state(config: LossScale) -> ScaleState:
     """Return the state before step 0; InputError where the framework of the rule refuses."""
     if config.kind == "none":
         return ScaleState(1.0)
-    lowest = LOWEST_INIT.get(config.rule, 0.0)
-    if config.init_scale < lowest:
+    least = RULES[config.rule].lowest_init
+    if config.init_scale < least:
         given = f"{config.init_scale:g} with rule {config.rule}"
-        raise InputError(f"loss_scale.init_scale: {given}; expected at least {lowest:g}")
+        raise InputError(f"loss_scale.init_scale: {given}; expected at least {least:g}")
     factors = (config.growth_factor, config.backoff_factor)
     dynamic = config.kind == "dynamic"
     if dynamic and config.rule == "keras.LossScaleOptimizer" and factors != (2.0, 0.5):
@@ -205,9 +139,8 @@ def next_state(config: LossScale, state: ScaleState, finite: bool, step: int) ->
         return ScaleState(_scheduled(config, step + 1), 0, bad)
     if config.kind != "dynamic":
         return ScaleState(state.scale, 0, bad)
-    scale = RULES[config.rule](config, state, finite)
     good = (state.good_steps + 1) % config.growth_interval if finite else 0
-    return ScaleState(scale, good, bad)
+    return ScaleState(_moved(config, state, finite), good, bad)
 
 
 def skips_update(config: LossScale, finite: bool) -> bool:
@@ -222,7 +155,7 @@ def skips_update(config: LossScale, finite: bool) -> bool:
 
 def gave_up(config: LossScale, state: ScaleState) -> bool:
     """Whether the framework would end the run with an error: too many overflows in a row."""
-    most = MOST_OVERFLOWS.get(config.rule)
+    most = RULES[config.rule].most_overflows
     return config.kind == "dynamic" and most is not None and state.overflows_in_a_row > most
 
 
