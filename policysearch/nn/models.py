@@ -91,11 +91,7 @@ def transformer(
     if len(input_shape) not in (2, 3):
         valid = "[time, features] or [channels, rows, columns]"
         raise InputError(f"model transformer: input {list(input_shape)}; expected {valid}")
-    if min(width, heads, *hidden) < 1 or width % heads:
-        given = f"width {width}, hidden {list(hidden)}, heads {heads}"
-        raise InputError(
-            f"model transformer: {given}; expected positive ones, the width divisible by heads"
-        )
+    _check_widths("transformer", width, hidden, heads)
     time = input_shape[-2]
     layers: list[Layer] = [
         Tokens("tokens"),
@@ -108,6 +104,14 @@ def transformer(
     layers += [norm("norm", width), JoinTokens("flatten", time)]
     layers.append(Linear("head", time * width, classes))
     return Chain("transformer", tuple(layers), input_shape, classes)
+
+
+def _check_widths(model: str, width: int, hidden: tuple[int, ...], heads: int) -> None:
+    if min(width, heads, *hidden) < 1 or width % heads:
+        given = f"width {width}, hidden {list(hidden)}, heads {heads}"
+        raise InputError(
+            f"model {model}: {given}; expected positive ones, the width divisible by heads"
+        )
 
 
 def gpt(
@@ -125,11 +129,7 @@ def gpt(
     """
     if len(input_shape) != 1:
         raise InputError(f"model gpt: inputs {list(input_shape)}; expected [time] tokens")
-    if min(width, heads, *hidden) < 1 or width % heads:
-        given = f"width {width}, hidden {list(hidden)}, heads {heads}"
-        raise InputError(
-            f"model gpt: {given}; expected positive ones, the width divisible by heads"
-        )
+    _check_widths("gpt", width, hidden, heads)
     (time,) = input_shape
     layers: list[Layer] = [Embedding("embed", classes, width), Position("position", time)]
     for number, inner in enumerate(hidden, 1):
@@ -196,7 +196,13 @@ def _basic_block(
 
 
 WIDTHS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"mlp": (), "transformer": (32, 128), "gpt": (64, 256, 256), "resnet": (8, 16, 32, 64)}
+    {
+        "mlp": (),
+        "transformer": (32, 128),
+        "rms_transformer": (32, 128),
+        "gpt": (64, 256, 256),
+        "resnet": (8, 16, 32, 64),
+    }
 )
 """The widths of each model that takes some, where a task gives none."""
 
@@ -244,7 +250,7 @@ def _rms_transformer(
     input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]
 ) -> Chain:
     """The blocks of small language models that are trained for speed: squared ReLU, bare norms."""
-    width, *hidden = widths or (32, 128)
+    width, *hidden = widths or WIDTHS["rms_transformer"]
     made = transformer(
         *(input_shape, classes, width, tuple(hidden)),
         activation=activation,
