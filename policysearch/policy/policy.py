@@ -77,6 +77,11 @@ def uniform_layer(
     return LayerPolicy(name, "bfloat16", grad, "bfloat16", param, accumulator)
 
 
+def usual_storage(compute: str) -> str:
+    """Return where parameters of a layer in this format are stored without masters."""
+    return compute if format_named(compute).bits >= 16 else "bfloat16"
+
+
 def with_accumulator(policy: Policy, name: str) -> Policy:
     """Return the policy where every layer that computes below float32 sums in `name`."""
     layers = tuple(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
 from policysearch.policy.policy import Policy
+from policysearch.report.table import aligned
 from policysearch.train.step import LOSSES
 
 STEPS = (
@@ -47,7 +48,7 @@ def explain(graph: Graph, policy: Policy) -> str:
             "",
             *(_step_line(graph, step) for step in steps),
             "",
-            *_aligned(rows),
+            *aligned(rows),
             "",
             _summary(graph),
             "",
@@ -132,15 +133,6 @@ def _row(graph: Graph, node: Node, step: str) -> tuple[str, ...]:
         shape,
         form,
     )
-
-
-def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    table = list(rows)
-    widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
 
 
 def _summary(graph: Graph) -> str:

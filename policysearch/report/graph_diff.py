@@ -14,13 +14,13 @@ from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.scaling import Scaling
+from policysearch.report.step_cost import MIB
 from policysearch.rewrite.cast_rules import cancel_casts, sink_casts
 from policysearch.rewrite.policy_pass import policy_pass
 from policysearch.rewrite.rules import Pass, apply_rules, node_lines
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 
-MIB = 2.0**20
 IDLE = " (not done in training)"
 
 

@@ -113,8 +113,7 @@ class Editor:
         new = self.copy(source, ())
         name = self.nodes[new].name
         self.copies.append((name, source.name))
-        for old, value in [pair for pair in self.updates if pair[0] == source.id]:
-            assert old == source.id
+        for value in [value for old, value in self.updates if old == source.id]:
             self.updates.append((new, self._copied_way(source.id, new, value)))
             self._taken.add(self.updates[-1][1])
         if NEXT + source.name in self.outputs:

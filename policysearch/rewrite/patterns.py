@@ -61,10 +61,6 @@ class Wanted:
                 f"layer: {shown(self.layer)}: {error}; expected a regular expression"
             ) from None
 
-    def fits(self, node: Node, layer_type: str, only_read_once: bool) -> bool:
-        """Return whether a node of a layer of this type is what is wanted."""
-        return self.fits_kind(node) and self.fits_place(node, layer_type, only_read_once)
-
     def fits_kind(self, node: Node) -> bool:
         """Return whether op, kind, role and source fit; equal for nodes of one `kind_of`."""
         return (
@@ -75,7 +71,7 @@ class Wanted:
         )
 
     def fits_place(self, node: Node, layer_type: str, only_read_once: bool) -> bool:
-        """Return whether all else fits."""
+        """Return whether all else fits a node of a layer of this type."""
         return (
             (not self.formats or node.format in self.formats)
             and (not self.layer_types or layer_type in self.layer_types)

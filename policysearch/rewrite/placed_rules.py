@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
 from policysearch.rewrite.format_rules import (
     OFF,
     PARTS,
@@ -145,8 +144,7 @@ def apply_format_rules(
 def _filled(formats: Formats | None, old: LayerPolicy, master_weights: bool) -> LayerPolicy:
     if formats is None or isinstance(formats, LayerPolicy):
         return formats or old
-    stored = formats if format_named(formats).bits >= 16 else "bfloat16"
-    param = "float32" if master_weights else stored
+    param = "float32" if master_weights else usual_storage(formats)
     return uniform_layer(formats, param=param, accumulator=old.accumulator)
 
 

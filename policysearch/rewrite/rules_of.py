@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
 from policysearch.rewrite.format_rules import PARTS, FormatRule, LayerMatch
 from policysearch.rewrite.patterns import block_of
 from policysearch.rewrite.placed_rules import LISTS
@@ -44,8 +43,8 @@ def rules_of(policy: Policy, base: Policy, graph: Graph, model: Model) -> tuple[
 
 
 def _rule(layer: LayerPolicy, match: LayerMatch, master_weights: bool, summed: bool) -> FormatRule:
-    stored = layer.compute if format_named(layer.compute).bits >= 16 else "bfloat16"
-    uniform = uniform_layer(layer.compute, param="float32" if master_weights else stored)
+    stored = "float32" if master_weights else usual_storage(layer.compute)
+    uniform = uniform_layer(layer.compute, param=stored)
     said = {part: getattr(layer, part) for part in PARTS}
     parts = {part: given for part, given in said.items() if given != getattr(uniform, part)}
     if len(parts) > MOST_PARTS:

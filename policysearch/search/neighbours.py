@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from policysearch.formats import format_named
-from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.policy import Policy, uniform_layer, usual_storage
 from policysearch.search.decided.base import Group
-from policysearch.search.decided.storage import usual
 from policysearch.search.noise import change
 from policysearch.search.results import Results
 from policysearch.search.space import Space
@@ -92,7 +91,7 @@ def _next_formats(now: str, offered: tuple[str, ...]) -> Iterator[tuple[Step, st
 
 
 def _in_format(policy: Policy, group: Group, name: str) -> Policy:
-    param = "float32" if policy.master_weights else usual(name)
+    param = "float32" if policy.master_weights else usual_storage(name)
     layers = tuple(
         (layer, uniform_layer(name, param=param, accumulator=old.accumulator))
         if layer in group.layers

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policysearch.formats import format_named
-from policysearch.policy.policy import AS_STORED, Policy
+from policysearch.policy.policy import AS_STORED, Policy, usual_storage
 from policysearch.search.decided.base import (
     SAME,
     Choices,
@@ -59,7 +58,9 @@ class Storage:
         layers, stored = dict(policy.layers), {}
         for group in at.groups:
             given = params.get(f"param.{group.name}", section.param_formats[0])
-            stored[group.name] = usual(layers[group.layers[0]].compute) if given == SAME else given
+            stored[group.name] = (
+                usual_storage(layers[group.layers[0]].compute) if given == SAME else given
+            )
         return with_layers(policy, at, param=stored)
 
     def read(self, policy: Policy, section: StoredFormats, at: Setting) -> Params:
@@ -67,7 +68,7 @@ class Storage:
         found: Params = {"master_weights": policy.master_weights}
         for group in at.groups:
             layer = layers[group.layers[0]]
-            same = policy.master_weights or layer.param == usual(layer.compute)
+            same = policy.master_weights or layer.param == usual_storage(layer.compute)
             offered = SAME in section.param_formats
             found[f"param.{group.name}"] = SAME if same and offered else layer.param
         return found
@@ -78,7 +79,7 @@ class Storage:
         layers = dict(policy.layers)
         firsts = [layers[group.layers[0]] for group in at.groups]
         said = [short_format(each.param) for each in firsts]
-        if all(each.param == usual(each.compute) for each in firsts):
+        if all(each.param == usual_storage(each.compute) for each in firsts):
             return ["no-master"]
         return ["no-master", f"param:{said[0] if len(set(said)) == 1 else '/'.join(said)}"]
 
@@ -108,8 +109,3 @@ class OptimizerState:
     def words(self, policy: Policy, section: StoredFormats, at: Setting) -> list[str]:
         state = policy.optimizer_state
         return [] if state in ("float32", AS_STORED) else [f"state:{short_format(state)}"]
-
-
-def usual(compute: str) -> str:
-    """Return where parameters of a layer in this format are stored without masters."""
-    return compute if format_named(compute).bits >= 16 else "bfloat16"
