@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from typing import Literal
 
@@ -65,6 +66,33 @@ def convolution(
     return out
 
 
+def normed(
+    step: Layers,
+    batch: int,
+    c_in: int,
+    c_out: int,
+    extent: Extent,
+    window: int | Extent,
+    stride: int = 1,
+    groups: int = 1,
+    *,
+    relu: bool = True,
+    add: bool = False,
+    dilated: bool = False,
+) -> Extent:
+    """Add a convolution and its batch norm; return the new extent. Of 3 channels it is the first.
+
+    `relu` and `add` as in `Layers.batch_norm`.
+    """
+    out = convolution(
+        *(step, batch, c_in, c_out, extent, window, stride, groups),
+        first=c_in == 3,
+        dilated=dilated,
+    )
+    step.batch_norm(batch * c_out * prod(out), relu, add)
+    return out
+
+
 def _extent_behind(extent: Extent, strides: Extent, transposed: bool) -> Extent:
     pairs = tuple(zip(extent, strides, strict=True))
     return tuple(x * s for x, s in pairs) if transposed else tuple(-(-x // s) for x, s in pairs)
@@ -102,6 +130,18 @@ def update(step: Layers, optimizer: OptimizerName, accumulation: int = 1) -> Non
         step.move(p, p, 4)
     if accumulation > 1:
         step.move(2 * step.parameters, step.parameters, 4)
+
+
+def classifier(step: Layers, batch: int, widths: tuple[int, ...], dropout: bool = True) -> None:
+    """Add products of these widths, ReLU and dropout between them, the loss, and the update."""
+    for n_in, n_out in pairwise(widths):
+        step.linear(batch, n_in, n_out)
+        if n_out != widths[-1]:
+            step.relu(batch * n_out)
+            if dropout:
+                step.dropout(batch * n_out)
+    step.cross_entropy(batch * widths[-1])
+    update(step, "sgd")
 
 
 def squeeze_excite(step: Layers, batch: int, channels: int, inner: int, elements: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import ceil, prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, classifier, convolution, normed, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -19,23 +19,15 @@ OUTPUTS = 3 * 85
 """Three boxes a place: four sides, whether there is one, and 80 classes."""
 
 
-def _normed(
-    step: Layers, batch: int, c_in: int, c_out: int, extent: Extent, window: int, stride: int = 1
-) -> Extent:
-    out = convolution(step, batch, c_in, c_out, extent, window, stride, first=c_in == 3)
-    step.batch_norm(batch * c_out * prod(out))
-    return out
-
-
 def _darknet(step: Layers, batch: int, side: int) -> list[Extent]:
     """Add the backbone; return the extents behind its stages."""
-    extent = _normed(step, batch, 3, 32, (side, side), 3)
+    extent = normed(step, batch, 3, 32, (side, side), 3)
     extents = []
     for width, blocks in DARKNET:
-        extent = _normed(step, batch, width // 2, width, extent, 3, 2)
+        extent = normed(step, batch, width // 2, width, extent, 3, 2)
         step.repeat(blocks)
-        _normed(step, batch, width, width // 2, extent, 1)
-        _normed(step, batch, width // 2, width, extent, 3)
+        normed(step, batch, width, width // 2, extent, 1)
+        normed(step, batch, width // 2, width, extent, 3)
         step.residual(batch * width * prod(extent))
         step.repeat(1)
         extents.append(extent)
@@ -45,9 +37,7 @@ def _darknet(step: Layers, batch: int, side: int) -> list[Extent]:
 def _darknet53(step: Layers, batch: int) -> None:
     extent = _darknet(step, batch, 256)[-1]
     step.pool(batch * 1024 * prod(extent), batch * 1024)
-    step.linear(batch, 1024, 1000)
-    step.cross_entropy(batch * 1000)
-    update(step, "sgd")
+    classifier(step, batch, (1024, 1000))
 
 
 def _boxes(step: Layers, batch: int, c_in: int, extent: Extent) -> None:
@@ -72,14 +62,14 @@ def _yolov3(step: Layers, batch: int) -> None:
     for width, extent in zip((512, 256, 128), reversed(maps), strict=False):
         for i in range(5):
             c_out, window = (width, 1) if i % 2 == 0 else (2 * width, 3)
-            _normed(step, batch, c_in, c_out, extent, window)
+            normed(step, batch, c_in, c_out, extent, window)
             c_in = c_out
         step.branch(batch * width * prod(extent))
-        _normed(step, batch, width, 2 * width, extent, 3)
+        normed(step, batch, width, 2 * width, extent, 3)
         _boxes(step, batch, 2 * width, extent)
         if width > 128:
             step.branch(batch * width * prod(extent))
-            _normed(step, batch, width, width // 2, extent, 1)
+            normed(step, batch, width, width // 2, extent, 1)
             c_in = width // 2 + width
             _doubled(step, batch, width // 2, extent, c_in)
     update(step, "sgd")
@@ -90,44 +80,44 @@ def _cross(
 ) -> None:
     """Add a stage of which half the channels pass blocks ("C3"), residual ones if `add`."""
     half, space = c_out // 2, prod(extent)
-    _normed(step, batch, c_in, half, extent, 1)
+    normed(step, batch, c_in, half, extent, 1)
     step.repeat(blocks)
-    _normed(step, batch, half, half, extent, 1)
-    _normed(step, batch, half, half, extent, 3)
+    normed(step, batch, half, half, extent, 1)
+    normed(step, batch, half, half, extent, 3)
     if add:
         step.residual(batch * half * space)
     step.repeat(1)
     step.branch(batch * c_in * space)
-    _normed(step, batch, c_in, half, extent, 1)
+    normed(step, batch, c_in, half, extent, 1)
     step.copy(batch * c_out * space)
-    _normed(step, batch, c_out, c_out, extent, 1)
+    normed(step, batch, c_out, c_out, extent, 1)
 
 
 def _yolov5(step: Layers, batch: int, size: str) -> None:
     depth, share = YOLOV5[size]
     widths = [round(width * share) for width in (64, 128, 256, 512, 1024)]
-    extent = _normed(step, batch, 3, widths[0], (640, 640), 6, 2)
+    extent = normed(step, batch, 3, widths[0], (640, 640), 6, 2)
     maps = []
     for c_in, c_out, blocks in zip(widths, widths[1:], (3, 6, 9, 3), strict=False):
-        extent = _normed(step, batch, c_in, c_out, extent, 3, 2)
+        extent = normed(step, batch, c_in, c_out, extent, 3, 2)
         _cross(step, batch, c_out, c_out, extent, ceil(blocks * depth - 1e-9))
         maps.append(extent)
     (_, _, c3, c4, c5), (_, e3, e4, e5), few = widths, maps, ceil(3 * depth - 1e-9)
-    _normed(step, batch, c5, c5 // 2, e5, 1)
+    normed(step, batch, c5, c5 // 2, e5, 1)
     for _ in range(3):
         step.pool(batch * c5 // 2 * prod(e5), batch * c5 // 2 * prod(e5))
     step.copy(batch * 2 * c5 * prod(e5))
-    _normed(step, batch, 2 * c5, c5, e5, 1)
-    _normed(step, batch, c5, c4, e5, 1)
+    normed(step, batch, 2 * c5, c5, e5, 1)
+    normed(step, batch, c5, c4, e5, 1)
     _doubled(step, batch, c4, e5, 2 * c4)
     _cross(step, batch, 2 * c4, c4, e4, few, add=False)
-    _normed(step, batch, c4, c3, e4, 1)
+    normed(step, batch, c4, c3, e4, 1)
     _doubled(step, batch, c3, e4, 2 * c3)
     _cross(step, batch, 2 * c3, c3, e3, few, add=False)
     _boxes(step, batch, c3, e3)
     for c_in, c_out, extent in ((c3, c4, e3), (c4, c5, e4)):
         step.branch(batch * c_in * prod(extent))
-        out = _normed(step, batch, c_in, c_in, extent, 3, 2)
+        out = normed(step, batch, c_in, c_in, extent, 3, 2)
         step.copy(batch * c_out * prod(out))
         _cross(step, batch, c_out, c_out, out, few, add=False)
         _boxes(step, batch, c_out, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, convolution, normed, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 from policysearch.cost.networks.residual import stages, stem
@@ -28,10 +28,8 @@ def _ssd(step: Layers, batch: int) -> None:
     sources = [(channels, extent)]
     steps = ((256, 512, 2), (256, 512, 2), (128, 256, 2), (128, 256, 2), (128, 256, 3))
     for mid, c_out, stride in steps:
-        convolution(step, batch, channels, mid, extent, 1)
-        step.batch_norm(batch * mid * prod(extent))
-        extent = convolution(step, batch, mid, c_out, extent, 3, stride)
-        step.batch_norm(batch * c_out * prod(extent))
+        normed(step, batch, channels, mid, extent, 1)
+        extent = normed(step, batch, mid, c_out, extent, 3, stride)
         channels = c_out
         sources.append((channels, extent))
     for (channels, extent), boxes in zip(sources, (4, 6, 6, 6, 4, 4), strict=True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from policysearch.cost.convolutions import classifier, normed
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
-from policysearch.cost.networks.plain import activated, classifier
 
 Chain = tuple[tuple[int, tuple[int, int]], ...]
 """Width and window of the convolutions of a chain."""
@@ -16,7 +16,7 @@ def _chain(step: Layers, batch: int, c_in: int, side: int, chain: Chain, stride:
     """Add a chain of normed convolutions, the last with the stride."""
     for i, (c_out, window) in enumerate(chain):
         last = i == len(chain) - 1
-        activated(step, batch, c_in, c_out, (side, side), window, stride if last else 1, norm=True)
+        normed(step, batch, c_in, c_out, (side, side), window, stride if last else 1)
         c_in = c_out
 
 
@@ -90,7 +90,7 @@ def _inception_v3(step: Layers, batch: int) -> None:
         )
         width = _module(step, batch, width, 17, chains, 192)
     _chain(step, batch, width, 5, ((128, ONE),))
-    activated(step, batch, 128, 768, (1, 1), 5, norm=True)
+    normed(step, batch, 128, 768, (1, 1), 5)
     step.linear(batch, 768, 1000)
     step.cross_entropy(batch * 1000)
     narrow = (((192, ONE), (320, THREE)), ((192, ONE), (192, ROW), (192, COLUMN), (192, THREE)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, classifier, normed
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.mobile import inverted, rounded
 from policysearch.cost.networks.network import Network, images
@@ -56,30 +56,21 @@ V2_SMALL = (
 """Expansion, width, blocks, stride and whether depthwise with squeeze (Tan and Le, 2021)."""
 
 
-def _first(step: Layers, batch: int, width: int, side: int) -> Extent:
-    extent = convolution(step, batch, 3, width, (side, side), 3, 2, first=True)
-    step.batch_norm(batch * width * prod(extent))
-    return extent
-
-
 def _last(step: Layers, batch: int, c_in: int, widths: tuple[int, ...], extent: Extent) -> None:
     """Add a convolution of 1, and products of the other widths behind the pool."""
     mid = widths[0]
-    convolution(step, batch, c_in, mid, extent, 1)
-    step.batch_norm(batch * mid * prod(extent))
+    normed(step, batch, c_in, mid, extent, 1)
     step.pool(batch * mid * prod(extent), batch * mid)
     for width in widths[1:]:
         step.linear(batch, mid, width)
         step.relu(batch * width)
         mid = width
     step.dropout(batch * mid)
-    step.linear(batch, mid, 1000)
-    step.cross_entropy(batch * 1000)
-    update(step, "sgd")
+    classifier(step, batch, (mid, 1000))
 
 
 def _mobilenet_v3(step: Layers, batch: int, blocks: Blocks, last: tuple[int, int]) -> None:
-    c_in, extent = 16, _first(step, batch, 16, 224)
+    c_in, extent = 16, normed(step, batch, 3, 16, (224, 224), 3, 2)
     for mid, c_out, stride, window, squeezed in blocks:
         squeeze = rounded(mid // 4) if squeezed else 0
         extent = inverted(step, batch, c_in, (mid, c_out, stride, window), extent, squeeze)
@@ -87,16 +78,9 @@ def _mobilenet_v3(step: Layers, batch: int, blocks: Blocks, last: tuple[int, int
     _last(step, batch, c_in, last, extent)
 
 
-def _fused(step: Layers, batch: int, c_in: int, mid: int, c_out: int, extent: Extent) -> None:
-    """Add the rest of a block whose first convolution is of 3 and not depthwise."""
-    if mid != c_out:
-        convolution(step, batch, mid, c_out, extent, 1)
-        step.batch_norm(batch * c_out * prod(extent), relu=False)
-
-
 def _efficientnet_v2(step: Layers, batch: int, side: int) -> None:
     """EfficientNetV2-S at the extent that it is trained at."""
-    c_in, extent = 24, _first(step, batch, 24, side)
+    c_in, extent = 24, normed(step, batch, 3, 24, (side, side), 3, 2)
     for expansion, c_out, blocks, first_stride, depthwise in V2_SMALL:
         for i in range(blocks):
             mid, stride = c_in * expansion, first_stride if i == 0 else 1
@@ -105,9 +89,9 @@ def _efficientnet_v2(step: Layers, batch: int, side: int) -> None:
                 extent = inverted(step, batch, c_in, row, extent, c_in // 4)
             else:
                 wide = mid if expansion > 1 else c_out
-                extent = convolution(step, batch, c_in, wide, extent, 3, stride)
-                step.batch_norm(batch * wide * prod(extent))
-                _fused(step, batch, c_in, wide, c_out, extent)
+                extent = normed(step, batch, c_in, wide, extent, 3, stride)
+                if wide != c_out:
+                    normed(step, batch, wide, c_out, extent, 1, relu=False)
                 if stride == 1 and c_in == c_out:
                     step.residual(batch * c_out * prod(extent))
             c_in = c_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import ceil, prod
 
-from policysearch.cost.convolutions import Extent, convolution, squeeze_excite, update
+from policysearch.cost.convolutions import Extent, classifier, normed, squeeze_excite
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -65,15 +65,11 @@ def inverted(
     """
     mid, c_out, stride, window = row
     if mid != c_in:
-        convolution(step, batch, c_in, mid, extent, 1)
-        step.batch_norm(batch * mid * prod(extent))
-    out = convolution(step, batch, mid, mid, extent, window, stride, groups=mid)
-    elements = batch * mid * prod(out)
-    step.batch_norm(elements)
+        normed(step, batch, c_in, mid, extent, 1)
+    out = normed(step, batch, mid, mid, extent, window, stride, groups=mid)
     if squeeze:
-        squeeze_excite(step, batch, mid, squeeze, elements)
-    convolution(step, batch, mid, c_out, out, 1)
-    step.batch_norm(batch * c_out * prod(out), relu=False)
+        squeeze_excite(step, batch, mid, squeeze, batch * mid * prod(out))
+    normed(step, batch, mid, c_out, out, 1, relu=False)
     if stride == 1 and c_in == c_out:
         step.residual(batch * c_out * prod(out))
     return out
@@ -89,8 +85,7 @@ def _mobile(
     squeeze: bool = False,
 ) -> None:
     c_in = rounded(32 * width)
-    extent = convolution(step, batch, 3, c_in, (side, side), 3, 2, first=True)
-    step.batch_norm(batch * c_in * prod(extent))
+    extent = normed(step, batch, 3, c_in, (side, side), 3, 2)
     for expansion, planes, blocks, stride, window in rows:
         c_out = rounded(planes * width)
         for i in range(ceil(blocks * depth)):
@@ -98,37 +93,27 @@ def _mobile(
             extent = inverted(step, batch, c_in, row, extent, c_in // 4 if squeeze else 0)
             c_in = c_out
     last = rounded(1280 * max(1.0, width)) if squeeze else 1280
-    convolution(step, batch, c_in, last, extent, 1)
-    step.batch_norm(batch * last * prod(extent))
+    normed(step, batch, c_in, last, extent, 1)
     step.dropout(batch * last)
-    step.linear(batch, last, 1000)
-    step.cross_entropy(batch * 1000)
-    update(step, "sgd")
+    classifier(step, batch, (last, 1000))
 
 
 def _shufflenet(step: Layers, batch: int, widths: tuple[int, ...]) -> None:
     """Halves of the channels through 1 x 1, depthwise and 1 x 1 (Ma et al., 2018)."""
-    extent = convolution(step, batch, 3, 24, (224, 224), 3, 2, first=True)
-    step.batch_norm(batch * 24 * prod(extent))
+    extent = normed(step, batch, 3, 24, (224, 224), 3, 2)
     extent, c_in = tuple(x // 2 for x in extent), 24
     step.pool(4 * batch * 24 * prod(extent), batch * 24 * prod(extent))
     for c_out, blocks in zip(widths, (4, 8, 4), strict=False):
         half = c_out // 2
         for i in range(blocks):
             stride, given = (2, c_in) if i == 0 else (1, half)
-            convolution(step, batch, given, half, extent, 1)
-            step.batch_norm(batch * half * prod(extent))
-            extent = convolution(step, batch, half, half, extent, 3, stride, groups=half)
-            step.batch_norm(batch * half * prod(extent), relu=False)
-            convolution(step, batch, half, half, extent, 1)
-            step.batch_norm(batch * half * prod(extent))
+            normed(step, batch, given, half, extent, 1)
+            extent = normed(step, batch, half, half, extent, 3, stride, groups=half, relu=False)
+            normed(step, batch, half, half, extent, 1)
             step.copy(2 * batch * c_out * prod(extent))
         c_in = c_out
-    convolution(step, batch, c_in, widths[-1], extent, 1)
-    step.batch_norm(batch * widths[-1] * prod(extent))
-    step.linear(batch, widths[-1], 1000)
-    step.cross_entropy(batch * 1000)
-    update(step, "sgd")
+    normed(step, batch, c_in, widths[-1], extent, 1)
+    classifier(step, batch, (widths[-1], 1000))
 
 
 NETWORKS: dict[str, Network] = {

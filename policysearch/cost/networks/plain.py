@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, classifier, convolution, normed
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -53,25 +52,11 @@ def activated(
     norm: bool = False,
 ) -> Extent:
     """Add a convolution with ReLU, batch norm between them if `norm`."""
-    first = c_in == 3
-    out = convolution(step, batch, c_in, c_out, extent, window, stride, first=first, bias=not norm)
-    elements = batch * c_out * prod(out)
     if norm:
-        step.batch_norm(elements)
-    else:
-        step.relu(elements)
+        return normed(step, batch, c_in, c_out, extent, window, stride)
+    out = convolution(step, batch, c_in, c_out, extent, window, stride, first=c_in == 3, bias=True)
+    step.relu(batch * c_out * prod(out))
     return out
-
-
-def classifier(step: Layers, batch: int, widths: tuple[int, ...], dropout: bool = True) -> None:
-    for n_in, n_out in pairwise(widths):
-        step.linear(batch, n_in, n_out)
-        if n_out != widths[-1]:
-            step.relu(batch * n_out)
-            if dropout:
-                step.dropout(batch * n_out)
-    step.cross_entropy(batch * widths[-1])
-    update(step, "sgd")
 
 
 def _vgg(step: Layers, batch: int, depth: int, norm: bool) -> None:
@@ -113,9 +98,9 @@ def _squeezenet(step: Layers, batch: int, early_pools: bool) -> None:
 
 
 def _googlenet(step: Layers, batch: int) -> None:
-    extent = _half(step, batch, 64, activated(step, batch, 3, 64, (224, 224), 7, 2, norm=True))
-    activated(step, batch, 64, 64, extent, 1, norm=True)
-    _half(step, batch, 192, activated(step, batch, 64, 192, extent, 3, norm=True))
+    extent = _half(step, batch, 64, normed(step, batch, 3, 64, (224, 224), 7, 2))
+    normed(step, batch, 64, 64, extent, 1)
+    _half(step, batch, 192, normed(step, batch, 64, 192, extent, 3))
     for side, c_in, (one, three_in, three, five_in, five, pool) in INCEPTION:
         space = (side, side)
         for a, b, window in (
@@ -126,7 +111,7 @@ def _googlenet(step: Layers, batch: int) -> None:
             (five_in, five, 3),
             (c_in, pool, 1),
         ):
-            activated(step, batch, a, b, space, window, norm=True)
+            normed(step, batch, a, b, space, window)
         step.pool(batch * c_in * side**2, batch * c_in * side**2)
         step.copy(batch * (one + three + five + pool) * side**2)
     classifier(step, batch, (1024, 1000))
@@ -134,15 +119,12 @@ def _googlenet(step: Layers, batch: int) -> None:
 
 def _densenet(step: Layers, batch: int, depth: int) -> None:
     width, growth, blocks = DENSENET[depth]
-    extent = _half(
-        step, batch, width, activated(step, batch, 3, width, (224, 224), 7, 2, norm=True)
-    )
+    extent = _half(step, batch, width, normed(step, batch, 3, width, (224, 224), 7, 2))
     for i, count in enumerate(blocks):
         space = prod(extent)
         for _ in range(count):
             step.batch_norm(batch * width * space)
-            convolution(step, batch, width, 4 * growth, extent, 1)
-            step.batch_norm(batch * 4 * growth * space)
+            normed(step, batch, width, 4 * growth, extent, 1)
             convolution(step, batch, 4 * growth, growth, extent, 3)
             width += growth
             step.copy(batch * width * space)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, squeeze_excite, update
+from policysearch.cost.convolutions import Extent, classifier, normed, squeeze_excite
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -39,20 +39,16 @@ def _block(
     squeeze: int,
 ) -> Extent:
     """Add a block of grouped convolutions, `group` channels each; return its extent."""
-    convolution(step, batch, c_in, c_out, extent, 1)
-    step.batch_norm(batch * c_out * prod(extent))
+    normed(step, batch, c_in, c_out, extent, 1)
     groups = c_out // min(group, c_out)
-    out = convolution(step, batch, c_out, c_out, extent, 3, stride, groups=groups)
+    out = normed(step, batch, c_out, c_out, extent, 3, stride, groups)
     elements = batch * c_out * prod(out)
-    step.batch_norm(elements)
     if squeeze:
         squeeze_excite(step, batch, c_out, squeeze, elements)
-    convolution(step, batch, c_out, c_out, out, 1)
-    step.batch_norm(elements, add=True)
+    normed(step, batch, c_out, c_out, out, 1, add=True)
     if stride > 1:
         step.branch(batch * c_in * prod(extent))
-        convolution(step, batch, c_in, c_out, extent, 1, stride)
-        step.batch_norm(elements, relu=False)
+        normed(step, batch, c_in, c_out, extent, 1, stride, relu=False)
         step.branch(elements)
     return out
 
@@ -60,17 +56,14 @@ def _block(
 def _regnet(step: Layers, batch: int, name: str) -> None:
     """The y of them squeeze to a quarter of a block's input."""
     widths, depths, group = STAGES[name]
-    c_in, extent = 32, convolution(step, batch, 3, 32, (224, 224), 3, 2, first=True)
-    step.batch_norm(batch * 32 * prod(extent))
+    c_in, extent = 32, normed(step, batch, 3, 32, (224, 224), 3, 2)
     for c_out, blocks in zip(widths, depths, strict=True):
         for i in range(blocks):
             squeeze = round(c_in / 4) if name[0] == "y" else 0
             extent = _block(step, batch, c_in, c_out, extent, 2 if i == 0 else 1, group, squeeze)
             c_in = c_out
     step.pool(batch * c_in * prod(extent), batch * c_in)
-    step.linear(batch, c_in, 1000)
-    step.cross_entropy(batch * 1000)
-    update(step, "sgd")
+    classifier(step, batch, (c_in, 1000))
 
 
 NETWORKS: dict[str, Network] = {

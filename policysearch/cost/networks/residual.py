@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, squeeze_excite, update
+from policysearch.cost.convolutions import Extent, classifier, convolution, normed, squeeze_excite
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 
@@ -22,8 +22,7 @@ BLOCKS = {
 
 def stem(step: Layers, batch: int, extent: Extent = (224, 224), width: int = 64) -> Extent:
     """Add the first convolution and pool; return the extent behind them."""
-    out = convolution(step, batch, 3, width, extent, 7, 2, first=True)
-    step.batch_norm(batch * width * prod(out))
+    out = normed(step, batch, 3, width, extent, 7, 2)
     pooled = tuple(-(-x // 2) for x in out)
     step.pool(batch * width * prod(out), batch * width * prod(pooled))
     return pooled
@@ -121,9 +120,7 @@ def _resnet(name: str, depth: int, groups: int = 1, width: int = 64, squeeze: bo
             step, batch, depth, stem(step, batch), groups=groups, width=width, squeeze=squeeze
         )
         step.pool(batch * channels * prod(extent), batch * channels)
-        step.linear(batch, channels, 1000)
-        step.cross_entropy(batch * 1000)
-        update(step, "sgd")
+        classifier(step, batch, (channels, 1000))
 
     NETWORKS[name] = Network(name, "resnet" if groups == 1 else "resnext", images(build))
 

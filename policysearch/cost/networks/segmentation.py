@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from policysearch.cost.convolutions import Extent, convolution, update
+from policysearch.cost.convolutions import Extent, convolution, normed, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
 from policysearch.cost.networks.residual import stages, stem
@@ -14,17 +14,10 @@ SIDE, CLASSES = 520, 21
 """Of FCN and DeepLabV3."""
 
 
-def _normed(
-    step: Layers, batch: int, c_in: int, c_out: int, extent: Extent, window: int, dilated: bool
-) -> None:
-    convolution(step, batch, c_in, c_out, extent, window, dilated=dilated)
-    step.batch_norm(batch * c_out * prod(extent))
-
-
 def _fully(step: Layers, batch: int, c_in: int, extent: Extent) -> None:
     """Add the head of FCN, and the loss at the image's extent."""
     mid = c_in // 4
-    _normed(step, batch, c_in, mid, extent, 3, False)
+    normed(step, batch, c_in, mid, extent, 3)
     step.dropout(batch * mid * prod(extent))
     _labels(step, batch, mid, extent)
 
@@ -42,15 +35,15 @@ def _pyramid(step: Layers, batch: int, c_in: int, extent: Extent) -> None:
     elements = batch * 256 * prod(extent)
     for window in (1, 3, 3, 3):
         step.branch(batch * c_in * prod(extent))
-        _normed(step, batch, c_in, 256, extent, window, window > 1)
+        normed(step, batch, c_in, 256, extent, window, dilated=window > 1)
     step.pool(batch * c_in * prod(extent), batch * c_in)
-    _normed(step, batch, c_in, 256, (1, 1), 1, False)
+    normed(step, batch, c_in, 256, (1, 1), 1)
     step.move(0, elements)
     step.move(elements, 0)
     step.copy(5 * elements)
-    _normed(step, batch, 5 * 256, 256, extent, 1, False)
+    normed(step, batch, 5 * 256, 256, extent, 1)
     step.dropout(elements)
-    _normed(step, batch, 256, 256, extent, 3, False)
+    normed(step, batch, 256, 256, extent, 3)
     _labels(step, batch, 256, extent)
 
 
@@ -67,9 +60,8 @@ def _segmented(step: Layers, batch: int, depth: int, pyramid: bool) -> None:
 
 
 def _pair(step: Layers, batch: int, c_in: int, c_out: int, extent: Extent) -> None:
-    convolution(step, batch, c_in, c_out, extent, 3, first=c_in == 3)
-    step.batch_norm(batch * c_out * prod(extent))
-    _normed(step, batch, c_out, c_out, extent, 3, False)
+    normed(step, batch, c_in, c_out, extent, 3)
+    normed(step, batch, c_out, c_out, extent, 3)
 
 
 def _unet(step: Layers, batch: int) -> None:

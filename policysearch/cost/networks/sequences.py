@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import pairwise
 
-from policysearch.cost.convolutions import convolution, update
+from policysearch.cost.convolutions import convolution, normed, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network
 
@@ -50,8 +50,7 @@ def _convolutions_1d(
     step: Layers, batch: int, length: int, widths: tuple[int, ...], window: int
 ) -> None:
     for c_in, c_out in pairwise(widths):
-        convolution(step, batch, c_in, c_out, (length,), window)
-        step.batch_norm(batch * c_out * length)
+        normed(step, batch, c_in, c_out, (length,), window)
         step.dropout(batch * c_out * length)
 
 
@@ -118,12 +117,10 @@ def _jasper(step: Layers, batch: int, length: int) -> None:
     for c_out, window in widths:
         for _ in range(2):
             for _ in range(5):
-                convolution(step, batch, c_in, c_out, (frames,), window)
-                step.batch_norm(batch * c_out * frames)
+                normed(step, batch, c_in, c_out, (frames,), window)
                 step.dropout(batch * c_out * frames)
                 c_in = c_out
-            convolution(step, batch, c_in, c_out, (frames,), 1)
-            step.batch_norm(batch * c_out * frames, add=True)
+            normed(step, batch, c_in, c_out, (frames,), 1, add=True)
     convolution(step, batch, 768, 896, (frames,), 29)
     convolution(step, batch, 896, 1024, (frames,), 1)
     convolution(step, batch, 1024, 29, (frames,), 1, bias=True)

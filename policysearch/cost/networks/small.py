@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from policysearch.cost.convolutions import convolution, update
+from policysearch.cost.convolutions import classifier
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
+from policysearch.cost.networks.plain import activated
 
 
 def _mlp(step: Layers, batch: int) -> None:
     """Eight layers of 4096 with ReLU, and 1000 classes."""
-    for n_in, n_out in pairwise((4096,) * 9 + (1000,)):
-        step.linear(batch, n_in, n_out)
-        if n_out == n_in:
-            step.relu(batch * n_out)
-    step.cross_entropy(batch * 1000)
-    update(step, "sgd")
+    classifier(step, batch, (4096,) * 9 + (1000,), dropout=False)
 
 
 def _convnet(step: Layers, batch: int) -> None:
@@ -24,16 +18,11 @@ def _convnet(step: Layers, batch: int) -> None:
     side, c_in = 32, 3
     for width in (64, 128, 256):
         for _ in range(2):
-            convolution(step, batch, c_in, width, (side, side), 3, first=c_in == 3, bias=True)
-            step.relu(batch * width * side**2)
+            activated(step, batch, c_in, width, (side, side), 3)
             c_in = width
         step.pool(batch * width * side**2, batch * width * side**2 // 4)
         side //= 2
-    step.linear(batch, 4096, 512)
-    step.relu(batch * 512)
-    step.linear(batch, 512, 10)
-    step.cross_entropy(batch * 10)
-    update(step, "sgd")
+    classifier(step, batch, (4096, 512, 10), dropout=False)
 
 
 NETWORKS: dict[str, Network] = {

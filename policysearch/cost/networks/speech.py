@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from policysearch.cost.convolutions import convolution, update
+from policysearch.cost.convolutions import convolution, normed, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network
 from policysearch.cost.networks.transformers import attention, feed_forward
@@ -33,8 +33,7 @@ def _separable(
 ) -> int:
     """Add a depthwise convolution and one of 1 with its norm; return the frames behind."""
     extent = convolution(step, batch, c_in, c_in, (frames,), window, stride, groups=c_in)
-    convolution(step, batch, c_in, c_out, extent, 1)
-    step.batch_norm(batch * c_out * extent[0])
+    normed(step, batch, c_in, c_out, extent, 1)
     step.dropout(batch * c_out * extent[0])
     return extent[0]
 
@@ -50,11 +49,9 @@ def _quartznet(step: Layers, batch: int, length: int) -> None:
                 _separable(step, batch, c_in, c_out, frames, window)
                 c_in = c_out
             step.branch(batch * start * frames)
-            convolution(step, batch, start, c_out, (frames,), 1)
-            step.batch_norm(batch * c_out * frames, add=True)
+            normed(step, batch, start, c_out, (frames,), 1, add=True)
     _separable(step, batch, 512, 512, frames, 87)
-    convolution(step, batch, 512, 1024, (frames,), 1)
-    step.batch_norm(batch * 1024 * frames)
+    normed(step, batch, 512, 1024, (frames,), 1)
     convolution(step, batch, 1024, 29, (frames,), 1, bias=True)
     step.cross_entropy(batch * 29 * frames)
     update(step, "adam")

@@ -15,9 +15,7 @@ ACCUMULATED = 16
 """Micro-batches of a step of BERT's pretraining with LAMB on one device; assumed."""
 
 
-def attention(
-    step: Layers, batch: int, rows: int, columns: int, width: int, heads: int, causal: bool = False
-) -> None:
+def attention(step: Layers, batch: int, rows: int, columns: int, width: int, heads: int) -> None:
     """Add attention of [rows] to [columns] positions: projections, scores, softmax and dropout.
 
     Heads are copied in and out. Score, mask and softmax are passes of their own, as before fused
