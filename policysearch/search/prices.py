@@ -18,7 +18,7 @@ from policysearch.search.target import as_run
 from policysearch.values import InputError, to_plain
 
 # What no price depends on.
-_ELSEWHERE = ("commands", "search", "report", "export", "verify", "importers")
+_ELSEWHERE = ("commands", "search", "report", "export", "verify")
 
 
 class Prices:
