@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from benchmarks.search.__main__ import counts, noisy_shares
+from benchmarks.search.runs import Run, RunSearcher
 from benchmarks.search.tables import load, problems
 from policysearch.search.decisions import Decisions
 from policysearch.search.gain import Yardstick
@@ -23,7 +24,6 @@ from policysearch.search.looks import (
     rank_correlation,
     short_share,
 )
-from policysearch.search.runs import Run, RunSearcher
 from policysearch.search.searcher import Listed, Searcher
 from tests.test_searcher import MEASURE, OPTIONS, costs_of, every_row, gaps_of
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.search.gradient_errors import moments, seen_under
+from benchmarks.search.probes import probe_steps, probed_policies
 from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
@@ -11,10 +13,8 @@ from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
 from policysearch.search.effective import Effective
 from policysearch.search.hypervolume import Array
-from policysearch.search.probes import probe_steps, probed_policies
 from policysearch.search.space import Space
 from policysearch.train.beside import Gradients, Moment
-from policysearch.train.gradient_errors import moments, seen_under
 
 
 def scores(objective: Objective, space: Space, effective: Effective, seed: int) -> dict[str, Array]:

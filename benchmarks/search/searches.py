@@ -13,10 +13,10 @@ from optuna.samplers import BaseSampler, NSGAIIISampler
 from optuna.trial import TrialState
 
 from benchmarks.search.rivals import RIVALS
+from benchmarks.search.runs import RunSearcher
 from benchmarks.search.tables import Problem, Table
 from policysearch.search.front import non_dominated
 from policysearch.search.hypervolume import Array
-from policysearch.search.runs import RunSearcher
 from policysearch.search.samplers import sampler_named
 from policysearch.search.searcher import Listed, Row, Searcher
 

@@ -54,7 +54,7 @@ class Table:
     nats. `start` are the places of the uniform ladder, of equal rows the first. `curves` [seeds, n,
     shares] are the gaps at the shares SHARES of the run, None where the task can be run here. Of
     such a task alone there are `probes` [seeds, decisions] and `probe_cost` in trainings, as
-    `policysearch.search.probes` gives them, and `scores` [seeds, decisions] as
+    `benchmarks.search.probes` gives them, and `scores` [seeds, decisions] as
     `benchmarks.search.scores` does.
     """
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.search.live import every
+from benchmarks.search.probes import probe_cost, probes
 from benchmarks.search.scores import scores
 from benchmarks.search.tables import FOLDER
 from policysearch.objective.objective import Objective
@@ -28,7 +29,6 @@ from policysearch.search.effective import Effective
 from policysearch.search.executors import make_executor
 from policysearch.search.gain import yardstick
 from policysearch.search.jobs import Job
-from policysearch.search.probes import probe_cost, probes
 from policysearch.search.space import Params
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.study_space import space_of
