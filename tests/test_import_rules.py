@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from policysearch.graph import Shape
 from policysearch.importers.catalogue import RULES
+from policysearch.train.step import trace_forward
 from tests.imported_steps import BATCH, assert_as_torch
 
 pytestmark = pytest.mark.torch
@@ -247,3 +248,11 @@ def test_a_rule_computes_what_torch_does(name: str) -> None:
     if " " not in name and name not in ("t",):
         calls = {call.op.removeprefix("aten.").removesuffix("_") for call in model.program.calls}
         assert name.removesuffix("_") in calls or name.removesuffix("_") == "dropout", calls
+
+
+@pytest.mark.parametrize("function", [lambda x: x[:, :1].squeeze(), lambda x: x[:, :1].squeeze_()])
+def test_a_squeeze_without_axes_leaves_the_batch_of_one_example(function: Function) -> None:
+    """As at all batches that torch exported it with."""
+    x = np.random.default_rng(0).standard_normal((BATCH, 24)).astype(np.float32)
+    model = assert_as_torch(Of(ROWS, function), (x,))
+    assert trace_forward(model, 1).output("logits").shape == (1, ROWS[1])

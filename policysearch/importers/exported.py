@@ -186,6 +186,11 @@ def shape_of(nodes: Sequence[Any]) -> tuple[int | Extent, ...] | None:
     return tuple(extent_of(extents) for extents in zip(*(v.shape for v in values), strict=True))
 
 
+def single_axes(node: Any) -> tuple[int, ...]:
+    """Return the axes of extent 1 of what a call gives; the batch is none, of one example too."""
+    return tuple(axis for axis, extent in enumerate(node.meta["val"].shape) if extent == 1)
+
+
 def shape_at_first(node: Any) -> tuple[int, ...] | None:
     """Return the shape of what a call gives at the first of the BATCHES."""
     value = node.meta.get("val")

@@ -44,8 +44,8 @@ def unsqueeze(t: Tracer, x: Tensor, dim: int) -> Tensor:
     return t.view(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
-def squeeze(t: Tracer, x: Tensor, dim: Any = None) -> Tensor:
-    named = range(len(x.shape)) if dim is None else dim if isinstance(dim, tuple) else (dim,)
+def squeeze(t: Tracer, x: Tensor, dim: Any) -> Tensor:
+    named = dim if isinstance(dim, tuple) else (dim,)
     axes = {axis % len(x.shape) for axis in named}
     kept = (e for axis, e in enumerate(x.shape) if not (axis in axes and e == 1))
     return t.view(x, tuple(kept))

@@ -25,6 +25,7 @@ from policysearch.importers.exported import (
     seen_elsewhere,
     shape_at_first,
     shape_of,
+    single_axes,
     value_of,
 )
 from policysearch.importers.moved_buffers import Moved
@@ -194,6 +195,8 @@ class Reader:
             return number_of(given) if known else str(first)
 
         arguments = tuple(read(given) for given in zip(*(n.args for n in nodes), strict=True))
+        if op.removesuffix("_") == "aten.squeeze" and len(arguments) == 1:
+            arguments = (*arguments, single_axes(two.args[0]))
         options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options), fixed)
