@@ -75,6 +75,10 @@ def default_storage(study: StudySpec) -> Path:
     return RESULTS_FOLDER / f"{study.study.name}.journal"
 
 
+def _journal(study: StudySpec, storage: str | Path | None) -> Path:
+    return default_storage(study) if storage is None else Path(storage)
+
+
 def run_study(
     study: StudySpec,
     storage: str | Path | None = None,
@@ -99,7 +103,7 @@ def run_study(
     """
     spec = study if trials is None else study.with_trials(trials)
     spec = spec if fast is None else spec.with_fast(fast)
-    path = default_storage(study) if storage is None else Path(storage)
+    path = _journal(study, storage)
     if storage is None:
         make_folder(path.parent)
     return run_spec(
@@ -134,7 +138,7 @@ def confirm_study(
     in every view, and not picked. `retry_failed`, `executor` and InputError as of `run_study`; also
     where there is nothing to confirm yet.
     """
-    path = default_storage(study) if storage is None else Path(storage)
+    path = _journal(study, storage)
     load_results(study, path)
     return confirm_spec(
         study,
@@ -164,7 +168,7 @@ def try_policy(
     the results, the trial's number, and False where the policy was a trial before: runs that are
     there are used again. Raises InputError as `run_study`, and where the policy does not fit.
     """
-    path = default_storage(study) if storage is None else Path(storage)
+    path = _journal(study, storage)
     make_folder(path.parent)
     return try_spec(study, path, policy, processes=processes, progress=progress)
 
@@ -188,13 +192,13 @@ def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
 
     A sound journal is left alone. InputError where there is none, or nothing intact in it.
     """
-    path = default_storage(study) if storage is None else Path(storage)
+    path = _journal(study, storage)
     return repair(path, study.study.name, [DIRECTIONS[n] for n in study.objectives.names])
 
 
 def load_results(study: StudySpec, storage: str | Path | None = None) -> Results:
     """Return what a study has found so far; InputError where there is nothing yet."""
-    return read_journal(study, default_storage(study) if storage is None else Path(storage))
+    return read_journal(study, _journal(study, storage))
 
 
 def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) -> Trial:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from policysearch.cost.devices import Device, peak_key
 from policysearch.formats import format_named
-from policysearch.graph import Node, size
+from policysearch.graph import Graph, Node, Op, Shape, size
 from policysearch.rounding.inclusion import join
 
 TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.75), (32, 32, 0.5))
@@ -59,6 +60,19 @@ class Extents:
     winograd: bool = False
     depthwise: bool = False
     dilated: bool = False
+
+
+def flops_of(graph: Graph, node: Node) -> int:
+    """Return the floating-point operations of a node."""
+    nodes = graph.nodes
+    return _flops(node.op, tuple([nodes[i].shape for i in node.inputs]), node.shape, node.attrs)
+
+
+@lru_cache(maxsize=4096)
+def _flops(
+    op: Op, inputs: tuple[Shape, ...], shape: Shape, attrs: tuple[tuple[str, Any], ...]
+) -> int:
+    return op.flops(inputs, shape, dict(attrs))
 
 
 def is_convolution(node: Node) -> bool:

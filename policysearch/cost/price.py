@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
+from policysearch.cost.gemm import flops_of
 from policysearch.cost.measured import measured_time
 from policysearch.cost.memory import StepMemory, step_memory
 from policysearch.cost.parallel.spread import Spread, spread_step
@@ -218,10 +219,9 @@ def low_precision_share(graph: Graph) -> float:
     low = total = 0
     for node in graph.nodes:
         if node.op.kind == "gemm":
-            inputs = graph.inputs_of(node)
-            flops = node.op.flops([x.shape for x in inputs], node.shape, node.attributes)
+            flops = flops_of(graph, node)
             total += flops
-            low += flops * all(format_named(x.format).bits < 32 for x in inputs)
+            low += flops * all(format_named(x.format).bits < 32 for x in graph.inputs_of(node))
     return low / total if total else 0.0
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 from policysearch.cost.devices import Device
-from policysearch.cost.gemm import extents, is_convolution, product_format
+from policysearch.cost.gemm import extents, flops_of, is_convolution, product_format
 from policysearch.cost.kernels import Kernel, kernels_of
 from policysearch.cost.roofline import (
     BOUNDS,
@@ -27,7 +25,7 @@ from policysearch.cost.scalings import product_rate
 from policysearch.cost.stacks import Stack
 from policysearch.cost.storage import node_bytes
 from policysearch.formats import format_named
-from policysearch.graph import Graph, Node, Op, Role, Shape, size
+from policysearch.graph import Graph, Node, Role, size
 
 
 @dataclass(frozen=True)
@@ -84,20 +82,20 @@ class StepTime:
     @property
     def layer_shares(self) -> tuple[tuple[str, float], ...]:
         """(layer, share of the kernel seconds), "" for kernels of no layer."""
-        return _shares((kernel.layer, kernel.seconds) for kernel in self.kernels)
+        return self.shares(lambda kernel: kernel.layer)
 
     @property
     def format_shares(self) -> tuple[tuple[str, float], ...]:
         """(format, share of the kernel seconds)."""
-        return _shares((kernel.format, kernel.seconds) for kernel in self.kernels)
+        return self.shares(lambda kernel: kernel.format)
 
-
-def _shares(parts: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    sums: dict[str, float] = {}
-    for key, seconds in parts:
-        sums[key] = sums.get(key, 0.0) + seconds
-    total = sum(sums.values()) or 1.0
-    return tuple((key, seconds / total) for key, seconds in sums.items())
+    def shares(self, key: Callable[[KernelTime], str]) -> tuple[tuple[str, float], ...]:
+        """Return (key, share of the kernel seconds) of the kernels that have it."""
+        sums: dict[str, float] = {}
+        for kernel in self.kernels:
+            sums[key(kernel)] = sums.get(key(kernel), 0.0) + kernel.seconds
+        total = sum(sums.values()) or 1.0
+        return tuple((name, seconds / total) for name, seconds in sums.items())
 
 
 def step_time(
@@ -168,7 +166,7 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
         moved += node_bytes(tensor)
         elements += size(tensor.shape)
     if node.op.kind != "gemm":
-        flops = sum([_flops(graph, n) for n in kernel.nodes])
+        flops = sum([flops_of(graph, n) for n in kernel.nodes])
         work = Work(moved, elements, flops)
         yield _Part(kernel, work, node.format, node.op.name, kernel.only_casts)
         return
@@ -180,7 +178,7 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
             moved += wide - node_bytes(x)
             work = Work(node_bytes(x) + wide, 2 * size(x.shape))
             yield _Part(kernel, work, runs, "convert", True)
-    flops = _flops(graph, node)
+    flops = flops_of(graph, node)
     shift = _shifted(graph, node, stack)
     # by the operands, not by what the device makes of them: launches are no device's advantage
     launches = 1 + (SHIFT_LAUNCHES if shift[0] and operands[0].format != "float32" else 0)
@@ -188,18 +186,6 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
     rate = product_rate(runs, blocks=len(node.inputs) > 2)
     work = Work(moved, 0, flops, e, runs, *shift, launches=launches, rate=rate)
     yield _Part(kernel, work, runs, node.op.name, False)
-
-
-def _flops(graph: Graph, node: Node) -> int:
-    nodes = graph.nodes
-    return _op_flops(node.op, tuple([nodes[i].shape for i in node.inputs]), node.shape, node.attrs)
-
-
-@lru_cache(maxsize=4096)
-def _op_flops(
-    op: Op, inputs: tuple[Shape, ...], shape: Shape, attrs: tuple[tuple[str, Any], ...]
-) -> int:
-    return op.flops(inputs, shape, dict(attrs))
 
 
 def _shifted(graph: Graph, node: Node, stack: Stack) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policysearch.cost.devices import Device
-from policysearch.cost.gemm import extents, product_format
+from policysearch.cost.gemm import extents, flops_of, product_format
 from policysearch.cost.kernels import Kernel, kernels_of
 from policysearch.cost.stacks import Stack
 from policysearch.cost.timings import Extents, Work
@@ -47,8 +47,7 @@ def _product(graph: Graph, kernel: Kernel, device: Device) -> list[Task]:
     node = kernel.lead
     operands = graph.inputs_of(node)[:2]  # scales of blocks follow
     runs = product_format(operands, device)
-    shapes = [made.shape for made in graph.inputs_of(node)]
-    e = extents(node, operands, node.op.flops(shapes, node.shape, node.attributes))
+    e = extents(node, operands, flops_of(graph, node))
     biases = [made for made in kernel.nodes if made.op.name == "bias"]
     sides = (node.attributes.get("transpose_a"), node.attributes.get("transpose_b"))
     op = f"matmul.{''.join('t' if side else 'n' for side in sides)}"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policysearch.emulator.plan import Plan, is_view
-from policysearch.formats import Rounding
 from policysearch.graph import Node
 
 
@@ -21,12 +20,6 @@ class FusedUpdate:
     @property
     def nodes(self) -> tuple[Node, ...]:
         return (self.velocity, self.step, *((self.rounded,) if self.rounded else ()))
-
-    @property
-    def rounding(self) -> tuple[str, Rounding]:
-        """The format that the gradient is put on, and how."""
-        given = self.rounded
-        return (given.format, given.rounding) if given else ("float32", Rounding())
 
 
 def fused_update(plan: Plan, unrounded: Node | None, members: Sequence[Node]) -> FusedUpdate | None:

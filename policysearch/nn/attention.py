@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from policysearch.graph import FloatArray, Shape, size
-from policysearch.nn.layers import Layer, Linear
+from policysearch.nn.layers import Layer, Linear, expect, expect_width
 from policysearch.nn.model import Fed, ParameterSpec, emit_data
 from policysearch.ops.arithmetic import shift
 from policysearch.ops.attention import scale, softmax
@@ -33,11 +33,8 @@ class Tokens:
     name: str
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        if len(input_shape) not in (2, 3):
-            valid = "[time, width] or [channels, rows, columns]"
-            raise InputError(
-                f"layer {self.name}: input of shape {list(input_shape)}; expected {valid}"
-            )
+        valid = "[time, width] or [channels, rows, columns]"
+        expect(self.name, input_shape, len(input_shape) in (2, 3), valid)
         return ()
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:
@@ -87,12 +84,6 @@ class Position:
             return b.emit(reshape, moved, attrs={"shape": shape})
 
 
-def check_width(name: str, width: int, input_shape: Shape) -> None:
-    """Raise InputError where tokens that come to layer `name` are not [width]."""
-    if input_shape != (width,):
-        raise InputError(f"layer {name}: input of shape {list(input_shape)}; expected [{width}]")
-
-
 @dataclass(frozen=True)
 class LayerNorm:
     """Each token to mean 0 and variance 1, times a weight, plus a bias; torch's `LayerNorm`."""
@@ -101,7 +92,7 @@ class LayerNorm:
     width: int
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        check_width(self.name, self.width, input_shape)
+        expect_width(self.name, input_shape, self.width)
         shape = (self.width,)
         return (
             ParameterSpec(f"{self.name}.weight", shape, self.name, self.width, 1.0),
@@ -126,7 +117,7 @@ class RMSNorm:
     width: int
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        check_width(self.name, self.width, input_shape)
+        expect_width(self.name, input_shape, self.width)
         return ()
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:

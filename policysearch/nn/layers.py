@@ -103,9 +103,15 @@ def _owned(layer: str, weight: Shape, outputs: int, with_bias: bool) -> tuple[Pa
     return (*specs, ParameterSpec(f"{layer}.bias", (outputs,), layer, fan_in))
 
 
-def _expect(layer: str, input_shape: Shape, fits: bool, valid: str) -> None:
+def expect(layer: str, input_shape: Shape, fits: bool, valid: str) -> None:
+    """Raise InputError where the input of a layer does not fit."""
     if not fits:
         raise InputError(f"layer {layer}: input of shape {list(input_shape)}; expected {valid}")
+
+
+def expect_width(layer: str, input_shape: Shape, width: int) -> None:
+    """Raise InputError where the input of a layer is not [width]."""
+    expect(layer, input_shape, input_shape == (width,), f"[{width}]")
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ class Linear:
     bias: bool = True
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        _expect(self.name, input_shape, input_shape == (self.n_in,), f"[{self.n_in}]")
+        expect_width(self.name, input_shape, self.n_in)
         return _owned(self.name, (self.n_out, self.n_in), self.n_out, self.bias)
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:
@@ -143,7 +149,7 @@ class Conv2d:
         least = self.window - 2 * self.padding
         fits = len(input_shape) == 3 and input_shape[0] == self.c_in
         fits = fits and min(input_shape[1:]) >= least
-        _expect(self.name, input_shape, fits, f"[{self.c_in}, height, width] of at least {least}")
+        expect(self.name, input_shape, fits, f"[{self.c_in}, height, width] of at least {least}")
         weight = (self.c_out, self.c_in, self.window, self.window)
         return _owned(self.name, weight, self.c_out, self.bias)
 
@@ -203,7 +209,7 @@ class Pool:
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
         fits = len(input_shape) == 3 and min(input_shape[1:]) >= self.window
         valid = f"[channels, height, width] of at least {self.window}"
-        _expect(self.name, input_shape, fits, valid)
+        expect(self.name, input_shape, fits, valid)
         return ()
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:

@@ -19,7 +19,7 @@ from policysearch.data.datasets import Dataset
 from policysearch.data.shared import shared
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
-from policysearch.objective.score import Measurement, Score, curve_of, gap, score
+from policysearch.objective.score import Measurement, Score, curve_of, score
 from policysearch.policy.horizon import stretched
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
@@ -33,7 +33,9 @@ from policysearch.train.training import train
 from policysearch.values import number
 
 JITTER = 1e-6
-"""Relative change of the initial parameters that `noise` measures the spread under."""
+"""Relative change of the initial parameters: float32's loss moves by it as far as noise does.
+
+That is the smallest gap that means anything, for it is far below any format's rounding."""
 
 LARGEST_BATCH = 2**30
 """No step of more examples is priced."""
@@ -187,14 +189,6 @@ class Objective:
     def evaluate(self, policy: Policy, seed: int) -> Score:
         """Return the score of `policy` with one training seed."""
         return score(self.measure(policy, seed), self.baseline(seed), self.price(policy))
-
-    def noise(self, seed: int) -> float:
-        """Return how far the float32 tail loss moves when the initial parameters do, in nats.
-
-        That is the smallest gap that means anything: JITTER is far below any format's rounding.
-        """
-        jittered = self.measure(self.float32, seed, JITTER)
-        return abs(gap(jittered, self.baseline(seed)))
 
 
 def _measurement(run: Run, task: Task, policy: Policy) -> Measurement:

@@ -139,11 +139,8 @@ def time_lines(cost: PolicyCost, time: StepTime) -> list[str]:
 
 
 def _spread(time: StepTime, key: Callable[[KernelTime], str]) -> str:
-    sums: dict[str, float] = {}
-    for kernel in time.kernels:
-        sums[key(kernel)] = sums.get(key(kernel), 0.0) + kernel.seconds
-    ordered = sorted(sums.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{name} {seconds / time.kernel_seconds:.1%}" for name, seconds in ordered)
+    ordered = sorted(time.shares(key), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {share:.1%}" for name, share in ordered)
 
 
 def kernel_lines(time: StepTime) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from policysearch.cost.price import PolicyCost
 from policysearch.search.gain import gain, regret, yardstick
-from policysearch.search.gain_sampler import UNCOUNTED
+from policysearch.search.gain_sampler import counted
 from policysearch.search.hypervolume import Array
 from policysearch.search.results import Results
 
@@ -55,6 +55,4 @@ def ladder_costs(results: Results) -> Array:
 
 
 def _costs(cost: PolicyCost, results: Results) -> Array:
-    names = results.spec.objectives.names
-    time = 1.0 / cost.speedup if "speedup" in names else UNCOUNTED
-    return np.array([time, cost.memory_ratio if "memory_ratio" in names else UNCOUNTED])
+    return np.array(counted(1.0 / cost.speedup, cost.memory_ratio, results.spec.objectives.names))

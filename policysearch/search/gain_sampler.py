@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,14 @@ UNCOUNTED = 0.5
 
 FLOAT32 = Yardstick(1.05, 1.15)
 """Volumes are measured from float32 until a policy of the ladder is `AS_GOOD`."""
+
+
+def counted(time: float, memory: float, objectives: Collection[str]) -> tuple[float, float]:
+    """Return the costs that count: an axis that is no objective is the same for all."""
+    return (
+        time if "speedup" in objectives else UNCOUNTED,
+        memory if "memory_ratio" in objectives else UNCOUNTED,
+    )
 
 
 @dataclass(frozen=True)
@@ -185,12 +193,7 @@ class GainSampler(BaseSampler):
         return self._axes(self._price(self.space.policy(params)))
 
     def _axes(self, costs: tuple[float, float] | None) -> tuple[float, float] | None:
-        """Return the costs that count: an axis that is no objective is the same for all."""
-        if costs is None:
-            return None
-        time, memory = costs
-        speeds, sizes = ("speedup" in self._objectives, "memory_ratio" in self._objectives)
-        return time if speeds else UNCOUNTED, memory if sizes else UNCOUNTED
+        return costs and counted(*costs, self._objectives)
 
 
 def _same(cost: float, measured: float) -> bool:

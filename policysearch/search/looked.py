@@ -17,7 +17,7 @@ from policysearch.objective.score import (
     gap,
     gap_curve,
 )
-from policysearch.search.gain_sampler import UNCOUNTED
+from policysearch.search.gain_sampler import counted
 from policysearch.search.hypervolume import Array
 from policysearch.search.looks import (
     SHORT,
@@ -110,10 +110,7 @@ class Looks:
     def _costs(self, asked: Asked) -> tuple[float, float]:
         cost = self._prices(asked)
         time, memory = (1.0 / cost.speedup, cost.memory_ratio) if cost else (math.inf, 2.0)
-        return (
-            time if "speedup" in self._names else UNCOUNTED,
-            memory if "memory_ratio" in self._names else UNCOUNTED,
-        )
+        return counted(time, memory, self._names)
 
     def _gaps(self, run: Outcome) -> Mapping[int, float]:
         base = self._records.runs.get(self.beside)
