@@ -36,6 +36,8 @@ and one that is not listed is an error that names the place. This page is made f
 ELSEWHERE: Mapping[type, type] = MappingProxyType({Task: Optimizer})
 """Where a class says more of its keys than in its own docstring."""
 
+_FORMATS = (*FORMATS, "e<2-8>m<1-23>[fn]")
+
 NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
     {
         "study.sampler": SAMPLERS,
@@ -45,20 +47,20 @@ NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
         "task.loss": LOSSES,
         "cost.device": DEVICES,
         "cost.stack": STACKS,
-        "space.formats": (*FORMATS, "e<2-8>m<1-23>[fn]"),
-        "space.grad_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
-        "space.wgrad_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
-        "space.output_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
-        "space.param_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
-        "space.phase_formats": (SAME, *FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.formats": _FORMATS,
+        "space.grad_formats": (SAME, *_FORMATS),
+        "space.wgrad_formats": (SAME, *_FORMATS),
+        "space.output_formats": (SAME, *_FORMATS),
+        "space.param_formats": (SAME, *_FORMATS),
+        "space.phase_formats": (SAME, *_FORMATS),
         "space.op_places": LISTS,
         "space.base": PRESETS,
         "space.ops": FORWARD_OPS,
-        "space.optimizer_states": (*FORMATS, "e<2-8>m<1-23>[fn]"),
+        "space.optimizer_states": _FORMATS,
         "space.accumulators": (*ACCUMULATORS, "chunked:<length>:<format>[:<rounding mode>]"),
         "space.ladder": PRESETS,
-        "parallel.all_reduce": (*FORMATS, "e<2-8>m<1-23>[fn]"),
-        "rules.formats": (*FORMATS, "e<2-8>m<1-23>[fn]"),
+        "parallel.all_reduce": _FORMATS,
+        "rules.formats": _FORMATS,
         "rules.ops": FORWARD_OPS,
     }
 )

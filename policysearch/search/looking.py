@@ -27,7 +27,7 @@ from policysearch.search.looks import LOOK, proposed
 from policysearch.search.records import Asked
 from policysearch.search.run_key import RunKey
 from policysearch.search.session import Session
-from policysearch.search.view import History, Seen
+from policysearch.search.view import History, as_seen
 
 
 class Looking:
@@ -95,18 +95,14 @@ class Looking:
         session = self._session
         history = History(session.spec.objectives.names)
         for look in told:
-            history.append(self._seen(look))
+            cost = session.prices(look.asked)
+            history.append(as_seen(session.params(look.asked), look.short, cost))
         heard = {look.asked.digest for look in told}
         pending = [session.params(each) for each in asked if each.digest not in heard]
         known = {session.float32.digest, *(each.digest for each in asked)}
         shown = history.shown(len(told))
         found = self._proposer.propose(len(asked), shown, pending, known, whole=True)
         return replace(found[0], told=len(told)) if found else None
-
-    def _seen(self, look: Look) -> Seen:
-        cost = self._session.prices(look.asked)
-        speedup, memory = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
-        return Seen(self._session.params(look.asked), look.short, speedup, memory)
 
     def promised(self, told: Collection[str]) -> list[Asked]:
         """Return what looks propose, the most promising first, once the trials `told` are known.

@@ -22,7 +22,7 @@ from policysearch.search.space import Params
 from policysearch.search.spec import StudySpec
 from policysearch.search.study_space import space_of
 from policysearch.search.trials import FailedTrial, Trial, policy_name
-from policysearch.search.view import Seen, fits
+from policysearch.search.view import Seen, as_seen, fits
 
 
 class Progress(Protocol):
@@ -203,10 +203,9 @@ class Session:
 
     def seen(self, asked: Asked) -> Seen:
         """Return the policy as the sampler sees it; what failed has the worst gap."""
-        result, cost = self._scored(asked), self.prices(asked)
+        result = self._scored(asked)
         gap = result.loss_gap if isinstance(result, Trial) else DIVERGED_GAP
-        speedup, memory_ratio = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
-        return Seen(self.params(asked), gap, speedup, memory_ratio)
+        return as_seen(self.params(asked), gap, self.prices(asked))
 
     def params(self, asked: Asked) -> Params:
         """Return the decisions of the space that are the policy, or the nearest ones."""

@@ -14,6 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.search.front import Point, non_dominated
 from policysearch.search.samplers import system_attrs
@@ -55,6 +56,12 @@ class Seen:
 def gap_of(value: float) -> float:
     """Return the loss gap in nats that the sampler sees as `value`."""
     return math.sinh(value) * GAP_UNIT
+
+
+def as_seen(params: Params, loss_gap: float, cost: PolicyCost | None) -> Seen:
+    """Return a trial of this modeled cost; what has none is as bad as can be."""
+    speedup, memory_ratio = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
+    return Seen(params, loss_gap, speedup, memory_ratio)
 
 
 class History:
