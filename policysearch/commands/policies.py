@@ -7,15 +7,11 @@ from pathlib import Path
 
 from policysearch import api
 from policysearch.commands.shared import Commands, add_task, model_of, policy_of, say, task_of
-from policysearch.commands.sources import policy_from
+from policysearch.commands.sources import WITHOUT_STUDY, policy_from
 from policysearch.policy.policy_file import write_policy
 from policysearch.rewrite.placed_rules import overruled
 from policysearch.search.rules import rules_for
 from policysearch.search.rules_file import read_rules, rules_file_of
-from policysearch.search.spec import CostSection
-
-DIFF_COST = CostSection("H100-SXM5", "torch.compile")
-"""What `explain --diff` models time on without a study."""
 
 
 def add_explain(commands: Commands) -> None:
@@ -32,7 +28,7 @@ def _explain(options: argparse.Namespace) -> None:
     if not options.diff:
         print(api.explain(policy, task_of(options)).rstrip("\n"))
         return
-    cost = api.load_study(options.study).cost if options.study else DIFF_COST
+    cost = api.load_study(options.study).cost if options.study else WITHOUT_STUDY
     print(api.explain_passes(policy, task_of(options), cost.device, cost.stack).rstrip("\n"))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from policysearch import api
 from policysearch.commands.shared import Commands, add_task, policy_of, task_of
+from policysearch.commands.sources import WITHOUT_STUDY
 from policysearch.files import write_whole
 from policysearch.objective.objective import Objective
 from policysearch.report.causes import Changes
@@ -16,17 +17,14 @@ from policysearch.report.profile_page import profile_page
 from policysearch.search.parallel_space import ParallelSection
 from policysearch.search.target import as_run
 
-DEVICE, STACK = "H100-SXM5", "torch.compile"
-"""What is modeled without a study."""
-
 
 def add_profile(commands: Commands) -> None:
     """Add `profile`."""
     profile = commands.add_parser("profile", help="where modeled time and memory of a policy go")
     profile.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
     add_task(profile)
-    profile.add_argument("--device", help=f"the study's, or {DEVICE}")
-    profile.add_argument("--stack", help=f"the study's, or {STACK}")
+    profile.add_argument("--device", help=f"the study's, or {WITHOUT_STUDY.device}")
+    profile.add_argument("--stack", help=f"the study's, or {WITHOUT_STUDY.stack}")
     profile.add_argument("--batch", type=int, metavar="B", help="the study's, or the task's")
     profile.add_argument(
         "--recompute", nargs="+", metavar="BLOCK", help="layers computed again in backward"
@@ -43,15 +41,14 @@ def add_profile(commands: Commands) -> None:
 
 def _profile(options: argparse.Namespace) -> None:
     task, study = task_of(options), api.load_study(options.study) if options.study else None
-    given, parallel = (study.cost, study.parallel) if study else (None, ParallelSection())
-    batch = given.batch_size if given and options.batch is None else options.batch
+    given, parallel = (study.cost, study.parallel) if study else (WITHOUT_STUDY, ParallelSection())
     objective = Objective(
         task,
-        options.device or (given.device if given else DEVICE),
-        options.stack or (given.stack if given else STACK),
-        batch,
+        options.device or given.device,
+        options.stack or given.stack,
+        given.batch_size if options.batch is None else options.batch,
         parallel=parallel.base,
-        recompute=tuple(options.recompute or (given.recompute if given else ())),
+        recompute=tuple(options.recompute or given.recompute),
     )
     policy = parallel.spread(policy_of(options, objective.model))
     target = study.study.target if study else None

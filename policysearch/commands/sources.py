@@ -9,12 +9,15 @@ from policysearch.nn.models import MODELS
 from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
-from policysearch.search.spec import StudySpec
+from policysearch.search.spec import CostSection, StudySpec
 from policysearch.search.target import as_run
 from policysearch.train.tasks import Task
 from policysearch.values import one_of
 
 PRESET_PREFIX = "preset:"
+
+WITHOUT_STUDY = CostSection("H100-SXM5", "torch.compile")
+"""What is modeled where no study says it."""
 
 
 def policy_from(source: str, model: Model) -> Policy:
