@@ -7,6 +7,7 @@ from math import prod
 from policysearch.cost.convolutions import Extent, convolution, normed, update
 from policysearch.cost.layers import Layers
 from policysearch.cost.networks.network import Network, images
+from policysearch.cost.networks.plain import activated
 from policysearch.cost.networks.residual import stages, stem
 
 DETECTED = (800, 1344)
@@ -60,8 +61,7 @@ def _proposals(step: Layers, batch: int) -> int:
     held = step.parameters, step.tensors
     for extent in maps:
         step.parameters, step.tensors = held  # all maps share a head
-        convolution(step, batch, 256, 256, extent, 3, bias=True)
-        step.relu(batch * 256 * prod(extent))
+        activated(step, batch, 256, 256, extent, 3)
         convolution(step, batch, 256, 16, extent, 1, bias=True)
     step.wait(batch * MATCHING_SECONDS)
     return batch * PROPOSALS
@@ -98,8 +98,7 @@ def _mask_rcnn(step: Layers, batch: int) -> None:
     _boxes(step, regions)
     masks = regions // 4
     for _ in range(4):
-        convolution(step, masks, 256, 256, (14, 14), 3, bias=True)
-        step.relu(masks * 256 * 196)
+        activated(step, masks, 256, 256, (14, 14), 3)
     convolution(step, masks, 256, 256, (14, 14), 2, 2, transposed=True, bias=True)
     convolution(step, masks, 256, 81, (28, 28), 1, bias=True)
     step.cross_entropy(masks * 81 * 784)
@@ -122,8 +121,7 @@ def _retinanet(step: Layers, batch: int) -> None:
         for extent in maps:
             step.parameters, step.tensors = held  # all maps share a head
             for _ in range(4):
-                convolution(step, batch, 256, 256, extent, 3, bias=True)
-                step.relu(batch * 256 * prod(extent))
+                activated(step, batch, 256, 256, extent, 3)
             convolution(step, batch, 256, outputs, extent, 3, bias=True)
             step.copy(batch * outputs * prod(extent))
     step.cross_entropy(batch * 9 * 91 * sum(prod(extent) for extent in maps))
