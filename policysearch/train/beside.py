@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.data.datasets import Dataset, batches
+from policysearch.data.datasets import Dataset
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node
@@ -20,7 +20,7 @@ from policysearch.train.feeding import Array, feed_constants, feed_inputs, feed_
 from policysearch.train.loss_scale import initial_state, inverse
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import KEPT, Trainer, initial_parameters
+from policysearch.train.trainer import KEPT, Trainer, batch_order, initial_parameters
 
 Gradients = Mapping[str, NDArray[np.float64]]
 Observer = Callable[[Node, FloatArray, FloatArray], None]
@@ -78,8 +78,7 @@ class Beside:
 def along(trainer: Trainer, data: Dataset) -> Iterator[Moment]:
     """Train from the initial values of the trainer's seed; yield every step before it is taken."""
     trainer.load(initial_parameters(trainer.model, trainer.seed))
-    task, rng = trainer.task, np.random.default_rng([trainer.seed, 1])
-    for index, chosen in enumerate(batches(data, task.batch_size, task.steps, rng)):
+    for index, chosen in enumerate(batch_order(trainer.task, data, trainer.seed)):
         inputs, labels = [x[chosen] for x in data.train[0]], data.train[1][chosen]
         yield Moment(index, trainer.params(), inputs, labels)
         trainer.step(inputs, labels)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
@@ -200,3 +202,8 @@ def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str
             for name, value in params.items()
         }
     return params
+
+
+def batch_order(task: Task, dataset: Dataset, seed: int) -> NDArray[np.int64]:
+    """Return the training examples [steps, batch_size] of every policy's batches with this seed."""
+    return batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))

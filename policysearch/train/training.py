@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from policysearch.data.datasets import Dataset, batches
+from policysearch.data.datasets import Dataset
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -20,7 +20,7 @@ from policysearch.train.divergence import has_diverged
 from policysearch.train.loss_scale import gave_up
 from policysearch.train.run import Run, Taken, tail_of
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import Trainer, batch_order, initial_parameters
 
 Progress = Callable[[int, float], None]
 """Called after every step with the number of steps done and the loss."""
@@ -55,8 +55,7 @@ def train(
     initial = initial_parameters(model, seed, jitter) if initial is None else initial
     trainer.load(initial)
     if batch_indices is None:
-        rng = np.random.default_rng([seed, 1])
-        batch_indices = batches(dataset, task.batch_size, task.steps, rng)
+        batch_indices = batch_order(task, dataset, seed)
     stop = min(until or task.steps, task.steps)
     named = task, model, dataset, policy, seed, initial, batch_indices
     of = training_digest(*named) if checkpoint else ""
