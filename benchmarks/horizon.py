@@ -1,13 +1,14 @@
 """Whether a confirmed gap is that of a long run: rank correlation with the gaps at 2,000 steps.
 
     policysearch run studies/mlp-digits.toml
-    policysearch confirm studies/mlp-digits.toml --all --seeds 3
+    policysearch confirm studies/mlp-digits.toml --seeds 3
     python -m benchmarks.horizon studies/mlp-digits.toml --seeds 3
 
 Trains every policy that was confirmed over 2,000 steps, on seeds that neither the search nor the
 confirmation has used. Prints the rank correlation of the gaps there with the confirmed ones, and
 with those of the search: of the gaps as they are, and with those below the study's resolution as
-one, which is how its front counts them. Exits with 1 where a study's second is below 0.95.
+one, which is how its front counts them. Exits with 1 where the confirmed ones of these correlate
+by less than 0.95.
 """
 
 from __future__ import annotations

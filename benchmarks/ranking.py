@@ -1,6 +1,7 @@
 """Where a recipe stops ranking policies: a study under other activations and learning rates.
 
     python -m benchmarks.ranking studies/mlp-digits.toml studies/lenet5-digits.toml
+    python -m benchmarks.ranking studies/lenet5-digits.toml --activations relu --factors 2
 
 Per recipe, float32 and some policies of the study's space are trained on four seeds, and float32
 again under jitter. Prints ten times the noise floor and two standard errors of the median policy
@@ -11,6 +12,7 @@ halves of the seeds; and what `policysearch.search.ranking` says of the recipe w
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -28,8 +30,8 @@ from policysearch.search.spec import StudySpec, load_spec, objective_of
 
 SEEDS = (0, 1, 2, 3)
 POLICIES = 14
-RECIPES = tuple((name, factor) for name in ("tanh", "relu") for factor in (1.0, 4.0, 20.0))
-"""Activation, and the learning rate in multiples of the study's."""
+ACTIVATIONS = ("tanh", "relu")
+FACTORS = (1.0, 4.0, 20.0)
 
 
 def line(spec: StudySpec, processes: int | None) -> str:
@@ -61,13 +63,22 @@ def main() -> int:
     """Print every study's table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("studies", nargs="+", type=Path)
+    parser.add_argument("--activations", nargs="+", default=ACTIVATIONS)
+    parser.add_argument(
+        "--factors",
+        nargs="+",
+        type=float,
+        default=FACTORS,
+        metavar="X",
+        help="learning rates, in multiples of the study's",
+    )
     parser.add_argument("--processes", type=int, default=None)
     options = parser.parse_args()
     for path in options.studies:
         spec = load_spec(path)
         print(f"{spec.study.name}, shares of float32's loss drop")
         print(f"  {'recipe':<20} {'10 floors':>9} {'2 errors':>9} {'halves':>9}")
-        for activation, factor in RECIPES:
+        for activation, factor in itertools.product(options.activations, options.factors):
             rate = spec.task.learning_rate * factor
             task = replace(spec.task, activation=activation, learning_rate=rate)
             print(line(replace(spec, task=task), options.processes), flush=True)

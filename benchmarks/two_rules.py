@@ -88,12 +88,22 @@ class Trained:
         self.runs: dict[tuple[str, int, float], Measurement] = {}
 
     def measure(
-        self, _: Objective, policy: Policy, seed: int, jitter: float = 0.0, steps: int | None = None
+        self,
+        _: Objective,
+        policy: Policy,
+        seed: int,
+        jitter: float = 0.0,
+        steps: int | None = None,
+        until: int | None = None,
+        checkpoint: Path | None = None,
+        width: float = 1.0,
     ) -> Measurement:
-        """Return what `Objective.measure` does, from memory where it is known."""
+        """Return what `Objective.measure` does, from memory where it is known: of whole runs."""
+        if (steps, until, width) != (None, None, 1.0):
+            raise ValueError(f"steps {steps}, until {until}, width {width}: not a whole run")
         key = policy.digest, seed, jitter
         if key not in self.runs:
-            self.runs[key] = self._measure(self.objective, policy, seed, jitter, steps)
+            self.runs[key] = self._measure(self.objective, policy, seed, jitter)
         return self.runs[key]
 
     def remembered(self) -> Callable[..., Measurement]:
@@ -164,11 +174,13 @@ def trained_space(trained: Trained, seeds: tuple[int, ...]) -> Space:
 
 
 def searched(sampler: str, seed: int, space: Space, folder: Path) -> list[Policy]:
-    """Return the policies of a study in the order in which it trained them."""
+    """Return the policies of a study in the order in which it trained them; none may fail."""
     trials = len(space.gaps) - 1
     study = replace(SPEC.study, sampler=sampler, seed=seed, trials=trials, seeds=space.seeds)
     path = folder / f"{sampler}-{seed}-{space.seeds[0]}.journal"
     results = run_study(replace(SPEC, study=study), path, processes=0)
+    if results.failed:
+        raise RuntimeError(f"a run failed: {results.failed[0].reason}")
     return [trial.policy for trial in results.trials]
 
 

@@ -93,10 +93,11 @@ def run_study(
 ) -> Results:
     """Run a study, or go on with it, and return its results.
 
-    `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number
-    in the study file, and `fast` ("c", "numpy" or "off") what emulates. Results depend neither on
-    `fast` nor on `processes`: None takes one per core, 0 trains in this process. With a Dask client
-    as `executor` its workers train, and are told as they end. Every run that ended is used again.
+    `storage` is the journal file (default: results/<name>.journal), whose folder is made where it
+    is missing; `trials` replaces the number in the study file, and `fast` ("c", "numpy" or "off")
+    what emulates. Results depend neither on `fast` nor on `processes`: None takes one per core, 0
+    trains in this process. With a Dask client as `executor` its workers train, and are told as they
+    end. Every run that ended is used again.
     Raises InputError where `storage` holds runs of another task, other data, or other code or
     libraries; the last two are mixed, and the results say so, with `accept_changes`.
     `retry_failed` starts runs again that were recorded as failed.
@@ -104,8 +105,7 @@ def run_study(
     spec = study if trials is None else study.with_trials(trials)
     spec = spec if fast is None else spec.with_fast(fast)
     path = _journal(study, storage)
-    if storage is None:
-        make_folder(path.parent)
+    make_folder(path.parent)
     return run_spec(
         spec,
         path,

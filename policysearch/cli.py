@@ -68,7 +68,8 @@ class _Version(argparse.Action):
 
 def parser() -> _Parser:
     """Return the parser of the command line; each command sets `run` to its function."""
-    top = _Parser(prog="policysearch", description=__doc__.partition(":")[0] if __doc__ else "")
+    finds = "Finds the mixed-precision training policies worth using for a net, recipe and device."
+    top = _Parser(prog="policysearch", description=finds)
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,19 +14,7 @@ from policysearch import api
 from policysearch.policy.policy import from_json
 from tests.studies import write_study
 
-EXAMPLE = """
-import policysearch as ps
-
-if __name__ == "__main__":  # training runs in fresh processes, which import this file
-    study = ps.load_study("studies/lenet5-digits.toml")
-    results = ps.run_study(study)
-    for trial in results.front:
-        print(trial.policy.name, trial.loss_gap, trial.cost.speedup, trial.cost.memory_ratio)
-    best = ps.pick(results, "fastest", max_gap=0.01)
-    mixed = best.policy.with_layers({"fc3": ps.uniform_layer("float32")})  # inner wins
-    print(ps.explain(mixed, study.task))
-    ps.export_policy(mixed, study, "results")
-"""
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_of_the_readme_runs(
@@ -35,12 +24,21 @@ def test_the_example_of_the_readme_runs(
     widths = ("widths = [8]", "widths = [8, 8]")
     write_study(tmp_path / "studies", widths, name="lenet5-digits.toml")
     monkeypatch.chdir(tmp_path)
-    code = EXAMPLE.replace("run_study(study)", "run_study(study, processes=0)")
-    code = code.replace("max_gap=0.01", "max_gap=9.0")
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    for old, new in (("run_study(study)", "run_study(study, processes=0)"), ("=0.01", "=9.0")):
+        assert code.count(old) == 1
+        code = code.replace(old, new)
     exec(compile(code, "example", "exec"), {"__name__": "__main__"})
     assert "step 7:" in capsys.readouterr().out
     policy = from_json((tmp_path / "results" / "tiny-policy.json").read_text())
     assert policy.layer("fc3") == policysearch.uniform_layer("float32")
+
+
+def test_a_study_makes_the_folder_of_its_journal(tmp_path: Path) -> None:
+    study = policysearch.load_study(write_study(tmp_path, ("seeds = [0, 1]", "seeds = [0]")))
+    journal = tmp_path / "made" / "here" / "a.journal"
+    assert len(policysearch.run_study(study, journal, trials=1, processes=0).trials) == 1
+    assert len(policysearch.load_results(study, journal).trials) == 1
 
 
 def test_everything_the_api_names_is_there() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from policysearch.data import fashion_mnist
+from policysearch.data import datasets, fashion_mnist
 from policysearch.data.datasets import LOADERS, Dataset, batches, check_finite, load_dataset
 from policysearch.data.idx import read_idx
 from policysearch.values import InputError
@@ -253,3 +253,19 @@ def test_batches_are_shuffled_epochs_of_the_training_part() -> None:
 def test_batches_that_cannot_be_are_refused(size: int, steps: int) -> None:
     with pytest.raises(InputError, match="expected"):
         batches(load_dataset("digits"), size, steps, np.random.default_rng(0))
+
+
+def test_the_page_has_the_numbers_of_the_data_sets() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+    words = " ".join(page.split())
+    for name in ("digits", "digits32", "sums"):
+        data = load_dataset(name)
+        counts = len(data.labels), data.train_count, data.validation_count
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert f"{counts[1]:,} / {counts[2]:,} / {counts[0] - counts[1] - counts[2]:,}" in row
+    digits = load_dataset("digits")
+    assert f"{digits.mean:.6f} and {digits.std:.6f} for the digits" in words
+    path = Path(datasets.__file__).with_name("digits.npz")
+    with np.load(path) as held:
+        told = hashlib.sha256(held["images"].tobytes() + held["labels"].tobytes()).hexdigest()
+    assert f"`{told}`" in page

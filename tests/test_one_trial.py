@@ -110,6 +110,14 @@ def test_what_is_not_on_the_front_names_the_member_that_beats_it(results: Result
     assert standing(wide, wide.knee()) == "on the front, its knee"
 
 
+def test_a_policy_that_nothing_was_compared_with_is_not_praised(results: Results) -> None:
+    first = results.trials[1]
+    alone = replace(results, trials=(first,))
+    assert alone.front == (first,) and "front" in standing(results, first)
+    assert standing(alone, first).startswith("the only policy so far: `policysearch run")
+    assert tried_page(alone, first.number, new=True).endswith("trains others to compare with")
+
+
 def test_the_mean_gap_has_its_interval_and_one_seed_has_none(results: Results) -> None:
     assert "at 95 % over seeds" in trial_page(results, 1)
     trials = tuple(

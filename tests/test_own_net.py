@@ -48,7 +48,6 @@ def test_from_torch_to_an_exported_policy_in_fifteen_lines(folder: Path) -> None
     code = blocks("python")[0]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= LONGEST_LINES
     write_own_study(folder)
-    (folder / "results").mkdir()
     space: dict[str, object] = {"__name__": "__main__"}
     calm = code.replace('"results/own.journal")', '"results/own.journal", processes=0)')
     calm = calm.replace("max_gap=0.1", "max_gap=9.0")

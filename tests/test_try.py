@@ -126,11 +126,13 @@ def test_the_command_prints_row_counts_and_standing(
     assert main(["try", "preset:float8", "--study", study, "--processes", "1"]) == 0
     printed = capsys.readouterr().out
     assert "float8 (by hand)" in printed and "overflows" in printed and "fc1" in printed
-    assert "on the front" in printed
+    assert "the only policy so far: `policysearch run" in printed
     assert main(["run", study, "--processes", "1"]) == 0
     assert "float8 (by hand)" in capsys.readouterr().out
     assert main(["try", "preset:float8", "--study", study]) == 0
-    assert capsys.readouterr().out.startswith("already a trial of tiny; nothing is added")
+    printed = capsys.readouterr().out
+    assert printed.startswith("already a trial of tiny; nothing is added")
+    assert "on the front" in printed
     (tmp_path / "bad.json").write_text("{}")
     assert main(["try", "bad.json", "--study", study]) == 2
     assert "bad.json: missing key" in capsys.readouterr().err

@@ -33,7 +33,8 @@ else:  # the class takes no parameters as the program runs
 
 def add_study(command: argparse.ArgumentParser) -> None:
     """Let the command take a study file, and the journal of its results."""
-    command.add_argument("study", type=Path, metavar="STUDY.toml")
+    keys = "a study file, whose keys `policysearch keys` lists"
+    command.add_argument("study", type=Path, metavar="STUDY.toml", help=keys)
     add_storage(command)
 
 

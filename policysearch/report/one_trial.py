@@ -85,11 +85,16 @@ def beside_baseline(results: Results, trial: Trial) -> str:
 
 
 def standing(results: Results, trial: Trial) -> str:
-    """Say whether the trial is on the front, and which members of it are better if not."""
+    """Say whether the trial is on the front, and which members of it are better if not.
+
+    A front of one policy that was tried before anything else says nothing.
+    """
     if trial.diverged:
         return f"not on the front: {trial.divergence}"
     if results.cannot_rank:
         return f"not ranked: {results.cannot_rank}"
+    if len(results.trials) == 1:
+        return "the only policy so far: `policysearch run STUDY.toml` trains others to compare with"
     if trial in results.front:
         return "on the front" + ", its knee" * (trial is results.knee())
     better = results.beaten_by(trial)

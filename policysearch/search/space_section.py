@@ -53,10 +53,10 @@ class SpaceSection(_Keys):
     """What is searched: the formats of layers and roles, storage, op lists, loss scale, phases.
 
     `base` is the preset that says everything not searched: op lists, bias, scaling recipe.
-    `ladder` is tried first: presets by name, and "uniform" for each of the `formats` on every
-    layer, with and without masters as `master_weights` has it. Presets are all trained. Of
-    "uniform" the sampler "gain" leaves what promises less than a quarter of another policy;
-    "uniform.all" is trained whole.
+    `ladder` is what a study begins with: presets by name, which are all trained, and "uniform"
+    for each of the `formats` on every layer, with and without masters as `master_weights` has it.
+    Of "uniform" the sampler "gain" trains each where it promises more than any other policy, and
+    leaves the rest; "uniform.all" is trained whole.
     """
 
     base: str = "bfloat16"
