@@ -79,10 +79,10 @@ def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
 
 
 def _source(at: Casting, source: Node) -> int:
-    stored = "float32"
-    if source.op.name == "parameter":
+    stored, read = "float32", bool(at.readers[source.id])  # what is not read may be of no layer
+    if read and source.op.name == "parameter":
         stored = at.policy.stored(source.layer)
-    elif source.op.name == "state":
+    elif read and source.op.name == "state":
         stored = at.policy.state_of(source.layer)
     at.gradient_formats[source.id] = stored
     return at.b.copy(source, (), format=stored)
