@@ -1,4 +1,4 @@
-"""Powers, roots and the exponential, and how a function of one tensor gets its gradient op."""
+"""The exponential, the root, and how a function of one tensor gets its gradient op."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = Callable[[FloatArray, FloatArray, Attrs], object]
 Slope = Callable[[FloatArray, FloatArray, FloatArray, Attrs], object]
 """As `Function`; the third array is scratch."""
 
-_ONE, _HALF = np.float32(1.0), np.float32(0.5)
+_HALF = np.float32(0.5)
 
 
 def _forward(function: Function) -> Bind:
@@ -112,56 +112,3 @@ def _sqrt_slope(y: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attr
 sqrt, sqrt_grad = with_gradient(
     "sqrt", lambda x, out, attrs: np.sqrt(x, out=out), _sqrt_slope, of_result=True
 )
-
-
-def _rsqrt(x: FloatArray, out: FloatArray, attrs: Attrs) -> None:
-    np.sqrt(x, out=out)
-    np.divide(_ONE, out, out=out)
-
-
-def _rsqrt_slope(y: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
-    np.multiply(y, y, out=out)
-    np.multiply(out, y, out=out)
-    np.multiply(out, -_HALF, out=out)
-
-
-rsqrt, rsqrt_grad = with_gradient(
-    "rsqrt", _rsqrt, _rsqrt_slope, of_result=True, flops=2, placement="fp32"
-)
-"""1 / sqrt(x)."""
-
-
-def _power(x: FloatArray, exponent: float, out: FloatArray) -> None:
-    """Small whole exponents and halves as the products and roots they are."""
-    if exponent == 0.0:
-        out.fill(1.0)
-    elif abs(exponent) in (1.0, 2.0, 3.0):
-        np.copyto(out, x)
-        for _ in range(int(abs(exponent)) - 1):
-            np.multiply(out, x, out=out)
-    elif abs(exponent) == 0.5:
-        np.sqrt(x, out=out)
-    else:
-        np.power(x, np.float32(exponent), out=out)
-        return
-    if exponent < 0.0:
-        np.divide(_ONE, out, out=out)
-
-
-def _pow_slope(x: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
-    if attrs["exponent"] == 0.0:  # at 0, too, where 0 * x^-1 is no number
-        out.fill(0.0)
-        return
-    _power(x, attrs["exponent"] - 1.0, out)
-    np.multiply(out, np.float32(attrs["exponent"]), out=out)
-
-
-pow_constant, pow_grad = with_gradient(
-    "pow",
-    lambda x, out, attrs: _power(x, attrs["exponent"], out),
-    _pow_slope,
-    flops=10,
-    placement="fp32",
-    attrs=MappingProxyType({"exponent": 2.0}),
-)
-"""x to the power of the constant `exponent`."""

@@ -1,0 +1,105 @@
+"""Powers and the reciprocal root; their gradients are one op each, or the several of torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from policysearch.graph import Attrs, FloatArray, GradientRule, Node, Op
+from policysearch.ops.attention import scale
+from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import multiply
+from policysearch.ops.functions import with_gradient
+
+STEPWISE = "stepwise"
+"""The attribute of an op whose gradient is the ops that torch has for it: each rounds."""
+
+_ONE, _HALF = np.float32(1.0), np.float32(0.5)
+
+
+def _or_steps(steps: GradientRule, op: Op, grad_op: Op) -> tuple[Op, Op]:
+    """Return both, `steps` being the gradient of nodes that are STEPWISE."""
+    (whole,) = op.gradients
+    assert whole is not None
+
+    def rule(b: Builder, node: Node, grad: int) -> int:
+        return (steps if node.attributes.get(STEPWISE) else whole)(b, node, grad)
+
+    return replace(op, gradients=(rule,)), grad_op
+
+
+def _rsqrt(x: FloatArray, out: FloatArray, attrs: Attrs) -> None:
+    np.sqrt(x, out=out)
+    np.divide(_ONE, out, out=out)
+
+
+def _rsqrt_slope(y: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
+    np.multiply(y, y, out=out)
+    np.multiply(out, y, out=out)
+    np.multiply(out, -_HALF, out=out)
+
+
+def _rsqrt_steps(b: Builder, node: Node, grad: int) -> int:
+    """-grad / 2 * y^3."""
+    cube = b.emit(pow_constant, node.id, attrs={"exponent": 3.0})
+    return b.emit(multiply, b.emit(scale, grad, attrs={"factor": -0.5}), cube)
+
+
+rsqrt, rsqrt_grad = _or_steps(
+    _rsqrt_steps,
+    *with_gradient("rsqrt", _rsqrt, _rsqrt_slope, of_result=True, flops=2, placement="fp32"),
+)
+"""1 / sqrt(x)."""
+
+
+def _power(x: FloatArray, exponent: float, out: FloatArray) -> None:
+    """Small whole exponents and halves as the products and roots they are."""
+    if exponent == 0.0:
+        out.fill(1.0)
+    elif abs(exponent) in (1.0, 2.0, 3.0):
+        np.copyto(out, x)
+        for _ in range(int(abs(exponent)) - 1):
+            np.multiply(out, x, out=out)
+    elif abs(exponent) == 0.5:
+        np.sqrt(x, out=out)
+    else:
+        np.power(x, np.float32(exponent), out=out)
+        return
+    if exponent < 0.0:
+        np.divide(_ONE, out, out=out)
+
+
+def _pow_slope(x: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
+    if attrs["exponent"] == 0.0:  # at 0, too, where 0 * x^-1 is no number
+        out.fill(0.0)
+        return
+    _power(x, attrs["exponent"] - 1.0, out)
+    np.multiply(out, np.float32(attrs["exponent"]), out=out)
+
+
+def _pow_steps(b: Builder, node: Node, grad: int) -> int:
+    """grad * (exponent * x^(exponent - 1)), and -grad * y^2 of a reciprocal."""
+    x, exponent = node.inputs[0], node.attributes["exponent"]
+    if exponent in (0.0, 1.0, 2.0):  # no product but the last rounds
+        return b.emit(pow_grad, grad, x, attrs={"exponent": exponent})
+    if exponent == -1.0:
+        slope = b.emit(multiply, node.id, node.id)
+        return b.emit(multiply, b.emit(scale, grad, attrs={"factor": -1.0}), slope)
+    slope = b.emit(pow_constant, x, attrs={"exponent": exponent - 1.0})
+    return b.emit(multiply, grad, b.emit(scale, slope, attrs={"factor": exponent}))
+
+
+pow_constant, pow_grad = _or_steps(
+    _pow_steps,
+    *with_gradient(
+        "pow",
+        lambda x, out, attrs: _power(x, attrs["exponent"], out),
+        _pow_slope,
+        flops=10,
+        placement="fp32",
+        attrs=MappingProxyType({"exponent": 2.0}),
+    ),
+)
+"""x to the power of the constant `exponent`."""
