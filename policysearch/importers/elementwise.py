@@ -8,7 +8,7 @@ from typing import Any
 
 from policysearch.graph import Op
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import activations, arithmetic, elementwise, functions, gates, powers
+from policysearch.ops import activations, arithmetic, elementwise, functions, gates
 from policysearch.ops.attention import scale
 from policysearch.ops.gelu import gelu
 
@@ -73,8 +73,8 @@ def negative(t: Tracer, a: Tensor) -> Tensor:
 def power(t: Tracer, a: Tensor, exponent: Operand) -> Tensor:
     if isinstance(exponent, Tensor) or not isinstance(a, Tensor):
         raise refuse("an exponent that is a tensor", "use a number")
-    steps: dict[str, Any] = {powers.STEPWISE: True, "exponent": float(exponent)}
-    return t.pointwise(powers.pow_constant, a, **steps)
+    steps: dict[str, Any] = {functions.STEPWISE: True, "exponent": float(exponent)}
+    return t.pointwise(functions.pow_constant, a, **steps)
 
 
 def plain(op: Op, **attrs: Any) -> Rule:
@@ -118,7 +118,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "leaky_relu": _leaky_relu,
         "exp": plain(functions.exp),
         "sqrt": plain(functions.sqrt),
-        "rsqrt": plain(powers.rsqrt, **{powers.STEPWISE: True}),
+        "rsqrt": plain(functions.rsqrt, **{functions.STEPWISE: True}),
         "gelu": _gelu,
     }
 )

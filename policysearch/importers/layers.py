@@ -12,7 +12,7 @@ from policysearch.graph import Shape, size
 from policysearch.importers.attention import matmul
 from policysearch.importers.shapes import exchanged
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import arithmetic, dense, elementwise, powers
+from policysearch.ops import arithmetic, dense, elementwise, functions
 from policysearch.ops.batch_norm import batch_norm as batch_norm_op
 from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
 from policysearch.ops.builder import Builder
@@ -98,7 +98,7 @@ def rms_norm(
             b.emit(mean, square, attrs={"axes": (1,), "keepdim": True}),
             attrs={"amount": epsilon},
         )
-        made = b.emit(elementwise.multiply, given[0], b.emit(powers.rsqrt, shifted))
+        made = b.emit(elementwise.multiply, given[0], b.emit(functions.rsqrt, shifted))
         return b.emit(elementwise.multiply, made, given[1]) if len(given) > 1 else made
 
     return _called(t, "rms_norm", "rsqrt", given, emit, epsilon=epsilon, shape=x.shape)

@@ -17,9 +17,9 @@ from policysearch.ops.attention import scale, softmax
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, multiply
+from policysearch.ops.functions import pow_constant, rsqrt
 from policysearch.ops.layer_norm import layer_norm, layer_statistics
 from policysearch.ops.masks import masked_fill
-from policysearch.ops.powers import pow_constant, rsqrt
 from policysearch.ops.reduce import mean
 from policysearch.ops.shape import reshape
 from policysearch.ops.transpose import transpose

@@ -10,7 +10,7 @@ from policysearch.ops.arithmetic import shift, subtract
 from policysearch.ops.batch_norm import EPSILON
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, multiply
-from policysearch.ops.powers import rsqrt
+from policysearch.ops.functions import rsqrt
 from policysearch.ops.shape import reshape
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import Match
