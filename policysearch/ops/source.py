@@ -70,6 +70,7 @@ def _pinned_gradient(b: Builder, node: Node, grad: int) -> int:
 
 
 NUMBER, BACK = "number", "back"
+"""Attributes of `pinned_cast`: of a cast to float32, and of one back from it."""
 
 pinned_cast = Op(
     "pinned_cast",
