@@ -153,3 +153,18 @@ def test_every_join_is_a_kernel_less_and_is_counted(stack: Stack) -> None:
     if stack is STACKS["mindspore.graph"]:
         assert seen == everything
     assert (MERGED in seen) == stack.fused_optimizer
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_bias_that_is_added_apart_is_a_kernel_of_its_own(apart: bool) -> None:
+    """torch adds it to rows that are not side by side in memory by `add_`, behind the product."""
+    b = Builder()
+    x, w, bias = (
+        b.emit(OPS["data"], attrs={"shape": shape}, role="input", name=name)
+        for name, shape in (("x", (16, 8)), ("w", (8, 4)), ("b", (4,)))
+    )
+    product = b.emit(OPS["matmul"], x, w)
+    made = b.emit(OPS["bias"], product, bias, attrs={"apart": True} if apart else {})
+    kernels = kernels_of(b.graph({"made": made}), STACKS["torch.eager"])
+    expected = [["matmul"], ["bias"]] if apart else [["matmul", "bias"]]
+    assert [[node.op.name for node in kernel.nodes] for kernel in kernels] == expected

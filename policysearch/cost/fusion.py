@@ -25,7 +25,7 @@ class Fusion:
     """A node that fits `joins` runs in the kernel of one it reads, called after one that fits
     `lead`, where the stack `allows` it (a field of `Stack`, never where that is empty).
 
-    With `input`, only where it is that input of the node.
+    With `input`, only where it is that input of the node; `unless` the node has that attribute.
     """
 
     name: str
@@ -33,12 +33,13 @@ class Fusion:
     joins: Wanted
     allows: str
     input: int | None = None
+    unless: str = ""
 
 
 _GEMM, _ANY = node(kind="gemm"), node()
 
 FUSIONS = (
-    Fusion("bias into its product", _GEMM, node(op="bias"), "bias_fusion", 0),
+    Fusion("bias into its product", _GEMM, node(op="bias"), "bias_fusion", 0, "apart"),
     Fusion("cast behind a product", _GEMM, node(op="cast"), "cast_fusion"),
     Fusion("activation into its product", _GEMM, node(kind="elementwise"), "epilogue_fusion"),
     Fusion("else into a product", _GEMM, _ANY, ""),
@@ -61,7 +62,8 @@ class Fusing:
 
     def rule(self, joins: Node, place: int, lead: Node) -> str:
         """Return the rule by which a node joins the kernel of its input `place`; "" for none."""
-        key = joins.op, joins.role, place, lead.op, lead.role
+        marks = joins.attrs if joins.op.name == "bias" else ()  # of others no rule reads them
+        key = joins.op, marks, joins.role, place, lead.op, lead.role
         if key not in self._known:
             self._known[key] = self._found(joins, place, lead)
         return self._known[key]
@@ -76,5 +78,6 @@ class Fusing:
             if row.joins.fits_kind(joins)
             and row.lead.fits_kind(lead)
             and row.input in (None, place)
+            and row.unless not in joins.attributes
         )
         return row.name if row.allows and getattr(self.stack, row.allows) else ""

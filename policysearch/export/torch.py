@@ -31,6 +31,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     running, lines = runs(policy, model), losses(policy, model)
     rows = {name: _row(running, name) for name in model.layer_names}
     owners = {name: row for name, row in rows.items() if model.parameters_of(name)}
+    owners |= _holders(model, rows)
     narrow = any(row[0] == DTYPE for row in rows.values())
     return Template(TEMPLATE + (FLOAT8 if narrow else "")).substitute(
         power_of_two=running.scaling.power_of_two,
@@ -47,11 +48,20 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     )
 
 
-def _row(policy: Policy, layer: str) -> tuple[str, str, str | None]:
+Row = tuple[str, str, str | None]
+
+
+def _row(policy: Policy, layer: str) -> Row:
     """Return the formats of operands, results and stored parameters; None for float32 ones."""
     formats = policy.layer(layer)
     stored = None if policy.master_weights or formats.param == "float32" else formats.param
     return formats.compute, formats.output, stored
+
+
+def _holders(model: Model, rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows of modules that hold parameters of a layer, and compute nothing."""
+    held = {spec.name.rpartition(".")[0]: spec.layer for spec in model.parameters()}
+    return {name: rows[held[name]] for name in held if name not in rows and held[name] in rows}
 
 
 def _biases(model: Model) -> Iterator[str]:

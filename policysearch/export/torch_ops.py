@@ -58,6 +58,21 @@ def _functions(pattern):
 IN_PLACE = {**_functions("{}_"), **_functions("__i{}__")}
 OP = {**_functions("{}"), **_functions("__{}__"), **_functions("__r{}__"), **IN_PLACE}
 
+def _written_out(function):
+    """Return a function of torch written in Python that does not hand its call to a mode."""
+    seen = {**function.__globals__, "has_torch_function": lambda given: False}
+    made = types.FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+# With the weights that it returns it is several ops, each in its own dtype.
+ATTENTION = torch.nn.functional.multi_head_attention_forward
+WRITTEN_OUT = _written_out(ATTENTION)
+
+# A number divided by a tensor, which torch computes as a reciprocal and a product.
+QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)
+
 # The op that one of two operands leaves, the other being a number.
 WITH_A_NUMBER = {"add": "shift", "subtract": "shift", "multiply": "scale", "divide": "scale"}
 

@@ -211,6 +211,9 @@ class _Layer(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if function is ATTENTION and kwargs.get("need_weights", True):
+            with self:
+                return WRITTEN_OUT(*args, **kwargs)
         if function not in OP:
             return function(*args, **kwargs)
         # Not for the layers around this one, nor for an autocast around the module.
@@ -221,6 +224,9 @@ class _Layer(TorchFunctionMode):
                 return self.call(function, args, kwargs)
 
     def call(self, function, args, kwargs):
+        if function in QUOTIENTS and not isinstance(args[1], torch.Tensor):
+            inverse = self.call(torch.reciprocal, args[:1], {})
+            return self.call(torch.mul, (inverse, args[1]), {})
         op, given = OP[function], _floats((args, kwargs))
         if op == "add" and self.biases:
             op = "bias"

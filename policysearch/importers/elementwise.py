@@ -73,7 +73,8 @@ def negative(t: Tracer, a: Tensor) -> Tensor:
 def power(t: Tracer, a: Tensor, exponent: Operand) -> Tensor:
     if isinstance(exponent, Tensor) or not isinstance(a, Tensor):
         raise refuse("an exponent that is a tensor", "use a number")
-    return t.pointwise(functions.pow_constant, a, exponent=float(exponent))
+    steps: dict[str, Any] = {functions.STEPWISE: True, "exponent": float(exponent)}
+    return t.pointwise(functions.pow_constant, a, **steps)
 
 
 def plain(op: Op, **attrs: Any) -> Rule:
@@ -117,7 +118,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "leaky_relu": _leaky_relu,
         "exp": plain(functions.exp),
         "sqrt": plain(functions.sqrt),
-        "rsqrt": plain(functions.rsqrt),
+        "rsqrt": plain(functions.rsqrt, **{functions.STEPWISE: True}),
         "gelu": _gelu,
     }
 )

@@ -21,6 +21,8 @@ BATCHES = (2, 3, 5)
 
 FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
+CASTS = ("aten.to", "aten._to_copy", "aten.type_as")
+
 RELABELLED = ("view", "reshape", "flatten", "unsqueeze", "squeeze", "contiguous", "to", "slice")
 """Ops that change no value."""
 
@@ -241,7 +243,30 @@ def adds_apart(node: Any) -> bool:
     return given.dim() > 2 and not given.is_contiguous()
 
 
+def narrows(node: Any) -> bool:
+    """Return whether a call casts float32 to 16 bits, as in a copy of the module in that format."""
+    if op_of(node) not in CASTS:
+        return False
+    given, made = (x.meta["val"].dtype for x in (node.args[0], node))
+    return given == torch.float32 and made in (torch.float16, torch.bfloat16)
+
+
 def hides_rows(mask: Any) -> bool:
     """Return whether a mask leaves nothing of a row, in the range of float16 for numbers."""
     kept = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
     return not bool(kept.any(-1).all())
+
+
+def differs(value: Any, whole: Any) -> bool:
+    """Return whether an array is other than `value` repeated."""
+    same = torch.isclose(value.double(), whole.double(), 0.0, 0.0, equal_nan=True)
+    return not bool(same.all())
+
+
+def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:
+    """Return (placeholder, full name) pairs; a tied parameter has its first name."""
+    first = {id(p): name for name, p in module.named_parameters()}
+    every = dict(module.named_parameters(remove_duplicate=False))
+    signature = program.graph_signature
+    parameters = ((n, first[id(every[full])]) for n, full in signature.inputs_to_parameters.items())
+    return (*parameters, *signature.inputs_to_buffers.items())

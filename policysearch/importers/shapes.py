@@ -14,7 +14,7 @@ from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops.indexing import concatenate, take_slice
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to, mean, sum_over
-from policysearch.ops.source import pinned_cast
+from policysearch.ops.source import BACK, NUMBER, pinned_cast
 from policysearch.ops.transpose import transpose
 
 
@@ -168,11 +168,18 @@ def broadcast_tensors(t: Tracer, tensors: Sequence[Tensor]) -> tuple[Tensor, ...
     return tuple(expand(t, x, shape) for x in tensors)
 
 
-def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
-    """A cast to float32 is the user's own; one to the format of a value follows the policy."""
+def cast(t: Tracer, x: Tensor, dtype: Any, *_: Any, back: bool = False, **__: Any) -> Tensor:
+    """A cast to float32 is the user's own; one to the format of a value follows the policy.
+
+    `back`: it narrows what such a cast to float32 has widened, to the format that this one left.
+    """
     if dtype == TRUTHS:
         return _truths(t, x)
-    return t.pointwise(pinned_cast, x, format="float32") if dtype == "float32" else x
+    if dtype == "float32":
+        t.pinned += 1
+        return t.pointwise(pinned_cast, x, **{"format": "float32", NUMBER: t.pinned})
+    left = t.widened_at(x) if back else None
+    return x if left is None else t.pointwise(pinned_cast, x, **{BACK: left})
 
 
 def _truths(t: Tracer, x: Tensor) -> Tensor:
@@ -185,7 +192,8 @@ def _truths(t: Tracer, x: Tensor) -> Tensor:
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **dict.fromkeys(("view", "reshape", "_unsafe_view"), view),
-        **dict.fromkeys(("alias", "clone", "contiguous", "type_as", "lift_fresh"), same),
+        **dict.fromkeys(("alias", "clone", "contiguous", "lift_fresh"), same),
+        "type_as": cast,
         "detach": _detach,
         "ones_like": lambda t, x, dtype=None, **_: t.full_like(1.0, x, dtype),
         "zeros_like": lambda t, x, dtype=None, **_: t.full_like(0.0, x, dtype),
@@ -217,6 +225,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "mean": reduced(mean),
         "sum": reduced(sum_over),
         "to": cast,
-        "_to_copy": lambda t, x, dtype=None, **_: cast(t, x, dtype),
+        "_to_copy": lambda t, x, dtype=None, **options: cast(t, x, dtype, **options),
     }
 )

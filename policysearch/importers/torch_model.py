@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -100,7 +100,24 @@ class TorchModel(Model):
         return fed | self.emit_statistics(b)
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
-        return self.specs
+        return self._owned
+
+    @cached_property
+    def _owned(self) -> tuple[ParameterSpec, ...]:
+        """The parameters as those of layers: of the modules that hold them or, where these compute
+        nothing (`out_proj` of a MultiheadAttention), of the layers that read them.
+        """
+        b = Builder()
+        fed = self._sources(b, 2)
+        self.trace(b, fed, training=True)
+        readers = b.graph({}).readers()
+        found = []
+        for spec in self.specs:
+            layers = [name for name in spec.owners if name in self.layer_names]
+            layers = layers or [n.layer for n in readers[fed[spec.name]] if n.role == "fprop"]
+            first, *others = dict.fromkeys(layers or spec.owners)
+            found.append(replace(spec, layer=first, others=tuple(others)))
+        return tuple(found)
 
     def statistics(self) -> tuple[ParameterSpec, ...]:
         return self.kept

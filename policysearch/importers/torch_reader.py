@@ -12,12 +12,15 @@ from policysearch.graph import FloatArray
 from policysearch.importers.exported import (
     FLOAT_TYPES,
     adds_apart,
+    array_names,
+    differs,
     exports,
     extent_of,
     hides_rows,
     in_place,
     is_random,
     kind_of,
+    narrows,
     number_of,
     op_of,
     path_of,
@@ -55,11 +58,12 @@ class Reader:
         check_hooks(module)
         self._exports, self._casts_known = exports(module, example)
         self._two = self._exports[0]
-        self._arrays = _array_names(module, self._two)
+        self._arrays = array_names(module, self._two)
         self._known = dict(self._arrays)
         self._taken = {name for name, _ in self._arrays}
         self.constants: dict[str, FloatArray] = {}
         self._rows: list[Constant] = []
+        self._names = {node: nodes[0].name for nodes in self._nodes() for node in nodes}
         nodes = {node.name: node for node in self._two.graph.nodes}
         users = self._two.graph_signature.user_inputs
         self.inputs = tuple(
@@ -121,8 +125,9 @@ class Reader:
                 shape = shape_at_first(two)
                 faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
                 calls.append(faulty)
-        (output,) = (node for node in self._two.graph.nodes if node.op == "output")
-        results = tuple(x.name for x in output.args[0] if isinstance(x, torch.fx.Node))
+        (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
+        found = self._told(output).args[0]
+        results = tuple(self._names[x] for x in found if isinstance(x, torch.fx.Node))
         if not results or results[0] in fixed:
             raise InputError("results: first none of inputs and parameters; expected one")
         arrays = tuple((n, full) for n, full in self._arrays if full not in self._plain())
@@ -165,6 +170,13 @@ class Reader:
         """Yield each node of the program, as it is in each export."""
         return zip(*(program.graph.nodes for program in self._exports), strict=True)
 
+    def _told(self, given: Sequence[Any]) -> Any:
+        """Return the one of what the exports have that tells a value from a cast of it.
+
+        In float32 `x.float()` is x, and what reads x later seems to read the cast.
+        """
+        return given[1] if self._casts_known else given[0]
+
     def _held(self, program: Any, name: str) -> Any:
         """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
         full = program.graph_signature.inputs_to_buffers.get(name)
@@ -184,7 +196,8 @@ class Reader:
         def read(given: Sequence[Any]) -> Any:
             first = given[0]
             if isinstance(first, torch.fx.Node):
-                return Ref(self._constant(first.name, fixed) if first.name in fixed else first.name)
+                name = self._names[self._told(given)]
+                return Ref(self._constant(name, fixed) if name in fixed else name)
             if isinstance(first, list | tuple):
                 return tuple(read(parts) for parts in zip(*given, strict=True))
             if isinstance(first, torch.dtype):
@@ -202,6 +215,8 @@ class Reader:
             arguments, options = self._attention(two, arguments, dict(options), fixed)
         if op == "aten.linear" and adds_apart(two):
             options = (*options, ("apart", True))
+        if self._casts_known and narrows(nodes[1]):
+            options = (*options, ("back", True))
         return Call(
             two.name,
             op,
@@ -209,7 +224,7 @@ class Reader:
             arguments,
             tuple((key, value) for key, value in options if key not in ("device", "pin_memory")),
             shape_of(nodes),
-            two.args[0].name if in_place(two) else "",
+            self._names[self._told(nodes).args[0]] if in_place(two) else "",
             kind=kind_of(two),
         )
 
@@ -265,7 +280,7 @@ class Reader:
         pairs = enumerate(zip(two.shape, five.shape, strict=True))
         axes = [axis for axis, (a, b) in pairs if a != b]
         value = two.narrow(axes[0], 0, 1) if axes else two
-        if len(axes) > 1 or any(_differs(value, other) for other in (two, five)):
+        if len(axes) > 1 or any(differs(value, other) for other in (two, five)):
             raise InputError(
                 f"constant {name}: differs from example to example, with their number or from run "
                 "to run; feed it instead"
@@ -276,24 +291,9 @@ class Reader:
         return name
 
 
-def _differs(value: Any, whole: Any) -> bool:
-    """Return whether an array is other than `value` repeated."""
-    same = torch.isclose(value.double(), whole.double(), 0.0, 0.0, equal_nan=True)
-    return not bool(same.all())
-
-
 def _check_types(arrays: Mapping[str, Any]) -> None:
     """Raise InputError for parameters and statistics that are not float32."""
     for name, value in arrays.items():
         if value.dtype != torch.float32:
             remedy = "expected torch.float32, say by module.float(): formats are the policy's"
             raise InputError(f"{name}: {value.dtype}; {remedy}")
-
-
-def _array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:
-    """Return (placeholder, full name) pairs; a tied parameter has its first name."""
-    first = {id(p): name for name, p in module.named_parameters()}
-    every = dict(module.named_parameters(remove_duplicate=False))
-    signature = program.graph_signature
-    parameters = ((n, first[id(every[full])]) for n, full in signature.inputs_to_parameters.items())
-    return (*parameters, *signature.inputs_to_buffers.items())

@@ -15,7 +15,7 @@ from policysearch.ops.masks import masked_fill
 from policysearch.ops.nodes import changed
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape
-from policysearch.ops.source import data, is_whole
+from policysearch.ops.source import NUMBER, data, is_whole
 from policysearch.ops.transpose import transpose
 from policysearch.values import InputError
 
@@ -52,7 +52,7 @@ class Tracer:
         self._fed, self._names = fed, dict(program.arrays)
         self._constants = {constant.name: constant for constant in program.constants}
         self._values: dict[str, Any] = {}
-        self._masks = 0
+        self._masks = self.pinned = 0
         self._truths: set[int] = set()
         self._full: set[int] = set()
 
@@ -119,6 +119,16 @@ class Tracer:
             found += [i for i in node.inputs if i not in seen]
             seen.update(node.inputs)
         return False
+
+    def widened_at(self, x: Tensor) -> int | None:
+        """Return the number of the nearest cast to float32 of the user's own that x depends on."""
+        found = [x.id]
+        for i in found:
+            attributes = self.b.nodes[i].attributes
+            if NUMBER in attributes:
+                return int(attributes[NUMBER])
+            found += [j for j in self.b.nodes[i].inputs if j not in found]
+        return None
 
     def is_mask(self, x: Tensor) -> bool:
         """Return whether x holds truth values."""

@@ -1,96 +1,25 @@
-"""Powers, roots and the exponential, and how a function of one tensor gets its gradient op."""
+"""Powers, roots and the exponential.
+
+Gradients of powers are one op, or the several that torch has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.graph import Attrs, Bind, Example, FloatArray, Node, Op, Placement, size
+from policysearch.graph import Attrs, FloatArray, GradientRule, Node, Op, size
+from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import multiply, one_example, same_shape, ufunc
-
-Function = Callable[[FloatArray, FloatArray, Attrs], object]
-"""Writes a function of the first array into the second, which is another."""
-
-Slope = Callable[[FloatArray, FloatArray, FloatArray, Attrs], object]
-"""As `Function`; the third array is scratch."""
+from policysearch.ops.one_tensor import with_gradient
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 
-
-def _forward(function: Function) -> Bind:
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
-        return lambda: function(inputs[0], out, attrs)
-
-    return bind
-
-
-def _backward(slope: Slope) -> Bind:
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
-        grad, known = inputs
-        factor, scratch = (
-            np.ndarray(known.shape, np.float32, part, strides=known.strides)
-            for part in (work, work[known.size :])
-        )
-
-        def run() -> None:
-            slope(known, factor, scratch, attrs)
-            np.multiply(grad, factor, out=out)
-
-        return run
-
-    return bind
-
-
-def _apart(rng: np.random.Generator) -> tuple[FloatArray]:
-    """Positive values away from zero, where roots are steep."""
-    return (rng.uniform(0.6, 2.0, (3, 5)).astype(np.float32),)
-
-
-def with_gradient(
-    name: str,
-    function: Function,
-    slope: Slope,
-    *,
-    of_result: bool = False,
-    flops: int = 1,
-    placement: Placement = "promote",
-    attrs: Attrs = MappingProxyType({}),
-) -> tuple[Op, Op]:
-    """Return the op `name` and its gradient op.
-
-    `slope` is a function of the input or, `of_result`, of the output. `flops` are those of one
-    element, `attrs` those of the example.
-    """
-    grad_op = Op(
-        f"{name}_grad",
-        same_shape,
-        _backward(slope),
-        flops=lambda inputs, out, attrs: (flops + 2) * size(out),
-        in_place=(0,),
-        work=lambda inputs, out, attrs: 2 * size(out),
-    )
-
-    def rule(b: Builder, node: Node, grad: int) -> int:
-        known = node.id if of_result else node.inputs[0]
-        return b.emit(grad_op, grad, known, attrs=node.attributes)
-
-    op = Op(
-        name,
-        same_shape,
-        _forward(function),
-        gradients=(rule,),
-        flops=lambda inputs, out, attrs: flops * size(out),
-        example=lambda rng: Example(_apart(rng) if of_result else one_example(rng).inputs, attrs),
-        placement=placement,
-    )
-    return op, grad_op
+STEPWISE = "stepwise"
+"""The attribute of an op whose gradient is the ops that torch has for it: each rounds."""
 
 
 exp = Op(
@@ -114,6 +43,17 @@ sqrt, sqrt_grad = with_gradient(
 )
 
 
+def _or_steps(steps: GradientRule, op: Op, grad_op: Op) -> tuple[Op, Op]:
+    """Return both, `steps` being the gradient of nodes that are STEPWISE."""
+    (whole,) = op.gradients
+    assert whole is not None
+
+    def rule(b: Builder, node: Node, grad: int) -> int:
+        return (steps if node.attributes.get(STEPWISE) else whole)(b, node, grad)
+
+    return replace(op, gradients=(rule,)), grad_op
+
+
 def _rsqrt(x: FloatArray, out: FloatArray, attrs: Attrs) -> None:
     np.sqrt(x, out=out)
     np.divide(_ONE, out, out=out)
@@ -125,8 +65,15 @@ def _rsqrt_slope(y: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Att
     np.multiply(out, -_HALF, out=out)
 
 
-rsqrt, rsqrt_grad = with_gradient(
-    "rsqrt", _rsqrt, _rsqrt_slope, of_result=True, flops=2, placement="fp32"
+def _rsqrt_steps(b: Builder, node: Node, grad: int) -> int:
+    """-grad / 2 * y^3."""
+    cube = b.emit(pow_constant, node.id, attrs={"exponent": 3.0})
+    return b.emit(multiply, b.emit(scale, grad, attrs={"factor": -0.5}), cube)
+
+
+rsqrt, rsqrt_grad = _or_steps(
+    _rsqrt_steps,
+    *with_gradient("rsqrt", _rsqrt, _rsqrt_slope, of_result=True, flops=2, placement="fp32"),
 )
 """1 / sqrt(x)."""
 
@@ -156,12 +103,27 @@ def _pow_slope(x: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs
     np.multiply(out, np.float32(attrs["exponent"]), out=out)
 
 
-pow_constant, pow_grad = with_gradient(
-    "pow",
-    lambda x, out, attrs: _power(x, attrs["exponent"], out),
-    _pow_slope,
-    flops=10,
-    placement="fp32",
-    attrs=MappingProxyType({"exponent": 2.0}),
+def _pow_steps(b: Builder, node: Node, grad: int) -> int:
+    """grad * (exponent * x^(exponent - 1)), and -grad * y^2 of a reciprocal."""
+    x, exponent = node.inputs[0], node.attributes["exponent"]
+    if exponent in (0.0, 1.0, 2.0):  # no product but the last rounds
+        return b.emit(pow_grad, grad, x, attrs={"exponent": exponent})
+    if exponent == -1.0:
+        slope = b.emit(multiply, node.id, node.id)
+        return b.emit(multiply, b.emit(scale, grad, attrs={"factor": -1.0}), slope)
+    slope = b.emit(pow_constant, x, attrs={"exponent": exponent - 1.0})
+    return b.emit(multiply, grad, b.emit(scale, slope, attrs={"factor": exponent}))
+
+
+pow_constant, pow_grad = _or_steps(
+    _pow_steps,
+    *with_gradient(
+        "pow",
+        lambda x, out, attrs: _power(x, attrs["exponent"], out),
+        _pow_slope,
+        flops=10,
+        placement="fp32",
+        attrs=MappingProxyType({"exponent": 2.0}),
+    ),
 )
 """x to the power of the constant `exponent`."""

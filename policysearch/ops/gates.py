@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.graph import Attrs, FloatArray
-from policysearch.ops.functions import with_gradient
+from policysearch.ops.one_tensor import with_gradient
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 _THREE, _SIX = np.float32(3.0), np.float32(6.0)

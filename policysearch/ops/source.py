@@ -64,11 +64,19 @@ cast = Op(
 )
 """Round to the node's format; the emulator does the rounding, as for every other node."""
 
+
+def _pinned_gradient(b: Builder, node: Node, grad: int) -> int:
+    return b.emit(pinned_cast, grad) if BACK in node.attributes else grad
+
+
+NUMBER, BACK = "number", "back"
+"""Attributes of `pinned_cast`: of a cast to float32, and of one back from it."""
+
 pinned_cast = Op(
     "pinned_cast",
     shape=lambda inputs, attrs: inputs[0],
     bind=copy_bind,
-    gradients=(_cast_gradient,),
+    gradients=(_pinned_gradient,),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(
         (rng.standard_normal((3, 4)).astype(np.float32),), {"format": "float32"}
@@ -78,4 +86,7 @@ pinned_cast = Op(
     in_place=(0,),
     pinned=(0,),
 )
-"""A cast of the user's own to the attribute `format`: no policy moves it."""
+"""A cast of the user's own to the attribute `format`: no policy moves it.
+
+One with the attribute BACK is to the format that was left at the one with that NUMBER.
+"""

@@ -23,7 +23,8 @@ class Casting:
 
     `b` collects the new nodes, `new` says what each old node became, `stored` the same for values
     of which another format is kept. `forward_formats` are those of forward values by old id,
-    `gradient_formats` those in which their gradients arrive.
+    `gradient_formats` those in which their gradients arrive; `left` are those
+    that a user's own casts leave, by their numbers.
     """
 
     def __init__(self, graph: Graph, policy: Policy) -> None:
@@ -35,6 +36,7 @@ class Casting:
         self.stored: dict[int, int] = {}
         self.forward_formats: dict[int, str] = {}
         self.gradient_formats: dict[int, str] = {}
+        self.left: dict[int, str] = {}
         self.readers = graph.readers()
         self.replaced_by = {new: old for old, new in graph.updates}
         low = frozenset(policy.low_precision_ops)

@@ -7,6 +7,7 @@ from typing import Any
 
 from policysearch.graph import Graph, Node
 from policysearch.ops.builder import without_unread
+from policysearch.ops.source import BACK, NUMBER
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.boundaries import deciding
 from policysearch.rewrite.casting import Casting, widest
@@ -49,7 +50,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         _rule("whole numbers", _as_fed, role="input"),
         _rule("sum of gradients", _gradient_sum, op="add", role=BACKWARD),
         *(_mixed_rules(low) if policy.casts == "layer" else ()),
-        *_both("pinned cast", _pinned, _promoted_gradient, ("pinned_cast",)),
+        *_both("pinned cast", _pinned, _pinned_gradient, ("pinned_cast",)),
         *((_rule("bias", _bias, op="bias", role="fprop", source=low),) if low else ()),
         *(product_rules(policy) if low else ()),
         *_both("low-precision op", _low, _low_gradient, low),
@@ -79,10 +80,10 @@ def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
 
 
 def _source(at: Casting, source: Node) -> int:
-    stored = "float32"
-    if source.op.name == "parameter":
+    stored, read = "float32", bool(at.readers[source.id])  # what is not read may be of no layer
+    if read and source.op.name == "parameter":
         stored = at.policy.stored(source.layer)
-    elif source.op.name == "state":
+    elif read and source.op.name == "state":
         stored = at.policy.state_of(source.layer)
     at.gradient_formats[source.id] = stored
     return at.b.copy(source, (), format=stored)
@@ -115,8 +116,18 @@ def _float32(at: Casting, op: Node) -> int:
 
 
 def _pinned(at: Casting, op: Node) -> int:
+    if BACK in op.attributes:
+        left = at.left[op.attributes[BACK]]
+        return at.forward(op, at.operand(op.inputs[0], left, op), left)
+    if NUMBER in op.attributes:
+        at.left[op.attributes[NUMBER]] = at.format(at.read(op.inputs[0], op))
     wanted = str(op.attributes["format"])
     return at.forward(op, at.emit(op, at.operands(op, wanted), wanted), wanted)
+
+
+def _pinned_gradient(at: Casting, op: Node) -> int:
+    """A cast back passes its gradient on in the format that it gave."""
+    return at.operand(op.inputs[0], at.gradient_formats[op.of], op)
 
 
 def _promoted(at: Casting, op: Node) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import pickle
@@ -24,6 +25,7 @@ from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import initial_parameters
 from policysearch.values import InputError
+from policysearch.verify.as_a_gpu import AsAGpu
 from policysearch.verify.job import FILE, JOB, RESULT, Job
 from policysearch.verify.torch_twin import Twin
 
@@ -151,10 +153,11 @@ def _steps(
             group["lr"] = task.rate_at(step)
         module.zero_grad()
         batch = [torch.from_numpy(x[indices]).to(job.place) for x in (*inputs, labels)]
-        loss = _loss(task, model, module, batch[:-1], batch[-1])
-        _check_masks(dropout.drawn, masks)
         scale, skipped = scaler.get_scale(), scaler.skipped
-        scaler.scale(loss).backward()
+        with AsAGpu() if job.place == "cpu" else contextlib.nullcontext():
+            loss = _loss(task, model, module, batch[:-1], batch[-1])
+            scaler.scale(loss).backward()
+        _check_masks(dropout.drawn, masks)
         updated.take_gradients()
         if job.policy.gradient_clip_norm is not None:
             scaler.unscale_(optimizer)

@@ -1,0 +1,72 @@
+"""16-bit ops on a CPU computed as a GPU does: float32 inside, rounded once.
+
+There torch rounds the number of an addition, the mean and deviation that a norm keeps for its
+gradients, what the gradients of a convolution sum, and, past the last whole vector of a tensor,
+what is inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they
+read lies in one order in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LOW = (torch.float16, torch.bfloat16)
+aten = torch.ops.aten
+SUMS = {
+    aten.add.Tensor: aten.add.Tensor,
+    aten.sub.Tensor: aten.sub.Tensor,
+    aten.rsub.Scalar: aten.rsub.Scalar,
+    aten.add_.Tensor: aten.add.Tensor,
+    aten.sub_.Tensor: aten.sub.Tensor,
+}
+"""Sums, in place or not, by what they are out of place."""
+
+STATISTICS = (aten.native_layer_norm.default, aten.native_group_norm.default)
+"""Ops whose first result is rounded; mean and deviation, which they keep, are float32."""
+
+WIDE = (
+    aten.rsqrt.default,
+    aten.convolution_backward.default,
+    aten.native_layer_norm_backward.default,
+    aten.native_group_norm_backward.default,
+)
+"""Ops with every result rounded to the dtype of what they read first."""
+
+
+class AsAGpu(TorchDispatchMode):
+    """While it is entered, ops of 16-bit tensors on a CPU round as they do on a GPU."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is aten.native_batch_norm_backward.default:
+            return function(*(_contiguous(x) for x in args), **kwargs)
+        if function in SUMS:
+            dtype = torch.result_type(*args[:2])
+            if dtype in LOW:
+                made = SUMS[function](*map(_wide, args), **kwargs).to(dtype)
+                return made if SUMS[function] is function else args[0].copy_(made)
+        elif function in (*WIDE, *STATISTICS) and args[0].dtype in LOW:
+            dtype, made = args[0].dtype, function(*map(_wide, args), **kwargs)
+            if function in STATISTICS:
+                return (made[0].to(dtype), *made[1:])
+            return _rounded(made, dtype)
+        return function(*args, **kwargs)
+
+
+def _rounded(made: Any, dtype: Any) -> Any:
+    if isinstance(made, torch.Tensor):
+        return made.to(dtype)
+    return made if made is None else tuple(_rounded(x, dtype) for x in made)
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in LOW else x
+
+
+def _contiguous(x: Any) -> Any:
+    return x.contiguous() if isinstance(x, torch.Tensor) else x

@@ -1,0 +1,90 @@
+"""Training for `verify` on a CPU: 16-bit ops are float32 inside and round once, as on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.nn import functional as F
+
+from policysearch.verify.as_a_gpu import AsAGpu
+
+pytestmark = pytest.mark.torch
+
+CALLS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "x + 0.3": lambda x, w: x + 0.3,
+    "1.3 - x": lambda x, w: 1.3 - x,
+    "x - 0.3 y": lambda x, w: torch.sub(x, w, alpha=0.3),
+    "x += 0.3": lambda x, w: (1 * x).add_(0.3),
+    "layer_norm": lambda x, w: F.layer_norm(x, (4,), w[:4, 0, 0], w[4:, 0, 0]),
+    "group_norm": lambda x, w: F.group_norm(x, 4, w[:, 0, 0], w[:, 1, 0]),
+    "conv1d": lambda x, w: F.conv1d(x, w, padding=1),
+}
+
+
+def computed(call: Callable[[Any, Any], Any], dtype: Any) -> list[Any]:
+    """Return the result and the gradients of x and w, of the same values for every dtype."""
+    torch.manual_seed(0)
+    x, w = ((1 + torch.randn(8, 8, 4)).half().bfloat16() for _ in range(2))
+    x, w = (given.to(dtype).requires_grad_() for given in (x, w))
+    made = call(x, w)
+    made.backward(torch.randn(made.shape).bfloat16().to(dtype))
+    return [made.detach(), *(given.grad for given in (x, w) if given.grad is not None)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_inside_an_op_is_float32(name: str) -> None:
+    others = 0
+    for dtype in (torch.float16, torch.bfloat16):
+        expected = [value.to(dtype) for value in computed(CALLS[name], torch.float32)]
+        with AsAGpu():
+            found = computed(CALLS[name], dtype)
+        for ours, value in zip(found, expected, strict=True):
+            assert ours.dtype == dtype
+            torch.testing.assert_close(ours, value, rtol=0, atol=0)
+        bare = computed(CALLS[name], dtype)
+        others += sum(not torch.equal(a, b) for a, b in zip(bare, expected, strict=True))
+    assert others
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1), (0, 3, 1, 2)])
+def test_gradients_of_a_batch_norm_are_those_of_values_in_one_order(axes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    shape = (8, 4, 5, 6)[: len(axes) - 1]
+    x, weight = torch.randn(*shape, 6).bfloat16(), torch.rand(6)
+    grad = torch.randn(x.permute(axes).shape).bfloat16()
+
+    def gradients(contiguous: bool) -> list[Any]:
+        given = x.clone().requires_grad_()
+        scale, shift = (weight.clone().requires_grad_() for _ in range(2))
+        turned = given.permute(axes)
+        turned = turned.contiguous() if contiguous else turned
+        F.batch_norm(turned, None, None, scale, shift, True).backward(grad)
+        return [given.grad, shift.grad]
+
+    expected = gradients(contiguous=True)
+    with AsAGpu():
+        found = gradients(contiguous=False)
+    assert all(map(torch.equal, found, expected))
+    assert not any(map(torch.equal, gradients(contiguous=False), expected))
+
+
+def test_a_root_of_few_values_rounds_once() -> None:
+    x = torch.linspace(1.0, 2.0, 15).half()
+    expected = torch.rsqrt(x.float()).half()
+    with AsAGpu():
+        assert torch.equal(torch.rsqrt(x), expected)
+    assert not torch.equal(torch.rsqrt(x), expected)
+
+
+def test_float32_stays_as_it_is() -> None:
+    x = torch.randn(5)
+    with AsAGpu():
+        assert torch.equal(x + 0.3, x.add(0.3))
+        assert (x.bfloat16() + x).dtype == torch.float32
+        assert (x.bfloat16() + torch.tensor(0.3)).dtype == torch.bfloat16

@@ -1,0 +1,61 @@
+"""Gradients of powers that an imported net computes in 16 bits, beside torch's: op by op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from policysearch.emulator.compile import compile_graph
+from policysearch.policy.presets import preset
+from policysearch.train.tasks import Task
+from policysearch.train.tracing import Tracing
+from policysearch.verify.as_a_gpu import AsAGpu
+from tests.imported_steps import LOSS, imported
+
+pytestmark = pytest.mark.torch
+
+WIDTH, TARGET, SCALE = 64, 3, 1024.0
+
+
+class Scaled(nn.Module):
+    """A function of values times a weight each, whose gradient sums nothing."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(1 + torch.rand(WIDTH)), function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x * self.weight)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.rsqrt, torch.reciprocal, torch.square, lambda x: x**3, lambda x: 2.7 / x],
+    ids=["rsqrt", "reciprocal", "square", "cube", "quotient"],
+)
+def test_gradients_of_powers_round_as_torchs(function: Any) -> None:
+    torch.manual_seed(0)
+    net, x = Scaled(function), np.linspace(0.6, 1.2, WIDTH, dtype=np.float32)[np.newaxis]
+    model = imported(net, (x,))
+    task = Task(model=model, loss=LOSS, batch_size=1)
+    step = compile_graph(Tracing(task, model, 1).step_graph(preset("apex.O3", model.layer_names)))
+    weight = net.half().weight.detach().float().numpy()
+    step.arrays[model.inputs[0].name][...] = x
+    for name, value in {"weight": weight, "targets": TARGET, "loss_scale": SCALE}.items():
+        step.arrays[name][...] = value
+    step.forward_backward()
+    with AsAGpu():
+        logits = net(torch.from_numpy(x).half())
+        (SCALE * F.cross_entropy(logits.float(), torch.tensor([TARGET]))).backward()
+    np.testing.assert_array_equal(step.value("logits"), logits.detach().float().numpy())
+    expected = net.weight.grad.float().numpy()
+    assert (np.abs(expected) > 2.0**-14).all()
+    assert np.mean(step.value("grad:weight") != expected) < 0.05

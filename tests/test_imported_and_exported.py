@@ -1,0 +1,96 @@
+"""Values and gradients of imported nets under policies, beside those of the exported file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from policysearch.emulator.compile import compile_graph
+from policysearch.export.torch import export
+from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.feeding import feed_constants, feed_inputs
+from policysearch.train.optimizers import Optimizer
+from policysearch.train.step import trace_step
+from tests.imported_steps import LOSS, imported
+
+pytestmark = pytest.mark.torch
+
+BATCH, WIDTH, CLASSES = 16, 32, 8
+
+
+def normal(x: Any) -> Any:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+BETWEEN: Mapping[str, Callable[[Any], Any]] = {
+    "to": lambda h: normal(h.float()).to(h.dtype),
+    "type_as": lambda h: normal(h.float()).type_as(h),
+    "softmax": lambda h: F.softmax(h, -1, dtype=torch.float32).to(h.dtype),
+    "beside what is cast": lambda h: normal(h.float()).to(h.dtype) + h,
+    "quotient": lambda h: 2.7 / (h * h + 1),
+    "not back": lambda h: normal(h.float()) + h,
+}
+
+
+class Casting(nn.Module):
+    """Values between two linears."""
+
+    def __init__(self, between: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.between = between
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x)
+        return self.last(F.silu(self.between(h)) * h)
+
+
+class Attending(nn.Module):
+    """Attention whose weights are asked for: a softmax between two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, h: Any) -> Any:
+        x = h.reshape(-1, WIDTH // 4, 4)
+        return self.attention(x, x, x)[0].flatten(1)
+
+
+@pytest.mark.parametrize("name", [*BETWEEN, "attention"])
+@pytest.mark.parametrize("policy_name", ["torch.autocast.bfloat16", "bfloat16"])
+def test_values_and_gradients_are_those_of_the_exported_module(policy_name: str, name: str) -> None:
+    torch.manual_seed(0)
+    module, rng = Casting(BETWEEN.get(name) or Attending()), np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, WIDTH)).astype(np.float32)
+    labels = rng.integers(0, CLASSES, BATCH)
+    model = imported(module, (x,))
+    policy = preset(policy_name, model.layer_names)
+    step = compile_graph(apply_policy(trace_step(model, LOSS, Optimizer("sgd"), BATCH), policy))
+    scalars: dict[str, Any] = {"loss_scale": 1, "inverse_scale": 1, "learning_rate": 0, "step": 1}
+    for key, value in {**model.init(rng), **scalars}.items():
+        step.arrays[key][...] = value
+    feed_constants(step, model)
+    feed_inputs(step, model, (x,), labels)
+    step.forward_backward()
+    file: dict[str, Any] = {"__name__": "exported"}
+    exec(export(policy, model), file)
+    exported = file["apply_policy"](copy.deepcopy(module))
+    logits = exported(torch.from_numpy(x))
+    F.cross_entropy(logits, torch.from_numpy(labels)).backward()
+    assert np.mean(step.value("logits") != logits.detach().numpy()) < 0.02
+    for key, parameter in exported.named_parameters():
+        expected = parameter.grad.numpy()
+        assert np.mean(step.value(f"grad:{key}") != expected) < 0.05, key
+        assert (expected != 0).mean() > 0.9
