@@ -57,6 +57,7 @@ def tried_page(results: Results, number: int, new: bool) -> str:
 def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
     """Return what an exported file says of the policy: gap, speedups, batches, horizon."""
     gap = "diverged" if trial.diverged else f"loss gap {trial.loss_gap:+.2e} nats"
+    gap += _fewer_seeds(results, trial)
     return (
         f"trial {trial.number} of study {results.spec.study.name}: {gap}",
         speedups(results, trial),
@@ -78,10 +79,16 @@ def beside_baseline(results: Results, trial: Trial) -> str:
     for label, shown in ((f"trial {trial.number}", trial), (f"trial {base.number}, {name}", base)):
         cost = shown.cost
         axes = f"{shown.loss_gap:+8.1e}  {cost.speedup:7.3f}  {cost.memory_ratio:6.3f}"
-        lines.append(f"{label:36}  {axes}")
+        lines.append(f"{label:36}  {axes}{_fewer_seeds(results, shown)}")
     if all(b < t for b, t in zip(results.point(base), results.point(trial), strict=True)):
         lines.append(f"{name} is better on all axes: export it instead")
     return "\n".join(lines)
+
+
+def _fewer_seeds(results: Results, trial: Trial) -> str:
+    """Say with how many of the study's seeds a trial was trained, where that is not all."""
+    seeds, every = len(trial.scores), len(results.spec.study.seeds)
+    return f" (with {seeds} of {every} seeds)" if seeds < every else ""
 
 
 def standing(results: Results, trial: Trial) -> str:
@@ -90,14 +97,15 @@ def standing(results: Results, trial: Trial) -> str:
         return f"not on the front: {trial.divergence}"
     if results.cannot_rank:
         return f"not ranked: {results.cannot_rank}"
+    knee = trial is results.knee()
     if trial in results.front:
-        return "on the front" + ", its knee" * (trial is results.knee())
+        return "on the front" + ", its knee" * knee
     better = results.beaten_by(trial)
     nearest = min(better, key=lambda t: (results.counted_gap(t), -t.cost.speedup, t.number))
     more = f", nor than {len(better) - 1} more of the front" if len(better) > 1 else ""
     return (
         f"not on the front: better in nothing that can be told than trial {nearest.number} "
-        f"({nearest.label}){more}"
+        f"({nearest.label}){more}" + "; the knee of what does not fail" * knee
     )
 
 
