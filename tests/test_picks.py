@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -9,6 +11,7 @@ import pytest
 
 from policysearch import api
 from policysearch.cli import main
+from policysearch.commands.views import next_commands
 from policysearch.cost.reserved import visible_bytes
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
@@ -101,6 +104,10 @@ def flattering(
     return Measurement(loss + gap, 0.9, None, 0, (), (), first_loss=2.3)
 
 
+def after(results: Results) -> str:
+    return next_commands(results, argparse.Namespace(study="s.toml", storage=None))
+
+
 def test_what_stands_behind_a_front_that_fails_is_picked(tmp_path: Path) -> None:
     spec = load_spec(write_study(tmp_path, CHANGES[0], ("widths = [8]", "widths = [2048]")))
     with mock.patch.object(Objective, "measure", flattering):
@@ -116,5 +123,9 @@ def test_what_stands_behind_a_front_that_fails_is_picked(tmp_path: Path) -> None
         below = front_table(results).partition(f"{BEHIND}\n")[2].split("\n\n")[0]
         assert f"\n{pick.number} " in f"\n{below}"
     assert BEHIND not in front_table(short)
+    left = sum(trial.number != 0 for trial in short.front)
+    assert f"\n      policysearch confirm s.toml  # {left} of the front not" in after(short)
+    assert "confirm" not in after(results) and "export s.toml" in after(results)
+    assert after(replace(short, trials=())) == "next: policysearch show s.toml --csv"
     with mock.patch.object(Objective, "measure", side_effect=AssertionError):
         assert confirm_study(spec, tmp_path / "j", every=True, processes=0) == results

@@ -12,6 +12,7 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.front_data import caption
 from policysearch.report.noise_page import noise_page
+from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.report.table import front_table
 from policysearch.search.records import Records
 from policysearch.search.results import Results
@@ -146,6 +147,22 @@ def test_more_seeds_than_there_are_are_refused(tmp_path: Path) -> None:
         path = write_study(tmp_path, *CHANGES, ("search_seeds = 1", f"search_seeds = {wrong}"))
         with pytest.raises(InputError, match=f"search_seeds: {wrong}; expected .* 1 .* 3"):
             load_spec(path)
+
+
+def test_an_export_says_which_of_two_has_fewer_seeds(
+    spec: StudySpec, finished: tuple[list[tuple[str, int, float]], Path]
+) -> None:
+    results = load_results(spec, finished[1])
+    found = next(trial for trial in results.trials if len(trial.seeds) == 1)
+    few = replace(found, presets=("float16",))
+    trials = tuple(few if trial is found else trial for trial in results.trials)
+    based = replace(spec, study=replace(spec.study, baseline="float16"))
+    results = replace(results, spec=based, trials=trials)
+    pick = next(trial for trial in trials if trial.seeds == SEEDS)
+    _, own, base = beside_baseline(results, pick).splitlines()[:3]
+    assert base.endswith("(with 1 of 3 seeds)") and "seeds" not in own
+    assert exported_notes(results, few)[0].endswith("(with 1 of 3 seeds)")
+    assert "seeds" not in exported_notes(results, pick)[0]
 
 
 def with_goal(spec: StudySpec, gap: float) -> StudySpec:
