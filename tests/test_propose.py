@@ -155,3 +155,11 @@ def test_the_command_prints_what_a_study_takes(
     scales = ('loss_scales = ["none", "fixed", "dynamic"]', f'loss_scales = ["schedule"]\n{line}')
     again = write_study(tmp_path, scales, name="again.toml")
     assert main(["propose", str(again)]) == 0
+
+
+def test_a_study_without_low_gradients_has_nothing_to_propose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, ('"float32", "bfloat16", "float8_e4m3fn"', '"float32"'))
+    assert main(["propose", str(study)]) == 0
+    assert "there is nothing to propose" in capsys.readouterr().out

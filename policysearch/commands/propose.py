@@ -30,7 +30,10 @@ def _propose(options: argparse.Namespace) -> None:
     seed = min(spec.study.seeds)
     largest = largest_gradients(objective, seed)
     print(f"# The float32 run of {spec.study.name}, seed {seed}, {spec.task.steps} steps.")
-    for name in _gradient_formats(spec):
+    below = _gradient_formats(spec)
+    if not below:
+        print("# No gradients below float32 are searched: there is nothing to propose.")
+    for name in below:
         print(f"# Gradients in {name}: up to 2 to the powers that keep the largest below overflow.")
         schedule = schedule_for(largest, name)
         print(f'scale_schedules = ["{schedule}"]')
