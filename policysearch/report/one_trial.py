@@ -6,8 +6,6 @@ Counts are sums over the seeds. Times and bytes are modeled.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
 
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy
@@ -15,7 +13,7 @@ from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks
 from policysearch.report.table import HEADER, aligned, cells, or_dash
-from policysearch.rewrite.placed_rules import LISTS
+from policysearch.search.asking import lists_sorted
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
 from policysearch.values import InputError
@@ -121,20 +119,15 @@ def number_of(results: Results, policy: Policy, source: str) -> int:
 
     In what order ops are listed does not matter: a study that decides their lists has its own.
     """
-    wanted = _lists_sorted(policy).digest
+    wanted = lists_sorted(policy).digest
     for trial in results.trials:
-        if trial.digest == policy.digest or _lists_sorted(trial.policy).digest == wanted:
+        if trial.digest == policy.digest or lists_sorted(trial.policy).digest == wanted:
             return trial.number
     study = results.spec.study.name
     raise InputError(
         f"policy {source}: no trial of {study}; expected one of its policies "
         f"(`policysearch try {source} --study STUDY.toml` makes it one)"
     )
-
-
-def _lists_sorted(policy: Policy) -> Policy:
-    lists: dict[str, Any] = {key: tuple(sorted(getattr(policy, key))) for key in LISTS.values()}
-    return replace(policy, **lists)
 
 
 def _title(trial: Trial | FailedTrial) -> str:
