@@ -27,7 +27,7 @@ from policysearch.search.study import confirm_study as confirm_spec
 from policysearch.search.study import load_results as read_journal
 from policysearch.search.study import run_study as run_spec
 from policysearch.search.study import try_policy as try_spec
-from policysearch.search.target import as_run, differences
+from policysearch.search.target import differences, named_as_run
 from policysearch.search.trials import Trial
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
@@ -242,7 +242,7 @@ def as_exported(
 ) -> tuple[Policy, tuple[str, ...]]:
     """Return what `target` runs when it is given the policy, and how that differs, by lines."""
     model = study.task.build_model(study.task.load_dataset())
-    return as_run(policy, model, target), differences(policy, model, target)
+    return named_as_run(policy, model, target), differences(policy, model, target)
 
 
 def verify_policy(

@@ -211,6 +211,8 @@ def test_nan_in_the_data_is_found(bad: float) -> None:
         ({"inputs": (np.ones((6, 1, 2, 3)),)}, r"inputs.0.: float64"),
         ({"labels": np.arange(5) % 3}, r"inputs.0.: float32 .6, 1, 2, 3.; expected .* .5, "),
         ({"labels": np.arange(6.0)}, "labels: float64 .6.; expected int64 classes or float32"),
+        ({"labels": [0, 1, 2, 0, 1, 2]}, "labels: a list; expected a numpy array"),
+        ({"inputs": ([[1.0]] * 6,)}, r"inputs.0.: a list; expected a numpy array"),
         ({"labels": np.full(6, -100)}, "labels: none that counts; expected 0 to 2"),
         ({"labels": np.arange(6)}, "labels: 0 to 5; expected 0 to 2"),
         ({"train_count": 5}, "train_count . validation_count: 7; expected at most 6"),

@@ -129,7 +129,7 @@ def test_results_whose_maker_was_lost_are_only_added_to_when_told(
         load_results(spec, journal)
     kept = journal.read_bytes()
     with pytest.raises(
-        InputError, match=r"code differs: .*numpy .* \(was None\).*--accept-changes"
+        InputError, match=r"code differs: .*numpy .* \(was None\).*run --accept-changes"
     ):
         run_study(spec, journal, processes=0)
     assert journal.read_bytes() == kept

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policysearch.cost.price import PolicyCost
 from policysearch.graph import Graph
 from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap, score
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.train import tracing
 from policysearch.train.step import trace_step
@@ -159,3 +161,19 @@ def test_float32_is_traced_once_however_many_policies_are_priced(
     assert traced == [None, 1.0]
     anew = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
     assert [anew.price(policy) for policy in (*clipped, *policies)] == [*costs[3:], *costs[:3]]
+
+
+def test_equal_policies_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    priced: list[str] = []
+    step_cost = Objective._step_cost
+
+    def counted(self: Objective, policy: Policy) -> PolicyCost:
+        priced.append(policy.name)
+        return step_cost(self, policy)
+
+    monkeypatch.setattr(Objective, "_step_cost", counted)
+    own = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
+    low, other = (preset(name, own.model.layer_names) for name in ("bfloat16", "float16"))
+    renamed = replace(low, name="the same")
+    assert own.price(low) == own.price(renamed) != own.price(other)
+    assert priced == ["bfloat16", "float16"]

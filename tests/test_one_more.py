@@ -55,3 +55,18 @@ def test_single_changes_are_priced_and_ordered_by_what_they_promise(
     assert main(["why", str(trial.number), "--study", str(study), "--storage", str(storage)]) == 0
     text = capsys.readouterr().out
     assert "what one more decision would buy" in text and found[0].decision in text
+
+
+def test_where_every_change_was_tried_the_page_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ('formats = ["float32", "bfloat16", "float8_e4m3fn"]', 'formats = ["bfloat16"]')
+    fixed = ("master_weights = [true, false]", "master_weights = [true]"), ('ops = ["tanh"]\n', "")
+    study = write_study(tmp_path, *CHANGES, one, *fixed)
+    with replaced_training(by_bits):
+        results = run_study(load_spec(study), tmp_path / "a.journal", processes=0)
+    number = next(trial.number for trial in results.trials if not trial.presets)
+    assert not space_of(load_spec(study)).choices()
+    places = ["--study", str(study), "--storage", str(tmp_path / "a.journal")]
+    assert main(["why", str(number), *places]) == 0
+    assert "every change of one decision was tried" in capsys.readouterr().out

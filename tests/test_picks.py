@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from policysearch import api
 from policysearch.cli import main
+from policysearch.commands.views import next_commands
 from policysearch.cost.reserved import visible_bytes
 from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
+from policysearch.policy.policy import Policy
+from policysearch.report.one_trial import standing
+from policysearch.report.table import BEHIND, front_table
 from policysearch.search.picks import fitting, smallest
 from policysearch.search.results import Results
 from policysearch.search.spec import load_spec
-from policysearch.search.study import run_study
+from policysearch.search.study import confirm_study, run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 
@@ -80,3 +88,44 @@ def test_the_command_exports_them(
     assert "--batch: 4096 without --fits" in capsys.readouterr().err
     assert main(["export", *places, "--trial", "0", "--batch", "4096"]) == 2
     assert "--batch: 4096 without --fits" in capsys.readouterr().err
+
+
+def flattering(
+    _: Objective,
+    policy: Policy,
+    seed: int,
+    jitter: float = 0.0,
+    steps: int | None = None,
+    *_kept: object,
+) -> Measurement:
+    """Without masters a short run is as good as float32 and a long one is not."""
+    loss, narrow = (0.05, 0.005)[bool(steps)], any(x.compute != "float32" for _, x in policy.layers)
+    gap = (0.01 * bool(steps) if not policy.master_weights else 1e-5) * narrow
+    return Measurement(loss + gap, 0.9, None, 0, (), (), first_loss=2.3)
+
+
+def after(results: Results) -> str:
+    return next_commands(results, argparse.Namespace(study="s.toml", storage=None))
+
+
+def test_what_stands_behind_a_front_that_fails_is_picked(tmp_path: Path) -> None:
+    spec = load_spec(write_study(tmp_path, CHANGES[0], ("widths = [8]", "widths = [2048]")))
+    with mock.patch.object(Objective, "measure", flattering):
+        short = run_study(spec, tmp_path / "j", processes=0)
+        results = confirm_study(spec, tmp_path / "j", every=True, processes=0)
+    assert results.front and all(map(results.fault, results.front))
+    picked = results.knee()
+    assert picked not in results.front and not results.fault(picked)
+    assert results.confirmation(picked) and results.fastest().cost.speedup > 1.0
+    assert standing(results, picked).endswith("the knee of what does not fail")
+    for pick in (results.fastest(), smallest(results), picked):
+        assert pick.policy.master_weights and not results.fault(pick)
+        below = front_table(results).partition(f"{BEHIND}\n")[2].split("\n\n")[0]
+        assert f"\n{pick.number} " in f"\n{below}"
+    assert BEHIND not in front_table(short)
+    left = sum(trial.number != 0 for trial in short.front)
+    assert f"\n      policysearch confirm s.toml  # {left} of the front not" in after(short)
+    assert "confirm" not in after(results) and "export s.toml" in after(results)
+    assert after(replace(short, trials=())) == "next: policysearch show s.toml --csv"
+    with mock.patch.object(Objective, "measure", side_effect=AssertionError):
+        assert confirm_study(spec, tmp_path / "j", every=True, processes=0) == results

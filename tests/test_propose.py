@@ -26,6 +26,7 @@ from policysearch.search.propose import (
 )
 from policysearch.search.spec import load_spec, objective_of
 from policysearch.train.tasks import Task
+from policysearch.values import InputError
 from tests.studies import write_study
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -128,6 +129,18 @@ def test_the_shipped_schedule_is_the_one_that_is_proposed() -> None:
     assert spec.space.scale_schedules == (schedule_for(found, name),)
 
 
+def test_nothing_is_proposed_from_a_float32_run_that_diverges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = ("learning_rate = 0.1", "learning_rate = 1e6"), ("steps = 6", "steps = 40")
+    study = write_study(tmp_path, *wild, ("tail_steps = 3", "tail_steps = 6"))
+    assert main(["propose", str(study)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.count("\n") == 1
+    with pytest.raises(InputError, match=r"learning_rate: 1e[+]06, with which float32 itself"):
+        largest_gradients(objective_of(load_spec(study)))
+
+
 def test_the_command_prints_what_a_study_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,3 +155,11 @@ def test_the_command_prints_what_a_study_takes(
     scales = ('loss_scales = ["none", "fixed", "dynamic"]', f'loss_scales = ["schedule"]\n{line}')
     again = write_study(tmp_path, scales, name="again.toml")
     assert main(["propose", str(again)]) == 0
+
+
+def test_a_study_without_low_gradients_has_nothing_to_propose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, ('"float32", "bfloat16", "float8_e4m3fn"', '"float32"'))
+    assert main(["propose", str(study)]) == 0
+    assert "there is nothing to propose" in capsys.readouterr().out

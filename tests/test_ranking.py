@@ -21,6 +21,7 @@ from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import front_table
 from policysearch.search.noise import Interval
 from policysearch.search.ranking import (
+    FEWEST,
     MOST_SEEDS,
     WANTED_SHARE,
     Learned,
@@ -185,10 +186,17 @@ def test_the_page_says_what_one_seed_cannot(calm: tuple[Results, list[str]]) -> 
     page = noise_page(results)
     for words in ("spread of a gap", "between halves of the seeds", "at 95 %", "a drop of"):
         assert words in page
+    few = sum(trial.gap_error > 0.0 for trial in results.trials)
+    assert f"stands clear of noise; {few} policies are too few to say of seeds" in page
+    twice = tuple(replace(trial, number=trial.number + 100) for trial in results.trials)
+    assert few < FEWEST <= 2 * few
+    more = noise_page(replace(results, trials=results.trials + twice))
+    assert "stands clear of noise and seeds" in more
     trials = tuple(replace(trial, scores=trial.scores[:1]) for trial in results.trials)
     spec = replace(results.spec, study=replace(results.spec.study, seeds=(0,)))
     one = noise_page(replace(results, trials=trials, spec=spec))
     assert "one seed: nothing is known of the spread" in one
+    assert "stands clear of noise; 0 policies are too few to say of seeds" in one
     assert "unknown: one seed" in one and "apart" not in one and "a tie" not in one
 
 

@@ -12,12 +12,14 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.front_data import caption
 from policysearch.report.noise_page import noise_page
+from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.report.table import front_table
 from policysearch.search.records import Records
 from policysearch.search.results import Results
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.storage import read_checked
 from policysearch.search.study import load_results, run_study, try_policy
+from policysearch.search.trials import Trial
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 
@@ -145,3 +147,58 @@ def test_more_seeds_than_there_are_are_refused(tmp_path: Path) -> None:
         path = write_study(tmp_path, *CHANGES, ("search_seeds = 1", f"search_seeds = {wrong}"))
         with pytest.raises(InputError, match=f"search_seeds: {wrong}; expected .* 1 .* 3"):
             load_spec(path)
+
+
+def test_an_export_says_which_of_two_has_fewer_seeds(
+    spec: StudySpec, finished: tuple[list[tuple[str, int, float]], Path]
+) -> None:
+    results = load_results(spec, finished[1])
+    found = next(trial for trial in results.trials if len(trial.seeds) == 1)
+    few = replace(found, presets=("float16",))
+    trials = tuple(few if trial is found else trial for trial in results.trials)
+    based = replace(spec, study=replace(spec.study, baseline="float16"))
+    results = replace(results, spec=based, trials=trials)
+    pick = next(trial for trial in trials if trial.seeds == SEEDS)
+    _, own, base = beside_baseline(results, pick).splitlines()[:3]
+    assert base.endswith("(with 1 of 3 seeds)") and "seeds" not in own
+    assert exported_notes(results, few)[0].endswith("(with 1 of 3 seeds)")
+    assert "seeds" not in exported_notes(results, pick)[0]
+
+
+def with_goal(spec: StudySpec, gap: float) -> StudySpec:
+    return replace(spec, study=replace(spec.study, goal_gap=gap, goal_speedup=1.5))
+
+
+def meets(spec: StudySpec, trial: Trial) -> bool:
+    gap, speedup = spec.study.goal_gap, spec.study.goal_speedup
+    assert gap is not None and speedup is not None
+    return trial.loss_gap <= gap and trial.cost.speedup >= speedup
+
+
+@pytest.mark.parametrize(("gap", "reached"), [(2e-3, False), (5e-3, True)])
+def test_a_goal_is_met_by_all_seeds_and_not_by_the_luck_of_one(
+    gap: float, reached: bool, spec: StudySpec, tmp_path: Path
+) -> None:
+    goal = with_goal(spec, gap)
+    with replaced_training(lucky) as trained:
+        results = run_study(goal, tmp_path / "j", processes=0)
+    lucky_ones = [t for t in results.trials if t.scores[0].loss_gap <= gap < t.loss_gap]
+    assert any(trial.cost.speedup >= 1.5 for trial in lucky_ones)
+    met = [trial for trial in results.trials if meets(goal, trial)]
+    assert results.stopped.startswith("goal met" if reached else "budget") and bool(met) == reached
+    assert all(trial.seeds == SEEDS for trial in met)
+    wanted = list(trained)
+    for most in (6, 12):  # stopped there, and gone on with
+        calls = 0
+
+        def stop(done: float, _: Callable[[], Results], most: int = most) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == most:
+                raise KeyboardInterrupt
+
+        with replaced_training(lucky) as trained:
+            with pytest.raises(KeyboardInterrupt):
+                run_study(goal, tmp_path / f"{most}", processes=0, progress=stop)
+            assert run_study(goal, tmp_path / f"{most}", processes=0) == results
+        assert trained == wanted

@@ -13,6 +13,7 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.report.causes import Changes
 from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.search.study import load_results, try_policy
 from policysearch.search.target import as_run
 from tests.studies import write_study
 
@@ -57,7 +58,14 @@ def test_try_says_that_it_trains_another_policy(
 ) -> None:
     places = ["--study", str(study), "--storage", str(tmp_path / "s.journal")]
     assert main(["try", "preset:te.mxfp8", *places, "--processes", "1"]) == 0
-    assert "not as given: layer fc1: torch does not compute it in" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "not as given: layer fc1: torch does not compute it in" in said.err
+    assert "te.mxfp8, as torch runs it (by hand)" in said.out
+    # The policy that is trained may be given too: it is that trial, under its own name.
+    spec, path = load_spec(study), tmp_path / "s.journal"
+    policy = load_results(spec, path).trials[-1].policy
+    assert policy.name == "te.mxfp8, as torch runs it"
+    assert try_policy(spec, path, policy, processes=0)[1:] == (0, False)
 
 
 def test_what_the_target_runs_as_it_is_brings_no_note(

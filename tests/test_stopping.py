@@ -10,8 +10,9 @@ import pytest
 
 from policysearch.search.spec import StudySpec, load_spec
 from policysearch.search.stopping import Limits
+from policysearch.search.study import load_results, run_study
 from policysearch.search.view import Seen
-from tests.studies import write_study
+from tests.studies import replaced_training, write_study
 
 LADDER = frozenset(("a", "b", "c"))
 
@@ -80,3 +81,25 @@ def test_too_little_is_less_than_the_least_gain(spec: StudySpec) -> None:
     found = limits(spec, least_gain=0.01)
     assert (found.too_small(0.0099), found.too_small(0.01)) == (True, False)
     assert found.expected == "expected gain below 0.01 of the volume found"
+
+
+def test_a_search_that_goes_on_has_not_ended(spec: StudySpec, tmp_path: Path) -> None:
+    path, calls = tmp_path / "j", 0
+
+    def stop(done: float, _: Any) -> None:
+        nonlocal calls
+        calls += done > spec.study.trials
+        if calls == 2:
+            raise KeyboardInterrupt
+
+    with replaced_training():
+        assert run_study(spec, path, processes=0).stopped == "budget: 6 trials"
+        kept = path.read_bytes()
+        assert run_study(spec, path, processes=0).stopped == "budget: 6 trials"
+        assert path.read_bytes() == kept
+        with pytest.raises(KeyboardInterrupt):
+            run_study(spec.with_trials(9), path, processes=0, progress=stop)
+        assert load_results(spec, path).stopped == ""
+        for _ in range(2):
+            assert run_study(spec, path, processes=0).stopped == "budget: 6 trials"
+    assert load_results(spec, path).stopped == "budget: 6 trials"

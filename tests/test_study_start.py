@@ -14,6 +14,7 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.presets import PRESETS, TF32, preset
 from policysearch.report.front_data import caption
 from policysearch.report.plots import VIEWS, figure
+from policysearch.search.asking import lists_sorted
 from policysearch.search.results import Results
 from policysearch.search.space import make_space
 from policysearch.search.space_section import SpaceSection
@@ -229,3 +230,23 @@ def test_the_shipped_studies_are_worth_showing(path: Path) -> None:
     assert first < peak == spec.task.learning_rate and last < 0.02 * peak
     equal = spec.priced_batch_size == spec.task.batch_size
     assert equal != bool(spec.cost.batch_size_reason)
+
+
+@pytest.mark.parametrize("sampler", ["gain", "random"])
+def test_a_preset_whose_op_lists_are_ordered_otherwise_is_trained_once(
+    sampler: str, tmp_path: Path
+) -> None:
+    """A space that decides ops writes them last; `bfloat16` has them where they stand."""
+    path = write_study(
+        tmp_path,
+        ("trials = 6", "trials = 40"),
+        ('sampler = "random"', f'sampler = "{sampler}"'),
+        ('"float32", "bfloat16", "float8_e4m3fn"', '"float32", "bfloat16"'),
+        ('loss_scales = ["none", "fixed", "dynamic"]\ngrowth_intervals = [10, 100]\n', ""),
+        ("master_weights = [true, false]", "master_weights = [true]"),
+    )
+    with replaced_training():
+        results = run_study(load_spec(path), tmp_path / "j", processes=0)
+    assert results.stopped == "the space has no other policy"
+    alike = [lists_sorted(trial.policy).digest for trial in results.trials]
+    assert len(set(alike)) == len(alike) > 6

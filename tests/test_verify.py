@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,6 +30,20 @@ from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdic
 
 STUDY = Path(__file__).parents[1] / "studies" / "mlp-digits.toml"
 MLP = Task(model="mlp", data="digits", widths=(32, 32), batch_size=32)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("torch", "torch"), ("torchao.float8", "float8")])
+def test_a_package_that_is_not_there_is_named_with_its_extra(
+    package: str, extra: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = f"Traceback\nModuleNotFoundError: No module named {package!r}\n"
+    done = subprocess.CompletedProcess([], 1, "", said)
+    with mock.patch.object(subprocess, "run", return_value=done):
+        assert main(["verify", "preset:bfloat16", "--study", str(STUDY), "--steps", "2"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    name = package.partition(".")[0]
+    wanted = f"verify in torch: {name} is not installed; expected pip install"
+    assert line == f"policysearch: {wanted} 'policysearch[{extra}]'"
 
 
 @pytest.fixture(scope="module")

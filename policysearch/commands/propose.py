@@ -28,9 +28,12 @@ def _propose(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
     objective = objective_of(spec)
     seed = min(spec.study.seeds)
-    print(f"# The float32 run of {spec.study.name}, seed {seed}, {spec.task.steps} steps.")
     largest = largest_gradients(objective, seed)
-    for name in _gradient_formats(spec):
+    print(f"# The float32 run of {spec.study.name}, seed {seed}, {spec.task.steps} steps.")
+    below = _gradient_formats(spec)
+    if not below:
+        print("# No gradients below float32 are searched: there is nothing to propose.")
+    for name in below:
         print(f"# Gradients in {name}: up to 2 to the powers that keep the largest below overflow.")
         schedule = schedule_for(largest, name)
         print(f'scale_schedules = ["{schedule}"]')

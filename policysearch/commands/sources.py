@@ -10,7 +10,7 @@ from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.search.spec import CostSection, StudySpec
-from policysearch.search.target import as_run
+from policysearch.search.target import named_as_run
 from policysearch.train.tasks import Task
 from policysearch.values import one_of
 
@@ -33,7 +33,7 @@ def policy_for(source: str, study: StudySpec) -> Policy:
     policy = policy_from(source, model)
     if source.startswith(PRESET_PREFIX):
         policy = with_accumulator(policy, study.space.accumulators[0])
-    return study.parallel.spread(as_run(policy, model, study.study.target))
+    return study.parallel.spread(named_as_run(policy, model, study.study.target))
 
 
 def task_for(model: str) -> Task:

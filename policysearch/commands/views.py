@@ -81,10 +81,15 @@ def _try(options: argparse.Namespace) -> None:
 
 
 def next_commands(results: Results, options: argparse.Namespace) -> str:
-    """Return what to look at after a run, as two lines."""
-    then = (
-        f"noise {places(options)}"
-        if results.cannot_rank
-        else f"export {places(options)} --pick knee"
-    )
-    return f"next: policysearch show {places(options)} --csv\n      policysearch {then}"
+    """Return what to look at after a run, a command a line.
+
+    Where members of the front were not trained longer, what trains them: `run` stays in its budget.
+    """
+    study = places(options)
+    left = [t for t in results.front if not (results.confirmation(t) or "float32" in t.presets)]
+    what = f"{len(left)} of the front not trained longer yet"
+    then = [f"show {study} --csv"]
+    then += [f"noise {study}"] * bool(results.cannot_rank)
+    then += [f"confirm {study}  # {what}"] * bool(left)
+    then += [f"export {study} --pick knee"] * bool(results.front)
+    return "next: " + "\n      ".join(f"policysearch {line}" for line in then)

@@ -124,7 +124,13 @@ def check_finite(where: str, array: Array) -> None:
         raise InputError(f"{where}{list(index)}: {array[index]}; expected finite numbers")
 
 
+def _check_array(where: str, given: object) -> None:
+    if not isinstance(given, np.ndarray):
+        raise InputError(f"{where}: a {type(given).__name__}; expected a numpy array")
+
+
 def _check_input(where: str, array: Array, count: int) -> None:
+    _check_array(where, array)
     if array.dtype not in (np.float32, np.int64) or array.shape[:1] != (count,) or not array.size:
         raise InputError(
             f"{where}: {array.dtype} {list(array.shape)}; "
@@ -134,6 +140,7 @@ def _check_input(where: str, array: Array, count: int) -> None:
 
 
 def _check_labels(where: str, labels: Array, classes: int) -> None:
+    _check_array(f"{where}, labels", labels)
     if labels.dtype == np.float32:
         check_finite(f"{where}, labels", labels)
         return

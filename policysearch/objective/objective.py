@@ -70,6 +70,7 @@ class Objective:
         self.recompute = recompute
         self._baselines: dict[int, Measurement] = {}
         self._tracings: dict[int, Tracing] = {}
+        self._prices: dict[str, PolicyCost] = {}
         self._narrower: dict[float, Objective] = {}
 
     @cached_property
@@ -118,7 +119,16 @@ class Objective:
         return recomputed(graph, layers_of_blocks(self.model.layer_names, self.recompute))
 
     def price(self, policy: Policy) -> PolicyCost:
-        """Return the modeled cost of a step, the mean one over its phases; nothing is trained."""
+        """Return the modeled cost of a step, the mean one over its phases; nothing is trained.
+
+        Equal policies are priced once: a search asks when it weighs one and when it records it.
+        """
+        digest = policy.digest
+        if digest not in self._prices:
+            self._prices[digest] = self._price(policy)
+        return self._prices[digest]
+
+    def _price(self, policy: Policy) -> PolicyCost:
         starts = [0, *self.phase_starts(policy)]
         lengths = [end - start for start, end in pairwise([*starts, self.task.steps])]
         costs = [self._step_cost(policy.at_step(start)) for start in starts]

@@ -11,6 +11,7 @@ import numpy as np
 from policysearch.report.table import aligned
 from policysearch.search.noise import Interval, intervals
 from policysearch.search.ranking import (
+    FEWEST,
     MOST_SEEDS,
     WANTED_SHARE,
     rank_correlation,
@@ -32,7 +33,7 @@ def noise_page(results: Results) -> str:
     blocks = [
         [head],
         [_learned(results), _jitter(results), *_spread(results, trained)],
-        [_verdict(results)],
+        [_verdict(results, trained)],
         _along(results, trained),
         _members(results),
     ]
@@ -91,12 +92,14 @@ def _spread(results: Results, trained: list[Trial]) -> list[str]:
     return lines
 
 
-def _verdict(results: Results) -> str:
+def _verdict(results: Results, trained: list[Trial]) -> str:
     if results.learned is None:
         return "whether the recipe can rank policies is not known"
+    known = sum(1 for i in map(results.interval, trained) if i and i.error > 0.0)
+    clear = " and seeds" if known >= FEWEST else f"; {known} policies are too few to say of seeds"
     return results.cannot_rank or (
         f"this recipe ranks policies: a gap of {WANTED_SHARE:.0%} of float32's drop, "
-        f"{WANTED_SHARE * results.learned.drop:.1e} nats, stands clear of noise and seeds"
+        f"{WANTED_SHARE * results.learned.drop:.1e} nats, stands clear of noise{clear}"
     )
 
 

@@ -6,8 +6,6 @@ Counts are sums over the seeds. Times and bytes are modeled.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
 
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy
@@ -15,7 +13,7 @@ from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks
 from policysearch.report.table import HEADER, aligned, cells, or_dash
-from policysearch.rewrite.placed_rules import LISTS
+from policysearch.search.asking import lists_sorted
 from policysearch.search.results import Results
 from policysearch.search.trials import FailedTrial, Trial
 from policysearch.values import InputError
@@ -57,6 +55,7 @@ def tried_page(results: Results, number: int, new: bool) -> str:
 def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
     """Return what an exported file says of the policy: gap, speedups, batches, horizon."""
     gap = "diverged" if trial.diverged else f"loss gap {trial.loss_gap:+.2e} nats"
+    gap += _fewer_seeds(results, trial)
     return (
         f"trial {trial.number} of study {results.spec.study.name}: {gap}",
         speedups(results, trial),
@@ -78,10 +77,16 @@ def beside_baseline(results: Results, trial: Trial) -> str:
     for label, shown in ((f"trial {trial.number}", trial), (f"trial {base.number}, {name}", base)):
         cost = shown.cost
         axes = f"{shown.loss_gap:+8.1e}  {cost.speedup:7.3f}  {cost.memory_ratio:6.3f}"
-        lines.append(f"{label:36}  {axes}")
+        lines.append(f"{label:36}  {axes}{_fewer_seeds(results, shown)}")
     if all(b < t for b, t in zip(results.point(base), results.point(trial), strict=True)):
         lines.append(f"{name} is better on all axes: export it instead")
     return "\n".join(lines)
+
+
+def _fewer_seeds(results: Results, trial: Trial) -> str:
+    """Say with how many of the study's seeds a trial was trained, where that is not all."""
+    seeds, every = len(trial.scores), len(results.spec.study.seeds)
+    return f" (with {seeds} of {every} seeds)" if seeds < every else ""
 
 
 def standing(results: Results, trial: Trial) -> str:
@@ -95,14 +100,15 @@ def standing(results: Results, trial: Trial) -> str:
         return f"not ranked: {results.cannot_rank}"
     if len(results.trials) == 1:
         return "the only policy so far: `policysearch run STUDY.toml` trains others to compare with"
+    knee = trial is results.knee()
     if trial in results.front:
-        return "on the front" + ", its knee" * (trial is results.knee())
+        return "on the front" + ", its knee" * knee
     better = results.beaten_by(trial)
     nearest = min(better, key=lambda t: (results.counted_gap(t), -t.cost.speedup, t.number))
     more = f", nor than {len(better) - 1} more of the front" if len(better) > 1 else ""
     return (
         f"not on the front: better in nothing that can be told than trial {nearest.number} "
-        f"({nearest.label}){more}"
+        f"({nearest.label}){more}" + "; the knee of what does not fail" * knee
     )
 
 
@@ -118,20 +124,15 @@ def number_of(results: Results, policy: Policy, source: str) -> int:
 
     In what order ops are listed does not matter: a study that decides their lists has its own.
     """
-    wanted = _lists_sorted(policy).digest
+    wanted = lists_sorted(policy).digest
     for trial in results.trials:
-        if trial.digest == policy.digest or _lists_sorted(trial.policy).digest == wanted:
+        if trial.digest == policy.digest or lists_sorted(trial.policy).digest == wanted:
             return trial.number
     study = results.spec.study.name
     raise InputError(
         f"policy {source}: no trial of {study}; expected one of its policies "
         f"(`policysearch try {source} --study STUDY.toml` makes it one)"
     )
-
-
-def _lists_sorted(policy: Policy) -> Policy:
-    lists: dict[str, Any] = {key: tuple(sorted(getattr(policy, key))) for key in LISTS.values()}
-    return replace(policy, **lists)
 
 
 def _title(trial: Trial | FailedTrial) -> str:

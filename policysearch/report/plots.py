@@ -24,7 +24,8 @@ CAPTION_LETTERS = 150
 """So many letters of the caption fit on a line; one narrow letter takes less, a wide one more."""
 
 TITLE_LETTERS = 56
-FRONT = "front, numbered by trial"
+FRONT, OTHERS = "front, numbered by trial", "not on the front"
+LINE = "best of the front in this plot"
 PLACES = ((4, 4), (4, -10), (-4, 4), (-4, -10), (4, 12), (4, -18), (-4, 12), (-4, -18))
 """Where a number may stand beside its point, in points of type; the first that is free is taken."""
 
@@ -77,8 +78,9 @@ def _png(fig: Figure) -> bytes:
 def figure(results: Results, view: View) -> Figure:
     """Return the plot of the counted loss gap (see `Results.counted_gap`) against `view`.
 
-    Policies on the front in all objectives are blue with the numbers of their trials, dominated
-    ones grey; the line joins those that nothing beats in this plot. Upright bars are intervals of
+    Policies on the front in all objectives are blue, others grey; trials that may be picked are
+    numbered too. The line joins members that no other beats in this plot; a grey point beyond it
+    gains less there than can be told. Upright bars are intervals of
     the model, level ones of the seeds; level lines across the plot of speed are what else speed is
     compared with. Diverged policies are counted, not drawn.
     """
@@ -94,7 +96,7 @@ def figure(results: Results, view: View) -> Figure:
         left, right = least / 2.0, results.resolution_gap
         axes.axvspan(left, right, color="tab:orange", alpha=0.18, label="10 x noise floor", lw=0)
     _draw_points(axes, rows, view, least)
-    _draw_line(axes, [] if results.cannot_rank else rows, view, least)
+    _draw_line(axes, [row for row in rows if row.on_front], view, least)
     _draw_presets(axes, rows, view, least)
     _draw_references(axes, results, rows, view, least)
     _draw_by_hand(axes, rows, view, least)
@@ -111,7 +113,7 @@ def figure(results: Results, view: View) -> Figure:
         fig.legend(loc="outside right upper", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
     fig.supxlabel("\n".join(lines), fontsize=6.5, x=0.01, ha="left")
-    _number(fig, axes, [row for row in rows if row.on_front], view, least)
+    _number(fig, axes, results, view, least)
     return fig
 
 
@@ -121,13 +123,19 @@ def _title(results: Results, view: View) -> list[str]:
     lost += f"; {len(results.failed)} failed" * bool(results.failed)
     tried = len(results.trials) + len(results.failed)
     task = results.spec.task
-    head = f"{results.spec.study.name}: {tried} policies for {task.model} on {task.data}"
-    way = f"left is closer to float32, {view.better}; the star is the knee, the one to take"
+    head = f"{results.spec.study.name}: {tried} policies for {task.model_name} on {task.data_name}"
+    way = f"left is closer to float32, {view.better}"
+    way += "; the star is the knee, the one to take" * bool(results.front)
     return [*textwrap.wrap(head + lost, TITLE_LETTERS), way]
 
 
-def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    """Write each row's trial beside its point, clear of other numbers and points where it can."""
+def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float) -> None:
+    """Write trials of the front and of what is picked from beside their points.
+
+    Clear of other numbers and points where that can be.
+    """
+    sound = {trial.number for trial in results.sound_front()} if results.front else set()
+    rows = [row for row in results.rows() if row.on_front or row.trial in sound]
     fig.draw_without_rendering()  # Lays everything out, so that places are known.
     points = [(max(row.counted_gap, least), view.value(row)) for row in rows]
     centres = [axes.transData.transform(point) for point in points]
@@ -153,7 +161,7 @@ def _number(fig: Figure, axes: Axes, rows: list[Row], view: View, least: float) 
 
 
 def _draw_points(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    for on_front, color, label in ((False, "0.65", "dominated"), (True, "tab:blue", FRONT)):
+    for on_front, color, label in ((False, "0.65", OTHERS), (True, "tab:blue", FRONT)):
         chosen = [row for row in rows if row.on_front == on_front]
         if not chosen:
             continue
@@ -186,7 +194,7 @@ def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:
     if corners:
         gaps, values = zip(*corners, strict=True)
         heights = [view.sign * value for value in values]
-        axes.step(gaps, heights, where="post", color="tab:blue", lw=1, alpha=0.7)
+        axes.step(gaps, heights, where="post", color="tab:blue", lw=1, alpha=0.7, label=LINE)
 
 
 def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None:

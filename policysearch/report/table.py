@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from policysearch.report.front_data import caption
 from policysearch.search.found import found
@@ -28,16 +29,22 @@ HEADER = (
     "gap confirmed, later",
 )
 
+BEHIND = "picked from in the place of members that fail or were not confirmed:"
+
 
 def front_table(results: Results) -> str:
     """Return the front, fastest first, below a line on the study and above the caption.
 
     Where the recipe cannot rank policies there is no front, and every policy stands in its place.
-    Below the front stand what was tried by hand and is not on it, and what did not train, and why.
+    Below the front stand what is picked from in the place of members, what was tried by
+    hand and is not on it, and what did not train, and why.
     """
     every = results.rows()
     rows = [row for row in every if row.on_front or (results.cannot_rank and not row.diverged)]
-    others = [row for row in every if row.by_hand and row not in rows and not row.diverged]
+    left = [row for row in every if row not in rows and not row.diverged]
+    sound = {trial.number for trial in results.sound_front()} if results.front else set()
+    behind = [row for row in left if row.trial in sound]
+    others = [row for row in left if row.by_hand and row not in behind]
     lost = [trial for trial in results.trials if trial.diverged]
     head = (
         f"study {results.spec.study.name}: {len(results.trials) + len(results.failed)} policies "
@@ -46,11 +53,18 @@ def front_table(results: Results) -> str:
     )
     said = [f"trial {t.number}: {t.name}: {t.divergence}" for t in lost]
     said += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
-    table = aligned([HEADER, *map(cells, [*rows, *others])])
-    if others:
-        table[1 + len(rows) :] = ["tried by hand, not on the front:", *table[1 + len(rows) :]]
+    table = _blocks({"": rows, BEHIND: behind, "tried by hand, not on the front:": others})
     blocks = [[head, *search_lines(results)], warnings(results), table, said]
     return "\n\n".join("\n".join(block) for block in [*blocks, [caption(results)]] if block)
+
+
+def _blocks(titled: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the rows as one table, each part of it with rows below its title."""
+    head, *lines = aligned([HEADER, *(cells(row) for rows in titled.values() for row in rows)])
+    found, rest = [head], iter(lines)
+    for title, rows in titled.items():
+        found += [title] * bool(title and rows) + list(islice(rest, len(rows)))
+    return found
 
 
 def search_lines(results: Results) -> list[str]:

@@ -6,11 +6,14 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from optuna.trial import TrialState
 
 from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.rewrite.placed_rules import LISTS
 from policysearch.search.gain_sampler import GainSampler, Known, gain_sampler
 from policysearch.search.records import Asked, compact
 from policysearch.search.samplers import OWN, sampler_named
@@ -26,6 +29,12 @@ PATIENCE = 3
 """After so many in a row, policies are drawn at random until there is a new one."""
 
 
+def lists_sorted(policy: Policy) -> Policy:
+    """Return the policy with its op lists sorted: their order is in the digest, and no matter."""
+    lists: dict[str, Any] = {key: tuple(sorted(getattr(policy, key))) for key in LISTS.values()}
+    return replace(policy, **lists)
+
+
 class Proposer:
     """Proposes policies of a study; what it proposes depends on its arguments alone."""
 
@@ -33,6 +42,9 @@ class Proposer:
         self._spec, self._objective, self._space = spec, objective, space
         self.ladder = space.ladder(spec.study.baseline)
         self._weighed = self._weighable() if spec.study.sampler == OWN else {}
+        self._alike: dict[str, list[str]] = {}
+        for digest, (policy, _) in self.ladder.items():
+            self._alike.setdefault(lists_sorted(policy).digest, []).append(digest)
 
     @property
     def first(self) -> AbstractSet[str]:
@@ -79,6 +91,11 @@ class Proposer:
         chosen = self._chosen(place, shown, pending, known)
         return chosen or self._sampled(place, (), (), known, PATIENCE)
 
+    def _is_known(self, policy: Policy, known: Collection[str]) -> bool:
+        """Whether it was asked for, or one of the ladder whose op lists are ordered otherwise."""
+        alike = self._alike.get(lists_sorted(policy).digest, [])
+        return any(digest in known for digest in (policy.digest, *alike))
+
     def _of_ladder(self, digest: str, place: int) -> Asked:
         policy, presets = self.ladder[digest]
         params = self._space.project(policy)
@@ -91,15 +108,17 @@ class Proposer:
         names = self._spec.objectives.names
         told = [Known(each.params, each.values(names)) for each in shown]
         told += [Known(params) for params in pending]
-        start = [params for digest, params in self._weighed.items() if digest not in known]
+        weighed = self._weighed.items()
+        start = [each for k, each in weighed if not self._is_known(self.ladder[k][0], known)]
         for _ in range(PATIENCE):
             params = self._own.following(told, start)
             if not params:
                 break
             policy = self._space.policy(params)
-            if policy.digest in self._weighed and policy.digest not in known:
+            new = not self._is_known(policy, known)
+            if new and policy.digest in self._weighed:
                 return self._of_ladder(policy.digest, place), self._own.expected_share
-            if policy.digest not in known:
+            if new:
                 asked = Asked(-1, policy.digest, compact(policy), (), params, place)
                 return asked, self._own.expected_share
             told.append(Known(params))  # Of the trials that are not shown.
@@ -124,7 +143,7 @@ class Proposer:
             trial = view.ask()
             params = space.suggest(trial)
             policy = space.policy(params)
-            if policy.digest not in known:
+            if not self._is_known(policy, known):
                 return Asked(-1, policy.digest, compact(policy), (), params, place), np.inf
             view.tell(trial, state=TrialState.FAIL)
         return None

@@ -48,13 +48,14 @@ def candidates(results: Results, every: bool = False) -> list[Trial]:
     front = list(results.front)
     if not front:
         return []
-    knee = results.knee()
+    # Of what the search alone knows: a run that was stopped then goes on with the same.
+    knee = replace(results, confirmed=(), unconfirmed=()).knee()
     sound = [t for t in results.trials if not t.diverged and t not in front]
     next_front = [sound[i] for i in non_dominated([results.point(trial) for trial in sound])]
     next_front.sort(key=lambda trial: -trial.cost.speedup)
     behind = [trial for trial in sound if trial not in next_front] if every else []
-    ordered = [knee, *(t for t in front if t is not knee), *next_front, *behind]
-    return [trial for trial in ordered if "float32" not in trial.presets]
+    others = [trial for trial in (*front, *next_front, *behind) if trial != knee]
+    return [trial for trial in (knee, *others) if "float32" not in trial.presets]
 
 
 def within_budget(

@@ -18,7 +18,7 @@ from policysearch.search.records import Asked
 from policysearch.search.run_key import RunKey
 from policysearch.search.session import Progress, Session
 from policysearch.search.stopping import EXHAUSTED, Clock, Limits
-from policysearch.search.view import History
+from policysearch.search.view import History, Seen
 
 
 def search(
@@ -127,7 +127,7 @@ class Coordinator:
                 self._begin(asked)
             elif self.reason:
                 return
-            else:
+            elif not self._ready:
                 yield None
 
     def tell(self, index: int, outcome: Outcome) -> None:
@@ -172,7 +172,9 @@ class Coordinator:
         first = place - late if self._in_order else self._heard(told)
         for count in range(max(0, first, self._passed + 1), told + 1):
             known = {asked.digest for asked in self._asked}
-            heard = self._history.first(count if self._in_order else told)
+            heard = self._settled_goal(count if self._in_order else told)
+            if heard is None:
+                return None
             self.reason = self._limits.reached(known, heard, self.looking.trials)
             if self.reason:
                 return None
@@ -187,6 +189,21 @@ class Coordinator:
         if self._passed == place:  # With nothing outstanding that could raise it.
             self.reason = self._limits.expected
         return None
+
+    def _settled_goal(self, count: int) -> list[Seen] | None:
+        """Return the first `count` trials, those that meet the goal as all seeds have them.
+
+        None while runs of these are missing: they are made ready. One seed may be luck.
+        """
+        session, heard = self._session, self._history.first(count)
+        met = [place for place, seen in enumerate(heard) if self._limits.meets(seen)]
+        asked, seeds = self._records.searched, session.spec.study.seeds
+        runs = session.missing([asked[place] for place in met], seeds)
+        self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
+        self._begun |= runs.keys()
+        for place in met if not runs else ():
+            heard[place] = session.seen(asked[place], seeds)
+        return None if runs else heard
 
     def _heard(self, told: int) -> int:
         """Return from how many of the trials `told` to ask, where their order is that of coming."""

@@ -139,7 +139,7 @@ def check_identity(
     if changed and not accept:
         raise InputError(
             f"storage {where}: {'; '.join(changed)}; expected what made its results (name another "
-            "file with --storage, or mix both with --accept-changes, which is recorded)"
+            "file with --storage, or mix both with `run --accept-changes`, which is recorded)"
         )
 
 

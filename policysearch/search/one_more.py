@@ -47,6 +47,8 @@ def one_more(results: Results, trial: Trial, space: Space, objective: Objective)
     named = _changes(params, space, effective, results)
     policies = {row: space.policy(params) for row, (_, _, params) in named.items()}
     costs = {row: cost for row, each in policies.items() if (cost := _cost(objective, each))}
+    if not costs:
+        return []
     rows = np.array(list(costs), dtype=np.int64).reshape(len(costs), -1)
     pool = Listed(rows, np.array(list(costs.values())).reshape(len(costs), 2))
     measure = yardstick(_ladder(results, space, objective))

@@ -16,7 +16,9 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.scaling import Scaling
 from policysearch.train.beside import Beside, along, ratio
+from policysearch.train.divergence import has_diverged
 from policysearch.train.trainer import PROBE_INTERVAL, Trainer
+from policysearch.values import InputError
 
 WINDOWS = 30
 """A schedule may move so many times in a run."""
@@ -63,8 +65,12 @@ class Ratio:
 
 
 def largest_gradients(objective: Objective, seed: int = 0) -> NDArray[np.float64]:
-    """Return the largest absolute gradient that a product reads in each step of the float32 run."""
+    """Return the largest absolute gradient that a product reads in each step of the float32 run.
+
+    InputError where that run diverges.
+    """
     found: list[float] = []
+    losses: list[float] = []
 
     def see(node: Node, before: FloatArray, after: FloatArray) -> None:
         if node.op.name == "cast" and node.role in ("dgrad", "wgrad"):
@@ -76,7 +82,14 @@ def largest_gradients(objective: Objective, seed: int = 0) -> NDArray[np.float64
     with threadpool_limits(1):
         for moment in along(trainer, objective.dataset):
             found.append(0.0)
-            beside.at(moment)
+            losses.append(beside.at(moment)[0])
+            if has_diverged(losses, [False] * len(losses)):
+                given = (
+                    f"learning_rate: {objective.task.learning_rate:g}, with which float32 itself"
+                )
+                raise InputError(
+                    f"{given} diverged in step {moment.step} (seed {seed}); expected a lower one"
+                )
     return np.array(found)
 
 

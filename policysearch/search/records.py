@@ -85,6 +85,7 @@ class Records:
         self.weighed: list[Asked] = []
         self.finalists: list[str] = []
         self.stops: list[str] = []
+        self.stopped = ""  # Why the search has ended; nothing once it asks for more again.
         self.prices: dict[tuple[str, str], PolicyCost] = {}
         self.identities: list[dict[str, Any]] = []
         for line in lines:
@@ -118,12 +119,14 @@ class Records:
         elif kind in ("asked", "look"):
             where = self.outstanding if kind == "asked" else self.looks
             where[rest] = _asked(rest, value)
+            self.stopped = ""
         elif kind == "weighed":
             self.weighed = [_asked(digest, each) for digest, each in value.items()]
         elif kind == "finalists":
             self.finalists += value
         elif kind == "stop":
             self.stops.append(value)
+            self.stopped = value
         elif kind == "identity":
             self.identities.append(value)
 
@@ -162,6 +165,7 @@ class Records:
         """Record that a policy was asked for, before its runs."""
         self._add_fact(f"asked:{asked.digest}", _plain_asked(asked))
         self.outstanding[asked.digest] = asked
+        self.stopped = ""
 
     def add_look(self, asked: Asked) -> None:
         """Record that a look at a policy was asked for, before its run."""
@@ -181,9 +185,10 @@ class Records:
 
     def add_stop(self, reason: str) -> None:
         """Record why the search asks for no more, unless that is what it said last."""
-        if self.stops[-1:] != [reason]:
+        if self.stopped != reason:
             self._add_fact(f"stop:{len(self.stops)}", reason)
             self.stops.append(reason)
+            self.stopped = reason
 
     def _end(self, asked: Asked) -> None:
         if not asked.by_hand:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -106,7 +107,10 @@ class Results:
         Modeled speed and memory count as different from what the model can tell on. Empty where
         the recipe cannot rank policies.
         """
-        sound = [trial for trial in self.trials if not trial.diverged and not self.cannot_rank]
+        return () if self.cannot_rank else self._front_of(self.trials)
+
+    def _front_of(self, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+        sound = [trial for trial in trials if not trial.diverged]
         points, told = [self.point(trial) for trial in sound], self.spec.objectives.resolutions
         chosen = [sound[i] for i in thinned(points, told)]
         return tuple(sorted(chosen, key=lambda t: (-t.cost.speedup, t.loss_gap, t.number)))
@@ -118,7 +122,7 @@ class Results:
         return tuple(t for t in others if covers(self.point(t), here, told))
 
     def knee(self) -> Trial:
-        """Return the member of the front nearest to the ideal; see `front.knee`.
+        """Return the member of the sound front nearest to the ideal; see `front.knee`.
 
         The counted loss gap enters by its logarithm, because gaps span decades; one of exactly
         zero (float32's own) counts as the least of the others there.
@@ -220,12 +224,13 @@ class Results:
         return confirmed.loss_gap if confirmed else trial.loss_gap
 
     def sound_front(self) -> list[Trial]:
-        """Return the front without what fails later or will, and once any was, only confirmed."""
-        every = self._front()
-        doubts = [self.fault(t) if self.confirmation(t) else t.early_sign for t in every]
-        front = [trial for trial, doubt in zip(every, doubts, strict=True) if not doubt]
-        sure = [t for t in front if self.confirmation(t) or "float32" in t.presets]
-        return (sure if any(map(self.confirmation, sure)) else front) or list(every)
+        """Return the front of what neither fails later nor will; once any was, of the confirmed."""
+        self._check_front()
+        doubts = [self.fault(t) if self.confirmation(t) else t.early_sign for t in self.trials]
+        sound = [trial for trial, doubt in zip(self.trials, doubts, strict=True) if not doubt]
+        sure = [t for t in sound if self.confirmation(t) or "float32" in t.presets]
+        front = self._front_of(sure if any(map(self.confirmation, sure)) else sound)
+        return list(front or self.front)
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""
@@ -235,16 +240,11 @@ class Results:
         numbers = ", ".join(str(trial.number) for trial in self.trials)
         raise InputError(f"trial: {number}; expected one of {numbers or 'none yet'}")
 
-    def _front(self) -> tuple[Trial, ...]:
-        if self.cannot_rank:
-            raise InputError(f"study {self.spec.study.name}: {self.cannot_rank}")
+    def _check_front(self) -> None:
+        lost = sum(trial.diverged for trial in self.trials) + len(self.failed)
+        none = f"no finished trial that trained ({lost} diverged or failed); expected at least one"
         if not self.front:
-            lost = sum(trial.diverged for trial in self.trials) + len(self.failed)
-            raise InputError(
-                f"study {self.spec.study.name}: no finished trial that trained "
-                f"({lost} diverged or failed); expected at least one"
-            )
-        return self.front
+            raise InputError(f"study {self.spec.study.name}: {self.cannot_rank or none}")
 
     def rows(self) -> tuple[Row, ...]:
         """Return one row per trained policy: the front first, fastest first, then the rest so."""

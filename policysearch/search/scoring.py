@@ -60,7 +60,7 @@ def read_results(
         _by_digest(trials, partial(confirmations, records.runs, base)),
         tuple(references),
         learned(records.runs, base, seeds),
-        records.stops[-1] if records.stops else "",
+        records.stopped,
         looked(records, spec, base, prices),
         _left(records, prices),
         _by_digest(trials, partial(unconfirmed, records.runs, base)),

@@ -196,14 +196,19 @@ class Session:
             readable,
         )
 
-    def _scored(self, asked: Asked) -> Trial | FailedTrial | None:
+    def _scored(
+        self, asked: Asked, seeds: Sequence[int] | None = None
+    ) -> Trial | FailedTrial | None:
         """Return what the runs that the search sees amount to, whatever others there are."""
-        base, seeds = self.float32.digest, self.spec.study.searched
+        base, seeds = self.float32.digest, seeds or self.spec.study.searched
         return scored(asked, self.records.runs, base, seeds, self.prices)
 
-    def seen(self, asked: Asked) -> Seen:
-        """Return the policy as the sampler sees it; what failed has the worst gap."""
-        result = self._scored(asked)
+    def seen(self, asked: Asked, seeds: Sequence[int] | None = None) -> Seen:
+        """Return the policy as the sampler sees it, or as it is with `seeds`.
+
+        What failed has the worst gap.
+        """
+        result = self._scored(asked, seeds)
         gap = result.loss_gap if isinstance(result, Trial) else DIVERGED_GAP
         return as_seen(self.params(asked), gap, self.prices(asked))
 

@@ -29,7 +29,7 @@ class Limits:
         `looks` how many trials looks were worth.
         """
         study = self._study
-        if any(self._meets(trial) for trial in told):
+        if any(self.meets(trial) for trial in told):
             return f"goal met: {study.goal_speedup:g} times at a gap up to {study.goal_gap:g}"
         room = study.trials - looks - len(known)
         if study.trials >= len(self._ladder):
@@ -54,7 +54,8 @@ class Limits:
         """The reason to stop where what is expected stays too small."""
         return f"expected gain below {self._study.least_gain:g} of the volume found"
 
-    def _meets(self, trial: Seen) -> bool:
+    def meets(self, trial: Seen) -> bool:
+        """Whether the policy is as fast and as close to float32 as the study asks."""
         gap, speedup = self._study.goal_gap, self._study.goal_speedup
         if gap is None or speedup is None:
             return False

@@ -113,11 +113,17 @@ def read_checked(path: Path) -> Reading:
 
 def _content(path: Path) -> bytes:
     try:
-        if not path.is_file():
-            raise InputError(f"storage {path}: not a file; expected the journal of a study")
+        _check_file(path)
         return path.read_bytes()
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"storage {path}: {reason(error)}; expected a readable file") from None
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"storage {path}: not a file; expected the journal of a study")
 
 
 @contextlib.contextmanager
@@ -128,9 +134,11 @@ def exclusive(path: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            if path.exists() and not path.is_file():
-                raise InputError(f"storage {path}: not a file; expected the journal of a study")
+            if path.exists():
+                _check_file(path)
             file = stack.enter_context(open(path, "a+b"))
+        except InputError:
+            raise
         except (OSError, ValueError) as error:
             raise InputError(f"storage {path}: {reason(error)}; expected a writable file") from None
         _take(file.fileno(), path)

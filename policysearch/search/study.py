@@ -40,7 +40,7 @@ from policysearch.search.storage import (
     read_checked,
 )
 from policysearch.search.study_space import space_of
-from policysearch.search.target import as_run
+from policysearch.search.target import named_as_run
 from policysearch.values import InputError
 
 
@@ -125,7 +125,7 @@ def try_policy(
     whether it is new. Raises InputError as `run_study`, and where the policy does not fit the task.
     """
     objective = objective_of(spec)
-    policy = spec.parallel.spread(as_run(policy, objective.model, spec.study.target))
+    policy = spec.parallel.spread(named_as_run(policy, objective.model, spec.study.target))
     check_accumulators(policy)
     objective.price(policy)  # Says what is wrong with a policy before a file is made.
     with _session(spec, objective, storage) as session:

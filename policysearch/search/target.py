@@ -25,6 +25,14 @@ def as_run(policy: Policy, model: Model, target: str | None) -> Policy:
     return policy if target is None else target_named(target).runs(policy, model)
 
 
+def named_as_run(policy: Policy, model: Model, target: str | None) -> Policy:
+    """Return `as_run`, whose name says so where it differs from the policy that was given."""
+    running = as_run(policy, model, target)
+    if target is None or not differences(policy, model, target):
+        return running
+    return replace(running, name=f"{policy.name}, as {target} runs it")
+
+
 def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSection:
     """Return the section with the formats and the accumulator that the target can express.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ from policysearch.verify.moved import DRAWS, Array, Own, gaps, initials, own_tra
 
 RUN = ("torch",)
 """The targets that are run here."""
+EXTRAS = MappingProxyType({"torch": "torch", "torchao": "float8"})
+"""What installs a package that a target needs."""
 EARLY_STEPS = 10
 EARLY_GAP = 5e-5
 """Largest difference of a loss in the first EARLY_STEPS steps, in nats."""
@@ -216,9 +220,20 @@ def trained_in_torch(
         )
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            _check_installed(said)
             raise InputError(f"verify in torch: {said}; expected it to train")
         found: dict[str, Any] = json.loads((folder / RESULT).read_text())
         return found
+
+
+def _check_installed(said: str) -> None:
+    """Raise InputError with the extra that installs it where a package is what is missing."""
+    missing = re.search(r"No module named '(\w+)", said)
+    if missing and missing[1] in EXTRAS:
+        raise InputError(
+            f"verify in torch: {missing[1]} is not installed; expected pip install "
+            f"'policysearch[{EXTRAS[missing[1]]}]'"
+        )
 
 
 def _trained_here(
