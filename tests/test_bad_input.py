@@ -83,12 +83,13 @@ def test_a_folder_given_as_study(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "expected a study file" in refused(["run", str(tmp_path)], capsys)
 
 
-def test_storage_in_a_folder_that_is_not_there(
+def test_storage_in_a_folder_that_cannot_be_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = write_study(tmp_path)
-    arguments = ["run", str(study), "--storage", str(tmp_path / "no" / "x.journal")]
-    assert "expected a writable file" in refused(arguments, capsys)
+    (tmp_path / "file").write_text("no folder")
+    arguments = ["run", str(study), "--storage", str(tmp_path / "file" / "x.journal")]
+    assert "expected a folder that can be made" in refused(arguments, capsys)
 
 
 LAYERS = mlp((64, 8, 10), "tanh").layer_names
