@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,13 @@ def modules_of(root: Path) -> dict[str, ast.Module]:
         parts = path.relative_to(root).with_suffix("").parts
         if parts[-1] == "__init__":
             parts = parts[:-1]
-        modules[".".join(parts)] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        modules[".".join(parts)] = _parsed(path, path.read_text(encoding="utf-8"))
     return modules
+
+
+@cache
+def _parsed(path: Path, text: str) -> ast.Module:
+    return ast.parse(text, str(path))
 
 
 def imports_of(name: str, tree: ast.Module, root: Path) -> Iterator[tuple[str, int]]:

@@ -10,6 +10,7 @@ from policysearch.commands.shared import (
     Commands,
     add_storage,
     add_study,
+    at_least_one,
     places,
     policy_in,
     results_of,
@@ -19,7 +20,6 @@ from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import number_of, trial_page, tried_page
 from policysearch.report.table import front_table
 from policysearch.search.results import Results
-from policysearch.values import InputError
 
 
 def add_views(commands: Commands) -> None:
@@ -70,8 +70,7 @@ def add_try(commands: Commands) -> None:
 
 def _try(options: argparse.Namespace) -> None:
     spec = api.load_study(options.study)
-    if options.processes is not None and options.processes < 1:
-        raise InputError(f"--processes: {options.processes}; expected at least 1")
+    at_least_one(options, "processes")
     policy = policy_in(spec, options.policy)
     results, number, new = api.try_policy(
         policy, spec, options.storage, processes=options.processes

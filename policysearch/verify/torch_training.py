@@ -16,14 +16,13 @@ import torch
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from policysearch.data.datasets import batches
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import DROPPED, OWN_LOSS, Model
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import dropout_mask
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters
+from policysearch.train.trainer import batch_order, initial_parameters
 from policysearch.values import InputError
 from policysearch.verify.as_a_gpu import AsAGpu
 from policysearch.verify.job import FILE, JOB, RESULT, Job
@@ -146,7 +145,7 @@ def _steps(
     optimizer = _optimizer(task, job.policy, updated.tensors)
     nodes = trace_step(model, task.loss, task.build_optimizer(), task.batch_size).nodes
     masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
-    order = batches(dataset, task.batch_size, task.steps, np.random.default_rng([job.seed, 1]))
+    order = batch_order(task, dataset, job.seed)
     for step, indices in enumerate(order):
         dropout.begin(step)
         for group in optimizer.param_groups:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from policysearch.data.datasets import Dataset, batches
+from policysearch.data.datasets import Dataset
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -25,7 +25,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.run import Run
 from policysearch.train.step import trace_forward
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import Trainer, batch_order, initial_parameters
 from policysearch.train.training import train
 from policysearch.values import InputError, one_of
 from policysearch.verify.job import FILE, JOB, RESULT, Job
@@ -163,7 +163,7 @@ def verify(
     Both have the same values and batches. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
-    order = _batches(task, dataset, seed)
+    order = batch_order(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
     found = trained_in_torch(policy, task, model, seed, place)
@@ -246,10 +246,6 @@ def _trained_here(
         )
 
 
-def _batches(task: Task, dataset: Dataset, seed: int) -> Array:
-    return batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
-
-
 def _is_borderline(
     task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, at: int
 ) -> bool:
@@ -257,7 +253,7 @@ def _is_borderline(
     trainer = Trainer(model, task, policy, seed)
     trainer.load(initial_parameters(model, seed))
     inputs, labels = dataset.train
-    order = _batches(task, dataset, seed)
+    order = batch_order(task, dataset, seed)
     with threadpool_limits(1):
         for indices in order[:at]:
             trainer.step([array[indices] for array in inputs], labels[indices])
