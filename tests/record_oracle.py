@@ -18,7 +18,7 @@ from policysearch.data.datasets import batches, load_dataset
 from policysearch.train.trainer import initial_parameters
 from tests.recorded_runs import BATCH, CASES, FILE, STEPS
 
-JITTERS = 8
+JITTERS = 32
 
 
 def main() -> None:

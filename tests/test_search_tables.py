@@ -13,7 +13,8 @@ from benchmarks.search.live import every, live
 from benchmarks.search.seeds import EXACT, TOLD, finalists, one_seed
 from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem, problems, without
 from benchmarks.search.tabulate import described, gaps
-from policysearch.objective.objective import Objective
+from policysearch.objective.objective import JITTER, Objective
+from policysearch.objective.score import gap
 from policysearch.search.front import covers
 from policysearch.search.spec import StudySpec, load_spec, objective_of
 from policysearch.search.study_space import space_of
@@ -65,11 +66,15 @@ def test_a_table_is_of_its_study_file(path: Path) -> None:
 
 
 def test_a_gap_of_the_table_is_that_of_a_training(spec: StudySpec, objective: Objective) -> None:
-    params = every(space_of(spec, objective.model))
-    places = [700, 1023]
-    trained = gaps(spec, objective, [params[i] for i in places], [1])
-    np.testing.assert_allclose(trained[0], load(spec.study.name).gaps[1, places], rtol=1e-3)
-    assert (trained > 1e-3).all()
+    """But for what a jitter of the initial weights moves: sums of another BLAS move no more."""
+    space, places = space_of(spec, objective.model), [700, 1023]
+    params = [every(space)[i] for i in places]
+    (trained,) = gaps(spec, objective, params, [1])
+    float32 = objective.measure(objective.float32, 1)
+    runs = [objective.measure(space.policy(each), 1, JITTER) for each in params]
+    noise = np.abs(trained - [gap(run, float32) for run in runs])
+    assert (np.abs(trained - load(spec.study.name).gaps[1, places]) <= noise).all()
+    assert (trained > 3 * noise).all()
 
 
 def test_formats_of_gradients_cost_at_most_twice_the_trainings_to_the_volume_without() -> None:

@@ -84,10 +84,9 @@ def normed(
 
     `relu` and `add` as in `Layers.batch_norm`.
     """
+    first = c_in == 3
     out = convolution(
-        *(step, batch, c_in, c_out, extent, window, stride, groups),
-        first=c_in == 3,
-        dilated=dilated,
+        step, batch, c_in, c_out, extent, window, stride, groups, first=first, dilated=dilated
     )
     step.batch_norm(batch * c_out * prod(out), relu, add)
     return out
