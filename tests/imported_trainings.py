@@ -74,45 +74,40 @@ def _optimizer(training: Training, module: Any) -> Any:
     return torch.optim.SGD(module.parameters(), training.rate, 0.9, weight_decay=0.05)
 
 
-def _torch_step(module: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Array) -> float:
-    optimizer.zero_grad()
-    logits = first_of(module.train()(*tensors(inputs)))
-    flat = logits.reshape(-1, logits.shape[-1])
-    loss = torch.nn.functional.cross_entropy(flat, torch.from_numpy(labels).reshape(-1))
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    return float(loss.detach())
-
-
 @dataclass(frozen=True)
-class Beside:
-    """A copy of the module whose parameters were jittered by float32's rounding: it is noise."""
+class InTorch:
+    """A module in training."""
 
     module: Any
     optimizer: Any
     scaler: Any
 
+    def step(self, inputs: Any, labels: Array) -> float:
+        self.optimizer.zero_grad()
+        logits = first_of(self.module.train()(*tensors(inputs)))
+        flat = logits.reshape(-1, logits.shape[-1])
+        loss = torch.nn.functional.cross_entropy(flat, torch.from_numpy(labels).reshape(-1))
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return float(loss.detach())
 
-def _scaler() -> Any:
-    return torch.amp.GradScaler("cpu", init_scale=SCALE.init_scale, growth_interval=10)
+
+def _in_torch(training: Training, module: Any) -> InTorch:
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE.init_scale, growth_interval=10)
+    return InTorch(module, _optimizer(training, module), scaler)
 
 
-def _beside(training: Training, module: Any, seed: int) -> Beside:
+def _jittered(module: Any, seed: int) -> Any:
+    """Return a copy whose parameters are moved by float32's rounding: what follows is noise."""
     near, noise = copy.deepcopy(module), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in near.parameters():
             p *= 1 + 1e-7 * torch.randn(p.shape, generator=noise)
-    return Beside(near, _optimizer(training, near), _scaler())
+    return near
 
 
-def trained_as_torch(training: Training) -> None:
-    """Assert that losses, statistics, parameters and the evaluated net stay torch's.
-
-    Or within twice of what those of jittered copies of the module move.
-    """
-    module, noise = training.module(), 0.0
-    copies = [_beside(training, module, seed) for seed in range(COPIES)]
+def _trainer(training: Training, module: Any) -> Trainer:
     model = imported(module, training.batch(0))
     task = Task(
         model=model,
@@ -127,20 +122,27 @@ def trained_as_torch(training: Training) -> None:
     policy = replace(preset("float32", model.layer_names), loss_scale=SCALE)
     trainer = Trainer(model, task, policy, seed=0)
     trainer.load(model.init(np.random.default_rng(0)))
-    optimizer, scaler = _optimizer(training, module), _scaler()
+    return trainer
+
+
+def trained_as_torch(training: Training) -> None:
+    """Assert that losses, statistics, parameters and the evaluated net stay torch's.
+
+    Or within twice of what those of jittered copies of the module move.
+    """
+    module, noise = training.module(), 0.0
+    trainer, theirs = _trainer(training, module), _in_torch(training, module)
+    copies = [_in_torch(training, _jittered(module, seed)) for seed in range(COPIES)]
     with torch.no_grad():
         logits = first_of(module.eval()(*tensors(training.batch(0))))
-    statistics = [spec.name for spec in model.statistics()]
+    statistics = [spec.name for spec in trainer.model.statistics()]
     skipped = []
     for step in range(STEPS):
         inputs = training.batch(step)
         labels = labels_for(logits, np.random.default_rng((step, 1)))
         before = trainer.params()
-        assert scaler.get_scale() == trainer.scale_state.scale
-        expected = _torch_step(module, optimizer, scaler, inputs, labels)
-        others = [
-            _torch_step(near.module, near.optimizer, near.scaler, inputs, labels) for near in copies
-        ]
+        assert theirs.scaler.get_scale() == trainer.scale_state.scale
+        expected, *others = (each.step(inputs, labels) for each in (theirs, *copies))
         loss, _, skip = trainer.step(inputs, labels)
         moved = {name for name, value in trainer.params().items() if (value != before[name]).any()}
         if skip:
@@ -151,7 +153,7 @@ def trained_as_torch(training: Training) -> None:
             noise = max(noise, *(abs(other - expected) for other in others))
             assert abs(loss - expected) <= max(1e-4 * expected, 2.0 * noise), step
     assert tuple(skipped) == training.skipped
-    nets = [module, *(near.module for near in copies)]
+    nets = [module, *(each.module for each in copies)]
     _assert_ends_as(nets, trainer, statistics, training)
 
 
