@@ -122,12 +122,14 @@ class Tracer:
 
     def widened_at(self, x: Tensor) -> int | None:
         """Return the number of the nearest cast to float32 of the user's own that x depends on."""
-        found = [x.id]
+        found, seen = [x.id], {x.id}
         for i in found:
             attributes = self.b.nodes[i].attributes
             if NUMBER in attributes:
                 return int(attributes[NUMBER])
-            found += [j for j in self.b.nodes[i].inputs if j not in found]
+            new = [j for j in self.b.nodes[i].inputs if j not in seen]
+            seen.update(new)
+            found += new
         return None
 
     def is_mask(self, x: Tensor) -> bool:

@@ -42,9 +42,12 @@ class Proposer:
         self._spec, self._objective, self._space = spec, objective, space
         self.ladder = space.ladder(spec.study.baseline)
         self._weighed = self._weighable() if spec.study.sampler == OWN else {}
+        # What of the ladder differs by the order of op lists alone, by each digest and the sorted.
         self._alike: dict[str, list[str]] = {}
         for digest, (policy, _) in self.ladder.items():
-            self._alike.setdefault(lists_sorted(policy).digest, []).append(digest)
+            alike = self._alike.setdefault(lists_sorted(policy).digest, [])
+            alike.append(digest)
+            self._alike[digest] = alike
 
     @property
     def first(self) -> AbstractSet[str]:
@@ -109,7 +112,7 @@ class Proposer:
         told = [Known(each.params, each.values(names)) for each in shown]
         told += [Known(params) for params in pending]
         weighed = self._weighed.items()
-        start = [each for k, each in weighed if not self._is_known(self.ladder[k][0], known)]
+        start = [each for k, each in weighed if not any(d in known for d in self._alike[k])]
         for _ in range(PATIENCE):
             params = self._own.following(told, start)
             if not params:
