@@ -24,10 +24,10 @@ from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.policy import Policy
-from policysearch.search.jobs import Job
-from policysearch.search.noise import Interval, intervals
-from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.space.space import make_space
+from policysearch.study.results.noise import Interval, intervals
+from policysearch.study.specification import StudySpec, load_spec, objective_of
+from policysearch.study.workers.executors import Job
 
 POLICIES = 30
 FRESH = tuple(range(1000, 1010))

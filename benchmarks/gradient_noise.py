@@ -34,7 +34,7 @@ from policysearch.objective.score import curve_of
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe
-from policysearch.search.spec import StudySpec, load_spec
+from policysearch.study.specification import StudySpec, load_spec
 from policysearch.train.beside import Beside, Moment, ratio
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters

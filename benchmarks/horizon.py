@@ -21,10 +21,10 @@ from pathlib import Path
 from benchmarks.runs import gap_rows, measured
 from policysearch import api
 from policysearch.report.table import aligned
-from policysearch.search.jobs import Job
-from policysearch.search.ranking import rank_correlation
-from policysearch.search.results import Results
-from policysearch.search.spec import objective_of
+from policysearch.study.results.ranking import rank_correlation
+from policysearch.study.results.results import Results
+from policysearch.study.specification import objective_of
+from policysearch.study.workers.executors import Job
 
 STEPS = 2000
 WANTED = 0.95

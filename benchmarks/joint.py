@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from policysearch.report.table import aligned
-from policysearch.search.front import covers
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import run_study
-from policysearch.search.trials import Trial
+from policysearch.search.hypervolume import covers
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import run_study
 
 
 def alone(spec: StudySpec) -> tuple[StudySpec, StudySpec]:

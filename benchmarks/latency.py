@@ -34,12 +34,12 @@ from benchmarks.timing import pin_one_thread
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement
 from policysearch.policy.policy import Policy
-from policysearch.search.coordinator import Coordinator
 from policysearch.search.hypervolume import Array
-from policysearch.search.jobs import Job
-from policysearch.search.results import Results
 from policysearch.search.searcher import Searcher
-from policysearch.search.study import run_study
+from policysearch.study.coordinator import Coordinator
+from policysearch.study.results.results import Results
+from policysearch.study.study import run_study
+from policysearch.study.workers.executors import Job
 
 TRIALS = 200
 SHOWN = (50, 100, 200)

@@ -25,10 +25,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.live_nets import NETS, Net
 from benchmarks.timing import show
-from policysearch.cost.layer_memory import Weights
-from policysearch.cost.networks.catalogue import network_named
-from policysearch.cost.precision import FLOAT16, FLOAT32
-from policysearch.cost.published_memory import training
+from benchmarks.validation.layers.layer_memory import Weights
+from benchmarks.validation.layers.precision import FLOAT16, FLOAT32
+from benchmarks.validation.networks.catalogue import network_named
+from benchmarks.validation.published_memory import training
 
 STEPS = 2
 MODES: dict[str, Weights] = {"float32": "float32", "autocast": "cached", "halved": "halved"}

@@ -28,12 +28,11 @@ from policysearch.data.datasets import batches
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import CURVE_SHARES, DIVERGED_GAP, gap_curve
 from policysearch.policy.policy import Policy
-from policysearch.search.gain import Yardstick, yardstick
+from policysearch.search.acquisition import Yardstick, yardstick
+from policysearch.search.fidelity import SHORT, beyond_prices, carry, proposed, rank_correlation
 from policysearch.search.hypervolume import Array
-from policysearch.search.jobs import Job
-from policysearch.search.looks import SHORT, beyond_prices, carry, proposed, rank_correlation
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.study_space import space_of
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
+from policysearch.study.workers.executors import Job
 from policysearch.train.trainer import Trainer, initial_parameters
 from policysearch.values import InputError
 

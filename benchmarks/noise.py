@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import JITTER
-from policysearch.search.jobs import Job
-from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.space.space import make_space
+from policysearch.study.specification import StudySpec, load_spec, objective_of
+from policysearch.study.workers.executors import Job
 from policysearch.values import InputError
 
 WANTED_RATIO = 10.0

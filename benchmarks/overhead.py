@@ -32,12 +32,11 @@ from benchmarks.timing import pin_one_thread
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import from_json
-from policysearch.search.asking import Proposer
-from policysearch.search.results import Results
-from policysearch.search.spec import load_spec, objective_of, spec_from_text
-from policysearch.search.study import run_study
-from policysearch.search.study_space import space_of
-from policysearch.search.view import Seen
+from policysearch.study.optuna_view import Seen
+from policysearch.study.proposer import Proposer
+from policysearch.study.results.results import Results
+from policysearch.study.specification import load_spec, objective_of, space_of, spec_from_text
+from policysearch.study.study import run_study
 
 BLOCK = 100
 MOST_GROWTH = 1.5

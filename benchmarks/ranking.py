@@ -6,7 +6,8 @@
 Per recipe, float32 and some policies of the study's space are trained on four seeds, and float32
 again under jitter. Prints ten times the noise floor and two standard errors of the median policy
 over two seeds, both as shares of what float32 learns; the rank correlation of the policies between
-halves of the seeds; and what `policysearch.search.ranking` says of the recipe with all four seeds.
+halves of the seeds; and what `policysearch.study.results.ranking` says of the recipe with all
+four seeds.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from benchmarks.coverage import drawn
 from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import DIVERGED_GAP
-from policysearch.search.jobs import Job
-from policysearch.search.noise import intervals
-from policysearch.search.ranking import RESOLUTION, Learned, cannot_rank, split_half
-from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.study.results.noise import intervals
+from policysearch.study.results.ranking import RESOLUTION, Learned, cannot_rank, split_half
+from policysearch.study.specification import StudySpec, load_spec, objective_of
+from policysearch.study.workers.executors import Job
 
 SEEDS = (0, 1, 2, 3)
 POLICIES = 14

@@ -33,7 +33,7 @@ from policysearch.cost.time import step_time
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.search.spec import StudySpec, load_spec, objective_of
+from policysearch.study.specification import StudySpec, load_spec, objective_of
 from policysearch.train.tracing import Tracing
 
 DRAWS = 60

@@ -8,9 +8,9 @@ import numpy as np
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, gap
-from policysearch.search.executors import make_executor
-from policysearch.search.jobs import Job
-from policysearch.search.space import Params, Space
+from policysearch.space.decided.base import Params
+from policysearch.space.space import Space
+from policysearch.study.workers.executors import Job, make_executor
 from policysearch.values import InputError
 
 

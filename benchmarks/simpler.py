@@ -23,13 +23,13 @@ import numpy as np
 
 from policysearch.files import make_folder
 from policysearch.report.table import aligned
-from policysearch.search.found import ladder_costs
-from policysearch.search.gain import Yardstick, yardstick
-from policysearch.search.results import Results
-from policysearch.search.space_section import SpaceSection
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import confirm_study, run_study
-from policysearch.search.trials import Confirmation, Trial
+from policysearch.search.acquisition import Yardstick, yardstick
+from policysearch.space.section import SpaceSection
+from policysearch.study.journal.trials import Confirmation, Trial
+from policysearch.study.results.found import ladder_costs
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import confirm_study, run_study
 from policysearch.values import InputError, one_of
 
 SEEDS = 3

@@ -21,9 +21,9 @@ from pathlib import Path
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.search.space import make_space
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.trials import SHARE_OF_LOSS, SWAMPED
+from policysearch.space.space import make_space
+from policysearch.study.journal.trials import SHARE_OF_LOSS, SWAMPED
+from policysearch.study.specification import StudySpec, load_spec
 from policysearch.train.schedule import Schedule
 from policysearch.train.training import train
 from policysearch.values import InputError

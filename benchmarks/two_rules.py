@@ -29,18 +29,18 @@ from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import Measurement, gap
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
-from policysearch.search.gain import yardstick
-from policysearch.search.samplers import SAMPLERS
-from policysearch.search.space_section import SpaceSection
-from policysearch.search.spec import (
+from policysearch.search.acquisition import yardstick
+from policysearch.space.section import SpaceSection
+from policysearch.study.optuna_samplers import SAMPLERS
+from policysearch.study.specification import (
     CostSection,
     ObjectivesSection,
     StudySection,
     StudySpec,
     objective_of,
+    space_of,
 )
-from policysearch.search.study import run_study
-from policysearch.search.study_space import space_of
+from policysearch.study.study import run_study
 from policysearch.train.tasks import Task
 
 FORMATS = (

@@ -18,17 +18,17 @@ from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
-from policysearch.search.cluster import workers_of
-from policysearch.search.results import Results
-from policysearch.search.session import Progress
-from policysearch.search.spec import DIRECTIONS, StudySpec, load_spec
-from policysearch.search.storage import Repair, repair
-from policysearch.search.study import confirm_study as confirm_spec
-from policysearch.search.study import load_results as read_journal
-from policysearch.search.study import run_study as run_spec
-from policysearch.search.study import try_policy as try_spec
-from policysearch.search.target import differences, named_as_run
-from policysearch.search.trials import Trial
+from policysearch.space.target import differences, named_as_run
+from policysearch.study.journal.storage import Repair, repair
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.session import Progress
+from policysearch.study.specification import DIRECTIONS, StudySpec, load_spec
+from policysearch.study.study import confirm_study as confirm_spec
+from policysearch.study.study import load_results as read_journal
+from policysearch.study.study import run_study as run_spec
+from policysearch.study.study import try_policy as try_spec
+from policysearch.study.workers.cluster import workers_of
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing
 from policysearch.values import InputError, one_of

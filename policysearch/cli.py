@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 from policysearch import api
+from policysearch.commands.calibrate import add_calibrate
 from policysearch.commands.confirm import add_confirm, confirmed
 from policysearch.commands.export import add_export
-from policysearch.commands.measured import add_calibrate
 from policysearch.commands.policies import add_explain, add_rules
 from policysearch.commands.profile import add_profile
 from policysearch.commands.propose import add_propose
@@ -29,7 +29,6 @@ from policysearch.commands.shared import (
     say,
     say_overruled,
 )
-from policysearch.commands.validation import add_validation
 from policysearch.commands.verify import add_verify
 from policysearch.commands.views import add_try, add_views, next_commands
 from policysearch.commands.why import add_why
@@ -39,18 +38,17 @@ from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
-from policysearch.search.cluster import Cluster
-from policysearch.search.inert import inert_lines
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec
-from policysearch.search.study_space import space_of
+from policysearch.study.results.inert import inert_lines
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, space_of
+from policysearch.study.workers.cluster import Cluster
 from policysearch.values import InputError, near_miss
 
 USER_ERROR = 2
 INTERRUPTED = 130
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Reports a mistake as one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -66,10 +64,10 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-def parser() -> _Parser:
+def parser() -> Parser:
     """Return the parser of the command line; each command sets `run` to its function."""
     finds = "Finds the mixed-precision training policies worth using for a net, recipe and device."
-    top = _Parser(prog="policysearch", description=finds)
+    top = Parser(prog="policysearch", description=finds)
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -89,7 +87,6 @@ def parser() -> _Parser:
     add_explain(commands)
     add_rules(commands)
     add_profile(commands)
-    add_validation(commands)
     add_calibrate(commands)
     mend = commands.add_parser("repair", help="save every intact trial of a damaged journal")
     add_study(mend)
@@ -98,7 +95,7 @@ def parser() -> _Parser:
     return top
 
 
-def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run = commands.add_parser("run", help="search; goes on with a study that was interrupted")
     add_study(run)
     run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
@@ -122,7 +119,7 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     run.set_defaults(run=_run)
 
 
-def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_listings(commands: argparse._SubParsersAction[Parser]) -> None:
     for name, listing, text in (
         ("presets", listings.presets, "list the presets"),
         ("formats", listings.formats, "list the number formats"),
@@ -132,10 +129,13 @@ def _add_listings(commands: argparse._SubParsersAction[_Parser]) -> None:
         commands.add_parser(name, help=text).set_defaults(run=_list, listing=listing)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+def main(arguments: Sequence[str] | None = None, made: Callable[[], Parser] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for a user's mistake, 130 for Ctrl-C.
+
+    `made` makes another parser than `parser`, whose commands set `run` as well.
+    """
     make_streams_safe()
-    options = parser().parse_args(arguments)
+    options = (made or parser)().parse_args(arguments)
     try:
         options.run(options)
         sys.stdout.flush()

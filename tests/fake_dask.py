@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from policysearch.search.jobs import Job
-from policysearch.search.worker import measured, prepared, said_identity
+from policysearch.study.workers.executors import Job
+from policysearch.study.workers.worker import measured, prepared, said_identity
 
 
 class FakeFuture:

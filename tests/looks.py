@@ -13,11 +13,11 @@ import numpy as np
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, Outcome
 from policysearch.policy.policy import Policy
-from policysearch.search.front import non_dominated
-from policysearch.search.jobs import Job
-from policysearch.search.records import Records
-from policysearch.search.spec import StudySpec, objective_of
-from policysearch.search.storage import read_checked
+from policysearch.search.hypervolume import non_dominated
+from policysearch.study.journal.records import Records
+from policysearch.study.journal.storage import read_checked
+from policysearch.study.specification import StudySpec, objective_of
+from policysearch.study.workers.executors import Job
 from tests.studies import Untrained
 
 CHANGES = (

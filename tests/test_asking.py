@@ -18,22 +18,21 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
 from policysearch.search import searcher
-from policysearch.search.asking import Proposer
-from policysearch.search.coordinator import Coordinator
-from policysearch.search.decisions import Decisions
-from policysearch.search.gain_sampler import GainSampler
-from policysearch.search.jobs import Job
-from policysearch.search.records import Asked, Records
-from policysearch.search.results import Results
-from policysearch.search.samplers import SAMPLERS
-from policysearch.search.sensitivity import Sensitivity
-from policysearch.search.session import Session
-from policysearch.search.space import Params
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.storage import read_checked
-from policysearch.search.study import load_results, run_study
-from policysearch.search.study_space import space_of
-from policysearch.search.view import Seen
+from policysearch.search.posterior import Sensitivity
+from policysearch.space.decided.base import Params
+from policysearch.space.options import Decisions
+from policysearch.study.coordinator import Coordinator
+from policysearch.study.gain_sampler import GainSampler
+from policysearch.study.journal.records import Asked, Records
+from policysearch.study.journal.storage import read_checked
+from policysearch.study.optuna_samplers import SAMPLERS
+from policysearch.study.optuna_view import Seen
+from policysearch.study.proposer import Proposer
+from policysearch.study.results.results import Results
+from policysearch.study.session import Session
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
+from policysearch.study.study import load_results, run_study
+from policysearch.study.workers.executors import Job
 from policysearch.values import InputError
 from tests.studies import Untrained, measured, replaced_training, write_study
 

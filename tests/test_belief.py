@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from policysearch.search import gap_fit, gap_model, pair_terms, priors
-from policysearch.search.decisions import Decisions, Option
-from policysearch.search.gap_fit import Fit, fit_at, fitted, told_of
-from policysearch.search.gap_model import Hyperparameters
+from policysearch.search import fit as surrogate_fit
+from policysearch.search import surrogate
+from policysearch.search.fit import Fit, fit_at, fitted, told_of
 from policysearch.search.hypervolume import Array
-from policysearch.search.priors import hinted, prior_of
-from policysearch.search.sensitivity import Sensitivity
+from policysearch.search.posterior import Sensitivity
+from policysearch.search.surrogate import Hyperparameters, hinted, prior_of
+from policysearch.space.options import Decisions, Option
 
 NARROW = Option("bfloat16", 2.0**-7), Option("stored", 2.0**-7, 2.0**-7)
 COARSE = Option("float8", 2.0**-3), Option("float6", 2.0**-5)
@@ -65,15 +65,17 @@ def hint_of(index: int) -> float:
 
 def theta_mean(index: int, hints: bool) -> float:
     option = COUNTED[index][1]
-    cost = priors.OPERANDS * option.operand_epsilon**2 + priors.STORED * option.storage_epsilon
-    return math.log(LARGEST) + 1.0 + math.log(cost) + priors.HINT * hints * hint_of(index)
+    cost = (
+        surrogate.OPERANDS * option.operand_epsilon**2 + surrogate.STORED * option.storage_epsilon
+    )
+    return math.log(LARGEST) + 1.0 + math.log(cost) + surrogate.HINT * hints * hint_of(index)
 
 
 def theta_covariance(one: int, other: int, hints: bool) -> float:
     (place, option), (there, beside) = COUNTED[one], COUNTED[other]
-    found = priors.LEVEL_SD**2 + priors.KIND_SD**2 * (option == beside)
-    found += priors.PLACE_SD**2 * (place == there) + priors.OWN_SD**2 * (one == other)
-    return found + (priors.HINT_SD**2 * hint_of(one) * hint_of(other) if hints else 0.0)
+    found = surrogate.LEVEL_SD**2 + surrogate.KIND_SD**2 * (option == beside)
+    found += surrogate.PLACE_SD**2 * (place == there) + surrogate.OWN_SD**2 * (one == other)
+    return found + (surrogate.HINT_SD**2 * hint_of(one) * hint_of(other) if hints else 0.0)
 
 
 def are_neighbours(one: int, other: int) -> bool:
@@ -104,16 +106,16 @@ class Policy:
         self.singles = dict(sizes)
         self.pairs = {(a, b): math.sqrt(sizes[a] * sizes[b]) for a, b in pairs}
         self.near = sum(self.pairs[pair] for pair in pairs if are_neighbours(*pair))
-        floor = (fit.by.prior.noise if costs else gap_model.KNOWN_NOISE) * SMALLEST
-        noise = (gap_model.RELATIVE_NOISE * self.gap) ** 2 + floor**2
-        self.unshared = gap_model.UNSHARED * self.pair_terms(self) + noise / scale**2
+        floor = (fit.by.prior.noise if costs else surrogate.KNOWN_NOISE) * SMALLEST
+        noise = (surrogate.RELATIVE_NOISE * self.gap) ** 2 + floor**2
+        self.unshared = surrogate.UNSHARED * self.pair_terms(self) + noise / scale**2
 
     def pair_terms(self, other: Policy) -> float:
-        found = pair_terms.COMMON**2 * self.near * other.near
+        found = surrogate.COMMON**2 * self.near * other.near
         for index in self.singles.keys() & other.singles.keys():
-            found += pair_terms.SINGLE * self.singles[index] * other.singles[index]
+            found += surrogate.SINGLE * self.singles[index] * other.singles[index]
         for pair in self.pairs.keys() & other.pairs.keys():
-            variance = 1.0 if are_neighbours(*pair) else pair_terms.FAR_PAIRS**2
+            variance = 1.0 if are_neighbours(*pair) else surrogate.FAR_PAIRS**2
             found += variance * self.pairs[pair] * other.pairs[pair]
         return found
 
@@ -171,7 +173,7 @@ def fit(request: pytest.FixtureRequest) -> Fit:
     return fitted([fit_at(prior.mean, by, told_of(rows, GAPS, SMALLEST))])[0]
 
 
-def read(rows: list[Row]) -> gap_model.Rows:
+def read(rows: list[Row]) -> surrogate.Rows:
     empty = np.empty((0, 6), dtype=np.int64)
     return Sensitivity(DECISIONS, empty, np.empty(0), SMALLEST, LARGEST).rows(np.array(rows))
 
@@ -185,7 +187,7 @@ def posterior(fit: Fit, rows: list[Row]) -> tuple[Array, Array, Array, list[Poli
     """Return what is told of the policies beside float32: gaps, means, covariance; and those."""
     known = [Policy(fit, row) for row in [(0, 2, 1, 0, 0, 0), *rows]]
     scaled = np.append(0.0, np.sign(GAPS) * np.log1p(np.abs(GAPS) / SMALLEST))
-    own = np.diag([gap_fit.REPEATS * each.unshared for each in known])
+    own = np.diag([surrogate_fit.REPEATS * each.unshared for each in known])
     return scaled, np.array([p.mean(fit) for p in known]), between(known, known, fit) + own, known
 
 
@@ -200,7 +202,7 @@ def test_beliefs_are_the_gaussian_given_what_was_told(fit: Fit) -> None:
     np.testing.assert_allclose(sd**2, np.maximum(np.diag(left), 1e-10), rtol=1e-5, atol=1e-9)
     assert np.ptp(found) > 1.0 and np.ptp(sd) > 0.1
     among, others = fit.covariances(read(ASKED[:4]), read(ASKED))
-    own = np.diag([gap_fit.REPEATS * p.unshared for p in asked[:4]])
+    own = np.diag([surrogate_fit.REPEATS * p.unshared for p in asked[:4]])
     np.testing.assert_allclose(among, left[:4, :4] + own, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(others, left[:4], rtol=1e-5, atol=1e-9)
     likely = multivariate_normal(means, covariance).logpdf(scaled)
@@ -228,7 +230,7 @@ def test_what_was_told_counts_by_its_evidence() -> None:
     belief = Sensitivity(DECISIONS, np.array(TOLD), GAPS, SMALLEST, LARGEST, HINTS)
     fits = belief._fits
     kinds = {(f.by.pairs, f.by.modifier, f.by.prior.noise, f.by.prior.hints is None) for f in fits}
-    noises = gap_model.KNOWN_NOISE, 0.3
+    noises = surrogate.KNOWN_NOISE, 0.3
     # Those that were hopeless beside others have been left out.
     assert kinds < set(itertools.product((0.4, 1.0), (0.0, 0.03, 0.4), noises, (True, False)))
     assert len(kinds) > 1

@@ -17,16 +17,14 @@ import pytest
 from policysearch import api
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Failure
-from policysearch.search import cluster as module
-from policysearch.search import connect
-from policysearch.search.cluster import ATTEMPTS, Cluster, ClusterExecutor
-from policysearch.search.connect import cluster_at
-from policysearch.search.jobs import Job
-from policysearch.search.journal import read_journal
-from policysearch.search.records import PREFIX, Records
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import run_study
-from policysearch.search.worker import Payload, said_identity
+from policysearch.study.journal.lines import read_journal
+from policysearch.study.journal.records import PREFIX, Records
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import run_study
+from policysearch.study.workers import cluster as module
+from policysearch.study.workers.cluster import ATTEMPTS, Cluster, ClusterExecutor, cluster_at
+from policysearch.study.workers.executors import Job
+from policysearch.study.workers.worker import Payload, said_identity
 from policysearch.values import InputError
 from tests.fake_dask import FakeClient
 from tests.studies import write_study
@@ -244,7 +242,7 @@ def test_a_worker_with_other_code_or_libraries_is_refused_by_name(
 def test_a_cluster_that_is_none_is_one_line(
     address: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.3)
     with pytest.raises(InputError, match=said), cluster_at(address):
         pass
 

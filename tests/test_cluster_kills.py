@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from policysearch.search.cluster import Cluster
-from policysearch.search.connect import cluster_at
-from policysearch.search.journal import read_journal
-from policysearch.search.records import PREFIX, Records
-from policysearch.search.spec import load_spec
-from policysearch.search.study import load_results, run_study
+from policysearch.study.journal.lines import read_journal
+from policysearch.study.journal.records import PREFIX, Records
+from policysearch.study.specification import load_spec
+from policysearch.study.study import load_results, run_study
+from policysearch.study.workers.cluster import Cluster, cluster_at
 from policysearch.values import InputError
 from tests.studies import write_study
 

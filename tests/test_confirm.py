@@ -15,12 +15,17 @@ from policysearch.cli import main
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import CURVE_SHARES, Failure, Measurement, Outcome, curve_of
 from policysearch.policy.policy import Policy
-from policysearch.search.confirm import candidates, confirmations, horizon_of, within_budget
-from policysearch.search.results import Results
-from policysearch.search.run_key import RunKey
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import confirm_study, load_results, run_study
-from policysearch.search.trials import Confirmation, Trial
+from policysearch.study.journal.records import RunKey
+from policysearch.study.journal.trials import Confirmation, Trial
+from policysearch.study.results.confirmation import (
+    candidates,
+    confirmations,
+    horizon_of,
+    within_budget,
+)
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import confirm_study, load_results, run_study
 from policysearch.train.schedule import Schedule
 from tests.studies import replaced_training, write_study
 from tests.test_failures import is_float32

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from policysearch.cli import main
-from policysearch.cost.anchored import NONE, Known, anchored, known_of, usable_for
-from policysearch.cost.anchors import LARGEST_ERROR, Carried, Parts, carried, likeliest
+from benchmarks.validation.__main__ import validation
+from benchmarks.validation.anchored import NONE, Known, anchored, known_of, usable_for
+from benchmarks.validation.anchors import LARGEST_ERROR, Carried, Parts, carried, likeliest
+from benchmarks.validation.fit import steps_of
+from benchmarks.validation.layers.precision import FLOAT32, TFLOAT32
+from benchmarks.validation.networks.catalogue import NETWORKS
+from benchmarks.validation.published import SHIPPED, Setting, read_rows, setting_of
+from benchmarks.validation.validate import settings_of
 from policysearch.cost.devices import DEVICES
-from policysearch.cost.fit import steps_of
-from policysearch.cost.networks.catalogue import NETWORKS
-from policysearch.cost.precision import FLOAT32, TFLOAT32
-from policysearch.cost.published import SHIPPED, Setting, read_rows, setting_of
-from policysearch.cost.validate import settings_of
 
 PARTS = Parts(run=0.008, network=0.006, own=0.01)
 
@@ -185,7 +185,7 @@ def test_the_command_says_what_became_of_every_anchor(
     ]
     rows.write_text(json.dumps([row_of()]), encoding="utf-8")
     anchors.write_text(json.dumps(given), encoding="utf-8")
-    assert main(["validate-cost", "--rows", str(rows), "--anchor", str(anchors)]) == 0
+    assert validation(["--rows", str(rows), "--anchor", str(anchors)]) == 0
     out = capsys.readouterr().out
     assert " x1." in out and "anchors: 3, related to 1 of 1 rows" in out
     assert "not built: unknown resnet50: unknown device 'Abacus'" in out
@@ -194,7 +194,7 @@ def test_the_command_says_what_became_of_every_anchor(
     assert "doubtful: wrong resnet50 on RTX A6000: a speedup of 8.00, but 1.80 by its" in out
     assert out.count("doubtful") == 2
     anchors.write_text(json.dumps(given[2:3]), encoding="utf-8")
-    assert main(["validate-cost", "--rows", str(rows), "--anchor", str(anchors)]) == 2
+    assert validation(["--rows", str(rows), "--anchor", str(anchors)]) == 2
     error = capsys.readouterr().err
     assert "anchors.json: no row could be built: unknown device 'Abacus'" in error
 

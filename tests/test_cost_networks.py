@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from policysearch.cost.convolutions import convolution, update
+from benchmarks.validation.fit import speedups, steps_of
+from benchmarks.validation.layers.convolutions import convolution, update
+from benchmarks.validation.layers.layers import Layers
+from benchmarks.validation.layers.precision import FLOAT16, FLOAT32, TFLOAT32, Precision
+from benchmarks.validation.networks.catalogue import NETWORKS, network_named
+from benchmarks.validation.published import read_rows, setting_of
+from benchmarks.validation.published_stacks import channels_last, pair_named
 from policysearch.cost.devices import DEVICES, Device, Sourced
-from policysearch.cost.fit import speedups, steps_of
-from policysearch.cost.layers import Layers
-from policysearch.cost.networks.catalogue import NETWORKS, network_named
-from policysearch.cost.precision import FLOAT16, FLOAT32, TFLOAT32, Precision
-from policysearch.cost.published import read_rows, setting_of
-from policysearch.cost.published_stacks import channels_last, pair_named
 from policysearch.cost.roofline import FITTED, kernel_seconds, load_of
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.cost.time import step_time

@@ -13,13 +13,12 @@ import pytest
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import Policy, from_json, uniform_layer
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
-from policysearch.search import decided
-from policysearch.search.decided.base import Decided, Group
-from policysearch.search.effective import Effective
-from policysearch.search.space import Space, make_space
-from policysearch.search.space_section import DECIDED, SpaceSection
-from policysearch.search.spec import load_spec
-from policysearch.search.study_space import space_of
+from policysearch.space import decided
+from policysearch.space.decided.base import Decided, Group
+from policysearch.space.encoding import Effective
+from policysearch.space.section import DECIDED, SpaceSection
+from policysearch.space.space import Space, make_space
+from policysearch.study.specification import load_spec, space_of
 from policysearch.values import InputError
 
 STUDIES = Path(__file__).parents[1] / "studies"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.validation.__main__ import validation
 from policysearch.cli import main
 from policysearch.cost.device_file import device_at, device_text, read_device
 from policysearch.cost.devices import DEVICES, Accuracy, Device
@@ -24,9 +26,9 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.search.price_table import format_table, formats_of
-from policysearch.search.space import make_space
-from policysearch.search.space_section import SpaceSection
-from policysearch.search.spec import CostSection
+from policysearch.space.section import SpaceSection
+from policysearch.space.space import make_space
+from policysearch.study.specification import CostSection
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
@@ -285,12 +287,17 @@ def test_a_price_table_of_timed_kernels_has_what_they_take(
     assert np.allclose(exact, both) == (host == "adds")
 
 
-@pytest.mark.parametrize("command", [["calibrate", "x.toml"], ["validate-cost", "--measured"]])
+@pytest.mark.parametrize(
+    ("run", "command"), [(main, ["calibrate", "x.toml"]), (validation, ["--measured"])]
+)
 def test_without_torch_the_commands_say_so(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Callable[[list[str]], int],
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(command) == 2
+    assert run(command) == 2
     assert "torch is not installed; expected policysearch[torch]" in capsys.readouterr().err
 
 

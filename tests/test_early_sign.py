@@ -18,10 +18,10 @@ from policysearch.policy.presets import preset
 from policysearch.report.front_data import csv_text
 from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import front_table
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import confirm_study, load_results, run_study
-from policysearch.search.trials import SWAMPED, Trial
+from policysearch.study.journal.trials import SWAMPED, Trial
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import confirm_study, load_results, run_study
 from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import Swamped
 from tests.studies import write_study

@@ -17,12 +17,11 @@ from policysearch.cli import main
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement
 from policysearch.policy.policy import Policy
-from policysearch.search import executors
-from policysearch.search.executors import ProcessExecutor, SerialExecutor
-from policysearch.search.jobs import Job
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import load_results, run_study
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import load_results, run_study
+from policysearch.study.workers import executors
+from policysearch.study.workers.executors import Job, ProcessExecutor, SerialExecutor
 from policysearch.train.optimizers import OptimizerKind
 from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study

@@ -11,8 +11,8 @@ from policysearch import api
 from policysearch.cli import main
 from policysearch.report.front_data import EMULATORS, caption
 from policysearch.rounding.rounder import FASTS, Fast, fast_ways
-from policysearch.search.results import Results
-from policysearch.search.trials import Trial
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
 from policysearch.values import InputError
 from tests.studies import write_study
 

@@ -12,25 +12,24 @@ import pytest
 PACKAGE = "policysearch"
 ROOT = Path(__file__).parents[1]
 
-# Bottom to top. A room (a module, or a package folder with all it holds) may import rooms on
-# lower floors only; two rooms of one floor are strangers.
-FLOORS = (
-    ("values",),
-    ("formats", "files"),
-    ("accumulators", "graph", "layout", "rounding"),
+# Bottom to top. A room (a module, or a package folder with all it holds) may import rooms of lower
+# rows, and of its own row where that makes no circle of rooms.
+ROWS = (
+    ("values", "formats", "accumulators", "layout", "files"),
+    ("rounding", "graph"),
     ("ops", "products"),
-    ("policy", "data", "nn", "emulator"),
-    ("rewrite",),
-    ("train", "importers", "cost"),
+    ("emulator", "nn", "policy"),
+    ("importers", "rewrite", "data"),
+    ("cost",),
+    ("train",),
     ("objective", "export"),
-    ("search",),
-    ("report", "verify"),
-    ("api",),
-    ("commands",),
-    ("__init__", "cli"),
-    ("__main__",),
+    ("space",),
+    ("search", "verify"),
+    ("study",),
+    ("report",),
+    ("api", "commands", "cli", "__init__", "__main__"),
 )
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
 
 # Extension modules, and the rooms they speed up.
 COMPILED = {
@@ -43,14 +42,14 @@ COMPILED = {
 }
 
 # Outside packages that one room alone may import.
-KEPT_IN = {"optuna": "search"}
+KEPT_IN = {"optuna": "study"}
 
 # What answers any question about a bit, together with any one file of `ops/`.
 MEANING = ("formats.py", "graph.py", "rounding/reference.py", "emulator/reference.py")
 
-LONGEST_FILE_LINES = 300
+LONGEST_FILE_LINES = 500
 LONGEST_MEANING_LINES = 700
-MOST_ROOMS = 25
+MOST_ROOMS = 28
 LONGEST_FUNCTION_LINES = 40
 
 
@@ -108,17 +107,14 @@ def room_of(module: str) -> str:
 
 
 def import_faults(root: Path) -> list[str]:
-    """Return one line per arrow that is not allowed, and per room without a floor."""
+    """Return one line per arrow that is not allowed, and per room without a row."""
     faults = []
-    for room in sorted({room_of(name) for name in modules_of(root)} - set(FLOOR)):
-        faults.append(f"{room}: has no floor; give it one in FLOORS")
+    for room in sorted({room_of(name) for name in modules_of(root)} - set(ROW)):
+        faults.append(f"{room}: has no row; give it one in ROWS")
     for source, target, line in arrows_of(root):
         above, below = room_of(source), room_of(target)
-        if above == below or above not in FLOOR or below not in FLOOR:
-            continue
-        if FLOOR[below] >= FLOOR[above]:
-            kind = "up to" if FLOOR[below] > FLOOR[above] else "across to"
-            faults.append(f"{source}:{line}: arrow {kind} {target}")
+        if above in ROW and below in ROW and ROW[below] > ROW[above]:
+            faults.append(f"{source}:{line}: arrow up to {target}")
     for name, tree in modules_of(root).items():
         for target, line in imports_of(name, tree, root):
             keeper = KEPT_IN.get(target.split(".")[0])
@@ -128,20 +124,25 @@ def import_faults(root: Path) -> list[str]:
 
 
 def cycle_faults(root: Path) -> list[str]:
-    """Return one line per import cycle between modules, the packages' docstrings left out."""
-    graph: dict[str, set[str]] = {name: set() for name in modules_of(root)}
+    """Return one line per circle of modules, and of rooms, `__init__.py` files left out."""
+    modules: dict[str, set[str]] = {name: set() for name in modules_of(root)}
+    rooms: dict[str, set[str]] = {room_of(name): set() for name in modules}
     for source, target, _ in arrows_of(root):
-        if source != target and target in graph:
-            graph[source].add(target)
-    faults = []
+        if source != target and target in modules:
+            modules[source].add(target)
+        if room_of(source) != room_of(target) and room_of(target) in rooms:
+            rooms[room_of(source)].add(room_of(target))
+    return [*_cycles(modules), *_cycles(rooms)]
+
+
+def _cycles(graph: dict[str, set[str]]) -> list[str]:
     while graph:
         leaves = [name for name, targets in graph.items() if not targets & graph.keys()]
         if not leaves:
-            faults.append(f"cycle among {', '.join(sorted(graph))}")
-            break
+            return [f"cycle among {', '.join(sorted(graph))}"]
         for name in leaves:
             del graph[name]
-    return faults
+    return []
 
 
 def size_faults(root: Path, folders: tuple[str, ...]) -> list[str]:
@@ -217,14 +218,14 @@ def build(root: Path, files: dict[str, str]) -> None:
 
 
 SOUND = {
-    "__init__.py": "from policysearch.search.study import run",
+    "__init__.py": "from policysearch.study.study import run",
     "values.py": "import numpy",
     "formats.py": "from policysearch import values\nfrom policysearch.values import InputError",
     "rounding/__init__.py": '"""Rounding."""',
     "rounding/rounder.py": "from .. import formats\nfrom policysearch.rounding import _rounding",
-    "search/__init__.py": '"""Search."""',
-    "search/study.py": "import optuna.trial\nfrom .space import box\nfrom ..formats import f",
-    "search/space.py": "",
+    "study/__init__.py": '"""Study."""',
+    "study/study.py": "import optuna.trial\nfrom .storage import box\nfrom ..formats import f",
+    "study/storage.py": "",
 }
 
 
@@ -241,16 +242,17 @@ def test_a_sound_tree_has_no_faults(tmp_path: Path) -> None:
         ("formats.py", "from policysearch import rounding", "formats:1: arrow up to"),
         ("formats.py", "def f():\n    from .search.space import box", "formats:2: arrow up to"),
         ("values.py", "from policysearch import run", "values:1: arrow up to policysearch"),
-        ("layout.py", "from .rounding.rounder import quantise", "layout:1: arrow across to"),
-        ("layout.py", "from .rounding import _rounding", "layout:1: arrow across to"),
-        ("formats.py", "import optuna", "formats:1: imports optuna, which only search may"),
-        ("cellar.py", "", "cellar: has no floor"),
-        ("search/space.py", "from .study import x", "cycle among"),
-        ("search/space.py", "from policysearch.search import study", "cycle among"),
-        ("search/__init__.py", '"""Search."""\nfrom .study import x', "not one docstring"),
-        ("search/__init__.py", "", "not one docstring"),
+        ("layout.py", "from .rounding.rounder import quantise", "layout:1: arrow up to"),
+        ("layout.py", "from .rounding import _rounding", "layout:1: arrow up to"),
+        ("values.py", "from . import formats", "cycle among"),
+        ("formats.py", "import optuna", "formats:1: imports optuna, which only study may"),
+        ("cellar.py", "", "cellar: has no row"),
+        ("study/storage.py", "from .study import x", "cycle among"),
+        ("study/storage.py", "from policysearch.study import study", "cycle among"),
+        ("study/__init__.py", '"""Search."""\nfrom .study import x', "not one docstring"),
+        ("study/__init__.py", "", "not one docstring"),
         ("cost/rows.py", "", "not one docstring"),
-        ("values.py", "\n" * 301, "301 lines"),
+        ("values.py", "\n" * 501, "501 lines"),
         ("values.py", "def f():\n" + "    x = 1\n" * 40, "f has 41 lines"),
     ],
 )

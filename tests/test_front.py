@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policysearch.search.front import Point, covers, dominates, knee, non_dominated, thinned
+from policysearch.search.hypervolume import Point, covers, dominates, knee, non_dominated, thinned
 
 # Few values, so that points tie and repeat.
 POINTS = st.integers(1, 3).flatmap(

@@ -13,13 +13,19 @@ import optuna
 import pytest
 
 from policysearch.objective.objective import Objective
-from policysearch.search.decided.base import Group
-from policysearch.search.effective import Effective
-from policysearch.search.gain_sampler import gain_sampler
-from policysearch.search.pool import SpacePool
-from policysearch.search.space import Params, Space
-from policysearch.search.spec import DIRECTIONS, StudySection, StudySpec, load_spec, objective_of
-from policysearch.search.study_space import space_of
+from policysearch.search.candidates import SpacePool
+from policysearch.space.decided.base import Group, Params
+from policysearch.space.encoding import Effective
+from policysearch.space.space import Space
+from policysearch.study.gain_sampler import gain_sampler
+from policysearch.study.specification import (
+    DIRECTIONS,
+    StudySection,
+    StudySpec,
+    load_spec,
+    objective_of,
+    space_of,
+)
 from tests.studies import write_study
 
 

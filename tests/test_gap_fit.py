@@ -7,12 +7,12 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.search.tables import Table, load, mean_problem
-from policysearch.search import gap_fit
-from policysearch.search.decisions import Decisions, Option
+from policysearch.search import fit as surrogate_fit
 from policysearch.search.hypervolume import Array
-from policysearch.search.priors import prior_of
+from policysearch.search.posterior import MODIFIERS, Sensitivity
 from policysearch.search.searcher import WORST
-from policysearch.search.sensitivity import MODIFIERS, Sensitivity
+from policysearch.search.surrogate import prior_of
+from policysearch.space.options import Decisions, Option
 
 
 def told_of(name: str, count: int) -> tuple[Table, NDArray[np.int64], Array]:
@@ -35,7 +35,7 @@ def test_one_more_step_of_the_fit_changes_nothing(
     """Whole Gauss-Newton steps went to and fro by a factor of e on all three."""
     told = told_of(name, 20)
     fitted = believed(*told).theta()
-    monkeypatch.setattr(gap_fit, "STEPS", gap_fit.STEPS + 1)
+    monkeypatch.setattr(surrogate_fit, "STEPS", surrogate_fit.STEPS + 1)
     assert np.abs(believed(*told).theta() - fitted).max() < 0.05
     assert np.ptp(fitted) > 1.0
 
@@ -52,10 +52,10 @@ def test_a_belief_with_more_told_is_that_of_all_told() -> None:
 def test_each_size_of_modifiers_settles_where_it_does_from_the_prior_on() -> None:
     table, rows, gaps = told_of("mlp-digits-0.1.0", 30)
     belief, scale = believed(table, rows, gaps), table.measure.smallest_gap
-    told = gap_fit.told_of(belief.rows(rows), gaps, scale)
+    told = surrogate_fit.told_of(belief.rows(rows), gaps, scale)
     assert len(told.seen) > 0 and {fit.by.modifier for fit in belief._fits} == set(MODIFIERS)
     for fit in belief._fits:
-        (alone,) = gap_fit.fitted([gap_fit.fit_at(fit.by.prior.mean, fit.by, told)])
+        (alone,) = surrogate_fit.fitted([surrogate_fit.fit_at(fit.by.prior.mean, fit.by, told)])
         assert np.abs(fit.theta - alone.theta).max() < 0.1
         assert fit.evidence == pytest.approx(alone.evidence, abs=0.3)
     assert np.ptp([fit.evidence for fit in belief._fits]) > 3.0

@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.search.tables import load, mean_problem
-from policysearch.search import gap_fit
-from policysearch.search.decisions import Decisions, Option
-from policysearch.search.gap_fit import fit_at, fitted, told_of
-from policysearch.search.gap_model import (
+from policysearch.search import fit as surrogate_fit
+from policysearch.search.fit import fit_at, fitted, told_of
+from policysearch.search.hypervolume import Array
+from policysearch.search.posterior import Sensitivity
+from policysearch.search.searcher import WORST
+from policysearch.search.surrogate import (
+    COMMON,
+    FAR_PAIRS,
     FINE_PAIRS,
+    HINT_SD,
+    KIND_SD,
     KNOWN_NOISE,
+    LEVEL_SD,
+    OWN_SD,
+    PLACE_SD,
     RELATIVE_NOISE,
+    SINGLE,
     UNSHARED,
     Hyperparameters,
     Rows,
     gaps_near,
-)
-from policysearch.search.hypervolume import Array
-from policysearch.search.pair_terms import COMMON, FAR_PAIRS, SINGLE
-from policysearch.search.priors import (
-    HINT_SD,
-    KIND_SD,
-    LEVEL_SD,
-    OWN_SD,
-    PLACE_SD,
     hinted,
     prior_of,
 )
-from policysearch.search.searcher import WORST
-from policysearch.search.sensitivity import Sensitivity
+from policysearch.space.options import Decisions, Option
 
 OPTIONS = (
     Option("float32"),
@@ -188,7 +188,7 @@ def test_what_is_given_up_on_the_way_would_not_have_counted(
         return Sensitivity(table.decisions, table.rows[places], gaps, *scale)
 
     fewer = believed()
-    monkeypatch.setattr(gap_fit, "HOPELESS", np.inf)
+    monkeypatch.setattr(surrogate_fit, "HOPELESS", np.inf)
     every = believed()
     assert len(fewer.weights) < len(every.weights) == 12
     np.testing.assert_allclose(fewer.theta(), every.theta(), rtol=1e-9)

@@ -12,11 +12,10 @@ from benchmarks.search.gradient_errors import gradient_errors, moments, seen_und
 from benchmarks.search.probes import probe_cost, probe_steps, probed_policies, probes
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import uniform_layer
-from policysearch.search.decisions import Decisions, Option
-from policysearch.search.effective import Effective
-from policysearch.search.sensitivity import Sensitivity
-from policysearch.search.spec import load_spec, objective_of
-from policysearch.search.study_space import space_of
+from policysearch.search.posterior import Sensitivity
+from policysearch.space.encoding import Effective
+from policysearch.space.options import Decisions, Option
+from policysearch.study.specification import load_spec, objective_of, space_of
 from policysearch.train.training import train
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "search" / "tanh-mlp-masters.toml"

@@ -21,8 +21,8 @@ from policysearch.rewrite.matching import Match
 from policysearch.rewrite.patterns import chain, node
 from policysearch.rewrite.ruled_model import RuledModel
 from policysearch.rewrite.rules import rule
-from policysearch.search.spec import load_spec
-from policysearch.search.study import run_study
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.tracing import Tracing

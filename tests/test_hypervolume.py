@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policysearch.search.gain import BUDGETS, Yardstick, gain, regret, yardstick
+from policysearch.search.acquisition import BUDGETS, Yardstick, gain, regret, yardstick
 from policysearch.search.hypervolume import front_of, hypervolume, improvements
 
 # Whole numbers, so that a grid of unit cells counts volumes exactly; some lie outside.

@@ -11,8 +11,8 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from policysearch.search import identity
-from policysearch.search.identity import (
+from policysearch.study.journal import identity
+from policysearch.study.journal.identity import (
     check_identity,
     code_fingerprints,
     differences,

@@ -10,10 +10,9 @@ import pytest
 from policysearch.cli import main
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.search.inert import inert
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import run_study
-from policysearch.search.study_space import space_of
+from policysearch.study.results.inert import inert
+from policysearch.study.specification import StudySpec, load_spec, space_of
+from policysearch.study.study import run_study
 from tests.studies import measured, replaced_training, write_study
 
 CHANGES = (

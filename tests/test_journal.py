@@ -12,13 +12,13 @@ from pathlib import Path
 import optuna
 import pytest
 
-from policysearch.search import storage
-from policysearch.search.journal import read_journal
-from policysearch.search.records import Records
-from policysearch.search.results import Results
-from policysearch.search.scoring import read_results
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import load_results, run_study
+from policysearch.study.journal import storage
+from policysearch.study.journal.lines import read_journal
+from policysearch.study.journal.records import Records
+from policysearch.study.results.results import Results
+from policysearch.study.scoring import read_results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import load_results, run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

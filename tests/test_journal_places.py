@@ -14,10 +14,10 @@ import pytest
 
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.search import storage
-from policysearch.search.journal import read_journal
-from policysearch.search.spec import ObjectivesSection, StudySpec, load_spec
-from policysearch.search.study import load_results, run_study
+from policysearch.study.journal import storage
+from policysearch.study.journal.lines import read_journal
+from policysearch.study.specification import ObjectivesSection, StudySpec, load_spec
+from policysearch.study.study import load_results, run_study
 from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study
 

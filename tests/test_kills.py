@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from policysearch.search.journal import read_journal
-from policysearch.search.records import Records
-from policysearch.search.run_key import RunKey
-from policysearch.search.spec import load_spec
-from policysearch.search.study import load_results, run_study
+from policysearch.study.journal.lines import read_journal
+from policysearch.study.journal.records import Records, RunKey
+from policysearch.study.specification import load_spec
+from policysearch.study.study import load_results, run_study
 from tests.studies import write_study
 
 ROOT = Path(__file__).parents[1]

@@ -12,14 +12,13 @@ import pytest
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.table import front_table
-from policysearch.search.found import found, ladder_costs
-from policysearch.search.gain import yardstick
-from policysearch.search.records import Asked, Records
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.storage import read_checked
-from policysearch.search.study import load_results, run_study
-from policysearch.search.study_space import space_of
+from policysearch.search.acquisition import yardstick
+from policysearch.study.journal.records import Asked, Records
+from policysearch.study.journal.storage import read_checked
+from policysearch.study.results.found import found, ladder_costs
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
+from policysearch.study.study import load_results, run_study
 from tests.studies import replaced_training, write_study
 
 CHANGES = (

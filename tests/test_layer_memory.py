@@ -6,12 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from policysearch.cost.convolutions import update
-from policysearch.cost.footprint import STORED, Footprint, Keeping, footprint
-from policysearch.cost.layer_memory import Kept, LayerMemory, Weights
-from policysearch.cost.networks.catalogue import NETWORKS, network_named
-from policysearch.cost.precision import FLOAT16, FLOAT32
-from policysearch.cost.published_memory import training
+from benchmarks.validation.layers.convolutions import update
+from benchmarks.validation.layers.footprint import STORED, Footprint, Keeping, footprint
+from benchmarks.validation.layers.layer_memory import Kept, LayerMemory, Weights
+from benchmarks.validation.layers.precision import FLOAT16, FLOAT32
+from benchmarks.validation.networks.catalogue import NETWORKS, network_named
+from benchmarks.validation.published_memory import training
 from policysearch.cost.stacks import STACKS
 
 EAGER = STACKS["torch.eager"]

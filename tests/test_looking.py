@@ -12,11 +12,10 @@ import pytest
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import from_json
 from policysearch.report.table import front_table
-from policysearch.search.looks import LOOK
-from policysearch.search.run_key import RunKey
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.study import load_results, run_study
-from policysearch.search.study_space import space_of
+from policysearch.search.fidelity import LOOK
+from policysearch.study.journal.records import RunKey
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
+from policysearch.study.study import load_results, run_study
 from tests.looks import (
     CHANGES,
     KINDS,

@@ -16,7 +16,12 @@ pytest.importorskip("torch")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from policysearch.cli import main
+from benchmarks.validation import measured_policies
+from benchmarks.validation.__main__ import validation
+from benchmarks.validation.agreement import agreement
+from benchmarks.validation.measured import EVEN, ODD, _Trial, accuracy, measured_report
+from benchmarks.validation.measured_policies import Subject, low_layers, policy_of, product_layers
+from benchmarks.validation.pages.measured_page import measured_page
 from policysearch.cost.device_file import device_text, read_device
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import stack_named
@@ -29,19 +34,9 @@ from policysearch.nn.models import mlp, transformer
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants
 from policysearch.values import InputError
-from policysearch.verify import measured_policies
-from policysearch.verify.agreement import agreement
 from policysearch.verify.calibrate import Bench, machine_of
 from policysearch.verify.clock import Clock, one_thread
 from policysearch.verify.generic_works import SIZES, generic_works
-from policysearch.verify.measured import EVEN, ODD, _Trial, accuracy, measured_report
-from policysearch.verify.measured_page import measured_page
-from policysearch.verify.measured_policies import (
-    Subject,
-    low_layers,
-    policy_of,
-    product_layers,
-)
 from policysearch.verify.torch_kernels import KERNELS, kernel
 from policysearch.verify.torch_step import Net, net
 
@@ -203,7 +198,7 @@ def test_a_report_has_every_policy_measured_and_priced_and_its_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = {"tiny": Subject(lambda: mlp((8, 8, 8, 4)), "momentum", 4, small=True)}
-    monkeypatch.setattr("policysearch.verify.measured.SUBJECTS", {"cpu": tiny})
+    monkeypatch.setattr("benchmarks.validation.measured.SUBJECTS", {"cpu": tiny})
     device = small_device(np.random.default_rng(0))
     results = measured_report(device, CPU, 2, np.random.default_rng(0), names=["tiny"], policies=7)
     (one,) = results
@@ -220,9 +215,9 @@ def test_a_report_has_every_policy_measured_and_priced_and_its_error(
     path.write_text(device_text(replace(device, accuracy=found)), encoding="utf-8")
     assert read_device(path).accuracy == found
     capsys.readouterr()
-    assert main(["validate-cost", "--measured", "--rounds", "1"]) == 2
+    assert validation(["--measured", "--rounds", "1"]) == 2
     assert "--rounds: 1; expected a number from 2" in capsys.readouterr().err
-    assert main(["validate-cost", "--measured", "--place", "tpu"]) == 2
+    assert validation(["--measured", "--place", "tpu"]) == 2
     assert "--place: 'tpu'; expected one of cpu, cuda" in capsys.readouterr().err
 
 

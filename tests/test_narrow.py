@@ -13,11 +13,11 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
 from policysearch.report.table import front_table
-from policysearch.search.gain import Yardstick
-from policysearch.search.jobs import Job
-from policysearch.search.run_key import RunKey
-from policysearch.search.spec import load_spec, objective_of
-from policysearch.search.study import run_study
+from policysearch.search.acquisition import Yardstick
+from policysearch.study.journal.records import RunKey
+from policysearch.study.specification import load_spec, objective_of
+from policysearch.study.study import run_study
+from policysearch.study.workers.executors import Job
 from policysearch.values import InputError
 from tests.looks import CHANGES, Told, is_look, records_at
 from tests.studies import write_study

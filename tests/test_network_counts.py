@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from policysearch.cost.layers import Layers
-from policysearch.cost.networks.catalogue import NETWORKS, SAME, network_named, spelled_alike
-from policysearch.cost.precision import FLOAT32
-from policysearch.cost.published import read_rows, setting_of
+from benchmarks.validation.layers.layers import Layers
+from benchmarks.validation.layers.precision import FLOAT32
+from benchmarks.validation.networks.catalogue import NETWORKS, SAME, network_named, spelled_alike
+from benchmarks.validation.published import read_rows, setting_of
 from policysearch.cost.stacks import STACKS
 from policysearch.values import InputError
 

@@ -11,10 +11,10 @@ from scipy import stats
 
 from policysearch.report.front_data import caption
 from policysearch.report.table import front_table
-from policysearch.search.noise import Interval, change, intervals
-from policysearch.search.results import Results
-from policysearch.search.spec import load_spec
-from policysearch.search.study import run_study
+from policysearch.study.results.noise import Interval, change, intervals
+from policysearch.study.results.results import Results
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study
 
 

@@ -12,12 +12,12 @@ import pytest
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
-from policysearch.search.effective import Effective
-from policysearch.search.normal import normal, scale_acts
-from policysearch.search.space import Space, make_space
-from policysearch.search.space_section import SpaceSection
-from policysearch.search.spec import load_spec
-from policysearch.search.study import run_study
+from policysearch.space.encoding import Effective
+from policysearch.space.equivalence import normal, scale_acts
+from policysearch.space.section import SpaceSection
+from policysearch.space.space import Space, make_space
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from policysearch.train.tasks import Task
 from tests.studies import replaced_training, write_study
 

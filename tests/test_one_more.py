@@ -9,10 +9,9 @@ import pytest
 from policysearch.cli import main
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.search.one_more import one_more
-from policysearch.search.spec import load_spec, objective_of
-from policysearch.search.study import run_study
-from policysearch.search.study_space import space_of
+from policysearch.study.questions.one_more import one_more
+from policysearch.study.specification import load_spec, objective_of, space_of
+from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study
 
 CHANGES = (

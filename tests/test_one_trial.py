@@ -12,9 +12,9 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.report.one_trial import number_of, standing, trial_page, tried_page
-from policysearch.search.results import Results
-from policysearch.search.spec import load_spec
-from policysearch.search.study import run_study
+from policysearch.study.results.results import Results
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.validation.__main__ import validation
 from policysearch.cli import main
 
-VALIDATE, CALIBRATE = ["validate-cost"], ["calibrate", "own.toml"]
+VALIDATE, CALIBRATE = ["validation"], ["calibrate", "own.toml"]
 PAIRS = {
     "rounds without measured": ([*VALIDATE, "--rounds", "3"], "--rounds: 3 without --measured"),
     "seed 0 without measured": ([*VALIDATE, "--seed", "0"], "--seed: 0 without --measured"),
@@ -42,7 +43,7 @@ def test_an_option_that_would_be_left_unread_is_refused(
     line: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        assert main(line) == 2
+        assert (validation(line[1:]) if line[:1] == VALIDATE else main(line)) == 2
     except SystemExit as ended:
         assert ended.code == 2
     printed = capsys.readouterr()

@@ -6,22 +6,23 @@ import csv
 import io
 import json
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from benchmarks.joint import alone, only_joint, page
+from benchmarks.validation import published
+from benchmarks.validation.__main__ import validation
+from benchmarks.validation.published import read_rows
+from benchmarks.validation.ranks import Ranks, ranks_of, spread_speedup
 from policysearch.cli import main
-from policysearch.cost.published import read_rows
-from policysearch.cost.ranks import Ranks, ranks_of, spread_speedup
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.policy_file import read_policy
-from policysearch.search.records import trained_digest
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import load_results, run_study, try_policy
+from policysearch.study.journal.records import trained_digest
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import load_results, run_study, try_policy
 from policysearch.values import InputError
 from tests.studies import write_study
 
@@ -179,7 +180,7 @@ def test_rows_of_half_precision_are_compared_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of the package, said to be of eight devices with an eighth of the batch or as much."""
-    text = (files("policysearch.cost") / "published_speedups.json").read_text(encoding="utf-8")
+    text = Path(published.__file__).with_name("published_speedups.json").read_text(encoding="utf-8")
     rows = {row["id"]: row for row in json.loads(text)}
     net, ncf = rows[14], rows[202]
     eight = [{**net, "n_gpu": 8}, {**ncf, "n_gpu": 8}]
@@ -191,7 +192,7 @@ def test_rows_of_half_precision_are_compared_as_well(
     assert found["resnet50"].modeled == pytest.approx(1.0, abs=0.01)
     # small parts of a batch wait for the gradients of large tables
     assert 0.5 < found["ncf"].modeled < 0.95
-    assert main(["validate-cost", "--ranks", "--rows", str(path)]) == 0
+    assert validation(["--ranks", "--rows", str(path)]) == 0
     said = capsys.readouterr().out
     assert "8 devices: 2 rows" in said and "left out, no like row of one device" in said
     one = next(row for row in read_rows() if row.id == "14")

@@ -18,10 +18,9 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import standing
 from policysearch.report.table import BEHIND, front_table
-from policysearch.search.picks import fitting, smallest
-from policysearch.search.results import Results
-from policysearch.search.spec import load_spec
-from policysearch.search.study import confirm_study, run_study
+from policysearch.study.results.results import Results, fitting, smallest
+from policysearch.study.specification import load_spec
+from policysearch.study.study import confirm_study, run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

@@ -9,11 +9,11 @@ import pytest
 
 from policysearch.cost.tables import CHECKED, PriceTable
 from policysearch.objective.objective import Objective
-from policysearch.search.effective import Effective
-from policysearch.search.pool import SpacePool
+from policysearch.search.candidates import SpacePool
 from policysearch.search.price_table import cheapest, format_table, formats_of, lookup_of
-from policysearch.search.space import Space, make_space
-from policysearch.search.space_section import SpaceSection
+from policysearch.space.encoding import Effective
+from policysearch.space.section import SpaceSection
+from policysearch.space.space import Space, make_space
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 

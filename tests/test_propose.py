@@ -15,8 +15,8 @@ from policysearch.cli import main
 from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
-from policysearch.search.decided.loss_scales import shares_of
-from policysearch.search.propose import (
+from policysearch.space.decided.loss_scales import shares_of
+from policysearch.study.questions.propose import (
     LIMIT,
     MARGIN,
     Ratio,
@@ -24,7 +24,7 @@ from policysearch.search.propose import (
     noise_ratio,
     schedule_for,
 )
-from policysearch.search.spec import load_spec, objective_of
+from policysearch.study.specification import load_spec, objective_of
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from tests.studies import write_study

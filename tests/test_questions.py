@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.validation.__main__ import validation
 from policysearch.cli import main
 from tests.studies import write_study
 
@@ -50,11 +51,24 @@ ANSWERS = {
 }
 
 
+VALIDATION = ["python", "-m", "benchmarks.validation"]
+
+
 def commands_of(text: str) -> list[list[str]]:
-    """Return the arguments of every policysearch command in the text's sh blocks."""
+    """Return every command of the project in the text's sh blocks: "validation" for that module."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     lines = (shlex.split(line, comments=True) for block in blocks for line in block.splitlines())
-    return [words[1:] for words in lines if words and words[0].endswith("policysearch")]
+    named = [words for words in lines if words]
+    return [
+        ["validation", *words[3:]] if words[:3] == VALIDATION else words[1:]
+        for words in named
+        if words[:3] == VALIDATION or words[0].endswith("policysearch")
+    ]
+
+
+def run(command: list[str]) -> int:
+    """Run one of `commands_of` and return its exit code."""
+    return validation(command[1:]) if command[0] == "validation" else main(command)
 
 
 @pytest.fixture
@@ -83,7 +97,7 @@ def test_every_question_is_answered_by_its_commands(
         if needs_torch and find_spec("torch") is None:
             continue
         for command in commands:
-            assert main(command) == 0, (command, capsys.readouterr().err)
+            assert run(command) == 0, (command, capsys.readouterr().err)
         printed = capsys.readouterr().out
         for word in ANSWERS[question]:
             assert word in printed, (question, word)
@@ -114,7 +128,6 @@ def test_the_commands_in_the_sentences_of_the_readme_run(
         "profile",
         "repair",
         "keys",
-        "validate-cost",
     )
     commands = [[given.get(word, word) for word in command.split()] for command in found]
     assert {words[0] for words in commands} == set(verbs)

@@ -19,8 +19,8 @@ from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import standing
 from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import front_table
-from policysearch.search.noise import Interval
-from policysearch.search.ranking import (
+from policysearch.study.results.noise import Interval
+from policysearch.study.results.ranking import (
     FEWEST,
     MOST_SEEDS,
     WANTED_SHARE,
@@ -29,7 +29,7 @@ from policysearch.search.ranking import (
     seeds_needed,
     split_half,
 )
-from policysearch.search.results import Results
+from policysearch.study.results.results import Results
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from tests.studies import write_study

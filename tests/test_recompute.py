@@ -20,7 +20,7 @@ from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
 from policysearch.report.front_data import batches
-from policysearch.search.spec import objective_of, spec_from_text
+from policysearch.study.specification import objective_of, spec_from_text
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study

@@ -16,13 +16,12 @@ from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement, Outcome
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
-from policysearch.search.journal import read_journal
-from policysearch.search.records import Asked, Records, compact
-from policysearch.search.run_key import RunKey
-from policysearch.search.scoring import float32_fault, noise_gap, read_results, scored
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.storage import OpenJournal, exclusive, open_for_writing
-from policysearch.search.trials import FailedTrial, Trial
+from policysearch.study.journal.lines import read_journal
+from policysearch.study.journal.records import Asked, Records, RunKey, compact
+from policysearch.study.journal.storage import OpenJournal, exclusive, open_for_writing
+from policysearch.study.journal.trials import FailedTrial, Trial
+from policysearch.study.scoring import float32_fault, noise_gap, read_results, scored
+from policysearch.study.specification import StudySpec, load_spec
 from tests.studies import write_study
 
 FLOAT32, LOW = preset("float32", ("fc1",)), preset("bfloat16", ("fc1",))

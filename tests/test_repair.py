@@ -9,8 +9,14 @@ import optuna
 import pytest
 from optuna.study import StudyDirection
 
-from policysearch.search.journal import read_journal
-from policysearch.search.storage import Direction, exclusive, open_for_writing, read_checked, repair
+from policysearch.study.journal.lines import read_journal
+from policysearch.study.journal.storage import (
+    Direction,
+    exclusive,
+    open_for_writing,
+    read_checked,
+    repair,
+)
 from policysearch.values import InputError
 
 DIRECTIONS: list[Direction] = ["minimize", "maximize", "minimize"]

@@ -12,11 +12,11 @@ import pytest
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Score
 from policysearch.policy.presets import preset
-from policysearch.search.ranking import RESOLUTION
-from policysearch.search.records import compact
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.trials import FailedTrial, Trial
+from policysearch.study.journal.records import compact
+from policysearch.study.journal.trials import FailedTrial, Trial
+from policysearch.study.results.ranking import RESOLUTION
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
 from policysearch.values import InputError
 from tests.studies import write_study
 

@@ -10,16 +10,17 @@ import pytest
 from scipy.stats import spearmanr
 
 from policysearch.objective.objective import Objective
-from policysearch.search.decisions import Decisions, Option
-from policysearch.search.effective import Effective
-from policysearch.search.gain import Yardstick
-from policysearch.search.pool import MOST_SINGLE, SpacePool
+from policysearch.search.acquisition import Yardstick
+from policysearch.search.candidates import MOST_SINGLE, SpacePool
+from policysearch.search.price_estimate import RoughPrices
 from policysearch.search.price_table import Lookup
-from policysearch.search.priors import KIND_SD, LEVEL_SD, OWN_SD, PLACE_SD, hinted, prior_of
-from policysearch.search.rough_prices import RoughPrices
 from policysearch.search.searcher import FINALISTS, Searcher
-from policysearch.search.space import Params, make_space
-from policysearch.search.space_section import SpaceSection
+from policysearch.search.surrogate import KIND_SD, LEVEL_SD, OWN_SD, PLACE_SD, hinted, prior_of
+from policysearch.space.decided.base import Params
+from policysearch.space.encoding import Effective
+from policysearch.space.options import Decisions, Option
+from policysearch.space.section import SpaceSection
+from policysearch.space.space import make_space
 from policysearch.train.tasks import Task
 
 LAYERS = 18

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from policysearch.cli import main
-from policysearch.cost.published import read_rows
-from policysearch.cost.published_memory import read_memory_rows
-from policysearch.cost.published_narrow import read_narrow_rows
+from benchmarks.validation import published
+from benchmarks.validation.__main__ import validation
+from benchmarks.validation.published import read_rows
+from benchmarks.validation.published_memory import read_memory_rows
+from benchmarks.validation.published_narrow import read_narrow_rows
 
 SHIPPED: dict[str, dict[str, Any]] = {
-    option: json.loads((files("policysearch.cost") / name).read_text(encoding="utf-8"))[0]
+    option: json.loads(Path(published.__file__).with_name(name).read_text(encoding="utf-8"))[0]
     for option, name in (
         ("", "published_speedups.json"),
         ("--narrow", "published_narrow.json"),
@@ -67,7 +67,7 @@ WRONG: list[tuple[str, str, object]] = [
 def refused(option: str, text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one line that the command answers a file with."""
     path.write_text(text, encoding="utf-8")
-    assert main(["validate-cost", *option.split(), "--rows", str(path)]) == 2
+    assert validation([*option.split(), "--rows", str(path)]) == 2
     said = capsys.readouterr()
     assert not said.out and said.err.count("\n") == 1 and str(path) in said.err
     return said.err

@@ -11,9 +11,8 @@ from scipy.stats import spearmanr
 from benchmarks.search.__main__ import counts, noisy_shares
 from benchmarks.search.runs import Run, RunSearcher
 from benchmarks.search.tables import load, problems
-from policysearch.search.decisions import Decisions
-from policysearch.search.gain import Yardstick
-from policysearch.search.looks import (
+from policysearch.search.acquisition import Yardstick
+from policysearch.search.fidelity import (
     CARRIES,
     LOOK,
     PROPOSED,
@@ -25,6 +24,7 @@ from policysearch.search.looks import (
     short_share,
 )
 from policysearch.search.searcher import Listed, Searcher
+from policysearch.space.options import Decisions
 from tests.test_searcher import MEASURE, OPTIONS, costs_of, every_row, gaps_of
 
 PLACES = 4

@@ -14,12 +14,12 @@ from policysearch.report.front_data import caption
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.report.table import front_table
-from policysearch.search.records import Records
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.storage import read_checked
-from policysearch.search.study import load_results, run_study, try_policy
-from policysearch.search.trials import Trial
+from policysearch.study.journal.records import Records
+from policysearch.study.journal.storage import read_checked
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import load_results, run_study, try_policy
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

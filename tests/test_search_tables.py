@@ -15,9 +15,8 @@ from benchmarks.search.tables import FOLDER, NAMES, floor, load, mean_problem, p
 from benchmarks.search.tabulate import described, gaps
 from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import gap
-from policysearch.search.front import covers
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.study_space import space_of
+from policysearch.search.hypervolume import covers
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "search" / "mlp-digits-0.1.0.toml"
 

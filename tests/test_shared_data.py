@@ -20,9 +20,8 @@ from policysearch.data.shared import SharedDataset, shared
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.presets import preset
-from policysearch.search import executors
-from policysearch.search.executors import ProcessExecutor, SerialExecutor
-from policysearch.search.jobs import Job
+from policysearch.study.workers import executors
+from policysearch.study.workers.executors import Job, ProcessExecutor, SerialExecutor
 from policysearch.train.tasks import Task
 from tests.studies import write_study
 from tests.test_kills import gone, session_of, started

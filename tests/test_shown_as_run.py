@@ -12,9 +12,9 @@ from policysearch.commands.sources import policy_for, policy_from
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.report.causes import Changes
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.study import load_results, try_policy
-from policysearch.search.target import as_run
+from policysearch.space.target import as_run
+from policysearch.study.specification import StudySpec, load_spec, objective_of
+from policysearch.study.study import load_results, try_policy
 from tests.studies import write_study
 
 CHANGES = (

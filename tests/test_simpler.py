@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.simpler import behind, rows, trainings, without
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import run_study
-from policysearch.search.trials import Confirmation
+from policysearch.study.journal.trials import Confirmation
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import PRESETS, preset
-from policysearch.search.decided.base import Group
-from policysearch.search.front import dominates, knee, non_dominated
-from policysearch.search.normal import scale_acts
-from policysearch.search.space import Space, make_space
-from policysearch.search.space_section import SpaceSection
+from policysearch.search.hypervolume import dominates, knee, non_dominated
+from policysearch.space.decided.base import Group
+from policysearch.space.equivalence import scale_acts
+from policysearch.space.section import SpaceSection
+from policysearch.space.space import Space, make_space
 from policysearch.values import InputError
 
 SECTION = SpaceSection(

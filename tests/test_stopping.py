@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.stopping import Limits
-from policysearch.search.study import load_results, run_study
-from policysearch.search.view import Seen
+from policysearch.study.optuna_view import Seen
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.stopping import Limits
+from policysearch.study.study import load_results, run_study
 from tests.studies import replaced_training, write_study
 
 LADDER = frozenset(("a", "b", "c"))

@@ -12,13 +12,13 @@ import pytest
 
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.objective.objective import Objective
-from policysearch.search import identity
-from policysearch.search.front import dominates
-from policysearch.search.results import Results
-from policysearch.search.samplers import SAMPLERS
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.study import load_results, run_study
-from policysearch.search.trials import Trial
+from policysearch.search.hypervolume import dominates
+from policysearch.study.journal import identity
+from policysearch.study.journal.trials import Trial
+from policysearch.study.optuna_samplers import SAMPLERS
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec, objective_of
+from policysearch.study.study import load_results, run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

@@ -10,11 +10,11 @@ from policysearch.cli import main
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import LayerPolicy, uniform_layer
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
-from policysearch.search.rules import rules_from_data
-from policysearch.search.space import make_space
-from policysearch.search.space_section import SpaceSection
-from policysearch.search.spec import load_spec
-from policysearch.search.study import run_study
+from policysearch.space.rules import rules_from_data
+from policysearch.space.section import SpaceSection
+from policysearch.space.space import make_space
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import write_study
 

@@ -17,12 +17,12 @@ from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
-from policysearch.search.effective import Effective
-from policysearch.search.results import Results
-from policysearch.search.space import Space, make_space
-from policysearch.search.space_section import SpaceSection
-from policysearch.search.storage import exclusive
-from policysearch.search.target import as_run, differences, offered
+from policysearch.space.encoding import Effective
+from policysearch.space.section import SpaceSection
+from policysearch.space.space import Space, make_space
+from policysearch.space.target import as_run, differences, offered
+from policysearch.study.journal.storage import exclusive
+from policysearch.study.results.results import Results
 from policysearch.values import InputError
 from tests.studies import write_study
 

@@ -9,7 +9,7 @@ from scipy import stats
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import GapCurve, Measurement, gap_curve
 from policysearch.policy.presets import preset
-from policysearch.search.trend import ONE_SEED, GapPoint, Trend, columns, trends
+from policysearch.study.results.trend import ONE_SEED, GapPoint, Trend, columns, trends
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
 

@@ -13,10 +13,10 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.report.plots import VIEWS, figure
-from policysearch.search.results import Results
-from policysearch.search.samplers import SAMPLERS
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import load_results, run_study, try_policy
+from policysearch.study.optuna_samplers import SAMPLERS
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import load_results, run_study, try_policy
 from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study
 

@@ -11,24 +11,17 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from policysearch.cli import main
-from policysearch.cost.fit import (
-    FITTED_NAMES,
-    constants_at,
-    fit,
-    held_out,
-    speedups,
-    steps_of,
-)
+from benchmarks.validation.__main__ import validation
+from benchmarks.validation.fit import FITTED_NAMES, constants_at, fit, held_out, speedups, steps_of
+from benchmarks.validation.pages.speed_page import validation_page
+from benchmarks.validation.published import SHIPPED, read_rows, setting_of
+from benchmarks.validation.published_memory import read_memory_rows
+from benchmarks.validation.published_narrow import read_narrow_rows
+from benchmarks.validation.published_stacks import pair_named
+from benchmarks.validation.ranks import ranks_of
+from benchmarks.validation.validate import Judged, Validation, settings_of, validate
 from policysearch.cost.price import SPEEDUP_INTERVAL
-from policysearch.cost.published import SHIPPED, read_rows, setting_of
-from policysearch.cost.published_memory import read_memory_rows
-from policysearch.cost.published_narrow import read_narrow_rows
-from policysearch.cost.published_stacks import pair_named
-from policysearch.cost.ranks import ranks_of
 from policysearch.cost.roofline import FITTED
-from policysearch.cost.validate import Judged, Validation, settings_of, validate
-from policysearch.report.validation import validation_page
 from policysearch.values import InputError
 
 
@@ -101,7 +94,7 @@ def test_a_fit_finds_the_constants_that_made_the_rows() -> None:
 def test_the_command_prints_every_row_and_ends_with_the_error(
     capsys: pytest.CaptureFixture[str], families: Validation
 ) -> None:
-    assert main(["validate-cost"]) == 0
+    assert validation([]) == 0
     lines = capsys.readouterr().out.rstrip().split("\n")
     assert lines == validation_page(families).split("\n")
     assert lines[-1] == f"mean error {errors_of(families.judged).mean() * 100:.1f} %"
@@ -136,7 +129,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    assert main(["validate-cost", "--rows", str(path), "--anchor", str(path)]) == 0
+    assert validation(["--rows", str(path), "--anchor", str(path)]) == 0
     out = capsys.readouterr().out
     for reason in (
         "resnet49: unknown network 'resnet49'; did you mean",

@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policysearch.cli import main
-from policysearch.cost.published_memory import (
-    card_gib,
-    memory_setting_of,
-    read_memory_rows,
-)
+from benchmarks.validation.__main__ import validation
+from benchmarks.validation.pages.memory_page import memory_validation_page
+from benchmarks.validation.published_memory import card_gib, memory_setting_of, read_memory_rows
+from benchmarks.validation.validate_memory import MemoryValidation, validate_memory
 from policysearch.cost.reserved import (
     CONTEXT_BYTES,
     GIB,
@@ -22,8 +20,6 @@ from policysearch.cost.reserved import (
     reserved_bytes,
     visible_bytes,
 )
-from policysearch.cost.validate_memory import MemoryValidation, validate_memory
-from policysearch.report.memory_validation import memory_validation_page
 from policysearch.values import InputError
 
 
@@ -74,7 +70,7 @@ def test_policies_are_priced_with_the_growth_that_is_printed(found: MemoryValida
 def test_the_command_prints_every_row(
     capsys: pytest.CaptureFixture[str], found: MemoryValidation
 ) -> None:
-    assert main(["validate-cost", "--memory"]) == 0
+    assert validation(["--memory"]) == 0
     lines = capsys.readouterr().out.rstrip().split("\n")
     assert lines == memory_validation_page(found).split("\n")
     assert [line.split()[0] for line in lines[3:11]] == [row.id for row in read_memory_rows()[:8]]
@@ -106,7 +102,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     rows = [GOOD, *({**GOOD, key: value} for key, value in bad), {"kind": "update"}]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(rows), encoding="utf-8")
-    assert main(["validate-cost", "--memory", "--rows", str(path)]) == 0
+    assert validation(["--memory", "--rows", str(path)]) == 0
     page = capsys.readouterr().out
     assert page.count("resnet50") == 5 and "no memory, and its metric" in page
     assert "unknown network 'resnet49'" in page

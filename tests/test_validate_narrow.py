@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policysearch.cli import main
-from policysearch.cost.devices import DEVICES, Sourced
-from policysearch.cost.layers import Layers
-from policysearch.cost.networks.decoders import DECODERS, Decoder, block, decoder
-from policysearch.cost.parallel.collectives import interconnect
-from policysearch.cost.parallel.layer_lists import Run, waited_seconds
-from policysearch.cost.precision import Precision
-from policysearch.cost.published_narrow import (
+from benchmarks.validation.__main__ import validation
+from benchmarks.validation.layers.layers import Layers
+from benchmarks.validation.layers.parallel import Run, waited_seconds
+from benchmarks.validation.layers.precision import Precision
+from benchmarks.validation.networks.decoders import DECODERS, Decoder, block, decoder
+from benchmarks.validation.published_narrow import (
     BFLOAT16,
     NarrowRow,
     is_eight_bit,
     narrow_speedup,
     read_narrow_rows,
 )
+from policysearch.cost.devices import DEVICES, Sourced
+from policysearch.cost.parallel.collectives import interconnect
 from policysearch.cost.roofline import FITTED, kernel_seconds, load_of
 from policysearch.cost.scalings import SCALINGS, product_rate, scaling_named
 from policysearch.cost.stacks import STACKS
@@ -225,7 +225,7 @@ def test_rates_are_those_of_the_recipes() -> None:
 def test_the_command_ends_with_the_error(
     capsys: pytest.CaptureFixture[str], modeled: list[tuple[NarrowRow, float]], tmp_path: Path
 ) -> None:
-    assert main(["validate-cost", "--narrow"]) == 0
+    assert validation(["--narrow"]) == 0
     lines = capsys.readouterr().out.rstrip().split("\n")
     error = np.mean([abs(m - r.speedup) for r, m in modeled])
     assert lines[-1] == f"mean absolute error {error:.3f}"
@@ -233,8 +233,8 @@ def test_the_command_ends_with_the_error(
     together = f"layers and gemms together, 8 bits and below: {len(parts)} rows, mean absolute"
     assert len(parts) == 32 and lines[-2].startswith(f"{together} error {np.mean(parts):.3f}, ")
     assert any("shapes are not given" in line for line in lines)
-    assert main(["validate-cost", "--narrow", "--anchor", "x.json"]) == 2
+    assert validation(["--narrow", "--anchor", "x.json"]) == 2
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"kind": "gemm"}]), encoding="utf-8")
-    assert main(["validate-cost", "--narrow", "--rows", str(path)]) == 2
+    assert validation(["--narrow", "--rows", str(path)]) == 2
     assert capsys.readouterr().err.endswith("rows.json: row 0: no 'model'; expected a text\n")

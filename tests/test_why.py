@@ -15,16 +15,14 @@ from benchmarks.search.why import Layer, shares, turned
 from policysearch.cli import main
 from policysearch.objective.score import DIVERGED_GAP, Measurement
 from policysearch.policy.policy import Policy, uniform_layer
-from policysearch.search.front import non_dominated
-from policysearch.search.neighbours import neighbours, verdict
-from policysearch.search.noise import change
-from policysearch.search.results import Results
-from policysearch.search.space import Space
-from policysearch.search.spec import StudySpec, load_spec
-from policysearch.search.study import run_study
-from policysearch.search.study_space import space_of
-from policysearch.search.trials import Trial
-from policysearch.search.why import why
+from policysearch.search.hypervolume import non_dominated
+from policysearch.space.space import Space
+from policysearch.study.journal.trials import Trial
+from policysearch.study.questions.why import neighbours, verdict, why
+from policysearch.study.results.noise import change
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec, space_of
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from policysearch.search.decisions import Decisions, Option
-from policysearch.search.sensitivity import Belief, Joint, Sensitivity
-from policysearch.search.worlds import World, worlds
+from policysearch.search.posterior import Belief, Joint, Sensitivity, World, worlds
+from policysearch.space.options import Decisions, Option
 
 OPTIONS = (
     Option("float32"),

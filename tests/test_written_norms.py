@@ -20,7 +20,7 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.search.spec import load_spec, objective_of
+from policysearch.study.specification import load_spec, objective_of
 from policysearch.train.step import trace_forward
 from policysearch.values import InputError
 

@@ -38,9 +38,9 @@ from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement, Outcome
 from policysearch.policy.policy import Policy
-from policysearch.search.jobs import Job
-from policysearch.search.spec import spec_from_text
-from policysearch.search.study import run_study
+from policysearch.study.specification import spec_from_text
+from policysearch.study.study import run_study
+from policysearch.study.workers.executors import Job
 
 DISPATCH_SECONDS = 0.0017
 """CPU time of Dask's client and scheduler per task, measured."""

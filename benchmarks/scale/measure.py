@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.runs import random_params
 from benchmarks.timing import machine, pin_one_thread
-from policysearch.search.spec import load_spec, objective_of
-from policysearch.search.study_space import space_of
+from policysearch.study.specification import load_spec, objective_of, space_of
 
 FILE = Path(__file__).parent / "run_seconds.json"
 

@@ -26,11 +26,11 @@ import numpy as np
 from benchmarks.scale.__main__ import STUDY, UNTIL, outcome
 from benchmarks.scale.measure import FILE
 from policysearch.objective.score import Outcome
-from policysearch.search import cluster
-from policysearch.search.connect import cluster_at
-from policysearch.search.jobs import Job
-from policysearch.search.spec import spec_from_text
-from policysearch.search.study import run_study
+from policysearch.study.specification import spec_from_text
+from policysearch.study.study import run_study
+from policysearch.study.workers import cluster
+from policysearch.study.workers.cluster import cluster_at
+from policysearch.study.workers.executors import Job
 
 Spans = list[tuple[float, float]]
 """Begin and end of the runs of a worker, in seconds of one clock."""

@@ -42,7 +42,7 @@ from benchmarks.search.tables import (
     with_idle,
     without,
 )
-from policysearch.search.gain import regret
+from policysearch.search.acquisition import regret
 
 SHARES = (0.95, 0.99)
 SEARCHES = (*OWN, *(f"{n}{by}" for n in ("tpe", "nsga2", "nsga3") for by in ("", "+ladder")))

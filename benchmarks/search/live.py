@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap_curve
-from policysearch.search.looks import SHORT, short_share
-from policysearch.search.space import Params, Space
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.study_space import space_of
+from policysearch.search.fidelity import SHORT, short_share
+from policysearch.space.decided.base import Params
+from policysearch.space.space import Space
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 
 FOLDER = Path(__file__).parent
 

@@ -13,9 +13,10 @@ import numpy as np
 from benchmarks.search.gradient_errors import gradient_errors
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.search.effective import Effective
 from policysearch.search.hypervolume import Array
-from policysearch.search.space import Params, Space
+from policysearch.space.decided.base import Params
+from policysearch.space.encoding import Effective
+from policysearch.space.space import Space
 
 AT = (0.0, 0.125, 0.25, 0.5)
 """Where along the run decisions are probed, as shares of its steps."""

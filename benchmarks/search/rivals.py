@@ -14,8 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.search.tables import Problem, Table
-from policysearch.search.front import non_dominated
-from policysearch.search.hypervolume import Array
+from policysearch.search.hypervolume import Array, non_dominated
 
 GAPS = tuple(float(gap) for gap in np.geomspace(0.05, 1e-4, 9))
 """Loss gaps in nats that methods with a budget are run for, over the largest of the table."""

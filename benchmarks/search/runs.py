@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.search.gain import Yardstick
+from policysearch.search.acquisition import Yardstick
+from policysearch.search.fidelity import LOOK, SHORT, carry, proposed, rank_correlation
 from policysearch.search.hypervolume import Array
-from policysearch.search.looks import LOOK, SHORT, carry, proposed, rank_correlation
-from policysearch.search.searcher import Row, Searcher
+from policysearch.search.searcher import Searcher
+from policysearch.space.options import Row
 
 BEFORE_SEEDS = 3
 """Policies per place of the space that are trained before a member of the front is trained anew."""

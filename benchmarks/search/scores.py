@@ -11,9 +11,9 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
-from policysearch.search.effective import Effective
 from policysearch.search.hypervolume import Array
-from policysearch.search.space import Space
+from policysearch.space.encoding import Effective
+from policysearch.space.space import Space
 from policysearch.train.beside import Gradients, Moment
 
 

@@ -15,10 +15,10 @@ from optuna.trial import TrialState
 from benchmarks.search.rivals import RIVALS
 from benchmarks.search.runs import RunSearcher
 from benchmarks.search.tables import Problem, Table
-from policysearch.search.front import non_dominated
-from policysearch.search.hypervolume import Array
-from policysearch.search.samplers import sampler_named
-from policysearch.search.searcher import Listed, Row, Searcher
+from policysearch.search.hypervolume import Array, non_dominated
+from policysearch.search.searcher import Listed, Searcher
+from policysearch.space.options import Row
+from policysearch.study.optuna_samplers import sampler_named
 
 PATIENCE = 3
 """So many known policies in a row, then one at random: as a study does it."""

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.search.searches import steps_within
 from benchmarks.search.tables import NAMES, Problem, Table, load, mean_problem
 from policysearch.cost.price import MODEL_RESOLUTION
-from policysearch.search.front import thinned
+from policysearch.search.hypervolume import thinned
 
 SHARES = (0.95, 0.99)
 EXACT = (0.0, 0.0, 0.0)

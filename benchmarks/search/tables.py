@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from benchmarks.search.live import live
 from policysearch.objective.score import CURVE_SHARES
-from policysearch.search.decisions import Decisions, Option
-from policysearch.search.gain import Yardstick
+from policysearch.search.acquisition import Yardstick
+from policysearch.search.fidelity import SHORT
 from policysearch.search.hypervolume import Array, improvements
-from policysearch.search.looks import SHORT
+from policysearch.space.options import Decisions, Option
 
 FOLDER = Path(__file__).parent / "data"
 SHARES = (0.1, 0.25, 0.5, 1.0)

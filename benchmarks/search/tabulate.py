@@ -25,13 +25,11 @@ from benchmarks.search.tables import FOLDER
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
 from policysearch.policy.presets import preset
-from policysearch.search.effective import Effective
-from policysearch.search.executors import make_executor
-from policysearch.search.gain import yardstick
-from policysearch.search.jobs import Job
-from policysearch.search.space import Params
-from policysearch.search.spec import StudySpec, load_spec, objective_of
-from policysearch.search.study_space import space_of
+from policysearch.search.acquisition import yardstick
+from policysearch.space.decided.base import Params
+from policysearch.space.encoding import Effective
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
+from policysearch.study.workers.executors import Job, make_executor
 
 
 def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:

@@ -28,13 +28,12 @@ from benchmarks.search.live import Live, live
 from benchmarks.search.tables import NAMES, Table, load
 from policysearch.objective.score import DIVERGED_GAP, Score, gap
 from policysearch.policy.policy import Policy
-from policysearch.search.neighbours import verdict
-from policysearch.search.noise import change
-from policysearch.search.results import Results
-from policysearch.search.space import Space
-from policysearch.search.study import run_study
-from policysearch.search.trials import FailedTrial, Trial
-from policysearch.search.why import Why, why
+from policysearch.space.space import Space
+from policysearch.study.journal.trials import FailedTrial, Trial
+from policysearch.study.questions.why import Why, verdict, why
+from policysearch.study.results.noise import change
+from policysearch.study.results.results import Results
+from policysearch.study.study import run_study
 
 FRESH = 1000
 """The first of the seeds that no study has."""

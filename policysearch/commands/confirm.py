@@ -8,9 +8,9 @@ from policysearch import api
 from policysearch.commands.shared import Commands, add_study, at_least_one
 from policysearch.report.progress import Bar
 from policysearch.report.table import confirmed_table
-from policysearch.search.cluster import Cluster
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec
+from policysearch.study.workers.cluster import Cluster
 from policysearch.values import InputError
 
 

@@ -7,10 +7,9 @@ import argparse
 from policysearch import api
 from policysearch.commands.shared import Commands, add_out, add_study, refuse
 from policysearch.report.one_trial import beside_baseline, exported_notes
-from policysearch.search.picks import fitting, smallest
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec, objective_of
-from policysearch.search.trials import Trial
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results, fitting, smallest
+from policysearch.study.specification import StudySpec, objective_of
 from policysearch.values import InputError
 
 

@@ -10,8 +10,8 @@ from policysearch.commands.shared import Commands, add_task, model_of, policy_of
 from policysearch.commands.sources import WITHOUT_STUDY, policy_from
 from policysearch.policy.policy_file import write_policy
 from policysearch.rewrite.placed_rules import overruled
-from policysearch.search.rules import rules_for
-from policysearch.search.rules_file import read_rules, rules_file_of
+from policysearch.space.rules import rules_for
+from policysearch.space.rules_file import read_rules, rules_file_of
 
 
 def add_explain(commands: Commands) -> None:

@@ -14,8 +14,8 @@ from policysearch.report.causes import Changes
 from policysearch.report.largest import largest_lines
 from policysearch.report.optimizer_lines import optimizer_lines
 from policysearch.report.profile_page import profile_page
-from policysearch.search.parallel_space import ParallelSection
-from policysearch.search.target import as_run
+from policysearch.space.parallel import ParallelSection
+from policysearch.space.target import as_run
 
 
 def add_profile(commands: Commands) -> None:

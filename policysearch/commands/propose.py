@@ -9,10 +9,10 @@ from policysearch import api
 from policysearch.commands.shared import Commands
 from policysearch.formats import format_named
 from policysearch.policy.policy import uniform_layer
-from policysearch.search.decided.base import SAME
-from policysearch.search.decided.loss_scales import shares_of
-from policysearch.search.propose import largest_gradients, noise_ratio, schedule_for
-from policysearch.search.spec import StudySpec, objective_of
+from policysearch.space.decided.base import SAME
+from policysearch.space.decided.loss_scales import shares_of
+from policysearch.study.questions.propose import largest_gradients, noise_ratio, schedule_for
+from policysearch.study.specification import StudySpec, objective_of
 
 
 def add_propose(commands: Commands) -> None:

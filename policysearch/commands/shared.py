@@ -17,11 +17,10 @@ from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.placed_rules import overruled
-from policysearch.search.cluster import Cluster
-from policysearch.search.connect import cluster_at
-from policysearch.search.results import Results
-from policysearch.search.rules import rules_for
-from policysearch.search.spec import StudySpec
+from policysearch.space.rules import rules_for
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec
+from policysearch.study.workers.cluster import Cluster, cluster_at
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 

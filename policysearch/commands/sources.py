@@ -9,8 +9,8 @@ from policysearch.nn.models import MODELS
 from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
-from policysearch.search.spec import CostSection, StudySpec
-from policysearch.search.target import named_as_run
+from policysearch.space.target import named_as_run
+from policysearch.study.specification import CostSection, StudySpec
 from policysearch.train.tasks import Task
 from policysearch.values import one_of
 

@@ -19,7 +19,7 @@ from policysearch.report.front_data import csv_text
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import number_of, trial_page, tried_page
 from policysearch.report.table import front_table
-from policysearch.search.results import Results
+from policysearch.study.results.results import Results
 
 
 def add_views(commands: Commands) -> None:

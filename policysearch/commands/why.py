@@ -11,10 +11,9 @@ from policysearch.files import make_folder
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import number_of
 from policysearch.report.why_page import bought_page, why_page
-from policysearch.search.one_more import one_more
-from policysearch.search.spec import StudySpec, objective_of
-from policysearch.search.study_space import space_of
-from policysearch.search.why import why
+from policysearch.study.questions.one_more import one_more
+from policysearch.study.questions.why import why
+from policysearch.study.specification import StudySpec, objective_of, space_of
 
 
 def add_why(commands: Commands) -> None:

@@ -30,7 +30,7 @@ Errors that the policies share cancel; see docs/cost-model.md.
 SPEEDUP_INTERVAL = (0.868, 1.225)
 """Factors on a modeled speedup between which 80 % of published ones lie, their families held out.
 
-`policysearch validate-cost` prints them.
+`python -m benchmarks.validation` prints them.
 """
 
 

@@ -4,7 +4,8 @@
 
 A caching allocator holds more than lives: rounding, fragments, work space of libraries, buffers of
 earlier batches of other lengths. `growth` is fitted to published readings
-(`cost/validate_memory.py`), of which each family of networks is judged without its own.
+(`benchmarks/validation/validate_memory.py`), of which each family of networks is judged without
+its own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Growth:
 
 
 GROWTH = Growth(1.175, 1.275, 1.643)
-"""`policysearch validate-cost --memory` prints it."""
+"""`python -m benchmarks.validation --memory` prints it."""
 
 
 def visible_bytes(card_gib: float) -> float:

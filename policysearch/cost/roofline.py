@@ -52,7 +52,8 @@ class Constants:
     `convolution_factor` times as high in convolutions. `plain_share`: that of units without
     matrices. `winograd_gain`: how many times as fast 3 x 3 convolutions of stride 1 are in
     float32. `launch_factor`: host seconds per launch over those of the stack's row. All eight are
-    fitted to published speedups (`policysearch validate-cost`); `minimum_kernel_seconds` is not.
+    fitted to published speedups (`python -m benchmarks.validation`); `minimum_kernel_seconds` is
+    not.
     """
 
     matrix_share: float
@@ -76,7 +77,7 @@ FITTED = Constants(
     winograd_gain=1.818,
     launch_factor=2.811,
 )
-"""What `policysearch validate-cost` fits to all published rows that come with the package."""
+"""What `python -m benchmarks.validation` fits to all published rows that come with the package."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from policysearch.accumulators import accumulator_named
 from policysearch.policy.presets import TF32
-from policysearch.search.results import Results
-from policysearch.search.spec import StudySpec
-from policysearch.search.trials import Trial
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec
 
 EMULATORS: Mapping[str, str] = MappingProxyType(
     {"c": "C and numpy", "numpy": "numpy", "off": "the reference"}

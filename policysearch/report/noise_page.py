@@ -9,8 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from policysearch.report.table import aligned
-from policysearch.search.noise import Interval, intervals
-from policysearch.search.ranking import (
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.noise import Interval, intervals
+from policysearch.study.results.ranking import (
     FEWEST,
     MOST_SEEDS,
     WANTED_SHARE,
@@ -18,8 +19,7 @@ from policysearch.search.ranking import (
     seeds_needed,
     split_half,
 )
-from policysearch.search.results import Results
-from policysearch.search.trials import Trial
+from policysearch.study.results.results import Results
 
 FURTHEST = 10.0
 """Steps are extrapolated to this many times those of the study."""

@@ -13,9 +13,9 @@ from policysearch.report.front_data import batches, speedups
 from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
 from policysearch.report.step_cost import cost_blocks
 from policysearch.report.table import HEADER, aligned, cells, or_dash
-from policysearch.search.asking import lists_sorted
-from policysearch.search.results import Results
-from policysearch.search.trials import FailedTrial, Trial
+from policysearch.study.journal.trials import FailedTrial, Trial
+from policysearch.study.proposer import lists_sorted
+from policysearch.study.results.results import Results
 from policysearch.values import InputError
 
 

@@ -14,9 +14,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
 from policysearch.report.front_data import caption, reference_names
-from policysearch.search.front import non_dominated
-from policysearch.search.results import Results
-from policysearch.search.rows import Row
+from policysearch.search.hypervolume import non_dominated
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 
 MARKERS = "sD^v<>pPXhHd8"
 LINES = (":", "--")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
 
-from policysearch.search.results import Results
+from policysearch.study.results.results import Results
 
 FRONT_SECONDS = 1.0
 """The front is worked out at most so often."""

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 from policysearch.objective.score import Score
 from policysearch.report.table import aligned
-from policysearch.search.results import Results
-from policysearch.search.trend import ONE_SEED, Trend
-from policysearch.search.trials import Trial
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.results.trend import ONE_SEED, Trend
 from policysearch.train.lost import Lost
 
 KINDS = ("overflow", "underflow", "swamped")

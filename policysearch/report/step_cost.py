@@ -19,9 +19,9 @@ from policysearch.policy.policy import Policy
 from policysearch.policy.presets import TF32, preset
 from policysearch.report.front_data import batches, speedups
 from policysearch.report.table import aligned
-from policysearch.search.results import Results
-from policysearch.search.spec import objective_of
-from policysearch.search.trials import Trial
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.specification import objective_of
 from policysearch.train.step import trace_forward
 from policysearch.values import InputError
 

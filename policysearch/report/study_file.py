@@ -20,9 +20,9 @@ from policysearch.nn.models import MODELS
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.presets import PRESETS
 from policysearch.rewrite.placed_rules import LISTS
-from policysearch.search.decided.base import SAME
-from policysearch.search.samplers import SAMPLERS
-from policysearch.search.spec import StudySpec
+from policysearch.space.decided.base import SAME
+from policysearch.study.optuna_samplers import SAMPLERS
+from policysearch.study.specification import StudySpec
 from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import LOSSES
 from policysearch.train.tasks import Task

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from policysearch.report.front_data import caption
-from policysearch.search.found import found
-from policysearch.search.gain import BUDGETS
-from policysearch.search.looked import Looked
-from policysearch.search.results import Results
-from policysearch.search.rows import Row
-from policysearch.search.trend import Trend
+from policysearch.search.acquisition import BUDGETS
+from policysearch.study.results.fidelity import Looked
+from policysearch.study.results.found import found
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
+from policysearch.study.results.trend import Trend
 
 HEADER = (
     "trial",

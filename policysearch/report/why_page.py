@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policysearch.report.table import aligned
-from policysearch.search.one_more import Change
-from policysearch.search.trials import FailedTrial, Trial
-from policysearch.search.why import Tried, Why
+from policysearch.study.journal.trials import FailedTrial, Trial
+from policysearch.study.questions.one_more import Change
+from policysearch.study.questions.why import Tried, Why
 
 HEADER = ("step", "format", "trial", "loss gap", "more gap", "speed", "memory", "beside it")
 BOUGHT = ("decision", "value", "speed", "memory", "expected gain")

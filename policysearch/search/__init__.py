@@ -1,1 +1,1 @@
-"""The search space, the study and the only code that knows optuna."""
+"""The searcher alone: surrogate, acquisition, candidates and prices, on plain values."""

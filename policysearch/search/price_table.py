@@ -14,9 +14,10 @@ from policysearch.cost.tables import Choices, PriceTable, price_table
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.search.hypervolume import Array
-from policysearch.search.parallel_space import PREFIX
-from policysearch.search.space import Params, Space
-from policysearch.search.space_section import MODIFYING, is_named
+from policysearch.space.decided.base import Params
+from policysearch.space.parallel import PREFIX
+from policysearch.space.section import MODIFYING, is_named
+from policysearch.space.space import Space
 
 MOST_ERROR = 0.02
 """Relative error of a table's step times and peaks above which policies are priced one by one."""

@@ -15,14 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from policysearch.search.decisions import Decisions
-from policysearch.search.gain import Yardstick
+from policysearch.search.acquisition import Yardstick
 from policysearch.search.hypervolume import Array, free_areas, front_of, places_of_front
-from policysearch.search.sensitivity import Belief, Sensitivity
-from policysearch.search.worlds import worlds
-
-Row = tuple[int, ...]
-"""A policy as integers: the option in each place, then the value of each modifier."""
+from policysearch.search.posterior import Belief, Sensitivity, worlds
+from policysearch.space.options import Decisions, Row
 
 Costs = tuple[float, float]
 

@@ -1,0 +1,149 @@
+"""Modeled speed beside published speed, and beside what this machine measures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence, Sized
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.validation.pages.memory_page import memory_validation_page
+from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
+from benchmarks.validation.pages.ranks_page import ranks_page
+from benchmarks.validation.pages.speed_page import validation_page
+from benchmarks.validation.published import read_rows
+from benchmarks.validation.published_memory import read_memory_rows
+from benchmarks.validation.published_narrow import read_narrow_rows
+from benchmarks.validation.ranks import ranks_of
+from benchmarks.validation.validate import settings_of, validate
+from benchmarks.validation.validate_memory import validate_memory
+from policysearch.cli import Parser, main
+from policysearch.commands.calibrate import CALIBRATE_ROUNDS, place_of, say_progress, write_device
+from policysearch.commands.shared import refuse
+from policysearch.cost.device_file import read_device
+from policysearch.values import InputError, number
+
+MEASURED_ROUNDS = 20
+
+
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    command = Parser(
+        prog="python -m benchmarks.validation",
+        description="Compares modeled speedups with published ones, each held out.",
+    )
+    command.add_argument("--rows", type=Path, metavar="FILE", help="JSON rows (the package's)")
+    command.add_argument(
+        "--anchor", type=Path, metavar="FILE", help="JSON rows of related runs, say your own"
+    )
+    kinds = command.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
+    )
+    kinds.add_argument(
+        "--memory", action="store_true", help="memory of mixed over float32 training"
+    )
+    kinds.add_argument(
+        "--ranks", action="store_true", help="speedups on several devices over those on one"
+    )
+    kinds.add_argument("--measured", action="store_true", help="train policies in torch here")
+    _add_measured(command)
+    command.set_defaults(run=_validate)
+    return command
+
+
+def validation(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    return main(arguments, made=parser)
+
+
+def _validate(options: argparse.Namespace) -> None:
+    if options.measured:
+        refuse(
+            options, ("rows", "anchor"), "with --measured, which trains here; expected one of them"
+        )
+        _measured(options)
+        return
+    refuse(options, ("device", "place", "rounds", "seed"), "without --measured; expected both")
+    if options.memory or options.ranks or options.narrow:
+        refuse(
+            options, ("anchor",), "with --memory, --ranks or --narrow; expected no anchors there"
+        )
+    if options.memory:
+        memory = validate_memory(read_memory_rows(options.rows))
+        _need(memory.judged, [reason for _, reason in memory.unbuilt], options.rows)
+        print(memory_validation_page(memory))
+        return
+    if options.ranks:
+        ranks, left = ranks_of(options.rows)
+        _need(ranks, list(left), options.rows)
+        print(ranks_page(ranks, left))
+        return
+    if options.narrow:
+        judged, unbuilt = judged_rows(read_narrow_rows(options.rows))
+        _need(judged, [reason for _, reason in unbuilt], options.rows)
+        print(narrow_page(judged, unbuilt))
+        return
+    rows = read_rows(options.rows)
+    anchors = read_rows(options.anchor) if options.anchor else ()
+    for path, given in ((options.rows, rows), (options.anchor, anchors)):
+        if path:
+            built, left_out = settings_of(given)
+            _need(built, [reason for _, reason in left_out], path)
+    print(validation_page(validate(rows, anchors)))
+
+
+def _need(built: Sized, reasons: Sequence[str], path: Path | None) -> None:
+    """Raise InputError with the first of the reasons where not one row could be built."""
+    if not built:
+        reason = reasons[0] if reasons else "there are none; expected at least one"
+        raise InputError(f"{path}: no row could be built: {reason}")
+
+
+def _add_measured(command: argparse.ArgumentParser) -> None:
+    """Let the command take what `run_measured` reads, none of it with a default."""
+    command.add_argument(
+        "--device",
+        type=Path,
+        metavar="DEVICE.toml",
+        help="of `calibrate`, for --measured, which writes its error there; made anew by default",
+    )
+    command.add_argument("--place", metavar="cpu|cuda", help="what --measured trains on (cpu)")
+    command.add_argument(
+        "--rounds", type=int, metavar="N", help=f"of --measured ({MEASURED_ROUNDS})"
+    )
+    command.add_argument("--seed", type=int, help="of --measured (0)")
+
+
+def _measured(options: argparse.Namespace) -> None:
+    """Time policies on this machine, print them beside their prices, and record the error."""
+    rounds = MEASURED_ROUNDS if options.rounds is None else options.rounds
+    number("--rounds", rounds, 2, 10**6)
+    seed = options.seed or 0
+    number("--seed", seed, 0, 2**31)
+    place = place_of(options.place or "cpu", "--measured")
+    from benchmarks.validation.measured import accuracy, measured_report
+    from benchmarks.validation.pages.measured_page import measured_page
+    from policysearch.verify.calibrate import FORMATS, calibrate
+
+    rng = np.random.default_rng(seed)
+    if options.device is None:
+        device = calibrate(
+            place.type, place, FORMATS[place.type], CALIBRATE_ROUNDS, rng, say_progress
+        )
+    else:
+        device = read_device(options.device)
+    if not device.timings.rows:
+        raise InputError(f"--device: {options.device} has no timings; expected one of `calibrate`")
+    results = measured_report(device, place, rounds, rng, say_progress)
+    print(measured_page(results))
+    if options.device is not None:
+        name = options.device.stem
+        write_device(replace(device, name=name, accuracy=accuracy(results)), options.device)
+
+
+if __name__ == "__main__":
+    sys.exit(validation())

@@ -1,0 +1,185 @@
+"""Published throughputs in two precisions as rows, and what of each has to be known to price it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isclose
+from pathlib import Path
+from types import MappingProxyType
+
+from benchmarks.validation.layers.precision import FLOAT32, TFLOAT32, Precision
+from benchmarks.validation.networks.catalogue import network_named
+from benchmarks.validation.networks.network import Network
+from benchmarks.validation.published_stacks import Pair, channels_last, compiled, pair_named
+from benchmarks.validation.row_file import Fields, rows_in
+from policysearch.cost.devices import DEVICES, Device
+from policysearch.cost.gemm import OLDEST_UNALIGNED_LIBRARY
+from policysearch.cost.stacks import Stack
+from policysearch.values import InputError, near_miss
+
+SHIPPED = ("published_speedups.json", "published_speedups_more_devices.json")
+"""Files of rows that come with the package; constants are fitted to the first."""
+
+FORMATS: Mapping[str, str] = MappingProxyType(
+    {"fp32": "float32", "tf32": "tfloat32", "fp16": "float16", "bf16": "bfloat16"}
+)
+"""Formats by the names that rows use."""
+
+LENGTH = re.compile(r"\s*\(seq[a-z_ ]*[ =]*(\d+)\)$", re.IGNORECASE)
+"""A sequence length behind the name of a network, as in "BERT Large (seq 512)"."""
+
+SPEEDUP_TOLERANCE = 0.02
+"""How far a published speedup may lie from that of its throughputs: both are rounded."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published pair of throughputs on `devices` devices, of all of them together.
+
+    `speedup` is the mixed throughput over the baseline's, as published where it is; `batches` are
+    baseline and mixed, `notes` the confounders and flags of the row's collector. `source` names
+    repository and line.
+    """
+
+    id: str
+    model: str
+    framework: str
+    hardware: str
+    length: int | None
+    batches: tuple[int, int]
+    formats: tuple[str, str]
+    throughputs: tuple[float, float]
+    speedup: float
+    notes: tuple[str, ...]
+    source: str
+    devices: int = 1
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the speedup is not that of the throughputs."""
+        wide, mixed = self.throughputs
+        return not isclose(self.speedup, mixed / wide, rel_tol=SPEEDUP_TOLERANCE)
+
+    @property
+    def pure(self) -> bool:
+        """Whether parameters are in half precision and nothing updates them."""
+        return "pure half" in self.formats[1]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row was run with: its network, device, and stack and precision of both runs."""
+
+    row: Row
+    network: Network
+    device: Device
+    stacks: Pair
+    precisions: tuple[Precision, Precision]
+
+    @property
+    def length(self) -> int:
+        return self.row.length or self.network.length
+
+
+def read_rows(path: Path | None = None, shipped: str = SHIPPED[0]) -> tuple[Row, ...]:
+    """Return the rows of a JSON file, or of one that comes with the package.
+
+    InputError where the file cannot be read or a row lacks a field, with its place.
+    """
+    return tuple(_row(row) for row in rows_in(path, shipped))
+
+
+def _row(row: Fields) -> Row:
+    return Row(
+        id=row.id,
+        model=row.text("model"),
+        framework=row.text("framework"),
+        hardware=row.text("hardware"),
+        length=_length(row),
+        batches=(row.whole("batch_per_gpu_baseline"), row.whole("batch_per_gpu_mixed")),
+        formats=(row.text("dtype_baseline"), row.text("dtype_mixed")),
+        throughputs=_throughputs(row),
+        speedup=_speedup(row),
+        notes=(*row.texts("confounders"), *row.texts("flags")),
+        source=row.text("source", ""),
+        devices=row.count("n_gpu") or 1,
+    )
+
+
+def _length(row: Fields) -> int | None:
+    """Return the sequence length of a row, that behind its network's name where it gives none."""
+    given, named = row.count("seq_len"), LENGTH.search(row.text("model"))
+    if named and given not in (None, int(named[1])):
+        raise InputError(f"{row.where}: seq_len: {given}; expected {named[1]} as in its 'model'")
+    return int(named[1]) if named else given
+
+
+def _throughputs(row: Fields) -> tuple[float, float]:
+    return row.positive("throughput_baseline"), row.positive("throughput_mixed")
+
+
+def _speedup(row: Fields) -> float:
+    """Return the published speedup, that of the throughputs where there is none."""
+    wide, mixed = _throughputs(row)
+    return row.positive("speedup") if row.has("speedup") else mixed / wide
+
+
+def device_labelled(label: str) -> Device:
+    """Return the device that published rows call `label`, or its own name."""
+    spelled = label.replace("_", " ").lower()
+    for device in DEVICES.values():
+        names = (device.name, *device.labels)
+        if spelled in (name.replace("_", " ").lower() for name in names):
+            return device
+    raise InputError(
+        f"unknown device {label!r}; expected one that `policysearch hardware` lists"
+        f"{near_miss(label, DEVICES)}"
+    )
+
+
+def setting_of(row: Row) -> Setting:
+    """Return what a row was run with; InputError says what of it is not known.
+
+    Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
+    tfloat32 is what the framework makes of it by default.
+    """
+    network, device = network_named(LENGTH.sub("", row.model)), device_labelled(row.hardware)
+    for batch in row.batches:
+        if batch < 1:
+            raise InputError(f"a batch of {batch}")
+    stacks = _of_recipe(pair_named(row.framework, row.notes), network)
+    tfloat32 = "tfloat32" in device.formats
+    if tfloat32:
+        newer = max(stacks.baseline.library, OLDEST_UNALIGNED_LIBRARY)
+        stacks = stacks.changed(library=newer)
+    narrow = row.formats[1].split(" ")[0]
+    if row.formats[0] not in ("fp32", "tf32") or narrow not in ("fp16", "bf16"):
+        raise InputError(f"{row.formats[0]} against {row.formats[1]}: not float32 against half")
+    wide = _wide(row.formats[0], stacks.baseline, tfloat32)
+    half = FORMATS[narrow]
+    mixed = Precision(half, half, half, masters=not row.pure, update=not row.pure)
+    return Setting(row, network, device, stacks, (replace(wide, update=not row.pure), mixed))
+
+
+def _of_recipe(stacks: Pair, network: Network) -> Pair:
+    """Return the stacks with what the network's published recipe changes in them."""
+    if stacks.framework in network.compiled:
+        stacks = compiled(stacks)
+    if stacks.framework in network.channels_last:
+        stacks = replace(stacks, mixed=channels_last(stacks.mixed))
+    if stacks.framework in network.fused_update:
+        stacks = stacks.changed(fused_optimizer=True)
+    if stacks.framework in network.unfused_update:
+        stacks = stacks.changed(fused_optimizer=False)
+    return stacks
+
+
+def _wide(given: str, stack: Stack, tfloat32: bool) -> Precision:
+    """Return what a baseline computes in; "fp32" is what the stack makes of it by default."""
+    if not tfloat32:
+        return FLOAT32
+    if given == "tf32":
+        return TFLOAT32
+    return Precision(stack.float32_products, stack.float32_convolutions, "float32")

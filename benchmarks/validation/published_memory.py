@@ -1,0 +1,207 @@
+"""Published memory of trainings in two precisions as rows, and what of each prices it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from benchmarks.validation.layers.footprint import Footprint, Keeping, footprint
+from benchmarks.validation.layers.layer_memory import LayerMemory, Weights
+from benchmarks.validation.layers.precision import FLOAT16, FLOAT32, Precision
+from benchmarks.validation.networks.catalogue import network_named
+from benchmarks.validation.networks.network import Network
+from benchmarks.validation.published import device_labelled
+from benchmarks.validation.published_stacks import pair_named
+from benchmarks.validation.row_file import Fields, rows_in
+from policysearch.cost.optimizers import UPDATES, Kernels
+from policysearch.values import InputError
+
+SHIPPED = "published_memory.json"
+
+ASSUMED_FRAMEWORK = "PyTorch 1.7"
+"""Of a row that names none; the version in which autocast had become usual."""
+
+MODES: Mapping[str, tuple[str, Weights]] = MappingProxyType(
+    {
+        "AMP": ("float16", "cached"),
+        "O1": ("float16", "cached"),
+        "AMP-BF16": ("bfloat16", "cached"),
+        "FP16": ("float16", "halved"),
+        "O2": ("float16", "halved"),
+        "BF16": ("bfloat16", "halved"),
+        "O3": ("float16", "pure"),
+    }
+)
+"""Format and storage of parameters by the `mode` of a row: autocast, or a model in half precision
+with float32 masters; "O3" has none. A row without a mode is autocast."""
+
+OLD_GELU_TENSORS = 3
+"""Before torch 2, scripts wrote GELU as x * 0.5 * (1 + erf(x / sqrt 2)), which keeps both factors
+and the argument beside x. Those of Hugging Face call torch's own."""
+
+
+Read = Literal["allocated", "reserved", "process"]
+"""What was read: live bytes, what the allocator holds, or that and the context (the default)."""
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One published pair of memory readings on one device.
+
+    `batches` and `gib` are baseline and mixed; `gib` None where `largest`: then the batches are
+    the largest that fit. `optimizer` None is that of the network's recipe.
+    """
+
+    id: str
+    model: str
+    framework: str
+    hardware: str
+    length: int | None
+    mode: str
+    batches: tuple[int, int]
+    gib: tuple[float, float] | None
+    metric: str
+    source: str
+    optimizer: str | None = None
+
+    @property
+    def largest(self) -> bool:
+        return self.gib is None
+
+    @property
+    def read(self) -> Read:
+        """What the `metric` of the row says was read."""
+        said = self.metric.lower()
+        if "smi" in said or "context" in said:
+            return "process"
+        return (
+            "allocated" if "allocated" in said else "reserved" if "reserved" in said else "process"
+        )
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training of one network in one mode, but for its batch."""
+
+    network: Network
+    length: int
+    framework: str
+    precision: Precision
+    keeping: Keeping
+
+    def footprint(self, batch: int) -> Footprint:
+        """Return what lives at the peak of a step at a batch."""
+        stack = pair_named(self.framework).baseline
+        own = _modern(self.framework) or "hf" in self.framework.lower()
+        gelu = 0 if own else OLD_GELU_TENSORS
+        step = LayerMemory(stack, self.precision, self.keeping.weights, gelu)
+        self.network.build(step, batch, self.length)
+        named = self.keeping.optimizer or step.optimizer
+        return footprint(step.kept, step.parameters, replace(self.keeping, optimizer=named))
+
+
+@dataclass(frozen=True)
+class MemorySetting:
+    """A row with both of its trainings and the GiB of its card."""
+
+    row: MemoryRow
+    card_gib: float
+    trainings: tuple[Training, Training]
+
+    @property
+    def family(self) -> str:
+        return self.trainings[0].network.family
+
+    @property
+    def footprints(self) -> tuple[Footprint, Footprint]:
+        """What lives at the peaks of both trainings at the row's batches."""
+        (baseline, mixed), (first, second) = self.trainings, self.row.batches
+        return baseline.footprint(first), mixed.footprint(second)
+
+
+def read_memory_rows(path: Path | None = None) -> tuple[MemoryRow, ...]:
+    """Return the rows of a JSON file, or those that come with the package.
+
+    Entries whose `kind` is other than "step" are left out. InputError where the file cannot be
+    read or a row lacks a field, with its place.
+    """
+    rows = rows_in(path, SHIPPED)
+    return tuple(_row(row) for row in rows if row.data.get("kind", "step") == "step")
+
+
+def _row(row: Fields) -> MemoryRow:
+    read = row.has("memory_baseline_gib") and row.has("memory_mixed_gib")
+    model = row.text("model")
+    return MemoryRow(
+        id=row.id,
+        model=model,
+        framework=row.text("framework", _framework(model)),
+        hardware=row.text("hardware"),
+        length=row.count("seq_len"),
+        mode=row.text("mode", "AMP"),
+        batches=(row.whole("batch_baseline"), row.whole("batch_mixed")),
+        gib=(row.positive("memory_baseline_gib"), row.positive("memory_mixed_gib"))
+        if read
+        else None,
+        metric=row.text("metric", ""),
+        source=row.text("source", ""),
+        optimizer=row.text("optimizer") if row.has("optimizer") else None,
+    )
+
+
+def _framework(model: str) -> str:
+    return f"{ASSUMED_FRAMEWORK} HF" if "(HF)" in model else ASSUMED_FRAMEWORK
+
+
+def card_gib(label: str) -> float:
+    """Return the GiB of a card: those its label names, else the smallest size it is sold with."""
+    named = re.search(r"(\d+) ?Gi?B\b", label, re.IGNORECASE)
+    return float(named[1]) if named else min(device_labelled(label).memory_gib)
+
+
+def memory_setting_of(row: MemoryRow) -> MemorySetting:
+    """Return what a row was run with; InputError says what of it is not known."""
+    network = network_named(re.sub(r"\s*\(.*\)", "", row.model))
+    mode = row.mode.upper().replace("_", "-")
+    if mode not in MODES:
+        raise InputError(f"unknown mode {row.mode!r}; expected one of {', '.join(MODES)}")
+    if row.largest and "max batch" not in row.metric:
+        raise InputError("no memory, and its metric is no 'max batch'")
+    if min(row.batches) < 1:
+        raise InputError(f"a batch of {min(row.batches)}")
+    if row.optimizer is not None and row.optimizer not in UPDATES:
+        known = ", ".join(UPDATES)
+        raise InputError(f"unknown optimizer {row.optimizer!r}; expected one of {known}")
+    format, weights = MODES[mode]
+    half = replace(FLOAT16, products=format, convolutions=format, activations=format)
+    given = (row.length, row.optimizer)
+    baseline = training(network, row.framework, FLOAT32, "float32", *given)
+    mixed = training(network, row.framework, half, weights, *given)
+    return MemorySetting(row, card_gib(row.hardware), (baseline, mixed))
+
+
+def training(
+    network: Network,
+    framework: str,
+    precision: Precision,
+    weights: Weights,
+    length: int | None = None,
+    optimizer: str | None = None,
+) -> Training:
+    """Return a training; framework and version decide how gradients and the update are kept."""
+    pair_named(framework)
+    modern = _modern(framework)
+    kernels: Kernels = "foreach" if modern else "single"
+    keeping = Keeping(weights, optimizer or "", kernels, not modern, network.data_bytes)
+    steps = length or network.longest or network.length
+    return Training(network, steps, framework, precision, keeping)
+
+
+def _modern(framework: str) -> bool:
+    """Whether a framework is a torch whose gradients are given back between steps: 2 or newer."""
+    found = re.search(r"pytorch (\d+)", framework.lower())
+    return found is not None and int(found[1]) >= 2

@@ -1,0 +1,245 @@
+"""Published speedups of 8-bit and smaller products over bfloat16, and the layers of each row."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.validation.layers.layers import Layers
+from benchmarks.validation.layers.parallel import Run, waited_seconds
+from benchmarks.validation.layers.precision import Precision
+from benchmarks.validation.networks.decoders import DECODERS, Decoder, block, decoder
+from benchmarks.validation.published import FORMATS, device_labelled
+from benchmarks.validation.row_file import Fields, rows_in
+from policysearch.cost.devices import Device
+from policysearch.cost.gemm import Extents
+from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
+from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
+from policysearch.cost.scalings import SCALINGS, Scaling, scaling_named
+from policysearch.cost.stacks import STACKS, Stack
+from policysearch.policy.parallel import Parallel
+from policysearch.values import InputError
+
+SHIPPED = "published_narrow.json"
+"""Rows that come with the package."""
+
+BFLOAT16 = Precision("bfloat16", "bfloat16", "bfloat16", masters=False)
+
+EIGHT_BIT = ("fp8", "nvfp4", "mxfp8")
+
+FLAGS = re.compile(r"flags differ: bf16 (.*)\| fp8 (.*)")
+"""A note on runs that were started with different flags."""
+
+SAME = {"llama3 8b": ("llama3-8b", "llama 3 8b", "llama 3.1 8b", "llama 3 8b fine-tune")}
+"""Other spellings of decoders."""
+
+
+@dataclass(frozen=True)
+class NarrowRow:
+    """A published ratio of throughputs. `sizes` are M, N, K and groups of products, 0 if not given.
+
+    `batches`: sequences of a micro-batch in bfloat16 and narrow; `accumulation` micro-batches.
+    """
+
+    id: str
+    kind: str
+    model: str
+    hardware: str
+    parallelism: str
+    length: int
+    batches: tuple[int, int]
+    accumulation: int
+    formats: tuple[str, str]
+    recipe: str
+    sizes: tuple[int, int, int, int]
+    speedup: float
+    notes: tuple[str, ...]
+    devices: int = 1
+    framework: str = ""
+
+    @property
+    def shards(self) -> int:
+        """How many devices its products are split over."""
+        found = re.search(r"TP=([1-9]\d*)", self.parallelism)
+        return int(found[1]) if found else 1
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
+        tensor = self.shards if self.devices % self.shards == 0 else 1
+        said = self.parallelism
+        zero = 3 if "FSDP" in said else 1 if re.search(r"\bDP\b", said) else 0
+        return Parallel(self.devices, tensor, zero)
+
+
+def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
+    """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
+    return tuple(_row(row) for row in rows_in(path, SHIPPED))
+
+
+def _row(row: Fields) -> NarrowRow:
+    batch = row.table("batch_per_gpu")
+    micro = batch.get("micro", batch.get("tokens"))
+    batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
+    m, n, k, groups = (_whole(row.data.get(key)) for key in ("M", "N", "K", "groups"))
+    return NarrowRow(
+        row.id,
+        row.text("kind"),
+        row.text("model"),
+        row.text("hardware"),
+        row.text("parallelism", ""),
+        row.count("seq_len") or 0,
+        (_whole(batches[0]) or 1, _whole(batches[1]) or 1),
+        _whole(batch.get("grad_accum_bf16")) or 1,
+        (row.text("dtype_baseline"), row.text("dtype_mixed")),
+        row.text("recipe", ""),
+        (m, n, k, groups),
+        row.positive("speedup"),
+        row.texts("confounders"),
+        row.count("n_gpu") or 1,
+        row.text("framework", ""),
+    )
+
+
+def _whole(value: object) -> int:
+    """Return a size, 0 where it is missing or described in words."""
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
+    """Return the modeled speedup of a row; InputError says what of it is not known."""
+    device = device_labelled(row.hardware)
+    baseline, mixed = _precisions(row)
+    seconds = []
+    for precision, batch in zip((baseline, mixed), row.batches, strict=True):
+        step = Layers(_stack(row, precision is mixed), precision)
+        _build(row, step, batch)
+        alone = _seconds(step, device, constants)
+        micro = max(1, round(row.accumulation * row.batches[0] / batch))
+        asynchronous = "async TP" in row.parallelism
+        run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro, asynchronous)
+        waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
+        seconds.append((alone + waited + _host_seconds(row, step, device)) / batch)
+    return seconds[0] / seconds[1]
+
+
+def _seconds(step: Layers, device: Device, constants: Constants) -> float:
+    load = load_of(step.works, device, step.stack)
+    each = kernel_seconds(load, constants)
+    launches = float((load.launch_seconds * load.count).sum()) * constants.launch_factor
+    kernels = ((each.kernel + each.shift) * load.count).sum()
+    return float(joined_seconds(kernels, launches, device))
+
+
+def _precisions(row: NarrowRow) -> tuple[Precision, Precision]:
+    """Return what both runs multiply in: named formats, or bfloat16 and a scaling recipe."""
+    words = [FORMATS.get(name) for name in row.formats]
+    if words[0] and words[1]:
+        return _plain(words[0]), _plain(words[1])
+    if not is_eight_bit(row):
+        raise InputError(f"{row.formats[0]} against {row.formats[1]}: no 8-bit or smaller format")
+    scaling = scaling_named(f"{row.recipe} {row.formats[1]}")
+    if "pre-quantized" in row.model and scaling.name != "delayed":
+        scaling = SCALINGS["quantised"]
+    return BFLOAT16, replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+
+
+def is_eight_bit(row: NarrowRow) -> bool:
+    """Whether the narrow run multiplies in 8 bits of floating point or fewer."""
+    return any(name in row.formats[1].lower() for name in EIGHT_BIT)
+
+
+def _plain(format: str) -> Precision:
+    stored = "float32" if format in ("float32", "tfloat32") else format
+    return Precision(format, format, stored, masters=False)
+
+
+def _stack(row: NarrowRow, mixed: bool) -> Stack:
+    """Return the stack of a run: compiled or with fused kernels of a library, unless said eager."""
+    said = row.formats[1 if mixed else 0].lower()
+    eager = "eager" in said and "+ torch.compile" not in said
+    return STACKS["torch.eager" if eager else "torch.compile"]
+
+
+def _build(row: NarrowRow, step: Layers, batch: int) -> None:
+    name = re.sub(r" \(.*\)", "", row.model).lower()
+    name = next((key for key, others in SAME.items() if name in others), name)
+    shards, (m, n, k, groups) = row.shards, row.sizes
+    if name in DECODERS and row.kind == "end-to-end":
+        flags = _flags(row, step.precision.scaling is not None)
+        again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
+        decoder(step, batch, row.length or 2048, DECODERS[name], shards, again)
+    elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
+        width, inner = int(found[1]), int(found[2])
+        _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
+    elif not (m and n and k):
+        raise InputError(
+            "no layer list: shapes are not given; expected M, N and K, or a decoder known by name"
+        )
+    elif "forward only" in row.model:
+        _forward(step, m, n, k)
+    elif "expert" in row.model or "MoE" in row.model:
+        _experts(step, row, m, n, k, groups or 8)
+    elif "square" in row.model:
+        step.single_product(Extents(1, m, n, k, (m, n, k)), m * n + m * k + n * k)
+    else:
+        step.linear(m // max(1, shards // 2), k, n // shards, bias=False)
+
+
+def _flags(row: NarrowRow, mixed: bool) -> list[str]:
+    """Return the flags of a run, where a note has those of both."""
+    found = next((found for note in row.notes if (found := FLAGS.fullmatch(note))), None)
+    return found[2 if mixed else 1].split() if found else []
+
+
+def _host_seconds(row: NarrowRow, step: Layers, device: Device) -> float:
+    """Return the seconds of adding gradients to those that are kept in the host's memory.
+
+    The step waits while a device reads its part over the link and writes it back at once
+    (github:IST-DASLab/llmq@b77d969164: doc.md, src/training/gradients.cpp).
+    """
+    if "--offload-gradients" not in _flags(row, step.precision.scaling is not None):
+        return 0.0
+    part = step.parameters / row.devices * step.precision.bytes
+    return part / (link_of(device).value * LINK_SHARE)
+
+
+def _layer(row: NarrowRow, step: Layers, batch: int, sizes: Decoder) -> None:
+    """Add a layer of a transformer, or its products alone."""
+    if "GEMMs" not in row.model:
+        block(step, batch, row.length, sizes)
+        return
+    tokens, width = batch * row.length, sizes.width
+    for n_in, n_out in (
+        (width, 3 * width),
+        (width, width),
+        (width, sizes.inner),
+        (sizes.inner, width),
+    ):
+        step.linear(tokens, n_in, n_out, bias=False)
+
+
+def _forward(step: Layers, m: int, n: int, k: int) -> None:
+    """Add one product of activations and weight, with the casts that it alone needs."""
+    scaling: Scaling | None = step.precision.scaling
+    e = Extents(1, m, n, k, (m, n, k))
+    whole = Layers(step.stack, step.precision)
+    whole.product(1, m, n, k, scaling)
+    step.works += [work for work in whole.works if work.product == e]
+    if scaling is not None:
+        # half the bytes: only one orientation is needed
+        step.quantise(m * k, scaling.element_bytes / 2, scaling.launches)
+        step.quantise(n * k, scaling.weight_bytes / 2, scaling.launches, fresh=False)
+
+
+def _experts(step: Layers, row: NarrowRow, m: int, n: int, k: int, groups: int) -> None:
+    """Add grouped products of all tokens; a layer has two or three, and moves its tokens."""
+    layers = [(k, n)] if "grouped mm fwd" in row.model else [(k, n), (k, n), (n, k)]
+    for n_in, n_out in layers:
+        step.product(groups, m // groups, n_out, n_in, step.precision.scaling)
+    if len(layers) > 1:
+        step.copy(m * k)
+        step.copy(m * k)
+        step.move(2 * m * n, m * n)
+        step.move(3 * m * n, 2 * m * n)

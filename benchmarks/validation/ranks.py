@@ -1,0 +1,131 @@
+"""Published speedups on several devices over those on one, and what is modeled of that ratio."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.validation.fit import step_seconds, steps_of
+from benchmarks.validation.layers.layers import Layers
+from benchmarks.validation.layers.parallel import Run, waited_seconds
+from benchmarks.validation.published import SHIPPED, Row, Setting, read_rows, setting_of
+from benchmarks.validation.published_narrow import NarrowRow, narrow_speedup, read_narrow_rows
+from benchmarks.validation.row_file import rows_in
+from policysearch.cost.roofline import FITTED
+from policysearch.policy.parallel import Parallel
+from policysearch.values import InputError
+
+T = TypeVar("T", Row, NarrowRow)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A row of several devices: its speedup over that of the like row of one device.
+
+    `ratio` is published, `modeled` is modeled.
+    """
+
+    id: str
+    model: str
+    hardware: str
+    devices: int
+    ratio: float
+    modeled: float
+
+    @property
+    def error(self) -> float:
+        """Modeled over published, less one."""
+        return self.modeled / self.ratio - 1
+
+
+def ranks_of(path: Path | None = None) -> tuple[tuple[Ranks, ...], dict[str, list[str]]]:
+    """Return what is modeled of every row of several devices that has a like row of one.
+
+    Of the JSON file at `path`, in either form of published rows, those of one device also from the
+    package; None takes the rows of the package. Second, the ids of those left out by the reason.
+    InputError where the file cannot be read.
+    """
+    found: list[Ranks] = []
+    left: dict[str, list[str]] = {}
+    if path is None or _narrow(path):
+        narrow = read_narrow_rows(path)
+        known = (*narrow, *read_narrow_rows())
+        _compared(narrow, known, _alike_narrow, narrow_speedup, found, left)
+    if path is None or not _narrow(path):
+        shipped = [row for name in SHIPPED for row in read_rows(shipped=name)]
+        rows = shipped if path is None else read_rows(path)
+        _compared(rows, (*rows, *shipped), _alike, spread_speedup, found, left)
+    return tuple(found), left
+
+
+def _narrow(path: Path) -> bool:
+    """Whether a file has rows of 8-bit formats, which say what kind they are."""
+    return any("kind" in row.data for row in rows_in(path, ""))
+
+
+def _compared(
+    rows: Sequence[T],
+    known: Sequence[T],
+    alike: Callable[[T], tuple[object, ...]],
+    speedup: Callable[[T], float],
+    found: list[Ranks],
+    left: dict[str, list[str]],
+) -> None:
+    for row in rows:
+        if row.devices == 1:
+            continue
+        alone = [one for one in known if one.devices == 1 and alike(one) == alike(row)]
+        if not alone:
+            left.setdefault("no like row of one device", []).append(row.id)
+            continue
+        # of several, the one with the batches most like its own
+        one = min(alone, key=lambda other: _far(other.batches, row.batches))
+        try:
+            modeled = speedup(row) / speedup(one)
+        except InputError as error:
+            left.setdefault(str(error), []).append(row.id)
+            continue
+        published = row.speedup / one.speedup
+        found.append(Ranks(row.id, row.model, row.hardware, row.devices, published, modeled))
+
+
+def _far(batches: tuple[int, int], other: tuple[int, int]) -> int:
+    return sum(abs(a - b) for a, b in zip(batches, other, strict=True))
+
+
+def _alike(row: Row) -> tuple[object, ...]:
+    name = re.sub(r"[-_ ]", "", row.framework.lower())
+    return row.model.lower(), name, row.hardware.lower(), row.length, row.formats
+
+
+def _alike_narrow(row: NarrowRow) -> tuple[object, ...]:
+    return row.kind, row.model.lower(), row.hardware.lower(), row.length, row.recipe, row.framework
+
+
+def spread_speedup(row: Row) -> float:
+    """Return the modeled speedup of a row on its devices: data parallel, float32 gradients.
+
+    InputError says what of the row is not known.
+    """
+    setting = setting_of(row)
+    alone = step_seconds(steps_of([setting]), FITTED)[0]
+    times = [
+        seconds + waited_seconds(_run(setting, place, float(seconds)))
+        for place, seconds in enumerate(alone)
+    ]
+    batches = row.batches
+    return float(times[0] / times[1] * batches[1] / batches[0])
+
+
+def _run(setting: Setting, place: int, seconds: float) -> Run:
+    stack = (setting.stacks.baseline, setting.stacks.mixed)[place]
+    precision = setting.precisions[place]
+    step = Layers(stack, precision)
+    setting.network.build(step, setting.row.batches[place], setting.length)
+    gradients = "float32" if precision.masters else precision.activations
+    parallel = Parallel(setting.row.devices)
+    # a step of the list is a micro-batch; its update is spread over those of a step
+    return Run(step, seconds, setting.device, parallel, gradients, step.accumulation)

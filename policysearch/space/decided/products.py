@@ -1,0 +1,103 @@
+"""How products below float32 are summed, and how narrow operands are scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from policysearch.accumulators import accumulator_named
+from policysearch.formats import format_named
+from policysearch.policy.policy import Policy, with_accumulator
+from policysearch.policy.scaling import RECIPES, Recipe, Scaling
+from policysearch.space.decided.base import Choices, Params, Setting, check_different
+from policysearch.space.decided.op_lists import Rules
+from policysearch.values import InputError, one_of
+
+USUAL_SCALING: Recipe = "delayed"
+"""How operands below 16 bits are scaled where neither the study nor its base says so.
+
+Of the recipes with one scale per tensor it takes the fewest passes over the operands.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """`accumulators` sum the products of every layer below float32; the ladder takes the first.
+    `scalings` are recipes for operands below 16 bits; none given, that of `base` holds, or
+    "delayed" where `base` has none. Unscaled operands, "none", must be asked for.
+    """
+
+    accumulators: tuple[str, ...] = ("float32",)
+    scalings: tuple[Recipe, ...] = ()
+
+
+class Accumulators:
+    """Decides "accumulator"."""
+
+    turn, keys = 70, Products
+    shared = ("accumulator",)
+    modifying = ()
+
+    def check(self, section: Products) -> None:
+        for given in section.accumulators:
+            try:
+                accumulator_named(given)
+            except InputError as error:
+                raise InputError(f"accumulators: {error}") from None
+        exact = [name for name in section.accumulators if name.startswith("tensor_core")]
+        if exact and {"mx", "mx_rceil", "nvfp4"} & set(section.scalings):
+            raise InputError(
+                f"scalings: {list(section.scalings)} with accumulator {exact[0]!r}, which takes no "
+                "block scales; expected none, current, delayed or rowwise"
+            )
+        check_different("accumulators", section.accumulators)
+
+    def choices(self, section: Products, at: Setting) -> Choices:
+        return {"accumulator": section.accumulators}
+
+    def applied(self, policy: Policy, params: Params, section: Products, at: Setting) -> Policy:
+        given = params.get("accumulator", section.accumulators[0])
+        # Rules say which layers are below float32.
+        return with_accumulator(Rules().applied(policy, params, section, at), given)
+
+    def read(self, policy: Policy, section: Products, at: Setting) -> Params:
+        low = [layer.accumulator for _, layer in policy.layers if layer.compute != "float32"]
+        return {"accumulator": (*low, "")[0]}
+
+    def words(self, policy: Policy, section: Products, at: Setting) -> list[str]:
+        if len(section.accumulators) == 1:
+            return []
+        return sorted({layer.accumulator for _, layer in policy.layers} - {"float32"})
+
+
+class Scalings:
+    """Decides "scaling"; a policy without narrow operands has none."""
+
+    turn, keys = 80, Products
+    shared = ("scaling",)
+    modifying = ()
+
+    def check(self, section: Products) -> None:
+        for given in section.scalings:
+            one_of("scalings", given, RECIPES)
+        if section.scalings:
+            check_different("scalings", section.scalings)
+
+    def choices(self, section: Products, at: Setting) -> Choices:
+        return {"scaling": section.scalings}
+
+    def applied(self, policy: Policy, params: Params, section: Products, at: Setting) -> Policy:
+        given = at.base.scaling
+        usual = given.recipe if given.recipe != "none" else USUAL_SCALING
+        recipe = params.get("scaling", (*section.scalings, usual)[0])
+        scaling = given if recipe == given.recipe else Scaling(recipe)
+        # Rules may narrow or widen a layer.
+        layers = Rules().applied(policy, params, section, at).layers
+        operands = {name for _, layer in layers for name in (layer.compute, layer.grad)}
+        narrow = min(format_named(name).bits for name in operands) < 16
+        return replace(policy, scaling=scaling if narrow else Scaling())
+
+    def read(self, policy: Policy, section: Products, at: Setting) -> Params:
+        return {"scaling": policy.scaling.recipe}
+
+    def words(self, policy: Policy, section: Products, at: Setting) -> list[str]:
+        return [policy.scaling.recipe] if len(section.scalings) > 1 else []

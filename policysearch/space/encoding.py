@@ -1,0 +1,271 @@
+"""The decisions of a space as they act: what a searcher learns from, and policies as its rows.
+
+A raw parameter such as the master-weight switch does nothing for a float32 layer and most of the
+gap for an 8-bit one. Here each group decides for its format together with where its parameters are
+stored, how they are scaled and summed, and what becomes of it in later phases; a role or a storage
+that is decided by itself is a decision beside it. Parameters that make the same policy, or policies
+that `normal` knows to train alike, make the same row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from policysearch.formats import format_named
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.rewrite.format_rules import OFF
+from policysearch.space.decided.base import Group, Params
+from policysearch.space.decided.layer_formats import ROLES
+from policysearch.space.equivalence import has_short_range, moves_by_powers, over_run
+from policysearch.space.options import Decisions, Option, Row
+from policysearch.space.parallel import PREFIX, parallel_option
+from policysearch.space.section import MODIFYING, SHARED, is_named
+from policysearch.space.space import Space
+from policysearch.space.target import as_run
+
+LOW = "bfloat16"
+"""What an operation or a rule without a format of its own is taken to round to."""
+
+PER_LAYER = ("format", *ROLES, "param")
+"""What is decided for a layer: its places in a row are called so, with the name of its group."""
+
+ONE = "one"
+"""The layer and the group of the space of one layer that options are made in."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """What a group decides: an option per name of PER_LAYER; whether loss scales and ops act.
+
+    `unscaled`: the target of the study scales no loss where parameters are stored so.
+    """
+
+    options: Mapping[str, Option]
+    short: bool
+    low: bool
+    unscaled: bool
+
+
+class Effective:
+    """The decisions of `space`, and the row of any of its parameters."""
+
+    def __init__(self, space: Space) -> None:
+        self._choices, self._groups = space.choices(), space.groups
+        self._fixed = {name: (*values, None)[0] for name, values in space.offered().items()}
+        self._op_layers = space.op_layers or {}
+        self._group_of = {layer: g.name for g in space.groups for layer in g.layers}
+        self._one = replace(
+            space,
+            layers=(ONE,),
+            groups=(Group(ONE, (ONE,)),),
+            base=preset(space.section.base, (ONE,)),
+            **dict.fromkeys(("model", "target", "op_layers")),  # type: ignore[arg-type]
+            rules=(),
+        )
+        self._space, self._kinds = space, _kinds(space)
+        self._shared = [name for name in self._choices if is_named(name, SHARED)]
+        self._scaled = [name for name in self._choices if name in MODIFYING]
+        self._apart = {name.partition(".")[0] for name in self._choices} & {*ROLES, "param"}
+        self._layers: dict[tuple[Any, ...], _Layer] = {}
+        self._made_of: dict[tuple[tuple[str, ...], int], list[_Layer]] = {}
+        decided = [n for n in self._choices if n not in {*self._shared, *self._scaled}]
+        formats = [f"format.{group.name}" for group in space.groups]
+        self._places = [*decided, *(name for name in formats if name not in decided)]
+        self._place = {name: i for i, name in enumerate(self._places)}
+        self._options = [self._every_option(name) for name in self._places]
+        self._index = [{each: i for i, each in enumerate(found)} for found in self._options]
+        scales = product(*(self._choices[name] for name in self._scaled))
+        every = (self._scale(dict(zip(self._scaled, each, strict=True))) for each in scales)
+        self._scales = list(dict.fromkeys(every))
+
+    @property
+    def decisions(self) -> Decisions:
+        """What is decided, as `row` numbers it."""
+        modifiers = (len(self._scales),) if len(self._scales) > 1 else ()
+        return Decisions(tuple(map(tuple, self._options)), modifiers)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The decision in each place of a row; of a layer it is named with its group."""
+        return tuple(self._places)
+
+    def options(self, group: str, params: Params) -> dict[str, int]:
+        """Return the option in each place of a group, by kind; only what it decides matters."""
+        made = self._layer(group, params).options
+        places = {kind: f"{kind}.{group}" for kind in made}
+        return {
+            kind: self._index[self._place[name]][made[kind]]
+            for kind, name in places.items()
+            if name in self._place
+        }
+
+    def row(self, params: Params) -> Row:
+        """Return the row of the policy that `params` make."""
+        layers = {group.name: self._layer(group.name, params) for group in self._groups}
+        low = {name for name, layer in layers.items() if layer.low}
+        row = []
+        for place, name in enumerate(self._places):
+            kind, _, group = name.partition(".")
+            if kind in PER_LAYER:
+                option = layers[group].options[kind]
+            elif kind == "op" and not low & {self._group_of.get(n) for n in self._users(group)}:
+                option = _idle(name)
+            else:
+                option = _other_option(name, params.get(name, self._fixed[name]))
+            row.append(self._index[place][option])
+        if len(self._scales) > 1:
+            scale = self._scale(params)
+            short = any(layer.short for layer in layers.values())
+            acts = scale.kind != "none" and (short or not moves_by_powers(scale))
+            dropped = any(layer.unscaled for layer in layers.values())
+            row.append(self._scales.index(scale) if acts and not dropped else 0)
+        return tuple(row)
+
+    def _users(self, op: str) -> tuple[str, ...]:
+        """Return the layers that use an op; where that is not known, all."""
+        return self._op_layers.get(op, tuple(self._group_of))
+
+    def _every_option(self, name: str) -> list[Option]:
+        kind, _, group = name.partition(".")
+        if kind not in PER_LAYER:
+            found = [_other_option(name, value) for value in self._choices[name]]
+            return list(dict.fromkeys([*found, _idle(name)] if kind == "op" else found))
+        own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
+        key = own, self._kinds[group]
+        if key not in self._made_of:  # groups alike that decide the same have the same options
+            names = [*(f"{each}.{group}" for each in own), *self._shared]
+            every = product(*(self._choices[each] for each in names))
+            made = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
+            self._made_of[key] = list(dict.fromkeys(made))
+        return list(dict.fromkeys(layer.options[kind] for layer in self._made_of[key]))
+
+    def _layer(self, group: str, params: Params) -> _Layer:
+        given = {each: f"{each}.{group}" for each in PER_LAYER}
+        given |= {name: name for name in self._shared}
+        decided = tuple(params.get(name, self._fixed.get(name)) for name in given.values())
+        key = self._kinds[group], *decided
+        if key not in self._layers:
+            values = {
+                f"{each}.{ONE}" if each in PER_LAYER else each: value
+                for each, value in zip(given, decided, strict=True)
+                if value is not None
+            }
+            self._layers[key] = self._made(*self._as_run(self._one.policy(values), group))
+        return self._layers[key]
+
+    def _as_run(self, policy: Policy, group: str) -> tuple[Policy, bool]:
+        """Return the policy of a layer as the target runs it in the group; whether unscaled.
+
+        As it is asked for where the target runs the layers of the group in several ways.
+        """
+        model, target = self._space.model, self._space.target
+        if model is None or target is None:
+            return policy, False
+        layers = next(each.layers for each in self._groups if each.name == group)
+        others = {name: LayerPolicy() for name in model.layer_names}
+        phases = [
+            replace(phase, layers=tuple((name, dict(phase.layers)[ONE]) for name in layers))
+            for phase in policy.phases
+        ]
+        asked = replace(
+            policy,
+            layers=tuple((others | dict.fromkeys(layers, policy.layer(ONE))).items()),
+            loss_scale=LossScale("fixed", 2.0),
+            phases=tuple(phases),
+        )
+        running = as_run(asked, model, target)
+        policy = policy if running.phases else replace(policy, phases=())
+        rows = {running.layer(name) for name in layers if model.parameters_of(name)}
+        if len(rows) == 1:
+            policy = replace(policy, layers=((ONE, rows.pop()),), scaling=running.scaling)
+        return policy, running.loss_scale.kind == "none"
+
+    def _made(self, policy: Policy, unscaled: bool) -> _Layer:
+        layer = policy.layer(ONE)
+        stored = "" if policy.master_weights or layer.param == "float32" else layer.param
+        recipe = policy.scaling.recipe if len(self._one.section.scalings) else ""
+        apart = {role: _role_option(role, layer, recipe) for role in self._apart - {"param"}}
+        if "param" in self._apart:
+            epsilon = format_named(stored).epsilon if stored else 0.0
+            apart["param"] = Option(f"param/{stored}", 0.0, epsilon)
+        main = _main_option(policy, layer, "" if "param" in self._apart else stored, recipe)
+        low = policy.phases != () or layer != LayerPolicy()
+        return _Layer({"format": main, **apart}, has_short_range(policy), low, unscaled)
+
+    def _scale(self, params: Params) -> LossScale:
+        """Return the loss scale without what its kind, or a run of these steps, does not use."""
+        given = {name: params.get(name, self._fixed[name]) for name in MODIFYING}
+        return over_run(self._one.loss_scale(given), self._one.steps)
+
+
+def _kinds(space: Space) -> dict[str, int]:
+    """Return numbers of the groups, the same for those whose layers a target runs alike."""
+    if space.model is None or space.target is None:
+        return dict.fromkeys((group.name for group in space.groups), 0)
+    types, held = space.model.layer_types, defaultdict(list)
+    for spec in space.model.parameters():
+        for name in spec.owners:
+            held[name].append((spec.shape, spec.trained))
+    numbers: dict[Any, int] = {}
+    return {
+        group.name: numbers.setdefault(
+            tuple((types.get(name, ""), *held[name]) for name in group.layers), len(numbers)
+        )
+        for group in space.groups
+    }
+
+
+def _main_option(policy: Policy, layer: LayerPolicy, stored: str, recipe: str) -> Option:
+    """Return what the format of a layer decides, in every phase; with that, where it is stored."""
+    names = [layer.compute, *(dict(phase.layers)[ONE].compute for phase in policy.phases)]
+    if set(names) == {"float32"} and not stored:
+        return Option("float32")
+    later = (f"{name}@{p.first_step}" for name, p in zip(names[1:], policy.phases, strict=True))
+    summed = layer.accumulator if layer.compute != "float32" else ""
+    parts = (layer.compute, stored, summed, _scaled(layer.compute, recipe), *later)
+    # What a layer costs that is widened later lies between the first and the last of its formats.
+    first, last = (_epsilon(name) for name in (names[0], names[-1]))
+    epsilon = first if len(names) == 1 else (first * max(last, _epsilon("float32"))) ** 0.5
+    return Option("/".join(filter(None, parts)), epsilon, _epsilon(stored) if stored else 0.0)
+
+
+def _role_option(role: str, layer: LayerPolicy, recipe: str) -> Option:
+    """Return what a role decides: nothing as the layer's format has it, which costs it there."""
+    name = getattr(layer, role)
+    if name == getattr(uniform_layer(layer.compute), role):
+        return Option(f"{role}=usual")
+    said = "/".join(filter(None, (role, name, _scaled(name, recipe))))
+    return Option(said, _epsilon(name) if name != "float32" else 0.0)
+
+
+def _epsilon(name: str) -> float:
+    return format_named(name).epsilon
+
+
+def _scaled(name: str, recipe: str) -> str:
+    """Return how operands of this format are scaled: that matters below 16 bits alone."""
+    return recipe if format_named(name).bits < 16 else ""
+
+
+def _idle(name: str) -> Option:
+    """Return what an op decides that no layer below float32 uses."""
+    return Option(f"{name}=fp32")
+
+
+def _other_option(name: str, value: str) -> Option:
+    """Return what an op, a rule, the format of the optimizer's state or the spread decides."""
+    if name.startswith(PREFIX):
+        return parallel_option(name, value)
+    said = f"{name}={value}"
+    if value in ("fp32", "float32", OFF):
+        return Option(said)
+    if name == "optimizer_state":
+        return Option(said, 0.0, format_named(value).epsilon)
+    known = name.startswith("rule.") and value != "on"
+    return Option(said, format_named(value if known else LOW).epsilon)

@@ -1,0 +1,93 @@
+"""Which layers of a model share one searched format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policysearch.nn.model import Model
+from policysearch.rewrite.format_rules import LayerMatch
+from policysearch.rewrite.patterns import block_of
+from policysearch.space.decided.base import Group
+from policysearch.space.decided.layer_formats import Granularity
+from policysearch.space.section import SpaceSection
+from policysearch.train.step import trace_forward
+from policysearch.values import InputError, one_of
+
+SMALLEST_BATCH = 2
+"""Examples in the forward pass that layers are matched in; it changes no match."""
+
+
+def complete_groups(section: SpaceSection, model: Model) -> tuple[Group, ...]:
+    """Return the groups of `section`, with every layer of the model in one of them.
+
+    Raises InputError for a group with a layer the model lacks or that no or two groups name.
+    """
+    owners = {name for name in model.layer_names if model.parameters_of(name)}
+    groups = tuple(_matched(group, model) for group in section.groups) or tuple(
+        Group(name, layers) for name, layers in _together(section.granularity, model, owners)
+    )
+    owner: dict[str, int] = {}
+    for index, group in enumerate(groups):
+        if not group.layers:
+            raise InputError(f"space.groups: {group.name!r} is empty; expected layer names")
+        for name in group.layers:
+            one_of(f"space.groups: {group.name}", name, model.layer_names)
+            if name in owner:
+                raise InputError(f"space.groups: {name!r} is in two groups; expected one")
+            owner[name] = index
+    missing = sorted(owners - owner.keys())
+    if missing:
+        raise InputError(f"space.groups: no group has {', '.join(missing)}; expected every layer")
+    followed = min(owner.values())
+    filled: list[list[str]] = [[] for _ in groups]
+    for name in model.layer_names:
+        followed = owner.get(name, followed)
+        filled[followed].append(name)
+    return tuple(
+        Group(g.name, tuple(sorted(names, key=lambda n: (n not in owners, names.index(n)))))
+        for g, names in zip(groups, filled, strict=True)
+    )
+
+
+def _matched(group: Group, model: Model) -> Group:
+    """Return the group with its layers named; those that fit have parameters or follow."""
+    if group.match == LayerMatch():
+        return group
+    if group.layers:
+        raise InputError(f"space.groups: {group.name!r} has layers and match; expected either")
+    found = group.match.layers(trace_forward(model, SMALLEST_BATCH), model)
+    return replace(group, layers=tuple(name for name in found if model.parameters_of(name)))
+
+
+def _together(
+    granularity: Granularity, model: Model, owners: set[str]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return (name, layers with parameters) of what is decided together, in the model's order."""
+    types = model.layer_types
+    if granularity == "kind":
+        products = LayerMatch(kind=("gemm",)).layers(trace_forward(model, SMALLEST_BATCH), model)
+    found: dict[str, list[str]] = {}
+    for name in model.layer_names:
+        if name not in owners:
+            continue
+        if granularity == "layer":
+            key = name
+        elif granularity == "block":
+            key = block_of(name) or name
+        elif granularity == "type":
+            key = types.get(name) or name
+        elif granularity == "kind":
+            key = "products" if name in products else "others"
+        else:
+            key = "net"
+        found.setdefault(key, []).append(name)
+    return [(key, tuple(names)) for key, names in found.items()]
+
+
+def layers_of_ops(model: Model) -> dict[str, tuple[str, ...]]:
+    """Return the layers of `model` that use an op in the forward pass, by op."""
+    found: dict[str, list[str]] = {}
+    for node in trace_forward(model, SMALLEST_BATCH).nodes:
+        if node.op.kind != "source":
+            found.setdefault(node.source, []).append(node.layer)
+    return {op: tuple(dict.fromkeys(layers)) for op, layers in found.items()}

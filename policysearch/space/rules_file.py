@@ -1,0 +1,129 @@
+"""Rules files: a policy as a preset, rules, and the settings in which it differs, in TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from policysearch.files import read_text
+from policysearch.nn.model import Model
+from policysearch.policy.policy import Policy, from_data, to_data
+from policysearch.policy.presets import PRESETS, preset
+from policysearch.rewrite.format_rules import FormatRule, LayerMatch
+from policysearch.rewrite.placed_rules import LISTS, apply_format_rules, placed_rules
+from policysearch.rewrite.rules_of import rules_of
+from policysearch.space.rules import SMALLEST_BATCH, rules_for, rules_from_data
+from policysearch.train.step import trace_forward
+from policysearch.values import InputError, one_of, to_plain
+
+KEYS = ("base", "policy", "rules")
+
+
+@dataclass(frozen=True)
+class RulesFile:
+    """A policy of any model: the preset `base`, `rules` on it, and `settings` that it has not.
+
+    `settings` are fields of a policy file other than its layers. Where they give no name, what is
+    not the base as it is does not go by its name.
+    """
+
+    base: str
+    rules: tuple[FormatRule, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def policy(self, model: Model, where: str = "rules") -> Policy:
+        """Return the policy of `model`; InputError where a rule matches nothing in it."""
+        base = to_data(preset(self.base, model.layer_names))
+        if self.rules or self.settings:
+            base["name"] = f"{self.base} with rules"
+        policy = from_data({**base, **self.settings}, f"{where}: policy")
+        return apply_format_rules(policy, rules_for(self.rules, model))
+
+    def text(self) -> str:
+        """Return the file as TOML."""
+        lines = [f"base = {_toml(self.base)}"]
+        if self.settings:
+            lines += ["", "[policy]"]
+            lines += [f"{key} = {_toml(value)}" for key, value in self.settings.items()]
+        for rule in self.rules:
+            given = {f.name: getattr(rule, f.name) for f in fields(rule)}
+            said = {k: v for k, v in given.items() if v and v != LayerMatch()}
+            lines += ["", "[[rules]]"]
+            lines += [f"{key} = {_toml(_short(to_plain(v)))}" for key, v in said.items()]
+        return "\n".join([*lines, ""])
+
+
+def rules_file_of(policy: Policy, model: Model) -> RulesFile:
+    """Return the shortest rules that give exactly this policy of `model`, layers in its order.
+
+    Of all presets as the base, that with the fewest settings and rules is taken. Raises InputError
+    where the policy has other layers than the model.
+    """
+    policy.check_layers(model.layer_names)
+    names = [name for name, _ in policy.layers]
+    graph = trace_forward(model, SMALLEST_BATCH)
+    tried = []
+    for base in PRESETS:
+        given = to_data(preset(base, names))
+        settings = {"name": policy.name, **_settings(policy, given)}
+        start = from_data({**given, **settings})
+        rules = rules_of(policy, start, graph, model)
+        made = apply_format_rules(start, placed_rules(rules, graph, model))
+        lists = {name: list(getattr(policy, name)) for name in LISTS.values()}
+        if any(list(getattr(made, name)) != ops for name, ops in lists.items()):
+            rules, settings = tuple(r for r in rules if not r.run), {**settings, **lists}
+        tried.append(RulesFile(base, rules, settings))
+    return min(tried, key=lambda said: (len(said.rules) + len(said.settings), len(said.text())))
+
+
+def read_rules(path: Path) -> RulesFile:
+    """Return the rules in the TOML file at `path`; InputError names the file and the place."""
+    text, where = read_text(path, "a rules file in TOML"), str(path)
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}; expected TOML") from None
+    for key in data:
+        one_of(f"{where}: key", key, KEYS)
+    if "base" not in data:
+        raise InputError(f"{where}: missing key 'base'; expected the preset that rules begin with")
+    base = one_of(f"{where}: base", data["base"], PRESETS)
+    settings = data.get("policy", {})
+    if not isinstance(settings, dict) or "layers" in settings:
+        raise InputError(f"{where}: policy: expected a table without layers, which rules say")
+    return RulesFile(base, rules_from_data(data, where), settings)
+
+
+def _settings(policy: Policy, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from the base, but layers and op lists; None is what is left out."""
+    left_out = ("layers", "name", *LISTS.values())
+    given = {k: v for k, v in to_data(policy).items() if k not in left_out and v != base[k]}
+    return {key: _without_none(value) for key, value in given.items() if value is not None}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: item for key, item in value.items() if item and item != "any"}
+    return value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        inside = ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        # TOML refuses a raw delete character, which JSON does not escape
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)

@@ -1,0 +1,211 @@
+"""The search space: which decisions a trial makes, and the policy they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from policysearch.accumulators import accumulator_named
+from policysearch.formats import format_named
+from policysearch.nn.model import Model
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, with_accumulator
+from policysearch.policy.presets import preset
+from policysearch.products.product import product
+from policysearch.rewrite.format_rules import FormatRule
+from policysearch.rewrite.placed_rules import PlacedRule
+from policysearch.space.decided.base import Group, Params, Setting
+from policysearch.space.decided.loss_scales import Scale
+from policysearch.space.equivalence import normal
+from policysearch.space.groups import complete_groups, layers_of_ops
+from policysearch.space.rules import rules_for
+from policysearch.space.section import ALL_UNIFORM, DECIDED, UNIFORM, SpaceSection
+from policysearch.space.target import as_run, offered
+from policysearch.values import InputError
+
+WHOLE = "log2_scale"
+"""The decision whose values are whole numbers in a row, which samplers may interpolate."""
+
+
+class Trial(Protocol):
+    """What decides when it is asked, as a trial of Optuna does."""
+
+    def suggest_int(self, name: str, low: int, high: int) -> int: ...
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Space:
+    """The decisions offered for one model; every trial makes all of them.
+
+    A flat space, because samplers learn little from decisions that exist in some trials only:
+    what a policy does not use (the scale of loss-scale kind "none") is dropped in `policy`.
+    `steps` are those of the run, `op_layers` the layers that use an op of the section; None where
+    not known.
+    """
+
+    section: SpaceSection
+    layers: tuple[str, ...]
+    groups: tuple[Group, ...]
+    base: Policy
+    rules: tuple[PlacedRule, ...] = ()
+    model: Model | None = None
+    target: str | None = None
+    steps: int | None = None
+    op_layers: Mapping[str, tuple[str, ...]] | None = None
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What every kind of decision is told of the space."""
+        known = self.rules, self.steps, self.op_layers
+        return Setting(self.layers, self.groups, self.base, *known)
+
+    def offered(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of every decision by name, those with a single one included."""
+        return {
+            name: values
+            for kind in DECIDED
+            for name, values in kind.choices(self.section, self.setting).items()
+        }
+
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """Return the valid values of every decision, by parameter name."""
+        return {name: values for name, values in self.offered().items() if len(values) > 1}
+
+    def suggest(self, trial: Trial) -> Params:
+        """Return the trial's decision for every parameter; the trial may be Optuna's."""
+        params: Params = {}
+        for name, values in self.choices().items():
+            if name == WHOLE:
+                params[name] = trial.suggest_int(name, values[0], values[-1])
+            else:
+                params[name] = trial.suggest_categorical(name, list(values))
+        return params
+
+    def policy(self, params: Params) -> Policy:
+        """Return the complete policy of these decisions, named by `describe`.
+
+        Decisions that make no difference make no other policy; see `normal`.
+        """
+        policy = self.base
+        for kind in DECIDED:
+            policy = kind.applied(policy, params, self.section, self.setting)
+        policy = self._as_run(normal(policy, self.steps, self.op_layers))
+        return replace(policy, name=self.describe(policy))
+
+    def loss_scale(self, params: Params) -> LossScale:
+        """Return the loss scale of these decisions, whether or not it acts."""
+        return Scale().applied(self.base, params, self.section, self.setting).loss_scale
+
+    def ladder(self, baseline: str | None = None) -> dict[str, tuple[Policy, tuple[str, ...]]]:
+        """Return what is tried first, by digest, each with the presets that it is.
+
+        That is float32, the preset `baseline` and the ladder. Raises InputError where the first
+        accumulator of the section cannot take the operands of one.
+        """
+        found: dict[str, tuple[Policy, tuple[str, ...]]] = {}
+        first = ("float32", *([baseline] if baseline else []))
+        for name in dict.fromkeys((*first, *self.section.ladder)):
+            uniform = name in (UNIFORM, ALL_UNIFORM)
+            known_as = () if uniform else (name,)
+            for policy in self.uniform() if uniform else [self.preset(name)]:
+                check_accumulators(policy)
+                met, others = found.get(policy.digest, (policy, ()))
+                found[policy.digest] = met, (*others, *known_as)
+        return found
+
+    def preset(self, name: str) -> Policy:
+        """Return the preset as it is tried here: summed in the first accumulator offered."""
+        summed = with_accumulator(preset(name, self.layers), self.section.accumulators[0])
+        return self._as_run(summed)
+
+    def _as_run(self, policy: Policy) -> Policy:
+        return policy if self.model is None else as_run(policy, self.model, self.target)
+
+    def uniform(self) -> list[Policy]:
+        """Return each format on every layer with each choice of master weights, widest first.
+
+        Everything else is the first that the section offers. float32 is left out: the ladder has
+        it as the preset.
+        """
+        formats = sorted(self.section.formats, key=lambda name: -format_named(name).bits)
+        return [
+            self.policy({f"format.{g.name}": name for g in self.groups} | {"master_weights": kept})
+            for name in formats
+            if name != "float32"
+            for kept in self.section.master_weights
+        ]
+
+    def describe(self, policy: Policy) -> str:
+        """Return a short name: the formats group by group, then what is not the default."""
+        return " ".join(
+            word for kind in DECIDED for word in kind.words(policy, self.section, self.setting)
+        )
+
+    def project(self, policy: Policy) -> Params:
+        """Return the decisions nearest to `policy`, so that a sampler can learn from its result.
+
+        The policy itself is what gets trained; these only place it in the space.
+        """
+        wanted: Params = {}
+        for kind in DECIDED:
+            wanted |= kind.read(policy, self.section, self.setting)
+        choices = self.choices()
+        return {name: _nearest(wanted[name], values) for name, values in choices.items()}
+
+
+def make_space(
+    section: SpaceSection,
+    model: Model,
+    rules: Sequence[FormatRule] = (),
+    target: str | None = None,
+    steps: int | None = None,
+) -> Space:
+    """Return the space of `section` for `model`, every policy of it as `rules` leave it.
+
+    With a `target` of the exporters every policy is as that target runs it. `steps` are those of
+    the run: phases, schedules and growth intervals are shares of it.
+
+    Raises InputError for a group with a layer the model lacks or that no or two groups name, and
+    for a rule that matches nothing.
+    """
+    section = offered(section, model, target)
+    groups = complete_groups(section, model)
+    names = model.layer_names
+    base, placed = preset(section.base, names), rules_for(rules, model)
+    ops = {op: layers for op, layers in layers_of_ops(model).items() if op in section.ops}
+    space = Space(section, names, groups, base, placed, model, target, steps, ops)
+    for accumulator in section.accumulators:
+        for name in section.formats:
+            formats = {f"format.{group.name}": name for group in groups}
+            check_accumulators(space.policy({**formats, "accumulator": accumulator}))
+    for each in space.rules:
+        for option in each.rule.options:
+            check_accumulators(space.policy({f"rule.{each.name}": option}))
+    return space
+
+
+def check_accumulators(policy: Policy) -> None:
+    """Raise InputError where a layer's accumulator cannot take its operands' formats."""
+    for layer in {layer for _, layer in policy.layers}:
+        row, compute = accumulator_named(layer.accumulator), format_named(layer.compute)
+        try:
+            product(row, compute)
+            product(row, (compute, format_named(layer.grad)))
+        except InputError as error:
+            raise InputError(f"space.accumulators: {policy.name}: {error}") from None
+
+
+def _nearest(wanted: Any, values: tuple[Any, ...]) -> Any:
+    if wanted in values:
+        return wanted
+    if isinstance(wanted, int | float) and not isinstance(wanted, bool):
+        return min(values, key=lambda value: (abs(value - wanted), value))
+    try:
+        bits = format_named(wanted).bits
+        return min(values, key=lambda name: abs(format_named(name).bits - bits))
+    except InputError:
+        return values[0]

@@ -1,0 +1,69 @@
+"""Policies as the export target of a study runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policysearch.export.targets import Target, target_named
+from policysearch.formats import format_named
+from policysearch.nn.model import Model
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Recipe, Scaling
+from policysearch.space.section import SpaceSection
+from policysearch.values import InputError
+
+BASE = "torch.autocast.bfloat16"
+"""A preset that multiplies in the formats of the layers."""
+
+SCALINGS: tuple[Recipe, ...] = ("current",)
+"""How exported files scale operands in 8 bits."""
+
+
+def as_run(policy: Policy, model: Model, target: str | None) -> Policy:
+    """Return the policy that `target` obeys when it is given this one; None obeys any as it is."""
+    return policy if target is None else target_named(target).runs(policy, model)
+
+
+def named_as_run(policy: Policy, model: Model, target: str | None) -> Policy:
+    """Return `as_run`, whose name says so where it differs from the policy that was given."""
+    running = as_run(policy, model, target)
+    if target is None or not differences(policy, model, target):
+        return running
+    return replace(running, name=f"{policy.name}, as {target} runs it")
+
+
+def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSection:
+    """Return the section with the formats and the accumulator that the target can express.
+
+    InputError where none of the formats is left.
+    """
+    if target is None:
+        return section
+    there = target_named(target)
+    kept = tuple(name for name in section.formats if _is_offered(name, model, there))
+    if not kept:
+        given = f"{list(section.formats)} with study.target {target!r}"
+        raise InputError(f"space.formats: {given}; expected one or more that it runs")
+    narrow = any(format_named(name).bits < 16 for name in kept)
+    scalings = SCALINGS if narrow else ()
+    return replace(section, formats=kept, accumulators=("float32",), scalings=scalings)
+
+
+def _is_offered(name: str, model: Model, target: Target) -> bool:
+    """Whether some layer runs in the format, where all are asked to."""
+    formats, types = uniform_layer(name), model.layer_types
+    layers = [x for x in model.layer_names if target.offers(formats, types.get(x, ""))]
+    policy = preset(BASE, model.layer_names).with_layers(dict.fromkeys(layers, formats))
+    asked = replace(policy, scaling=Scaling(SCALINGS[0]))
+    return any(target.runs(asked, model).layer(layer).compute == name for layer in layers)
+
+
+def differences(policy: Policy, model: Model, target: str) -> tuple[str, ...]:
+    """Return what the target does otherwise than the policy says, and than it would train here.
+
+    What is left to the user's module and training loop is not among it.
+    """
+    there = target_named(target)
+    left = there.losses(there.runs(policy, model), model)
+    return tuple(line for line in there.losses(policy, model) if line not in left)

@@ -1,0 +1,1 @@
+"""Studies: specified, run, recorded and read back; all that knows optuna."""

@@ -1,0 +1,222 @@
+"""A search under way: a policy is asked for whenever a worker is free, and told when it is done."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from policysearch.objective.score import Outcome
+from policysearch.policy.policy import Policy
+from policysearch.study.journal.records import Asked, RunKey
+from policysearch.study.low_fidelity import Looking
+from policysearch.study.optuna_view import History, Seen
+from policysearch.study.proposer import Proposer
+from policysearch.study.session import Progress, Session
+from policysearch.study.stopping import EXHAUSTED, Clock, Limits
+from policysearch.study.workers.executors import Executor, Job
+
+
+def search(
+    session: Session,
+    executor: Executor,
+    progress: Progress | None,
+    retry_failed: bool = False,
+    clock: Clock = time.monotonic,
+) -> None:
+    """Go on until the study's trials are done or there is another reason to stop; record it.
+
+    First come the runs that recorded trials lack: a seed was added, or, with `retry_failed`, runs
+    that failed.
+    """
+    if retry_failed:
+        session.forget_failed()
+    for key, outcome in session.trained(executor, session.missing(session.records.trials)):
+        session.records.add_run(key, outcome)
+        if progress is not None:
+            progress(len(session.records.searched), session.results)
+    coordinator = Coordinator(session, executor.in_order, clock)
+    session.records.add_weighed(coordinator.weighed)
+    session.prices.record((*session.records.trials, *session.records.weighed))
+    if progress is not None:
+        progress(coordinator.done, session.results)
+    for _ in coordinator.looking.take(executor) if session.spec.study.looks else ():
+        if progress is not None:
+            progress(coordinator.done, session.results)
+    for index, outcome in executor.run(coordinator.jobs()):
+        coordinator.tell(index, outcome)
+        if progress is not None:
+            progress(coordinator.done, session.results)
+    session.records.add_stop(coordinator.reason)
+    session.prices.record(())  # Of the references, once there are trials.
+    for _ in _settled(session, executor) if session.spec.study.search_seeds else ():
+        if progress is not None:
+            progress(coordinator.done, session.results)
+    if session.folder is not None:
+        shutil.rmtree(session.folder, ignore_errors=True)  # What was not gone on with.
+    if progress is not None:
+        progress(coordinator.done, session.results)
+
+
+def _settled(session: Session, executor: Executor) -> Iterator[None]:
+    """Train members of the front with all seeds until each has them; yield after each run."""
+    while runs := session.settling():
+        for key, outcome in session.trained(executor, runs):
+            session.records.add_run(key, outcome)
+            yield
+
+
+BATCHES = 8
+"""Out of order, policies are asked for from the same trials until so small a share of those under
+way, or of those told, has been told since: a model is fitted once for many asks."""
+
+
+class Coordinator:
+    """Asks for policies and hands out their runs; what is asked depends on what was told alone.
+
+    A trial is told when it is recorded, so numbers give the order. With `in_order` trials are told
+    in the order they were asked for, and policy k is asked for from the first k - workers + 1 of
+    them: then nothing depends on how fast runs are. Without, they are told as they end, and a
+    policy is asked for, from nearly all of them (see BATCHES), for every run that can be started.
+    Either way each policy is recorded with how many trials it was asked from, so that its asking
+    can be repeated.
+    """
+
+    def __init__(self, session: Session, in_order: bool, clock: Clock = time.monotonic) -> None:
+        self._session, self._records, self._in_order = session, session.records, in_order
+        self._proposer = Proposer(session.spec, session.objective, session.space)
+        self.looking = Looking(session, self._proposer, in_order)
+        self._limits = Limits(session.spec, self._proposer.first, clock)
+        self._history = History(session.spec.objectives.names)
+        for asked in self._records.searched:
+            self._history.append(session.seen(asked))
+        self._asked = sorted(self._records.searched, key=lambda asked: asked.place)
+        self._keys: list[RunKey] = []
+        self._begun: set[RunKey] = set()
+        self._ready: deque[tuple[RunKey, Policy]] = deque()
+        self._seeds, self._finished = session.spec.study.searched, 0
+        self._passed = -1
+        self.reason = ""
+        """Why the search asked for no more, once it is at its end."""
+        for asked in list(self._records.outstanding.values()):
+            self._begin(asked)
+
+    @property
+    def weighed(self) -> list[Asked]:
+        """What of the ladder is left while another policy promises more."""
+        return self._proposer.weighed
+
+    @property
+    def done(self) -> float:
+        """Trials done, with fractions."""
+        return len(self._records.searched) + self._finished / len(self._seeds)
+
+    def jobs(self) -> Iterator[Job | None]:
+        """Yield what to run next; None where that is not known before another run has ended."""
+        while True:
+            if self._ready:
+                key, policy = self._ready.popleft()
+                self._keys.append(key)
+                yield self._session.job(key, policy)
+            elif (asked := self._next()) is not None:
+                self._records.add_asked(asked)
+                self._begin(asked)
+            elif self.reason:
+                return
+            elif not self._ready:
+                yield None
+
+    def tell(self, index: int, outcome: Outcome) -> None:
+        """Record how the run at place `index` of `jobs` ended, and the trials that end with it."""
+        key = self._keys[index]
+        self._records.add_run(key, outcome)
+        if not key.jitter and key.seed in self._seeds:
+            self._finished += len(self._waiting(key.digest))
+        self._settle(key.digest)
+
+    def _begin(self, asked: Asked) -> None:
+        """Make ready the runs that the policy needs and that nobody has begun."""
+        self._asked.append(asked)
+        runs = self._session.missing([asked])
+        self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
+        self._begun |= runs.keys()
+        own = {key for key in runs if key.seed in self._seeds and not key.jitter}
+        self._finished += len(self._seeds) - sum(key.digest == asked.trained for key in own)
+        self._settle(asked.trained)
+
+    def _waiting(self, digest: str) -> list[Asked]:
+        """Return what is outstanding and trained by runs of the policy `digest`."""
+        return [each for each in self._records.outstanding.values() if each.trained == digest]
+
+    def _settle(self, digest: str) -> None:
+        """Record the trials whose runs have all ended, now that one of the policy `digest` has."""
+        waiting = list(self._records.outstanding.values())
+        if not self._in_order and digest != self._session.float32.digest:
+            waiting = self._waiting(digest)
+        for asked in waiting:
+            if self._session.ended(asked):
+                self._session.record(asked)
+                self._finished -= len(self._seeds)
+                self._history.append(self._session.seen(asked))
+            elif self._in_order:
+                break
+
+    def _next(self) -> Asked | None:
+        """Return the policy to ask for; None where there is none now, with `reason` where ever."""
+        told, place = len(self._records.searched), len(self._asked)
+        late = self._session.spec.study.workers - 1
+        first = place - late if self._in_order else self._heard(told)
+        for count in range(max(0, first, self._passed + 1), told + 1):
+            known = {asked.digest for asked in self._asked}
+            heard = self._settled_goal(count if self._in_order else told)
+            if heard is None:
+                return None
+            self.reason = self._limits.reached(known, heard, self.looking.trials)
+            if self.reason:
+                return None
+            found = self.proposed(self._asked, count)
+            if found is None:
+                self.reason = EXHAUSTED
+                return None
+            if not self._limits.too_small(found[1]):
+                self._passed = -1
+                return found[0]
+            self._passed = count
+        if self._passed == place:  # With nothing outstanding that could raise it.
+            self.reason = self._limits.expected
+        return None
+
+    def _settled_goal(self, count: int) -> list[Seen] | None:
+        """Return the first `count` trials, those that meet the goal as all seeds have them.
+
+        None while runs of these are missing: they are made ready. One seed may be luck.
+        """
+        session, heard = self._session, self._history.first(count)
+        met = [place for place, seen in enumerate(heard) if self._limits.meets(seen)]
+        asked, seeds = self._records.searched, session.spec.study.seeds
+        runs = session.missing([asked[place] for place in met], seeds)
+        self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
+        self._begun |= runs.keys()
+        for place in met if not runs else ():
+            heard[place] = session.seen(asked[place], seeds)
+        return None if runs else heard
+
+    def _heard(self, told: int) -> int:
+        """Return from how many of the trials `told` to ask, where their order is that of coming."""
+        last = max((asked.told for asked in self._asked), default=0)
+        return told if told - last >= min(len(self._asked) - told, last) / BATCHES else last
+
+    def proposed(self, asked: Sequence[Asked], told: int) -> tuple[Asked, float] | None:
+        """Return what is asked for after `asked`, with the first `told` trials told; and its gain.
+
+        See `Proposer.propose`. What is asked for and not told counts as under way, also where it
+        has ended since.
+        """
+        heard = {each.digest for each in self._records.searched[:told]}
+        pending = [self._session.params(each) for each in asked if each.digest not in heard]
+        known = {each.digest for each in asked}
+        shown, promised = self._history.shown(told), self.looking.promised(heard)
+        found = self._proposer.propose(len(asked), shown, pending, known, promised)
+        return found and (replace(found[0], told=told), found[1])

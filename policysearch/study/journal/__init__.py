@@ -1,0 +1,1 @@
+"""The journal of a study: its lines, the records on them, and what made them."""

@@ -1,0 +1,180 @@
+"""What the training results of a study depend on: its task, its data, the code, the libraries."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+from policysearch.train.tasks import Task
+from policysearch.values import InputError
+
+# What chooses, prices, shows or exports policies: a trained run stays what it is.
+_AFTERWARDS = ("commands", "cost", "search", "space", "study", "report", "export", "verify")
+_AT_THE_TOP = ("__init__.py", "__main__.py", "api.py", "cli.py")
+_SUFFIXES = (".py", ".c", ".h", ".json")
+_PARTS = ("code", "libraries")
+
+_C_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/|\s+|\w+|.', re.S)
+
+
+def code_fingerprints(left_out: tuple[str, ...] = _AFTERWARDS) -> dict[str, str]:
+    """Return a digest per file of the package that results depend on, by its path.
+
+    Comments, docstrings and formatting do not count, neither in Python nor in C.
+    """
+    found = {}
+    for name, file in sorted(_files(files("policysearch"), "", left_out)):
+        found[name] = _fingerprint(name.rpartition(".")[2], file.read_text(encoding="utf-8"))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _fingerprint(kind: str, text: str) -> str:
+    return hashlib.sha256(_meaning(kind, text).encode()).hexdigest()[:16]
+
+
+def _files(
+    folder: Traversable, prefix: str, left_out: tuple[str, ...]
+) -> Iterator[tuple[str, Traversable]]:
+    for item in folder.iterdir():
+        name = f"{prefix}{item.name}"
+        if item.is_dir() and name not in left_out:
+            yield from _files(item, f"{name}/", left_out)
+        elif item.is_file() and name.endswith(_SUFFIXES) and name not in _AT_THE_TOP:
+            yield name, item
+
+
+def _meaning(kind: str, text: str) -> str:
+    if kind == "py":
+        return repr(_shape(ast.parse(text)))
+    if kind == "json":
+        return json.dumps(json.loads(text), sort_keys=True)
+    return _c_meaning(text.replace("\r\n", "\n").replace("\\\n", " "))
+
+
+def _c_meaning(text: str) -> str:
+    """Return the tokens, one blank between; only a preprocessor line ends with its line."""
+    said = []
+    for line in _without_comments(text).splitlines():
+        tokens = " ".join(match[0] for match in _C_TOKEN.finditer(line) if not match[0].isspace())
+        said.append(f"\n{tokens}\n" if tokens.startswith("#") else f"{tokens} " * bool(tokens))
+    return "".join(said)
+
+
+def _shape(node: Any) -> Any:
+    """Return what a syntax tree says, without text that stands alone (docstrings).
+
+    Empty fields are left out, so that versions of Python that add some agree.
+    """
+    if isinstance(node, list):
+        return [_shape(item) for item in node if not _is_text(item)]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = [(name, _shape(value)) for name, value in ast.iter_fields(node)]
+    return type(node).__name__, [pair for pair in fields if pair[1] not in (None, [])]
+
+
+def _is_text(node: Any) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _without_comments(text: str) -> str:
+    tokens = (match[0] for match in _C_TOKEN.finditer(text))
+    return "".join(" " if token.startswith(("//", "/*")) else token for token in tokens)
+
+
+def libraries() -> dict[str, str]:
+    """Return versions of what computes beside the package: numpy, its BLAS and its SIMD paths."""
+    every = [row for row in threadpool_info() if row.get("user_api") == "blas"]
+    ours = [row for row in every if "numpy" in str(row.get("filepath"))] or every
+    named = {
+        " ".join(str(row.get(key)) for key in ("internal_api", "version", "architecture"))
+        for row in ours
+    }
+    config: Any = np.show_config(mode="dicts")
+    simd = config.get("SIMD Extensions", {}).get("found", [])
+    return {"numpy": np.__version__, "blas": ", ".join(sorted(named)), "simd": " ".join(simd)}
+
+
+def identity_of(
+    task: Task, model_fingerprint: str, data_fingerprint: str, float32_digest: str
+) -> dict[str, Any]:
+    """Return what trained runs belong to, as plain data."""
+    return {
+        "task": task.to_plain(),
+        "model": model_fingerprint,
+        "data": data_fingerprint,
+        "float32": float32_digest,
+        "code": code_fingerprints(),
+        "libraries": libraries(),
+    }
+
+
+def check_identity(
+    recorded: Mapping[str, Any], now: Mapping[str, Any], where: str, accept: bool = False
+) -> None:
+    """Raise InputError, naming what differs, unless runs may be added to those in `where`.
+
+    `accept` lets other code and libraries pass; another task or other data never do, because
+    their losses are not comparable.
+    """
+    check_task(recorded, now["task"], where)
+    for key in ("model", "data"):
+        check_part(key, recorded, now[key], f"storage {where}")
+    changed = differences(recorded, now)
+    if changed and not accept:
+        raise InputError(
+            f"storage {where}: {'; '.join(changed)}; expected what made its results (name another "
+            "file with --storage, or mix both with `run --accept-changes`, which is recorded)"
+        )
+
+
+def check_part(key: str, recorded: Mapping[str, Any], now: str, where: str) -> None:
+    """Raise InputError unless the fingerprint of the model, or of the data, is as `recorded`."""
+    if recorded.get(key, "") != now:
+        raise InputError(
+            f"{where}: {key} differs: {now[:12] or 'built in'}; expected "
+            f"{recorded.get(key, '')[:12] or 'built in'}, which made its results "
+            "(name another file with --storage to start afresh)"
+        )
+
+
+def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return one phrase per part of code or libraries that differs, naming files and versions."""
+    found = []
+    for part in _PARTS:
+        old, new = recorded.get(part, {}), now[part]
+        names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        if part == "code" and names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            found.append(f"code differs: {', '.join(names[:3])}{more}")
+        elif names:
+            said = [f"{name} {new.get(name)} (was {old.get(name)})" for name in names]
+            found.append(f"libraries differ: {', '.join(said)}")
+    return found
+
+
+def check_task(recorded: Mapping[str, Any], task: Mapping[str, Any], where: str) -> None:
+    """Raise InputError, naming the key, unless the recorded runs are of `task`."""
+    old = recorded.get("task", {})
+    for key in (*task, *(old.keys() - task.keys())):
+        if old.get(key) != task.get(key):
+            raise InputError(
+                f"storage {where}: study file differs: task.{key}: {task.get(key)!r}; expected "
+                f"{old.get(key)!r}, which made its results "
+                "(name another file with --storage to start afresh)"
+            )

@@ -1,0 +1,291 @@
+"""The journal file of a study: opened by one run at a time, checked, appended to, repaired."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from policysearch.files import reason, write_whole
+from policysearch.study.journal.lines import Line, Reading, read_journal, salvage, sealed
+from policysearch.values import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs of one study at once are not caught there.
+    fcntl = None  # type: ignore[assignment]
+
+Direction = Literal["minimize", "maximize"]
+_CREATE_STUDY = 0
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class _NoLock(JournalFileOpenLock):
+    """`exclusive` holds the file for the whole run, so single appends need no lock."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class SealedJournal(JournalFileBackend):
+    """Optuna's journal file, each record written in one piece with its place and checksum."""
+
+    def __init__(self, path: Path, next_place: int) -> None:
+        self._path, self._next_place = path, next_place
+        self._held = os.stat(path)
+        super().__init__(str(path), lock_obj=_NoLock(str(path)))
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append the records; raises InputError, with nothing appended, where that fails."""
+        places = range(self._next_place, self._next_place + len(logs))
+        text = b"".join(sealed(log, place) for log, place in zip(logs, places, strict=True))
+        try:
+            with open(self._path, "r+b", buffering=0) as file:
+                self._check(os.fstat(file.fileno()))
+                _append(file, text)
+        except OSError as error:
+            raise InputError(
+                f"storage {self._path}: {error.strerror}; expected room for the results "
+                "(run again to resume: what was finished before is kept)"
+            ) from None
+        self._next_place += len(logs)
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """Yield the records from there on; InputError where another file has taken the place."""
+        try:
+            self._check(os.stat(self._path))
+        except OSError as error:
+            raise InputError(
+                f"storage {self._path}: {error.strerror}; expected it to stay while a study runs"
+            ) from None
+        yield from super().read_logs(log_number_from)
+
+    def _check(self, found: os.stat_result) -> None:
+        """Raise InputError unless this is the file that is held: others may be another run's."""
+        if not os.path.samestat(found, self._held):
+            raise InputError(
+                f"storage {self._path}: another file than the one this run holds; expected it to "
+                "stay while a study runs (what was finished before is in the other)"
+            )
+
+
+def _append(file: IO[bytes], text: bytes) -> None:
+    before = file.seek(0, os.SEEK_END)
+    try:
+        left = memoryview(text)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(before)
+        raise
+
+
+def read_checked(path: Path) -> Reading:
+    """Return what the journal at `path` holds.
+
+    Raises InputError, naming the line, for a file that is missing, unreadable or damaged.
+    """
+    reading = read_journal(_content(path))
+    if reading.damage:
+        more = f" and {len(reading.damage) - 1} more" if len(reading.damage) > 1 else ""
+        raise InputError(
+            f"storage {path}: {reading.damage[0]}{more}; expected an unchanged journal "
+            "(`policysearch repair STUDY.toml` keeps every intact trial and a copy of the file)"
+        )
+    return reading
+
+
+def _content(path: Path) -> bytes:
+    try:
+        _check_file(path)
+        return path.read_bytes()
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError(f"storage {path}: {reason(error)}; expected a readable file") from None
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"storage {path}: not a file; expected the journal of a study")
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the journal at `path`, made if missing, so that no second run writes to it.
+
+    Raises InputError if it cannot be written or is held by another run.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if path.exists():
+                _check_file(path)
+            file = stack.enter_context(open(path, "a+b"))
+        except InputError:
+            raise
+        except (OSError, ValueError) as error:
+            raise InputError(f"storage {path}: {reason(error)}; expected a writable file") from None
+        _take(file.fileno(), path)
+        yield
+
+
+def _take(descriptor: int, path: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        if error.errno in _TAKEN:
+            taken = "in use by another run; expected one at a time"
+            raise InputError(f"storage {path}: {taken}") from None
+        raise InputError(f"storage {path}: {reason(error)}; expected a file to lock") from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Optuna's log to warnings meanwhile."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+@dataclass(frozen=True)
+class OpenJournal:
+    """A held journal, as Optuna sees it and as what it held when it was opened."""
+
+    study: optuna.Study
+    storage: JournalStorage
+    reading: Reading
+
+    @property
+    def study_id(self) -> int:
+        """The study's number in the storage."""
+        return self.storage.get_study_id_from_name(self.study.study_name)
+
+
+def open_for_writing(
+    path: Path, name: str, directions: list[Direction], metrics: Sequence[str]
+) -> OpenJournal:
+    """Return the held journal at `path`; if it is new, the study `name` is made in it.
+
+    What a killed writer left of a record is dropped: it never became visible. Raises InputError
+    for a damaged journal, and one that holds another study.
+    """
+    reading = read_checked(path)
+    _end_whole(path, reading)
+    storage = JournalStorage(SealedJournal(path, reading.next_place))
+    if any(line.record["op_code"] == _CREATE_STUDY for line in reading.lines):
+        check_name(reading, name, path)
+        study = optuna.load_study(study_name=name, storage=storage)
+    else:
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(metrics))
+    return OpenJournal(study, storage, reading)
+
+
+def _end_whole(path: Path, reading: Reading) -> None:
+    try:
+        with open(path, "r+b") as file:
+            file.truncate(reading.whole_bytes)
+            if reading.whole_bytes:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+    except OSError as error:
+        raise InputError(f"storage {path}: {reason(error)}; expected a writable file") from None
+
+
+def check_name(reading: Reading, name: str, path: Path) -> None:
+    """Raise InputError unless the journal is this package's and its study is called `name`."""
+    made = [line for line in reading.lines if line.record["op_code"] == _CREATE_STUDY]
+    if made and made[0].place is None:
+        raise InputError(
+            f"storage {path}: made by another program, or by policysearch 0.1.0; expected a "
+            "journal of this version (name another file with --storage)"
+        )
+    if made and made[0].record.get("study_name") != name:
+        found = made[0].record.get("study_name")
+        raise InputError(f"storage {path}: holds study {found!r}; expected {name!r}")
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair did: lines kept and lost, and where the damaged file is kept."""
+
+    kept: int
+    damage: tuple[str, ...]
+    copy: Path | None
+
+
+def repair(path: Path, name: str, directions: list[Direction]) -> Repair:
+    """Rewrite a damaged journal with every intact record; a sound one is left alone.
+
+    The damaged file is kept beside it under a new name. Raises InputError where nothing in it is
+    a record, and as `exclusive`.
+    """
+    if not path.exists():
+        raise InputError(f"storage {path}: not there; expected the journal of a study")
+    with exclusive(path):
+        content = _content(path)
+        reading = read_journal(content)
+        if not reading.damage:
+            return Repair(len(reading.lines), (), None)
+        kept = list(salvage(content))
+        if not kept:
+            raise InputError(f"storage {path}: no intact record in it; expected a journal")
+        copy = _spare_name(path)
+        write_whole({copy: content})
+        write_whole({path: _rewritten(kept, name, directions)})
+        return Repair(len(kept), reading.damage, copy)
+
+
+def _spare_name(path: Path) -> Path:
+    number = 1
+    while os.path.lexists(copy := path.with_name(f"{path.name}.damaged{number}")):
+        number += 1
+    return copy
+
+
+def _rewritten(kept: list[Line], name: str, directions: list[Direction]) -> bytes:
+    """Return a journal of these lines; one that lost its first record gets it again."""
+    records = [line.record for line in kept]
+    own = [line.place is not None for line in kept]
+    if not any(record["op_code"] == _CREATE_STUDY for record in records):
+        numbers = [("minimize", "maximize").index(direction) + 1 for direction in directions]
+        head = {"op_code": _CREATE_STUDY, "worker_id": "repair"}
+        records.insert(0, {**head, "study_name": name, "directions": numbers})
+        own.insert(0, True)
+    lines, place = [], 0
+    for record, ours in zip(records, own, strict=True):
+        bare = {key: value for key, value in record.items() if key not in ("n", "crc")}
+        lines.append(sealed(bare, place) if ours else _foreign(bare))
+        place += ours
+    return b"".join(lines)
+
+
+def _foreign(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,103 @@
+"""What policies cost on the device of a study: modeled once, recorded, and looked up after that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cached_property
+
+from policysearch.cost.price import PolicyCost
+from policysearch.objective.objective import Objective
+from policysearch.policy.policy import from_json, with_accumulator
+from policysearch.policy.presets import TF32, preset
+from policysearch.space.target import as_run
+from policysearch.study.journal.identity import check_part, code_fingerprints
+from policysearch.study.journal.records import Asked, Records, compact
+from policysearch.study.specification import StudySpec
+from policysearch.values import InputError, to_plain
+
+# What no price depends on.
+_ELSEWHERE = ("commands", "search", "space", "study", "report", "export", "verify")
+
+
+class Prices:
+    """The modeled cost of a study's policies; training and its results play no part in it.
+
+    `key` is a digest of what a price depends on beside the policy: device, stack, batch, how
+    float32 is spread, what is computed again, task and the code of the cost model. With another
+    key every policy is priced anew.
+    """
+
+    def __init__(self, objective: Objective, records: Records, spec: StudySpec) -> None:
+        self._objective, self._records, self._spec = objective, records, spec
+        self._new: dict[str, PolicyCost | None] = {}
+        plain = {
+            "device": repr(objective.device),
+            "stack": to_plain(objective.stack),
+            "batch_size": objective.cost_batch_size,
+            "parallel": to_plain(objective.parallel),
+            "recompute": list(objective.recompute),
+            "task": spec.task.to_plain(),
+            # as recorded: results are shown without making the model
+            "model": [identity.get("model", "") for identity in records.identities[-1:]],
+            "code": code_fingerprints(_ELSEWHERE),
+        }
+        self.key = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __call__(self, asked: Asked) -> PolicyCost | None:
+        """Return the modeled cost of a policy; None where the model has no price for it.
+
+        InputError where it has none for float32 either.
+        """
+        known = self._records.prices.get((self.key, asked.digest))
+        if known is not None:
+            return known
+        if asked.digest not in self._new:
+            objective = self._checked
+            try:
+                self._new[asked.digest] = objective.price(from_json(asked.text))
+            except InputError:
+                self._objective.check_price()
+                self._new[asked.digest] = None
+        return self._new[asked.digest]
+
+    @cached_property
+    def _checked(self) -> Objective:
+        """What prices policies; InputError where its model is not the one that was trained."""
+        for identity in self._records.identities[-1:]:
+            check_part("model", identity, self._objective.model.fingerprint, "results")
+        return self._objective
+
+    @property
+    def references(self) -> tuple[tuple[str, PolicyCost], ...]:
+        """What speedups are given against, by preset: strict float32, TF32, and the baseline.
+
+        TF32 where the device has it, the baseline where the study names one; none of them before
+        there is a trial.
+        """
+        priced = ((asked.presets[0], self(asked)) for asked in self._reference_policies())
+        return tuple((name, cost) for name, cost in priced if cost is not None)
+
+    def _reference_policies(self) -> list[Asked]:
+        """The references as policies: their layers are those of the trials."""
+        trials = self._records.trials
+        layers = [name for name, _ in from_json(trials[0].text).layers] if trials else []
+        tf32 = [TF32] if "tfloat32" in self._objective.device.formats else []
+        names = dict.fromkeys(("float32", *tf32, self._spec.study.baseline or "float32"))
+        accumulator = self._spec.space.accumulators[0]
+        policies = [with_accumulator(preset(name, layers), accumulator) for name in names]
+        if self._spec.study.target is not None:  # tfloat32 is a switch there, and stays itself
+            model, target = self._objective.model, self._spec.study.target
+            policies = [p if p.name == TF32 else as_run(p, model, target) for p in policies]
+        policies = [self._spec.parallel.spread(policy) for policy in policies]
+        found = zip(names, policies, strict=True) if layers else ()
+        return [Asked(-1, p.digest, compact(p), (name,), {}) for name, p in found]
+
+    def record(self, trials: Iterable[Asked]) -> None:
+        """Record the prices of `trials` and of the references that were made for another key."""
+        for asked in (*trials, *self._reference_policies()):
+            if (self.key, asked.digest) not in self._records.prices:
+                cost = self(asked)
+                if cost is not None:
+                    self._records.add_price(self.key, asked.digest, cost)

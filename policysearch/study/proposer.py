@@ -1,0 +1,158 @@
+"""Which policy is asked for next: what is left of the ladder, then what the sampler proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from optuna.trial import TrialState
+
+from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.rewrite.placed_rules import LISTS
+from policysearch.space.decided.base import Params
+from policysearch.space.section import ALL_UNIFORM
+from policysearch.space.space import Space
+from policysearch.study.gain_sampler import GainSampler, Known, gain_sampler
+from policysearch.study.journal.records import Asked, compact
+from policysearch.study.optuna_samplers import OWN, sampler_named
+from policysearch.study.optuna_view import Seen, gap_of, sampler_view
+from policysearch.study.specification import StudySpec
+
+MOST_DUPLICATES = 64
+"""So many known policies proposed in a row mean that the space has no others."""
+
+PATIENCE = 3
+"""After so many in a row, policies are drawn at random until there is a new one."""
+
+
+def lists_sorted(policy: Policy) -> Policy:
+    """Return the policy with its op lists sorted: their order is in the digest, and no matter."""
+    lists: dict[str, Any] = {key: tuple(sorted(getattr(policy, key))) for key in LISTS.values()}
+    return replace(policy, **lists)
+
+
+class Proposer:
+    """Proposes policies of a study; what it proposes depends on its arguments alone."""
+
+    def __init__(self, spec: StudySpec, objective: Objective, space: Space) -> None:
+        self._spec, self._objective, self._space = spec, objective, space
+        self.ladder = space.ladder(spec.study.baseline)
+        self._weighed = self._weighable() if spec.study.sampler == OWN else {}
+        # What of the ladder differs by the order of op lists alone, by each digest and the sorted.
+        self._alike: dict[str, list[str]] = {}
+        for digest, (policy, _) in self.ladder.items():
+            alike = self._alike.setdefault(lists_sorted(policy).digest, [])
+            alike.append(digest)
+            self._alike[digest] = alike
+
+    @property
+    def first(self) -> AbstractSet[str]:
+        """The digests of what is asked for before anything else: of the ladder what is named."""
+        return self.ladder.keys() - self._weighed.keys()
+
+    @property
+    def weighed(self) -> list[Asked]:
+        """What of the ladder is left while another policy promises more (`Searcher`)."""
+        return [self._of_ladder(digest, -1) for digest in self._weighed]
+
+    def _weighable(self) -> dict[str, Params]:
+        """Return the uniform formats that are no preset, with the parameters that make them."""
+        if ALL_UNIFORM in self._spec.space.ladder:
+            return {}
+        uniform = {k: self._space.project(p) for k, (p, names) in self.ladder.items() if not names}
+        return {k: each for k, each in uniform.items() if self._space.policy(each).digest == k}
+
+    def propose(
+        self,
+        place: int,
+        shown: Sequence[Seen],
+        pending: Sequence[Params],
+        known: Collection[str],
+        promised: Sequence[Asked] = (),
+        whole: bool = False,
+    ) -> tuple[Asked, float] | None:
+        """Return the policy to ask for and what it is expected to add; None where there is none.
+
+        `shown` is what the search is told, `pending` what it asked for and is not told yet, `known`
+        the digests of all it has asked for, `promised` what comes after `first`, or after the
+        `whole` ladder. The gain is a share of the volume that the policies told dominate, infinity
+        where the sampler does not say. The sampler is made anew for every place, from the study's
+        seed and the place.
+        """
+        for digest in self.ladder:
+            if digest not in known and (whole or digest not in self._weighed):
+                return self._of_ladder(digest, place), np.inf
+        for first in promised:
+            if first.digest not in known:
+                return replace(first, place=place), np.inf
+        if self._spec.study.sampler != OWN:
+            return self._sampled(place, shown, pending, known)
+        chosen = self._chosen(place, shown, pending, known)
+        return chosen or self._sampled(place, (), (), known, PATIENCE)
+
+    def _is_known(self, policy: Policy, known: Collection[str]) -> bool:
+        """Whether it was asked for, or one of the ladder whose op lists are ordered otherwise."""
+        alike = self._alike.get(lists_sorted(policy).digest, [])
+        return any(digest in known for digest in (policy.digest, *alike))
+
+    def _of_ladder(self, digest: str, place: int) -> Asked:
+        policy, presets = self.ladder[digest]
+        params = self._space.project(policy)
+        return Asked(-1, digest, compact(policy), presets, params, place, start=True)
+
+    def _chosen(
+        self, place: int, shown: Sequence[Seen], pending: Sequence[Params], known: Collection[str]
+    ) -> tuple[Asked, float] | None:
+        """Return what the package's own sampler proposes; None where all of it is known."""
+        names = self._spec.objectives.names
+        told = [Known(each.params, each.values(names)) for each in shown]
+        told += [Known(params) for params in pending]
+        weighed = self._weighed.items()
+        start = [each for k, each in weighed if not any(d in known for d in self._alike[k])]
+        for _ in range(PATIENCE):
+            params = self._own.following(told, start)
+            if not params:
+                break
+            policy = self._space.policy(params)
+            new = not self._is_known(policy, known)
+            if new and policy.digest in self._weighed:
+                return self._of_ladder(policy.digest, place), self._own.expected_share
+            if new:
+                asked = Asked(-1, policy.digest, compact(policy), (), params, place)
+                return asked, self._own.expected_share
+            told.append(Known(params))  # Of the trials that are not shown.
+        return None
+
+    def _sampled(
+        self,
+        place: int,
+        shown: Sequence[Seen],
+        pending: Sequence[Params],
+        known: Collection[str],
+        streak: int = 0,
+    ) -> tuple[Asked, float] | None:
+        """Return what a sampler of Optuna proposes; after `streak` known ones, at random."""
+        study, space = self._spec.study, self._space
+        seeds = np.random.SeedSequence([study.seed, place]).generate_state(2)
+        at_random = sampler_named("random", int(seeds[1]))
+        chosen = at_random if streak else sampler_named(study.sampler, int(seeds[0]))
+        view = sampler_view(shown, space, self._spec.objectives.names, study.sampler, pending)
+        for tried in range(streak, MOST_DUPLICATES):
+            view.sampler = at_random if tried >= PATIENCE else chosen
+            trial = view.ask()
+            params = space.suggest(trial)
+            policy = space.policy(params)
+            if not self._is_known(policy, known):
+                return Asked(-1, policy.digest, compact(policy), (), params, place), np.inf
+            view.tell(trial, state=TrialState.FAIL)
+        return None
+
+    @cached_property
+    def _own(self) -> GainSampler:
+        """The package's own sampler; it keeps the prices of the space."""
+        return gain_sampler(self._spec, self._objective, gap_of)

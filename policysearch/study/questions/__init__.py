@@ -1,0 +1,1 @@
+"""Questions to a study that trains further policies, or none."""

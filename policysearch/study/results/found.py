@@ -1,0 +1,58 @@
+"""What a search added to the policies it began with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policysearch.cost.price import PolicyCost
+from policysearch.search.acquisition import (gain, regret, yardstick)
+from policysearch.study.gain_sampler import counted
+from policysearch.search.hypervolume import Array
+from policysearch.study.results.results import Results
+
+
+@dataclass(frozen=True)
+class Found:
+    """The dominated `volume` of all policies, and the `gain`: what of it the ladder alone lacks.
+
+    Measured as `gain.yardstick` says, from the prices of the whole ladder; what of it was not
+    trained adds nothing. `slower` and `slowest`: how much slower, mean and worst over
+    `gain.BUDGETS`, the ladder's fastest policy within a gap is than the fastest found.
+    """
+
+    volume: float
+    gain: float
+    slower: float
+    slowest: float
+
+
+def found(results: Results) -> Found | None:
+    """Return what the search added; None where float32 is all that it began with."""
+    trials = results.trials
+    start = [place for place, trial in enumerate(trials) if trial.start]
+    priced = [place for place in start if "float32" not in trials[place].presets]
+    if not priced or len(priced) == len(start):
+        return None
+    gaps = np.array([trial.loss_gap for trial in trials])
+    costs = np.array([_costs(trial.cost, results) for trial in trials])
+    measure = yardstick(ladder_costs(results))
+    slower = regret(gaps, costs, start)[:, 0]
+    volume = measure.volume(gaps, costs)
+    added = max(0.0, gain(measure, gaps, costs, start))  # a difference of volumes, rounded
+    return Found(volume, added, float(slower.mean()), float(slower.max()))
+
+
+def ladder_costs(results: Results) -> Array:
+    """Return (time, memory) over float32's of the ladder but for float32, trained or not: [n, 2].
+
+    An axis that is no objective is the same for all.
+    """
+    trained = [t.cost for t in results.trials if t.start and "float32" not in t.presets]
+    left = [cost for _, cost in results.left]
+    return np.array([_costs(cost, results) for cost in (*trained, *left)])
+
+
+def _costs(cost: PolicyCost, results: Results) -> Array:
+    return np.array(counted(1.0 / cost.speedup, cost.memory_ratio, results.spec.objectives.names))

@@ -1,0 +1,139 @@
+"""Whether a recipe can rank policies: how far gaps stray, beside what float32 itself learns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata
+from scipy.stats import t as student
+
+from policysearch.study.results.noise import (CONFIDENCE, Interval)
+from policysearch.train.tasks import Task
+
+RESOLUTION = 10.0
+"""An effect is claimed from this many times the noise floor on."""
+
+WANTED_SHARE = 0.01
+"""A gap of this share of float32's loss drop must be told for a verdict; see docs/noise.md."""
+
+FEWEST = 8
+"""Fewer policies with a spread do not speak for the recipe."""
+
+ERRORS = 2.0
+"""So many standard errors are what a mean gap may be off by, over many policies."""
+
+MOST_SEEDS = 20
+"""With more seeds than this the recipe is to be changed rather than repeated."""
+
+KINKED = ("relu",)
+"""Activations with a kink: a change of the last bit there becomes one of the gradient."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What float32 does under the recipe: mean loss in nats before any update, and in the tail."""
+
+    first_loss: float
+    tail_loss: float
+
+    @property
+    def drop(self) -> float:
+        """How far the loss falls, in nats."""
+        return self.first_loss - self.tail_loss
+
+
+def cannot_rank(
+    learned: Learned | None,
+    noise_gap: float | None,
+    intervals: Sequence[Interval | None],
+    task: Task,
+    seeds: int,
+) -> str:
+    """Say why the recipe cannot rank policies, and what to change; "" where it can, or unknown.
+
+    It can where ten times the noise floor is within WANTED_SHARE of float32's drop, and at least
+    half of the policies with a spread are told from float32 or known to lie within that share.
+    """
+    if learned is None:
+        return ""
+    wanted, drop = WANTED_SHARE * learned.drop, f"{learned.drop:.2g} nats float32 learns"
+    if learned.drop <= 0.0:
+        return _said("float32's own loss does not fall", "more task.steps, or another rate")
+    if RESOLUTION * (noise_gap or 0.0) > wanted:
+        share = RESOLUTION * (noise_gap or 0.0) / learned.drop
+        return _said(
+            f"float32's initial weights jittered by 1e-6 move its loss by {noise_gap:.1e} nats, "
+            f"and ten times that is {share:.1%} of the {drop} (at most {WANTED_SHARE:.0%})",
+            _calmer(task),
+        )
+    known = [i for i in intervals if i is not None and i.error > 0.0]
+    lost = [i for i in known if undecided(i, wanted)]
+    if len(known) < FEWEST or 2 * len(lost) <= len(known):
+        return ""
+    error = sorted(interval.error for interval in lost)[len(lost) // 2]
+    more = math.ceil(seeds * (ERRORS * error / wanted) ** 2)
+    return _said(
+        f"over the seeds, {len(lost)} of {len(known)} policies are neither told from float32 nor "
+        f"known to be within {WANTED_SHARE:.0%} of the {drop}",
+        f"study.seeds: {more} instead of {seeds}" if more <= MOST_SEEDS else _calmer(task),
+    )
+
+
+def _said(why: str, change: str) -> str:
+    return f"this recipe cannot rank policies: {why}; change: {change}"
+
+
+def _calmer(task: Task) -> str:
+    smooth = f", or a smooth task.activation as tanh (now {task.activation})"
+    return f"a lower task.learning_rate (now {task.learning_rate:g})" + smooth * (
+        task.activation in KINKED
+    )
+
+
+def undecided(interval: Interval, wanted: float) -> bool:
+    """Whether a mean gap is neither told from zero nor known to within `wanted` nats."""
+    off = ERRORS * interval.error
+    return off > wanted and off > abs(interval.mean)
+
+
+def seeds_needed(error: float, degrees: float, seeds: int, wanted: float) -> int:
+    """Return with how many seeds a 95 % interval reaches no further than `wanted` nats.
+
+    `error`: the standard error from `seeds` of them, with `degrees` of freedom. MOST_SEEDS + 1
+    where that many do not do.
+    """
+    for count in range(2, MOST_SEEDS + 1):
+        reach = student.ppf(0.5 + CONFIDENCE / 2, degrees * (count - 1) / max(1, seeds - 1))
+        if reach * error * math.sqrt(seeds / count) <= wanted:
+            return count
+    return MOST_SEEDS + 1
+
+
+def split_half(gaps: Sequence[Sequence[float]]) -> float | None:
+    """Return the rank correlation of policies between halves of the seeds, mean over all halvings.
+
+    `gaps`: per policy its gap per seed. None for a single seed, or fewer than three policies.
+    """
+    table = np.array(gaps, dtype=float)
+    if table.ndim != 2 or len(table) < 3 or table.shape[1] < 2:
+        return None
+    seeds = range(table.shape[1])
+    found = []
+    for half in itertools.combinations(seeds, table.shape[1] // 2):
+        rest = [seed for seed in seeds if seed not in half]
+        found.append(
+            rank_correlation(table[:, list(half)].mean(axis=1), table[:, rest].mean(axis=1))
+        )
+    return math.fsum(found) / len(found)
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Spearman's rank correlation; 0 where either is constant."""
+    first, second = rankdata(a), rankdata(b)
+    if np.ptp(first) == 0.0 or np.ptp(second) == 0.0:
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])

@@ -1,0 +1,187 @@
+"""From the facts of a study to its results: every policy against float32, under a study file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
+
+from policysearch.cost.price import PolicyCost
+from policysearch.objective.objective import JITTER
+from policysearch.objective.score import Failure, Measurement, Outcome, gap, score
+from policysearch.study.journal.identity import differences
+from policysearch.study.journal.records import Asked, Records, RunKey, digest_of_runs
+from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
+from policysearch.study.results.confirmation import confirmations, unconfirmed
+from policysearch.study.results.fidelity import Prices, looked
+from policysearch.study.results.ranking import Learned
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec
+from policysearch.train.tasks import Task
+
+T = TypeVar("T")
+
+
+def read_results(
+    records: Records,
+    spec: StudySpec,
+    prices: Prices,
+    references: Sequence[tuple[str, PolicyCost]] = (),
+) -> Results:
+    """Return what the study has found so far; policies with a run outstanding are left out.
+
+    `references` is what speedups are given against, by name.
+    """
+    if not records.identities:
+        return Results(spec, (), None)
+    seeds, base = spec.study.seeds, records.identities[-1]["float32"]
+    trials: list[Trial] = []
+    failed: list[FailedTrial] = []
+    by_hand = {asked.digest for asked in records.trials if asked.by_hand}
+    for asked in _each_once(records.trials):
+        trained = [s for s in seeds if RunKey(asked.trained, s) in records.runs]
+        known = [s for s in seeds if s in trained or s in spec.study.searched]
+        outcome = scored(asked, records.runs, base, known, prices)
+        if isinstance(outcome, Trial):
+            trials.append(replace(outcome, by_hand=outcome.digest in by_hand))
+        elif outcome is not None:
+            failed.append(outcome)
+    return Results(
+        spec,
+        tuple(trials),
+        noise_gap(records.runs, base, seeds),
+        tuple(failed),
+        float32_fault(records.runs, base, spec.task, seeds),
+        tuple(change for pair in pairwise(records.identities) for change in differences(*pair)),
+        _by_digest(trials, partial(confirmations, records.runs, base)),
+        tuple(references),
+        learned(records.runs, base, seeds),
+        records.stopped,
+        looked(records, spec, base, prices),
+        _left(records, prices),
+        _by_digest(trials, partial(unconfirmed, records.runs, base)),
+    )
+
+
+def _left(records: Records, prices: Prices) -> tuple[tuple[str, PolicyCost], ...]:
+    """Return name and cost of what of the ladder was not trained."""
+    trained = {asked.digest for asked in records.trials}
+    priced = [(each, prices(each)) for each in records.weighed if each.digest not in trained]
+    return tuple((policy_name(each.text), cost) for each, cost in priced if cost is not None)
+
+
+def _by_digest(
+    trials: Sequence[Trial], found: Callable[[list[str]], Mapping[str, T]]
+) -> tuple[tuple[str, T], ...]:
+    """Return (digest, what is found) of the trials, by the digests of their runs."""
+    trained = {trial.digest: digest_of_runs(trial.text, trial.digest) for trial in trials}
+    by_run = found(list(dict.fromkeys(trained.values())))
+    return tuple((digest, by_run[run]) for digest, run in trained.items() if run in by_run)
+
+
+def _each_once(trials: Sequence[Asked]) -> list[Asked]:
+    """Return the trials with every policy once: one tried by hand and searched later is the first.
+
+    It keeps that number, so that what was printed of it stays true, and the names of the later one.
+    """
+    found: dict[str, Asked] = {}
+    for asked in trials:
+        first = found.setdefault(asked.digest, asked)
+        if first is not asked:
+            names, start = first.presets or asked.presets, first.start or asked.start
+            found[asked.digest] = replace(first, presets=names, start=start)
+    return list(found.values())
+
+
+def scored(
+    asked: Asked,
+    runs: Mapping[RunKey, Outcome],
+    base: str,
+    seeds: Sequence[int],
+    prices: Prices,
+) -> Trial | FailedTrial | None:
+    """Return what the runs of a policy amount to; None while one of them is outstanding.
+
+    `base` is the digest of float32. Where float32 has no measurement the gap is DIVERGED_GAP.
+    """
+    trained = asked.trained
+    outcomes = [runs.get(RunKey(trained, seed)) for seed in seeds]
+    if any(RunKey(digest, seed) not in runs for seed in seeds for digest in (trained, base)):
+        return None
+    reasons = [o.reason for o in outcomes if isinstance(o, Failure)]
+    cost = prices(asked)
+    if reasons or cost is None:
+        reason = reasons[0] if reasons else "the cost model has no price for it"
+        return FailedTrial(asked.number, asked.text, asked.presets, reason)
+    measured = [o for o in outcomes if isinstance(o, Measurement)]
+    lost = [
+        f"{run.divergence} (seed {s})"
+        for run, s in zip(measured, seeds, strict=True)
+        if run.diverged
+    ]
+    scores = (
+        score(run, _measured(runs.get(RunKey(base, seed))), cost)
+        for run, seed in zip(measured, seeds, strict=True)
+    )
+    return Trial(
+        asked.number,
+        asked.digest,
+        asked.text,
+        asked.presets,
+        tuple(scores),
+        divergence=lost[0] if lost else "",
+        start=asked.start,
+        seeds=tuple(seeds),
+    )
+
+
+def _measured(outcome: Outcome | None) -> Measurement | None:
+    return outcome if isinstance(outcome, Measurement) else None
+
+
+def noise_gap(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -> float | None:
+    """Return how far float32's tail loss moves under jitter, as root mean square, in nats."""
+    pairs = [
+        (_measured(runs.get(RunKey(base, seed, JITTER))), _measured(runs.get(RunKey(base, seed))))
+        for seed in seeds
+    ]
+    shifts = [
+        gap(jittered, plain)
+        for jittered, plain in pairs
+        if jittered and plain and not plain.diverged
+    ]
+    return math.sqrt(math.fsum(s * s for s in shifts) / len(shifts)) if shifts else None
+
+
+def learned(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -> Learned | None:
+    """Return float32's mean loss before and after; None where a run is missing, lost or older."""
+    measured = [_measured(runs.get(RunKey(base, seed))) for seed in seeds]
+    pairs = [
+        (run.first_loss, run.tail_loss)
+        for run in measured
+        if run and run.first_loss is not None and run.tail_loss is not None
+    ]
+    if len(pairs) < len(seeds):
+        return None
+    first, tail = zip(*pairs, strict=True)
+    return Learned(math.fsum(first) / len(seeds), math.fsum(tail) / len(seeds))
+
+
+def float32_fault(
+    runs: Mapping[RunKey, Outcome], base: str, task: Task, seeds: Sequence[int]
+) -> str:
+    """Say that float32 itself diverged or failed, and what to change; "" where it did not."""
+    for seed in seeds:
+        run = runs.get(RunKey(base, seed))
+        if isinstance(run, Failure):
+            return f"float32 itself failed with seed {seed}: {run.reason}; no gap can be measured"
+        if run is not None and run.diverged:
+            return (
+                f"float32 itself {run.divergence} (seed {seed}), so no gap can be measured and no "
+                "policy ranked: the recipe does not train in any format; lower task.learning_rate "
+                f"(now {task.learning_rate:g}) or change the optimizer (now {task.optimizer})"
+            )
+    return ""

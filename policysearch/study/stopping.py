@@ -1,0 +1,62 @@
+"""Why a search asks for no more: budget, time, too little to expect, goal met, nothing left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+
+from policysearch.study.optuna_view import Seen
+from policysearch.study.specification import StudySpec
+
+Clock = Callable[[], float]
+"""Seconds since any one moment."""
+
+EXHAUSTED = "the space has no other policy"
+
+
+class Limits:
+    """The limits of a study file, from now on."""
+
+    def __init__(self, spec: StudySpec, ladder: AbstractSet[str], clock: Clock) -> None:
+        """`ladder` holds the digests that are tried first."""
+        self._study, self._ladder, self._clock = spec.study, ladder, clock
+        self._began = clock()
+
+    def reached(self, known: AbstractSet[str], told: Sequence[Seen], looks: int = 0) -> str:
+        """Return the limit that is reached, in words; "" where none is.
+
+        `known` are the digests of all that was asked for, `told` what the search knows of them,
+        `looks` how many trials looks were worth.
+        """
+        study = self._study
+        if any(self.meets(trial) for trial in told):
+            return f"goal met: {study.goal_speedup:g} times at a gap up to {study.goal_gap:g}"
+        room = study.trials - looks - len(known)
+        if study.trials >= len(self._ladder):
+            # A preset that is still untried was added to the study file after its trials were done.
+            room = max(room, len(self._ladder - known))
+        if room <= 0:
+            spent = f", {looks} of them spent on {study.looks}" if looks else ""
+            return f"budget: {study.trials} trials{spent}"
+        if study.hours is not None and self._clock() - self._began >= 3600.0 * study.hours:
+            return f"time: {study.hours:g} hours"
+        return ""
+
+    def too_small(self, gain: float) -> bool:
+        """Whether so little is expected of a policy that it is not asked for now.
+
+        `gain` as a share of the volume that the policies told dominate.
+        """
+        return gain < self._study.least_gain
+
+    @property
+    def expected(self) -> str:
+        """The reason to stop where what is expected stays too small."""
+        return f"expected gain below {self._study.least_gain:g} of the volume found"
+
+    def meets(self, trial: Seen) -> bool:
+        """Whether the policy is as fast and as close to float32 as the study asks."""
+        gap, speedup = self._study.goal_gap, self._study.goal_speedup
+        if gap is None or speedup is None:
+            return False
+        return trial.loss_gap <= gap and trial.speedup >= speedup
