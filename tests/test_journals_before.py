@@ -1,0 +1,74 @@
+"""Journals that earlier versions wrote are read by every view, with the values that they printed.
+
+Each folder of `tests/data/journals` is named after the commit that made it: a study file, its
+journal, and what `show --csv` printed of it then.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+
+JOURNALS = Path(__file__).parent / "data" / "journals"
+VIEWS = (
+    "show before.toml",
+    "show before.toml --trial 3",
+    "noise before.toml",
+    "plot before.toml",
+    "export before.toml --pick knee",
+    "profile preset:apex.O2 --study before.toml",
+    "explain preset:apex.O2 --study before.toml",
+)
+
+
+@pytest.fixture(params=sorted(path.name for path in JOURNALS.iterdir()))
+def recorded(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The CSV that was printed; the current folder has the study and its journal."""
+    made = JOURNALS / request.param
+    shutil.copy(made / "before.toml", tmp_path)
+    (tmp_path / "results").mkdir()
+    text = gzip.decompress((made / "before.journal.gz").read_bytes())
+    (tmp_path / "results" / "before.journal").write_bytes(text)
+    monkeypatch.chdir(tmp_path)
+    return (made / "show.csv").read_text(encoding="utf-8")
+
+
+def test_the_values_are_those_that_were_printed(
+    recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "before.toml", "--csv"]) == 0
+    now, then = (
+        list(csv.DictReader(text.splitlines())) for text in (capsys.readouterr().out, recorded)
+    )
+    assert len(now) == len(then) > 5
+    for row, before in zip(now, then, strict=True):
+        assert {name: row[name] for name in before} == before
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_reads_them(
+    view: str, recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Path("results/before.journal").read_bytes()
+    assert main(view.split()) == 0
+    assert capsys.readouterr().out
+    assert Path("results/before.journal").read_bytes().startswith(journal)
+
+
+def test_going_on_asks_for_nothing_but_accepted_changes(
+    recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["run", "before.toml", "--processes", "1"]
+    if main(run) == 2:  # where code that trains has changed since
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "--accept-changes" in line
+        assert main([*run, "--accept-changes"]) == 0
+    assert main(run) == 0
