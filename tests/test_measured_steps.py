@@ -22,12 +22,11 @@ from benchmarks.validation.agreement import agreement
 from benchmarks.validation.measured import EVEN, ODD, _Trial, accuracy, measured_report
 from benchmarks.validation.measured_policies import Subject, low_layers, policy_of, product_layers
 from benchmarks.validation.pages.measured_page import measured_page
-from policysearch.cost.device_file import device_text, read_device
+from policysearch.cost.device_file import device_text, read_device, timed_device
 from policysearch.cost.devices import DEVICES
+from policysearch.cost.measured import tasks_of
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.timed_device import timed_device
 from policysearch.cost.timings import Work
-from policysearch.cost.work import tasks_of
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import mlp, transformer

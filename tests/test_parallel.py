@@ -10,15 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policysearch.cost.devices import DEVICES
-from policysearch.cost.memory import step_memory
-from policysearch.cost.parallel.collectives import LINK_SHARE, PROTOCOLS, interconnect, link_of
-from policysearch.cost.parallel.reduction import (
+from policysearch.cost.memory import node_bytes, step_memory
+from policysearch.cost.parallel.collectives import (
+    LINK_SHARE,
+    PROTOCOLS,
     Gradient,
     gathering_seconds,
+    interconnect,
+    link_of,
     messages,
     reduction_seconds,
 )
-from policysearch.cost.parallel.states import (
+from policysearch.cost.parallel.spread import (
     gradients_of,
     reduction_buffer_bytes,
     spread_live,
@@ -26,7 +29,6 @@ from policysearch.cost.parallel.states import (
     state_bytes,
 )
 from policysearch.cost.price import EXCHANGES, step_price
-from policysearch.cost.storage import node_bytes
 from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
 from policysearch.policy.parallel import Parallel

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from policysearch.cost.devices import DEVICES, Device
-from policysearch.cost.measured import measured_time
-from policysearch.cost.reuse import cached_shares
+from policysearch.cost.measured import INSIDE, Task, cached_shares, measured_time, tasks_of
+from policysearch.cost.memory import node_bytes, storage_of
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.storage import node_bytes, roots
 from policysearch.cost.timings import Extents, Timing, Timings, Work, between
-from policysearch.cost.work import INSIDE, Task, tasks_of
 from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp, transformer
 from policysearch.policy.policy import uniform_layer
@@ -107,7 +105,7 @@ def test_an_op_and_a_format_that_were_not_timed_take_the_likest() -> None:
 @pytest.mark.parametrize("policy", ["float32", "torch.autocast.bfloat16", "mindspore.O2"])
 def test_every_node_with_work_is_in_one_kernel(net: str, policy: str) -> None:
     graph = step(net, policy)
-    view = roots(graph)
+    view = storage_of(graph)
     taken = [node.id for task in tasks_of(graph, H100, EAGER) for node in task.nodes]
     free = [n for n in graph.nodes if view[n.id] != n.id and n.op.name != "transpose"]
     scalar = [
@@ -141,7 +139,7 @@ def test_the_extents_of_products_hold_all_their_flops(net: str) -> None:
 
 def brute_shares(graph: Graph, tasks: Sequence[Task], cache_bytes: int) -> list[float]:
     """Of every read, look back through all that was touched since the value was, one by one."""
-    view = roots(graph)
+    view = storage_of(graph)
     order = sorted(tasks, key=lambda t: max((n.id for n in t.nodes), default=t.lead.id))
     past: list[tuple[set[int], int]] = []
     found: dict[int, float] = {}

@@ -18,11 +18,10 @@ from benchmarks.validation.measured_policies import (
     product_layers,
 )
 from policysearch.cost.devices import Accuracy, Device
-from policysearch.cost.measured import measured_time
+from policysearch.cost.measured import measured_time, tasks_of
 from policysearch.cost.price import low_precision_share
 from policysearch.cost.stacks import stack_named
 from policysearch.cost.timings import Timings
-from policysearch.cost.work import tasks_of
 from policysearch.graph import Graph
 from policysearch.verify.calibrate import Bench, host_seconds
 from policysearch.verify.clock import Clock, one_thread, quartile

@@ -2,14 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from policysearch.cost.devices import Device
-from policysearch.cost.reserved import GIB, GROWTH, visible_bytes, wanted_bytes
-from policysearch.cost.storage import node_bytes, roots
-from policysearch.graph import Graph, Node, size
+from policysearch.formats import format_named
+from policysearch.graph import Graph, Node, Shape, size
+
+
+def node_bytes(node: Node) -> int:
+    """Return the bytes of a node's value in its format, rounded up to whole bytes."""
+    return _bytes(node.shape, node.format)
+
+
+@lru_cache(maxsize=4096)
+def _bytes(shape: Shape, format: str) -> int:
+    return -(-size(shape) * format_named(format).bits // 8)
+
+
+def same_bytes(one: str, other: str) -> bool:
+    """Return whether values of both formats are stored alike, as tfloat32 is as float32."""
+    return one == other or {one, other} == {"float32", "tfloat32"}
+
+
+def storage_of(graph: Graph) -> list[int]:
+    """Return, for each node, the node whose memory holds its value (mostly itself).
+
+    Four kinds of node have no memory: a reshape is a view; a cast between float32 and tfloat32
+    happens as the matrix unit reads; a cast that an update makes of what is stored narrow
+    (parameters without masters, their gradients, optimizer state) stays in registers; the casts
+    of a float32 gradient into the format it is reduced in, and back, are done by the copies into
+    and out of the buffer of the reduction, which float32 needs as well.
+    """
+    narrow = {
+        (node.layer, node.shape)
+        for node in graph.nodes
+        if node.op.name == "parameter" and format_named(node.format).bits < 32
+    }
+    root = list(range(len(graph.nodes)))
+    for node in graph.nodes:
+        if node.op.kind == "move" or (
+            node.op.name == "cast"
+            and (_free(node, graph.nodes[node.inputs[0]], narrow) or _reduces(node, graph))
+        ):
+            root[node.id] = root[node.inputs[0]]
+    return root
+
+
+def _free(cast: Node, given: Node, narrow: set[tuple[str, tuple[int, ...]]]) -> bool:
+    if same_bytes(cast.format, given.format):
+        return True
+    kept_narrow = given.op.kind == "source" or (cast.layer, cast.shape) in narrow
+    return cast.role == "update" and kept_narrow
+
+
+def _reduces(cast: Node, graph: Graph) -> bool:
+    """Whether a cast is of the reduction of a gradient over devices, into its buffer or out."""
+    given = graph.nodes[cast.inputs[0]]
+    if cast.role != "update" or cast.format == given.format:
+        return False
+    if given.role in ("dgrad", "wgrad"):
+        return cast.format != "float32" and given.op.name != "amax"
+    before = graph.nodes[given.inputs[0]] if given.op.name == "cast" else given
+    gradient = given.role == "update" and before.role in ("dgrad", "wgrad")
+    return gradient and same_bytes(before.format, cast.format) and cast.format == "float32"
+
 
 Kind = Literal["parameter", "master", "optimizer", "gradient", "weight_copy", "activation", "mask"]
 
@@ -26,7 +85,7 @@ class StepMemory:
     optimizer state; gradients of parameters (their float32 casts included); narrow copies of
     parameters; masks of dropout, a byte each; and all else. `peak_node` is the id of the node that
     runs at that moment. A process reserves between the two `reserved` bounds, its context included
-    (`cost/reserved.py`).
+    (`cost/memory.py`).
     """
 
     peak_bytes: int
@@ -41,11 +100,11 @@ class StepMemory:
 
     @property
     def reserved_low_bytes(self) -> int:
-        return round(wanted_bytes(self.peak_bytes, GROWTH.low))
+        return round(process_bytes(self.peak_bytes, GROWTH.low))
 
     @property
     def reserved_high_bytes(self) -> int:
-        return round(wanted_bytes(self.peak_bytes, GROWTH.high))
+        return round(process_bytes(self.peak_bytes, GROWTH.high))
 
     @property
     def parts(self) -> tuple[tuple[Kind, int], ...]:
@@ -79,7 +138,7 @@ def lives(graph: Graph) -> tuple[Life, ...]:
     old one later, and other updates (unscaling, clipping) work in place where they may. A node
     marked `fused` has no buffer. Gradients last until their last reader, named outputs or not.
     """
-    view = roots(graph)
+    view = storage_of(graph)
     read = _last_reads(graph, view)
     kept = {i for _, i in graph.outputs if graph.nodes[i].role != "update"}
     kept |= {new for _, new in graph.updates}
@@ -213,3 +272,63 @@ def _kind(graph: Graph, node: Node) -> Kind:
         if origin.op.name == "parameter":
             return "weight_copy"
     return "activation"
+
+
+GIB = 2**30
+
+VISIBLE_SHARE = 0.985
+"""Of a card's nominal GiB what a process can have: 16160 of 16384 MiB on V100, 11019 of 11264 on
+RTX 2080 Ti, 40536 of 40960 on A100."""
+
+CONTEXT_BYTES = 0.8 * GIB
+"""Of a process with its libraries' kernels loaded; assumed for CUDA 10, no row tells it alone."""
+
+LARGEST_BATCH = 2**24
+"""No larger batch is tried."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Reserved over live bytes: expected, and bounds of what was seen of held-out networks."""
+
+    low: float
+    expected: float
+    high: float
+
+
+GROWTH = Growth(1.175, 1.275, 1.643)
+"""`python -m benchmarks.validation --memory` prints it."""
+
+
+def visible_bytes(card_gib: float) -> float:
+    """Return what a process can have of a card of so many GiB."""
+    return VISIBLE_SHARE * card_gib * GIB
+
+
+def process_bytes(live: float, growth: float) -> float:
+    """Return what a process takes where the card sets no bound."""
+    return live * growth + CONTEXT_BYTES
+
+
+def largest_batch(live_at: Callable[[int], float], growth: float, visible: float) -> int:
+    """Return the largest batch that fits where memory grows with the batch; 0 if none does.
+
+    `live_at` gives the live bytes at a batch. Between the last batch that fits and the first that
+    does not it is taken for straight, and asked where that line meets what there is.
+    """
+    room = (visible - CONTEXT_BYTES) / growth
+    low, held, high = 0, 0.0, 1
+    while (needed := live_at(high)) <= room and high < LARGEST_BATCH:
+        low, held, high = high, needed, 8 * high
+    if needed <= room:
+        return high
+    while high - low > 1:
+        straight = low + int((high - low) * (room - held) / (needed - held))
+        middle = min(max(straight, low + 1), high - 1)
+        if (here := live_at(middle)) <= room:
+            if live_at(middle + 1) > room:
+                return middle
+            low, held = middle, here
+        else:
+            high, needed = middle, here
+    return low

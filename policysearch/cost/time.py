@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from policysearch.cost.devices import Device
-from policysearch.cost.gemm import extents, flops_of, is_convolution, product_format
+from policysearch.cost.gemm import extents, flops_of, is_convolution, product_format, product_rate
 from policysearch.cost.kernels import Kernel, kernels_of
+from policysearch.cost.memory import node_bytes
 from policysearch.cost.roofline import (
     BOUNDS,
     FITTED,
@@ -21,9 +22,7 @@ from policysearch.cost.roofline import (
     kernel_seconds,
     load_of,
 )
-from policysearch.cost.scalings import product_rate
 from policysearch.cost.stacks import Stack
-from policysearch.cost.storage import node_bytes
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Role, size
 

@@ -10,11 +10,11 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from policysearch.cost.device_file import Machine, timed_device
 from policysearch.cost.devices import Device
+from policysearch.cost.measured import tasks_of
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.timed_device import Machine, timed_device
 from policysearch.cost.timings import Timing, Timings, Work
-from policysearch.cost.work import tasks_of
 from policysearch.nn.models import mlp
 from policysearch.policy.presets import preset
 from policysearch.verify.clock import Clock, cache_bytes, one_thread, quartile

@@ -2,31 +2,207 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from policysearch.cost.devices import MINIMUM_KERNEL, Device
-from policysearch.cost.memory import StepMemory
-from policysearch.cost.parallel.collectives import Interconnect, interconnect
-from policysearch.cost.parallel.reduction import (
+from policysearch.cost.memory import (
+    Held,
+    Kind,
+    Life,
+    StepMemory,
+    labelled,
+    live_along,
+    lives,
+    node_bytes,
+    same_bytes,
+    storage_of,
+)
+from policysearch.cost.parallel.collectives import (
     Gradient,
+    Interconnect,
+    amax_messages,
     gathering_seconds,
+    interconnect,
     messages,
     reduction_seconds,
 )
 from policysearch.cost.parallel.shards import Exchange, shard
-from policysearch.cost.parallel.states import (
-    Parameter,
-    gradients_of,
-    layer_bytes,
-    parameters_of,
-    spread_memory,
-)
-from policysearch.cost.scalings import amax_messages
-from policysearch.cost.storage import roots
 from policysearch.cost.time import KernelTime, StepTime
-from policysearch.graph import Graph, Role, size
+from policysearch.formats import format_named
+from policysearch.graph import Graph, Node, Role, size
 from policysearch.policy.parallel import Parallel
+
+PREFETCHED = 2
+"""Layers whose parameters are gathered at once under stage 3: the one that runs and the next."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the step, and the format in which the forward pass reads it.
+
+    `master` says that it is only read through a copy of fewer bits.
+    """
+
+    node: Node
+    working_format: str
+
+    @property
+    def working_bytes(self) -> int:
+        return -(-size(self.node.shape) * format_named(self.working_format).bits // 8)
+
+    @property
+    def master(self) -> bool:
+        return format_named(self.working_format).bits < format_named(self.node.format).bits
+
+
+def parameters_of(graph: Graph) -> dict[int, Parameter]:
+    """Return the parameters that the step updates, by node id.
+
+    Of an 8-bit layer a copy in bfloat16 is kept: its scale is that of the whole tensor.
+    """
+    trained = {old for old, _ in graph.updates}
+    read: dict[int, list[str]] = {
+        n.id: [] for n in graph.nodes if n.op.name == "parameter" and n.id in trained
+    }
+    for node in graph.nodes:
+        for i in node.inputs:
+            if i in read and node.role != "update" and node.op.name != "amax":
+                made = node.format if node.op.converts else graph.nodes[i].format
+                read[i].append(made if format_named(made).bits >= 16 else "bfloat16")
+    found = {}
+    for i, formats in read.items():
+        own = graph.nodes[i].format
+        widest = max(formats, key=lambda name: format_named(name).bits, default=own)
+        narrower = format_named(widest).bits < format_named(own).bits
+        found[i] = Parameter(graph.nodes[i], widest if narrower else own)
+    return found
+
+
+def gradients_of(graph: Graph) -> list[Node]:
+    """Return the gradients of parameters as backward leaves them, in the order they are made."""
+    read = {i for node in graph.nodes if node.role == "update" for i in node.inputs}
+    nodes = (graph.nodes[i] for i in sorted(read))
+    return [n for n in nodes if n.role in ("wgrad", "dgrad") and n.op.name != "amax"]
+
+
+def state_bytes(graph: Graph, parallel: Parallel) -> float:
+    """Return the bytes that a device keeps of the model: parameters, gradients, optimizer state.
+
+    Without activations and buffers. With Adam, 16-bit layers and float32 masters that is 16,
+    4 + 12/n, 2 + 14/n and 16/n for each parameter, by stage, over n devices.
+    """
+    n, zero = parallel.groups, parallel.zero
+    parameters = parameters_of(graph).values()
+    working = sum(p.working_bytes for p in parameters)
+    masters = sum(node_bytes(p.node) for p in parameters if p.master)
+    state = sum(node_bytes(node) for node in graph.nodes if node.op.name == "state")
+    gradients = sum(node_bytes(node) for node in gradients_of(graph))
+    return (
+        (masters + state) / (n if zero >= 1 else 1)
+        + gradients / (n if zero >= 2 else 1)
+        + working / (n if zero >= 3 else 1)
+    )
+
+
+def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemory:
+    """Return the modeled memory of one device; `graph` is its part of the step.
+
+    Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
+    another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
+    """
+    moments = live_along(graph, _held(graph, parallel, all_reduce))
+    peak = max(range(len(moments)), key=lambda i: sum(moments[i].values()))
+    held = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
+    return StepMemory(round(sum(moments[peak].values())), peak, **held)
+
+
+def spread_live(
+    graph: Graph, parallel: Parallel, all_reduce: str
+) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
+    """Return what `memory.live_by_kind` does, of one device."""
+    return labelled(graph, live_along(graph, _held(graph, parallel, all_reduce)))
+
+
+def _held(graph: Graph, parallel: Parallel, all_reduce: str) -> Iterator[Held]:
+    """Yield everything that a device holds."""
+    parameters = parameters_of(graph)
+    masters = {i for i, parameter in parameters.items() if parameter.master}
+    end = len(graph.nodes)
+    for life in lives(graph):
+        share = _share(life, parallel, masters, parameters)
+        first, last = life.first, life.last
+        if life.kind == "weight_copy" and parallel.zero and parallel.groups > 1:
+            if _is_kept(graph, life.owner, parameters):
+                first, last = 0, end
+            else:
+                share = 1.0
+        yield life.kind, first, last, life.bytes * share
+    if parallel.groups == 1:
+        return
+    gradients = gradients_of(graph)
+    if gradients:
+        last = max(node.id for node in graph.nodes if node.role != "update")
+        buffer = reduction_buffer_bytes(gradients, parallel, all_reduce)
+        yield "gradient", gradients[0].id, max(last, gradients[0].id), buffer
+    if parallel.zero == 3:
+        layers = list(layer_bytes(parameters).values())
+        at_once = (sum(layers[i : i + PREFETCHED]) for i in range(len(layers)))
+        yield "weight_copy", 0, end, max(at_once, default=0)
+
+
+def _is_kept(graph: Graph, copy: Node, parameters: Mapping[int, Parameter]) -> bool:
+    """Whether a copy of a parameter is what ZeRO keeps of it; others are made of that when needed.
+
+    The 8-bit copies of a layer stand for the one in bfloat16.
+    """
+    origin = copy
+    while origin.op.converts:
+        origin = graph.nodes[origin.inputs[0]]
+    kept = parameters.get(origin.id)
+    narrow = format_named(copy.format).bits < 16
+    return kept is not None and kept.master and (narrow or copy.format == kept.working_format)
+
+
+def layer_bytes(parameters: dict[int, Parameter]) -> dict[str, int]:
+    """Return the bytes that stage 3 gathers for each layer."""
+    found: dict[str, int] = {}
+    for parameter in parameters.values():
+        layer = parameter.node.layer
+        found[layer] = found.get(layer, 0) + parameter.working_bytes
+    return found
+
+
+def reduction_buffer_bytes(gradients: list[Node], parallel: Parallel, all_reduce: str) -> float:
+    """Return the bytes of the buffer that gradients of another format are reduced in."""
+    sizes = [size(n.shape) for n in gradients if not same_bytes(n.format, all_reduce)]
+    copied = sum(sizes)
+    if parallel.gradients == "tensors":
+        copied = max(sizes, default=0)
+    if parallel.gradients == "buckets":
+        copied = min(copied, int(parallel.bucket_mib * 2**20 / 4))
+    return copied * format_named(all_reduce).bits / 8
+
+
+def _share(
+    life: Life, parallel: Parallel, masters: set[int], parameters: dict[int, Parameter]
+) -> float:
+    """Return the share of a buffer that one device holds."""
+    owner, kind = life.owner, life.kind
+    stage = 4  # from which on it is divided: never
+    if (
+        kind == "optimizer"
+        or owner.id in masters
+        or (kind == "gradient" and owner.role == "update")
+    ):
+        stage = 1
+    elif kind == "gradient":
+        stage = 2
+    elif kind == "weight_copy" or owner.id in parameters:
+        stage = 3
+    return 1 / parallel.groups if parallel.zero >= stage else 1.0
+
 
 AMAX_BYTES = 4
 """The largest value of a tensor is a float32."""
@@ -82,7 +258,7 @@ def _divided_update(graph: Graph, time: StepTime, parallel: Parallel) -> StepTim
     """Return the time where the groups divide the update, and the casts of masters, by ZeRO."""
     if not parallel.zero or parallel.groups == 1:
         return time
-    parameters, origin = parameters_of(graph), roots(graph)
+    parameters, origin = parameters_of(graph), storage_of(graph)
     kernels = []
     for kernel in time.kernels:
         nodes = [graph.nodes[i] for i in kernel.node_ids]
@@ -147,7 +323,7 @@ def _seconds(time: StepTime, roles: tuple[Role, ...]) -> float:
 
 def _gradients(graph: Graph, time: StepTime, stretch: float) -> list[Gradient]:
     """Return the gradients with the seconds after which they are there."""
-    origin, done, clock = roots(graph), {}, 0.0
+    origin, done, clock = storage_of(graph), {}, 0.0
     for kernel in time.kernels:
         if kernel.role != "update":
             clock += kernel.seconds * stretch
