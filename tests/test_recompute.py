@@ -10,8 +10,8 @@ import pytest
 from policysearch.api import load_results, load_study, run_study
 from policysearch.cli import main
 from policysearch.cost.devices import DEVICES
+from policysearch.cost.measured import time_on
 from policysearch.cost.memory import step_memory
-from policysearch.cost.price import time_on
 from policysearch.cost.stacks import STACKS
 from policysearch.cost.time import StepTime
 from policysearch.emulator.reference import Reference

@@ -149,7 +149,7 @@ def _tiles(e: Extents, rows: int, columns: int) -> int:
 
 
 def _tile_fill(e: Extents, rows: int, columns: int) -> float:
-    """Return the share of the tiles' elements that are the result's; edges are computed for none."""
+    """Return the share of the tiles' elements that the result has; the others are waste."""
     return e.rows * e.columns / (_tiles(e, rows, columns) * rows * columns)
 
 
@@ -181,17 +181,10 @@ def aligned_share(e: Extents, alignment: int, library: int) -> float:
 class Product:
     """A product of a graph as a device runs it, in `format`; scales of blocks are no operands."""
 
-    operands: tuple[Node, ...]
+    operands: Sequence[Node]
     extents: Extents
     flops: int
     format: str
-
-    def rate(self, blocks: bool) -> float:
-        """Return the share of its peak's promise that scaling by blocks, or by tensors, leaves."""
-        bits = format_named(self.format).bits
-        if bits >= 16:
-            return 1.0
-        return NARROW_RATES["nvfp4" if bits <= 4 else "mx" if blocks else "current"]
 
 
 def product_of(graph: Graph, node: Node, device: Device) -> Product:
@@ -200,3 +193,11 @@ def product_of(graph: Graph, node: Node, device: Device) -> Product:
     flops = flops_of(graph, node)
     format = device.product_format(frozenset([operand.format for operand in operands]))
     return Product(operands, extents(node, operands, flops), flops, format)
+
+
+def product_rate(format: str, blocks: bool) -> float:
+    """Return the rate of products in a format, with scales of `blocks` or of whole tensors."""
+    bits = format_named(format).bits
+    if bits >= 16:
+        return 1.0
+    return NARROW_RATES["nvfp4" if bits <= 4 else "mx" if blocks else "current"]

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import flops_of
-from policysearch.cost.measured import measured_time
+from policysearch.cost.measured import time_on
 from policysearch.cost.memory import StepMemory, step_memory
 from policysearch.cost.parallel.spread import Spread, spread_step
 from policysearch.cost.stacks import Stack, stack_named
-from policysearch.cost.time import StepTime, step_time
+from policysearch.cost.time import StepTime
 from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.policy.policy import Policy
@@ -27,6 +27,8 @@ MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.1, "memor
 
 Errors that the policies share cancel; see docs/cost-model.md.
 """
+
+Shares = tuple[tuple[str, float], ...]
 
 SPEEDUP_INTERVAL = (0.868, 1.225)
 """Factors on a modeled speedup between which 80 % of published ones lie, their families held out.
@@ -117,7 +119,7 @@ def speedup_over(cost: PolicyCost, reference: PolicyCost, name: str) -> Speedup:
     Both of one model, batch, device and stack. Equal steps have speedup 1 exactly.
     """
     value = reference.step_seconds / cost.step_seconds
-    low, high = _interval(device_at(cost.device), _spread(cost) == _spread(reference))
+    low, high = _interval(device_at(cost.device), _shape(cost) == _shape(reference))
     return Speedup(name, value, value * low, value * high)
 
 
@@ -131,8 +133,16 @@ def _interval(device: Device, same: bool) -> tuple[float, float]:
     return (max(0.0, 1.0 - error), 1.0 + error)
 
 
-def _spread(cost: PolicyCost) -> tuple[object, ...]:
+def _shape(cost: PolicyCost) -> tuple[object, ...]:
     return cost.step_seconds, cost.layer_shares, cost.format_shares
+
+
+def device_and_stack(device: Device | str, stack: Stack | str) -> tuple[Device, Stack]:
+    """Return both as rows, a device also of a file; InputError for an unknown name."""
+    return (
+        device if isinstance(device, Device) else device_at(device),
+        stack if isinstance(stack, Stack) else stack_named(stack),
+    )
 
 
 def step_price(
@@ -143,22 +153,15 @@ def step_price(
     With the `policy` that it is under, it is spread over devices as that says, and the graph is
     the step on the batch of one of their groups.
     """
-    row = device if isinstance(device, Device) else device_at(device)
-    profile = stack if isinstance(stack, Stack) else stack_named(stack)
+    device, stack = device_and_stack(device, stack)
     products = [node for node in graph.nodes if node.op.kind == "gemm"]
     used = {graph.nodes[i].format for node in products for i in node.inputs}
-    emulated = tuple(sorted(name for name in used if row.runs_as(name) != name))
+    emulated = tuple(sorted(name for name in used if device.runs_as(name) != name))
     if policy is None or policy.parallel.devices == 1:
-        return StepPrice(row, profile, time_on(graph, row, profile), step_memory(graph), emulated)
-    spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, row)
-    time, memory = spread_step(graph, spread, lambda part: time_on(part, row, profile))
-    return StepPrice(row, profile, time, memory, emulated, policy.parallel.summary)
-
-
-def time_on(graph: Graph, device: Device, stack: Stack) -> StepTime:
-    """Return the time of a step from the device's own timings, or modeled where it has none."""
-    timed = bool(device.timings.rows)
-    return measured_time(graph, device, stack) if timed else step_time(graph, device, stack)
+        return StepPrice(device, stack, time_on(graph, device, stack), step_memory(graph), emulated)
+    spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, device)
+    time, memory = spread_step(graph, spread, lambda part: time_on(part, device, stack))
+    return StepPrice(device, stack, time, memory, emulated, policy.parallel.summary)
 
 
 def _label(device: Device) -> str:
@@ -228,9 +231,6 @@ def low_precision_share(graph: Graph) -> float:
 
 def _kernels(time: StepTime) -> list[tuple[str, str, str, str, float]]:
     return [(k.layer, k.op, k.role, k.format, k.seconds) for k in time.kernels]
-
-
-Shares = tuple[tuple[str, float], ...]
 
 
 def over_phases(parts: Sequence[tuple[int, PolicyCost]]) -> PolicyCost:

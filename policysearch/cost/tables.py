@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.cost.devices import Device
+from policysearch.cost.measured import time_on
 from policysearch.cost.memory import lives, node_bytes
-from policysearch.cost.price import time_on
 from policysearch.cost.roofline import joined_seconds
 from policysearch.cost.stacks import Stack
 from policysearch.cost.time import KernelTime
@@ -58,9 +58,9 @@ def slot_prices(
     time = time_on(graph, device, stack)
     per_launch = time.launch_seconds / max(1, sum(kernel.launches for kernel in time.kernels))
     for kernel in time.kernels:
-        taken = np.array([kernel.seconds, kernel.launches * per_launch])
-        for slot, share in _shares(graph, kernel, homes, slots).items():
-            seconds[slot] += share * taken
+        both = np.array([kernel.seconds, kernel.launches * per_launch])
+        for slot, share in _slot_shares(graph, kernel, homes, slots).items():
+            seconds[slot] += share * both
     moments, live = _live(graph, homes, slots)
     return SlotPrices(seconds, moments, live)
 
@@ -78,30 +78,31 @@ class Neighbours:
 
 def neighbours_in(graph: Graph, slot_of: SlotOf, slots: int) -> tuple[Neighbours, ...]:
     """Return for each slot what may change its cost: who makes what it reads and who reads it."""
-    homes, root = _homes(graph, slot_of, slots), _values(graph)
+    homes, values = _homes(graph, slot_of, slots), _values(graph)
     reading: dict[int, set[int]] = {}
     for node in graph.nodes:
         if node.role != "update" and not node.op.converts:
-            for i in (root[node.id], *(root[i] for i in node.inputs)):
+            for i in (values[node.id], *(values[i] for i in node.inputs)):
                 reading.setdefault(i, set()).add(homes[node.id])
-    found = [Neighbours()] * slots
+    neighbours = [Neighbours()] * slots
     for value, readers in reading.items():
-        met = frozenset(readers | {homes[value]}) - {slots}
-        for slot in met:
-            found[slot] |= Neighbours(met - {slot})
-        others = tuple(sorted(met - {homes[value]}))
+        around = frozenset(readers | {homes[value]}) - {slots}
+        for slot in around:
+            neighbours[slot] |= Neighbours(around - {slot})
+        others = tuple(sorted(around - {homes[value]}))
+        # one cast serves all readers of a format: what it costs the maker is no sum over readers
         if homes[value] < slots and len(others) > 1:
-            found[homes[value]] |= Neighbours(readers=frozenset({others}))
-    return tuple(found)
+            neighbours[homes[value]] |= Neighbours(readers=frozenset({others}))
+    return tuple(neighbours)
 
 
 def _values(graph: Graph) -> list[int]:
     """Return for each node what it is a cast or view of, by way of others; mostly itself."""
-    root = list(range(len(graph.nodes)))
+    values = list(range(len(graph.nodes)))
     for node in graph.nodes:
         if node.op.converts or node.op.kind == "move":
-            root[node.id] = root[node.inputs[0]]
-    return root
+            values[node.id] = values[node.inputs[0]]
+    return values
 
 
 def _homes(graph: Graph, slot_of: SlotOf, slots: int) -> list[int]:
@@ -110,24 +111,33 @@ def _homes(graph: Graph, slot_of: SlotOf, slots: int) -> list[int]:
     return [own[i] for i in _values(graph)]
 
 
-def _shares(graph: Graph, kernel: KernelTime, homes: list[int], slots: int) -> dict[int, float]:
+def _slot_shares(
+    graph: Graph, kernel: KernelTime, homes: list[int], slots: int
+) -> dict[int, float]:
     """Return which slots a kernel belongs to: its lead's; of an update, by bytes, those of all."""
     nodes = [graph.nodes[i] for i in kernel.node_ids]
     if kernel.role != "update":
         lead = next((n for n in nodes if n.layer == kernel.layer), nodes[0])
         return {homes[lead.id]: 1.0}
-    held: dict[int, float] = {}
+    # one launch updates all parameters: its seconds are shared out by what it moves
+    traffic: dict[int, float] = {}
     for node in nodes:
-        for each in (node, *graph.inputs_of(node)):
-            held[homes[each.id]] = held.get(homes[each.id], 0.0) + node_bytes(each)
-    of_slots = {slot: count for slot, count in held.items() if slot != slots} or {slots: 1.0}
+        for tensor in (node, *graph.inputs_of(node)):
+            slot = homes[tensor.id]
+            traffic[slot] = traffic.get(slot, 0.0) + node_bytes(tensor)
+    of_slots = {slot: bytes for slot, bytes in traffic.items() if slot != slots} or {slots: 1.0}
     total = sum(of_slots.values()) or 1.0
-    return {slot: count / total for slot, count in of_slots.items()}
+    return {slot: bytes / total for slot, bytes in of_slots.items()}
 
 
 def _live(
     graph: Graph, homes: list[int], slots: int
 ) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """Return the moments of a step by name, and the bytes live at each, [moments, slots + 1].
+
+    Casts come and go with the policy, so a moment is a node that every policy has, with the casts
+    before it; its bytes are those at the worst of them. Then moments of all policies compare.
+    """
     count = len(graph.nodes)
     change = np.zeros((count + 2, slots + 1))
     for life in lives(graph):
@@ -137,13 +147,13 @@ def _live(
     live = np.cumsum(change, axis=0)[:count]
     total = live.sum(axis=1)
     names, rows, start = [], [], 0
-    met: dict[str, int] = {}
+    repeats: dict[str, int] = {}
     for node in graph.nodes:
         if node.op.converts or node.op.kind in ("source", "move"):
             continue
         name = f"{node.layer}/{node.op.name}/{node.role}/{node.name}"
-        met[name] = met.get(name, 0) + 1
-        names.append(f"{name}/{met[name]}")
+        repeats[name] = repeats.get(name, 0) + 1
+        names.append(f"{name}/{repeats[name]}")
         rows.append(start + int(np.argmax(total[start : node.id + 1])))
         start = node.id + 1
     return tuple(names), live[rows]
@@ -199,14 +209,14 @@ class PriceTable:
 
         Raises InputError where these are no assignments of this table.
         """
-        given = np.asarray(choices)
-        least = given.shape[1:] == (len(self.options),) and np.min(given, initial=0) >= 0
-        if not (least and (given < self.options).all()):
+        rows = np.asarray(choices)
+        least = rows.shape[1:] == (len(self.options),) and np.min(rows, initial=0) >= 0
+        if not (least and (rows < self.options).all()):
             raise InputError(
-                f"choices: shape {given.shape}; expected [n, {len(self.options)}] with options "
+                f"choices: shape {rows.shape}; expected [n, {len(self.options)}] with options "
                 "from 0 below those of each slot"
             )
-        parts = [self.summed(given[at : at + ROWS]) for at in range(0, len(given), ROWS)]
+        parts = [self.summed(rows[at : at + ROWS]) for at in range(0, len(rows), ROWS)]
         sums = np.concatenate(parts) if parts else np.empty((0, len(self.constant)))
         return joined_seconds(sums[:, 0], sums[:, 1], self.device), sums[:, 2:].max(axis=1)
 
@@ -219,8 +229,8 @@ class PriceTable:
                 sums += flat[choices[:, slot] * table.shape[1] + choices[:, others[0]]]
                 continue
             for option in range(table.shape[1]):
-                met = (choices[:, others] == option).any(axis=1)
-                sums[met] += table[choices[met, slot], option]
+                reads = (choices[:, others] == option).any(axis=1)
+                sums[reads] += table[choices[reads, slot], option]
         return sums
 
 
@@ -240,9 +250,9 @@ def price_table(
     widest = [tuple(min(option, n - 1) for n in options) for option in range(max(options))]
     graphs = [graph_of(choices) for choices in widest]
     exact = [slot_prices(graph, slot_of, slots, device, stack) for graph in graphs]
-    found = (neighbours_in(graph, slot_of, slots) for graph in graphs)
-    around = [functools.reduce(operator.or_, each) for each in zip(*found, strict=True)]
-    fitted = _design(options, [each.slots for each in around], rng)
+    rows = (neighbours_in(graph, slot_of, slots) for graph in graphs)
+    around = [functools.reduce(operator.or_, column) for column in zip(*rows, strict=True)]
+    fitted = _design(options, [neighbours.slots for neighbours in around], rng)
     checked = np.stack([rng.integers(n, size=CHECKED) for n in options], axis=1)
     drawn = np.concatenate([fitted, checked])
     exact += [slot_prices(graph_of(tuple(row)), slot_of, slots, device, stack) for row in drawn]
@@ -261,7 +271,10 @@ def _design(
     """Return assignments that tell the terms of every slot apart.
 
     Around random assignments in which each slot has each of its options once, all slots of a
-    colour get each other option: of a slot and its neighbours only one has another option then.
+    colour get each other option: of a slot and its neighbours only one has another option then, so
+    a difference of two prices is the change of one term. That takes options * colours prices for
+    each of `levels` instead of one for each slot, and colours depend on how slots hang together,
+    not on how many there are (the groups of Curtis, Powell and Reid, 1974, for sparse Jacobians).
     """
     colours, counts = np.array(_colours(near)), np.array(options)
     levels = np.arange(counts.max())
@@ -277,8 +290,8 @@ def _colours(near: Sequence[frozenset[int]]) -> list[int]:
     colours: list[int] = []
     for slot, others in enumerate(near):
         around = others.union(*(near[other] for other in others)) - {slot}
-        taken = {colours[other] for other in around if other < slot}
-        colours.append(next(c for c in itertools.count() if c not in taken))
+        used = {colours[other] for other in around if other < slot}
+        colours.append(next(c for c in itertools.count() if c not in used))
     return colours
 
 
@@ -304,7 +317,7 @@ def _terms(
     options: Sequence[int],
     around: Sequence[Neighbours],
 ) -> tuple[Term, ...]:
-    """Return the terms of every slot, fitted by what stands around it.
+    """Return the terms of every slot, least squares over what stands around it.
 
     One that stands alone gets a term with itself. Terms of two slots are one in either order.
     """
@@ -315,9 +328,9 @@ def _terms(
         shapes = [(options[slot], options[others[0]]) for others in sets]
         blocks = [_indicators(choices, slot, others, options) for others in sets]
         # the least of all solutions: only sums of the terms of several sets are determined
-        found = np.linalg.lstsq(np.concatenate(blocks, axis=1), values[:, slot], rcond=1e-9)[0]
+        solution = np.linalg.lstsq(np.concatenate(blocks, axis=1), values[:, slot], rcond=1e-9)[0]
         ends = np.cumsum([block.shape[1] for block in blocks])[:-1]
-        for others, shape, table in zip(sets, shapes, np.split(found, ends), strict=True):
+        for others, shape, table in zip(sets, shapes, np.split(solution, ends), strict=True):
             key, table = (slot, others), table.reshape(*shape, -1)
             if len(others) == 1 and others[0] < slot:
                 key, table = (others[0], (slot,)), table.swapaxes(0, 1)

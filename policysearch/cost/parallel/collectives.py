@@ -1,4 +1,4 @@
-"""Seconds of the exchanges between devices.
+"""Seconds of the exchanges between devices, and how long a step waits for its gradients.
 
 The form and the latencies are those by which NCCL chooses its own protocol
 (github:NVIDIA/nccl@01afd20a77b5:src/graph/tuning.cc, rings): a start, a latency for each step of
@@ -72,19 +72,22 @@ class Interconnect:
     def seconds(self, kind: Kind, bytes: float) -> float:
         """Return the seconds of exchanging a tensor of so many bytes as a whole.
 
-        An all-reduce scatters and gathers: twice the steps of either. Zero on one device.
+        Zero on one device. In a ring of n devices a reduce-scatter or an all-gather takes n - 1
+        steps, in each of which every device sends one n-th; an all-reduce is the one behind the
+        other, twice the steps and bytes (Patarasu and Yuan, 2009), which no algorithm moves fewer
+        of. The faster protocol is taken, as NCCL does.
         """
         if self.devices == 1 or not bytes:
             return 0.0
         rounds = 2 if kind == "all_reduce" else 1
-        moved = rounds * (self.devices - 1) / self.devices * bytes
+        sent = rounds * (self.devices - 1) / self.devices * bytes
         between = rounds * (self.nodes - 1)
         within = rounds * (self.devices - 1) - between
         return min(
             way.start_seconds
             + within * (way.pcie_seconds if self.pcie else way.link_seconds)
             + between * way.network_seconds
-            + moved / (self.bytes_per_second * way.share)
+            + sent / (self.bytes_per_second * way.share)
             for way in PROTOCOLS.values()
         )
 
@@ -138,7 +141,11 @@ class Message:
 
 
 def messages(gradients: Sequence[Gradient], parallel: Parallel) -> list[Message]:
-    """Return what is reduced together, in the order in which it is ready."""
+    """Return what is reduced together, in the order in which it is ready.
+
+    A bucket goes once it is full, as in torch's DistributedDataParallel (Li et al., 2020): in fewer
+    messages, of which the first leave while backward still runs.
+    """
     ordered = sorted(gradients, key=lambda g: g.ready_seconds)
     if not ordered:
         return []
@@ -146,13 +153,13 @@ def messages(gradients: Sequence[Gradient], parallel: Parallel) -> list[Message]
         return [Message(g.elements, 1, g.ready_seconds) for g in ordered]
     buckets = parallel.gradients == "buckets"
     full = parallel.bucket_mib * 2**20 / REFERENCE_BYTES if buckets else math.inf
-    found = [Message(0, 0, 0.0)]
+    sent = [Message(0, 0, 0.0)]
     for g in ordered:
-        if found[-1].elements >= full:
-            found.append(Message(0, 0, 0.0))
-        last = found[-1]
-        found[-1] = Message(last.elements + g.elements, last.tensors + 1, g.ready_seconds)
-    return found
+        if sent[-1].elements >= full:
+            sent.append(Message(0, 0, 0.0))
+        last = sent[-1]
+        sent[-1] = Message(last.elements + g.elements, last.tensors + 1, g.ready_seconds)
+    return sent
 
 
 def reduction_seconds(
@@ -168,13 +175,13 @@ def reduction_seconds(
     from the end of the backward pass on. With ZeRO every group is left with its own part alone.
     """
     kind: Kind = "reduce_scatter" if parallel.zero else "all_reduce"
-    bytes_each = format_named(format).bits / 8
-    free, total = 0.0, 0.0
+    element_bytes = format_named(format).bits / 8
+    free, total = 0.0, 0.0  # when the link is free again
     for message in sent:
-        taken = link.seconds(kind, message.elements * bytes_each)
+        seconds = link.seconds(kind, message.elements * element_bytes)
         ready = message.ready_seconds if parallel.overlap else backward_ends
-        free = max(free, ready) + taken
-        total += taken
+        free = max(free, ready) + seconds
+        total += seconds
     return total, max(0.0, free - backward_ends)
 
 
@@ -186,11 +193,11 @@ def gathering_seconds(
     `layers` holds (bytes, seconds of computing) in their order; with `overlap` a layer is
     gathered while earlier ones compute.
     """
-    gathered = computed = total = 0.0
+    gathered = computed = total = 0.0  # when the link, and when the device, is done with a layer
     for bytes, seconds in layers:
-        taken = link.seconds("all_gather", bytes)
-        total += taken
+        exchange = link.seconds("all_gather", bytes)
+        total += exchange
         start = gathered if overlap else max(gathered, computed)
-        gathered = start + taken
+        gathered = start + exchange
         computed = max(computed, gathered) + seconds
     return total, max(0.0, computed - sum(seconds for _, seconds in layers))

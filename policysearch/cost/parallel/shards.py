@@ -50,48 +50,48 @@ CHANNELS = frozenset({"bias_grad", "batch_mean", "batch_variance", "batch_norm_w
 LINEAR = frozenset({"add", "cast", "reshape", "transpose", "scale", "descale"})
 """Ops that may be done before the summands are summed."""
 
-Found = tuple[Split, tuple[int, ...]]
+SplitOf = tuple[Split, tuple[int, ...]]
 """The split of a result, and the places of the inputs that have to be whole for it."""
 
 
-def split_of(node: Node, inputs: Sequence[Node], given: Sequence[Split], ways: int) -> Found:
+def split_of(node: Node, inputs: Sequence[Node], splits: Sequence[Split], ways: int) -> SplitOf:
     """Return how the result of `node` is split, and which inputs must be made whole first."""
-    if all(split == WHOLE for split in given):
+    if all(split == WHOLE for split in splits):
         return WHOLE, ()
-    summed = [i for i, made in enumerate(inputs) if made.shape == inputs[0].shape]
-    if node.op.name in LINEAR and {given[i] for i in summed} == {PARTIAL}:
+    summed = [i for i, tensor in enumerate(inputs) if tensor.shape == inputs[0].shape]
+    if node.op.name in LINEAR and {splits[i] for i in summed} == {PARTIAL}:
         return PARTIAL, ()
-    partial = tuple(i for i, split in enumerate(given) if split == PARTIAL)
-    rest = [WHOLE if split == PARTIAL else split for split in given]
-    made, wholes = _of_parts(node, inputs, rest, ways)
-    return made, (*partial, *wholes)
+    partial = tuple(i for i, split in enumerate(splits) if split == PARTIAL)
+    rest = [WHOLE if split == PARTIAL else split for split in splits]
+    result, wholes = _of_parts(node, inputs, rest, ways)
+    return result, (*partial, *wholes)
 
 
-def _of_parts(node: Node, inputs: Sequence[Node], given: list[Split], ways: int) -> Found:
-    split = [i for i, each in enumerate(given) if each != WHOLE]
-    if not split:
+def _of_parts(node: Node, inputs: Sequence[Node], splits: list[Split], ways: int) -> SplitOf:
+    """Return what `split_of` does where no input is a summand."""
+    parts = [i for i, split in enumerate(splits) if split != WHOLE]
+    if not parts:
         return WHOLE, ()
-    name, first = node.op.name, given[split[0]]
+    name, first, shape = node.op.name, splits[parts[0]], inputs[parts[0]].shape
     if node.op.kind == "gemm":
-        made = _of_product(node, inputs, given)
+        result = _of_product(node, inputs, splits)
     elif name == "transpose":
-        made = _transposed(node, inputs[0].shape, first, ways)
+        result = _transposed(node, inputs[0].shape, first, ways)
     elif name == "reshape":
-        made = first
+        result = first  # what lies before the split in row-major order stays there
     elif name in IMAGES:
-        made = first if first < math.prod(node.shape[:2]) else WHOLE
+        result = first if first < math.prod(node.shape[:2]) else WHOLE
     elif name in CHANNELS:
-        made = _channel(inputs[split[0]].shape, first)
+        result = _channel(shape, first)
     elif name in ROWWISE:
-        last = inputs[split[0]].shape[-1]
-        made = WHOLE if first * last >= math.prod(inputs[split[0]].shape) else first
-        if made != WHOLE and name == "layer_statistics":
-            made = first // last * node.shape[-1]
+        result = WHOLE if first * shape[-1] >= math.prod(shape) else first
+        if result != WHOLE and name == "layer_statistics":
+            result = first // shape[-1] * node.shape[-1]
     else:
-        made = _elementwise(node, inputs, given, split)
-    if made == WHOLE or (made != PARTIAL and not _divides(node.shape, made, ways)):
-        return WHOLE, tuple(split)
-    return made, ()
+        result = _elementwise(node, inputs, splits, parts)
+    if result == WHOLE or (result != PARTIAL and not _divides(node.shape, result, ways)):
+        return WHOLE, tuple(parts)
+    return result, ()
 
 
 def _divides(shape: Shape, split: Split, ways: int) -> bool:
@@ -104,13 +104,13 @@ def _divides(shape: Shape, split: Split, ways: int) -> bool:
 
 
 def _elementwise(
-    node: Node, inputs: Sequence[Node], given: Sequence[Split], split: Sequence[int]
+    node: Node, inputs: Sequence[Node], splits: Sequence[Split], parts: Sequence[int]
 ) -> Split:
-    """Follow an input of the result's shape; whole ones beside it are read in part."""
-    alike = {given[i] for i in split if inputs[i].shape == node.shape}
-    known = node.op.kind == "elementwise" and node.op.pointwise
-    known |= node.op.name == "batch_norm_grad"
-    return alike.pop() if known and len(alike) == 1 else WHOLE
+    """Follow an input of the result's shape; whole ones with it are read in part."""
+    alike = {splits[i] for i in parts if inputs[i].shape == node.shape}
+    pointwise = node.op.kind == "elementwise" and node.op.pointwise
+    pointwise |= node.op.name == "batch_norm_grad"
+    return alike.pop() if pointwise and len(alike) == 1 else WHOLE
 
 
 def _channel(shape: Shape, split: Split) -> Split:
@@ -120,11 +120,12 @@ def _channel(shape: Shape, split: Split) -> Split:
 
 
 def _transposed(node: Node, shape: Shape, split: Split, ways: int) -> Split:
+    """Return the split behind a transposition, which may split extents before it moves them."""
     attrs = node.attributes
-    seen, axes = tuple(attrs.get("split", shape)), tuple(attrs["axes"])
-    axis, offset = _place(seen, split)
-    before: int = math.prod(seen[i] for i in axes[: axes.index(axis)])
-    return before * offset if seen[axis] % ways == 0 else WHOLE
+    extents, axes = tuple(attrs.get("split", shape)), tuple(attrs["axes"])
+    axis, offset = _place(extents, split)
+    before: int = math.prod(extents[i] for i in axes[: axes.index(axis)])
+    return before * offset if extents[axis] % ways == 0 else WHOLE
 
 
 def _place(shape: Shape, split: Split) -> tuple[int, int]:
@@ -137,16 +138,20 @@ def _place(shape: Shape, split: Split) -> tuple[int, int]:
     raise ValueError(f"{shape} is not split at {split}")
 
 
-def _of_product(node: Node, inputs: Sequence[Node], given: Sequence[Split]) -> Split:
-    """Return the split of a product: that of an axis it keeps, PARTIAL where it sums over it."""
+def _of_product(node: Node, inputs: Sequence[Node], splits: Sequence[Split]) -> Split:
+    """Return the split of a product: that of an axis it keeps, PARTIAL where it sums over it.
+
+    Written as in an einsum, "mk,kn->mn": an operand split along m or n leaves the result split
+    there, one split along k a summand of it. Operands split along two letters have no common part.
+    """
     if node.attributes.get("groups", 1) != 1:
         return WHOLE
     left, right = _letters(node, inputs)
     out = _result_letters(node, left, right)
     marks = set()
-    for letters, made, split in zip((left, right), inputs[:2], given[:2], strict=True):
+    for letters, tensor, split in zip((left, right), inputs[:2], splits[:2], strict=True):
         if split != WHOLE:
-            axis, offset = _place(made.shape, split)
+            axis, offset = _place(tensor.shape, split)
             marks.add((letters[axis], offset))
     if len(marks) != 1:
         return WHOLE
@@ -217,16 +222,17 @@ def shard(graph: Graph, ways: int) -> tuple[Graph, tuple[Exchange, ...]]:
 class _Sharding:
     """How every value is split; `weights` are the splits of parameters that are decided.
 
-    In a first run products decide for their weights, in a second one all values follow.
+    In a first run products decide for their weights, in a second one all values follow: the format
+    casts and optimizer states of a weight come before the product that decides for it.
     """
 
     def __init__(self, graph: Graph, ways: int, weights: dict[int, Split]) -> None:
         self.graph = graph
         self.ways = ways
         self.weights = dict(weights)
-        named = [(graph.nodes[i], split) for i, split in weights.items()]
-        self.named = {(node.name, node.shape): split for node, split in named}
-        self.layers = {(node.layer, node.shape): split for node, split in named}
+        decided = [(graph.nodes[i], split) for i, split in weights.items()]
+        self.named = {(node.name, node.shape): split for node, split in decided}
+        self.layers = {(node.layer, node.shape): split for node, split in decided}
         self.splits: list[Split] = []
         self.exchanges: list[Exchange] = []
 
@@ -240,7 +246,7 @@ class _Sharding:
         split = self.splits[node.id]
         if split in (WHOLE, PARTIAL):
             return node
-        axis = axis_of(node, split)
+        axis = _place(node.shape, split)[0]
         extent = node.shape[axis] // self.ways
         return replace(node, shape=(*node.shape[:axis], extent, *node.shape[axis + 1 :]))
 
@@ -252,40 +258,44 @@ class _Sharding:
             return self.named.get((node.name.rpartition(".")[0], node.shape), WHOLE)
         if not node.inputs:
             return WHOLE
-        given = [self.splits[i] for i in node.inputs]
+        splits = [self.splits[i] for i in node.inputs]
         if node.op.kind == "gemm" and node.role == "fprop":
-            given[1] = self._of_weight(node, given)
+            splits[1] = self._of_weight(node, splits)
         inputs = self.graph.inputs_of(node)
         if node.op.name in SUMS and not node.shape:
-            if set(given) != {WHOLE}:
+            if set(splits) != {WHOLE}:
                 self.exchanges.append(Exchange(node.id, "all_reduce", node_bytes(node)))
             return WHOLE
         if node.op.name == "bias":
-            self._decide_bias(node, given[0])
-        made, wholes = split_of(node, inputs, given, self.ways)
+            self._decide_bias(node, splits[0])
+        result, wholes = split_of(node, inputs, splits, self.ways)
         for place in wholes:
             self._make_whole(node.inputs[place])
-        if made == WHOLE and node.role == "dgrad":
+        if result == WHOLE and node.role == "dgrad":
             # the gradient of a value that was gathered: a device goes on with its part of it
-            alike = (i for i in wholes if inputs[i].shape == node.shape and given[i] != PARTIAL)
-            return next((given[i] for i in alike), WHOLE)
-        if made == WHOLE and node.role == "wgrad":
+            alike = (i for i in wholes if inputs[i].shape == node.shape and splits[i] != PARTIAL)
+            return next((splits[i] for i in alike), WHOLE)
+        if result == WHOLE and node.role == "wgrad":
             # of operands that are whole a device reads what its part of the gradient needs
             return self.layers.get((node.layer, node.shape), WHOLE)
-        return made
+        return result
 
-    def _of_weight(self, node: Node, given: list[Split]) -> Split:
-        """Decide how the weight of a product is split, where nothing has decided before."""
+    def _of_weight(self, node: Node, splits: list[Split]) -> Split:
+        """Decide how the weight of a product is split, where nothing has decided before.
+
+        By its columns behind a whole input, by its rows behind a split one: then the second of two
+        layers takes the parts of the first as they are, and only its sums are exchanged.
+        """
         parameter = self._parameter(node.inputs[1])
         if parameter is None:
-            return given[1]
+            return splits[1]
         if parameter.id in self.weights:
             return self.weights[parameter.id]
         weight = self.graph.nodes[node.inputs[1]]
         conv = node.op.name.startswith("conv")
         out = 0 if conv or node.attributes.get("transpose_b") else len(weight.shape) - 1
         deep = 1 if conv else len(weight.shape) - 1 - out
-        column = given[0] in (WHOLE, PARTIAL)
+        column = splits[0] in (WHOLE, PARTIAL)
         axis = out if column else deep
         if node.attributes.get("groups", 1) != 1 or weight.shape[axis] % self.ways:
             return WHOLE
@@ -298,16 +308,16 @@ class _Sharding:
     def _decide_bias(self, node: Node, split: Split) -> None:
         """Split the bias that is added to a result split along its features."""
         bias = self._parameter(node.inputs[1])
-        along = split not in (WHOLE, PARTIAL) and axis_of(node, split) == 1
+        along = split not in (WHOLE, PARTIAL) and _place(node.shape, split)[0] == 1
         if bias is not None and along:
             self.weights.setdefault(bias.id, 1)
 
     def _chain(self, i: int) -> list[int]:
         """Return the nodes from `i` down to the parameter that it is a copy of."""
-        found = [i]
-        while self.graph.nodes[found[-1]].op.converts:
-            found.append(self.graph.nodes[found[-1]].inputs[0])
-        return found
+        chain = [i]
+        while self.graph.nodes[chain[-1]].op.converts:
+            chain.append(self.graph.nodes[chain[-1]].inputs[0])
+        return chain
 
     def _parameter(self, i: int) -> Node | None:
         node = self.graph.nodes[self._chain(i)[-1]]
@@ -319,17 +329,7 @@ class _Sharding:
         if split == WHOLE:
             return
         kind: Kind = "all_reduce" if split == PARTIAL else "all_gather"
-        if not any(made.node == i for made in self.exchanges):
+        if not any(exchange.node == i for exchange in self.exchanges):
             self.exchanges.append(Exchange(i, kind, node_bytes(node)))
         if split == PARTIAL:
             self.splits[i] = WHOLE
-
-
-def axis_of(node: Node, split: Split) -> int:
-    """Return the axis of a value that is split."""
-    before = 1
-    for axis, extent in enumerate(node.shape):
-        if before <= split < before * extent:
-            return axis
-        before *= extent
-    raise ValueError(f"{node.op.name} {node.shape} is not split at {split}")

@@ -1,4 +1,9 @@
-"""Time and memory of one of several devices that share a step."""
+"""Time and memory of one of several devices that share a step.
+
+What ZeRO divides among them is as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward
+Training Trillion Parameter Models" (2020): of parameters, gradients, and masters with optimizer
+state, each stage divides one more.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,6 @@ from policysearch.cost.memory import (
     labelled,
     live_along,
     lives,
-    node_bytes,
     same_bytes,
     storage_of,
 )
@@ -34,8 +38,164 @@ from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Role, size
 from policysearch.policy.parallel import Parallel
 
+AMAX_BYTES = 4
+"""The largest value of a tensor is a float32."""
+
 PREFETCHED = 2
 """Layers whose parameters are gathered at once under stage 3: the one that runs and the next."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a step is spread over devices of one kind.
+
+    `all_reduce` is the format gradients are reduced in, `recipe` scales 8-bit operands.
+    """
+
+    parallel: Parallel
+    all_reduce: str
+    recipe: str
+    device: Device
+
+    @property
+    def between(self) -> Interconnect:
+        """What joins the devices that have the same part of their groups."""
+        whole = interconnect(self.device, self.parallel.devices)
+        groups = self.parallel.groups
+        return replace(whole, devices=groups, nodes=min(whole.nodes, groups))
+
+
+def spread_step(
+    graph: Graph, spread: Spread, timed: Callable[[Graph], StepTime]
+) -> tuple[StepTime, StepMemory]:
+    """Return the modeled time and memory of each device.
+
+    `graph` is the step of one group, on its part of the batch; `timed` gives the time of a step on
+    one device. What the step waits for is among its kernels as all_reduce, reduce_scatter,
+    all_gather or amax_reduce, in no layer.
+    """
+    part, exchanges = shard(graph, spread.parallel.tensor)
+    alone = _divided_update(part, timed(part), spread.parallel)
+    waits = [
+        *_within_groups(part, exchanges, spread),
+        *_between_groups(part, alone, spread),
+        *_amaxes(part, spread),
+    ]
+    kernels = tuple(wait for wait in waits if wait.seconds > 0)
+    seconds = alone.step_seconds + sum(wait.seconds for wait in kernels)
+    time = replace(alone, step_seconds=seconds, kernels=(*alone.kernels, *kernels))
+    return time, spread_memory(part, spread.parallel, spread.all_reduce)
+
+
+def _wait(op: str, role: Role, format: str, seconds: float, bytes: float) -> KernelTime:
+    return KernelTime((), "", op, role, format, seconds, "link", int(bytes), 0, launches=0)
+
+
+def _divided_update(graph: Graph, time: StepTime, parallel: Parallel) -> StepTime:
+    """Return the time where the groups divide the update, and the casts of masters, by ZeRO.
+
+    Each works on its part, but no kernel takes less than the shortest, nor the step less than its
+    launches.
+    """
+    if not parallel.zero or parallel.groups == 1:
+        return time
+    parameters, storage = parameters_of(graph), storage_of(graph)
+    kernels = []
+    for kernel in time.kernels:
+        nodes = [graph.nodes[i] for i in kernel.node_ids]
+        masters = kernel.is_cast and all(storage[n.inputs[0]] in parameters for n in nodes)
+        least = min(kernel.seconds, MINIMUM_KERNEL.value)
+        divided = max(kernel.seconds / parallel.groups, least)
+        own = kernel.role == "update" or masters
+        kernels.append(replace(kernel, seconds=divided) if own else kernel)
+    saved = time.kernel_seconds - sum(kernel.seconds for kernel in kernels)
+    seconds = max(time.step_seconds - saved, time.launch_seconds)
+    return replace(time, step_seconds=seconds, kernels=tuple(kernels))
+
+
+def _within_groups(
+    graph: Graph, exchanges: tuple[Exchange, ...], spread: Spread
+) -> Iterator[KernelTime]:
+    """Yield what the devices of a group exchange for the products that they split."""
+    link = interconnect(spread.device, spread.parallel.tensor)
+    for exchange in exchanges:
+        node = graph.nodes[exchange.node]
+        if node.op.name == "amax" and amax_messages(spread.recipe, 1):
+            continue  # reduced over all devices, with the others
+        op = "amax_reduce" if node.op.name == "amax" else exchange.kind
+        seconds = link.seconds(exchange.kind, exchange.bytes)
+        yield _wait(op, node.role, node.format, seconds, exchange.bytes)
+
+
+def _between_groups(graph: Graph, time: StepTime, spread: Spread) -> Iterator[KernelTime]:
+    """Yield what a step waits for as the groups exchange gradients and parameters.
+
+    Kernel seconds are stretched to the step's, so that a step that its launches set has its
+    gradients ready in their time.
+    """
+    parallel, link = spread.parallel, spread.between
+    if parallel.groups == 1:
+        return
+    stretch = time.step_seconds / time.kernel_seconds
+    forward, backward = (_seconds(time, roles) * stretch for roles in _PASSES)
+    sent = messages(_gradients(graph, time, stretch), parallel)
+    ends = forward + backward
+    total, late = reduction_seconds(sent, parallel, spread.all_reduce, ends, link)
+    elements = sum(message.elements for message in sent)
+    kind = "reduce_scatter" if parallel.zero else "all_reduce"
+    yield _wait(kind, "update", spread.all_reduce, late, elements)
+    parameters = parameters_of(graph)
+    if parallel.zero:
+        formats = sorted({p.working_format for p in parameters.values()})
+        working = sum(p.working_bytes for p in parameters.values())
+        waited = link.seconds("all_gather", working)
+        if parallel.zero == 3:
+            layers = [_layers(time, parameters, roles, stretch) for roles in _PASSES]
+            first, second = (gathering_seconds(part, parallel.overlap, link) for part in layers)
+            # backward gathers over the link that gradients are reduced over
+            crowded = second[0] + total - backward - late if parallel.overlap else 0.0
+            waited = first[1] + max(second[1], crowded)
+        yield _wait("all_gather", "update", formats[0], waited, working)
+
+
+_PASSES: tuple[tuple[Role, ...], ...] = (("fprop", "input"), ("dgrad", "wgrad"))
+"""Roles of the forward pass and of the backward pass."""
+
+
+def _seconds(time: StepTime, roles: tuple[Role, ...]) -> float:
+    return sum(kernel.seconds for kernel in time.kernels if kernel.role in roles)
+
+
+def _gradients(graph: Graph, time: StepTime, stretch: float) -> list[Gradient]:
+    """Return the gradients with the seconds after which they are there."""
+    storage, done, clock = storage_of(graph), {}, 0.0
+    for kernel in time.kernels:
+        if kernel.role != "update":
+            clock += kernel.seconds * stretch
+            done.update(dict.fromkeys(kernel.node_ids, clock))
+    nodes = gradients_of(graph)
+    return [Gradient(size(n.shape), done.get(storage[n.id], clock)) for n in nodes]
+
+
+def _layers(
+    time: StepTime, parameters: dict[int, Parameter], roles: tuple[Role, ...], stretch: float
+) -> list[tuple[int, float]]:
+    """Return (bytes to gather, seconds of computing) of the layers as they run in one pass."""
+    bytes, seconds = layer_bytes(parameters), dict[str, float]()
+    for kernel in time.kernels:
+        if kernel.role in roles:
+            seconds[kernel.layer] = seconds.get(kernel.layer, 0.0) + kernel.seconds * stretch
+    return [(bytes.get(layer, 0), computing) for layer, computing in seconds.items()]
+
+
+def _amaxes(graph: Graph, spread: Spread) -> Iterator[KernelTime]:
+    """Yield the reductions of largest values over all devices, where the recipe agrees on them."""
+    tensors = sum(node.op.name == "amax" and not node.shape for node in graph.nodes)
+    count = amax_messages(spread.recipe, tensors)
+    if count:
+        link = interconnect(spread.device, spread.parallel.devices)
+        seconds = count * link.seconds("all_reduce", AMAX_BYTES * tensors / count)
+        yield _wait("amax_reduce", "update", "float32", seconds, AMAX_BYTES * tensors)
 
 
 @dataclass(frozen=True)
@@ -69,15 +229,15 @@ def parameters_of(graph: Graph) -> dict[int, Parameter]:
     for node in graph.nodes:
         for i in node.inputs:
             if i in read and node.role != "update" and node.op.name != "amax":
-                made = node.format if node.op.converts else graph.nodes[i].format
-                read[i].append(made if format_named(made).bits >= 16 else "bfloat16")
-    found = {}
+                format = node.format if node.op.converts else graph.nodes[i].format
+                read[i].append(format if format_named(format).bits >= 16 else "bfloat16")
+    parameters = {}
     for i, formats in read.items():
         own = graph.nodes[i].format
         widest = max(formats, key=lambda name: format_named(name).bits, default=own)
         narrower = format_named(widest).bits < format_named(own).bits
-        found[i] = Parameter(graph.nodes[i], widest if narrower else own)
-    return found
+        parameters[i] = Parameter(graph.nodes[i], widest if narrower else own)
+    return parameters
 
 
 def gradients_of(graph: Graph) -> list[Node]:
@@ -85,25 +245,6 @@ def gradients_of(graph: Graph) -> list[Node]:
     read = {i for node in graph.nodes if node.role == "update" for i in node.inputs}
     nodes = (graph.nodes[i] for i in sorted(read))
     return [n for n in nodes if n.role in ("wgrad", "dgrad") and n.op.name != "amax"]
-
-
-def state_bytes(graph: Graph, parallel: Parallel) -> float:
-    """Return the bytes that a device keeps of the model: parameters, gradients, optimizer state.
-
-    Without activations and buffers. With Adam, 16-bit layers and float32 masters that is 16,
-    4 + 12/n, 2 + 14/n and 16/n for each parameter, by stage, over n devices.
-    """
-    n, zero = parallel.groups, parallel.zero
-    parameters = parameters_of(graph).values()
-    working = sum(p.working_bytes for p in parameters)
-    masters = sum(node_bytes(p.node) for p in parameters if p.master)
-    state = sum(node_bytes(node) for node in graph.nodes if node.op.name == "state")
-    gradients = sum(node_bytes(node) for node in gradients_of(graph))
-    return (
-        (masters + state) / (n if zero >= 1 else 1)
-        + gradients / (n if zero >= 2 else 1)
-        + working / (n if zero >= 3 else 1)
-    )
 
 
 def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemory:
@@ -114,8 +255,8 @@ def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemo
     """
     moments = live_along(graph, _held(graph, parallel, all_reduce))
     peak = max(range(len(moments)), key=lambda i: sum(moments[i].values()))
-    held = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
-    return StepMemory(round(sum(moments[peak].values())), peak, **held)
+    parts = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
+    return StepMemory(round(sum(moments[peak].values())), peak, **parts)
 
 
 def spread_live(
@@ -160,18 +301,19 @@ def _is_kept(graph: Graph, copy: Node, parameters: Mapping[int, Parameter]) -> b
     origin = copy
     while origin.op.converts:
         origin = graph.nodes[origin.inputs[0]]
-    kept = parameters.get(origin.id)
-    narrow = format_named(copy.format).bits < 16
-    return kept is not None and kept.master and (narrow or copy.format == kept.working_format)
+    parameter = parameters.get(origin.id)
+    if parameter is None or not parameter.master:
+        return False
+    return format_named(copy.format).bits < 16 or copy.format == parameter.working_format
 
 
 def layer_bytes(parameters: dict[int, Parameter]) -> dict[str, int]:
     """Return the bytes that stage 3 gathers for each layer."""
-    found: dict[str, int] = {}
+    bytes: dict[str, int] = {}
     for parameter in parameters.values():
         layer = parameter.node.layer
-        found[layer] = found.get(layer, 0) + parameter.working_bytes
-    return found
+        bytes[layer] = bytes.get(layer, 0) + parameter.working_bytes
+    return bytes
 
 
 def reduction_buffer_bytes(gradients: list[Node], parallel: Parallel, all_reduce: str) -> float:
@@ -188,7 +330,10 @@ def reduction_buffer_bytes(gradients: list[Node], parallel: Parallel, all_reduce
 def _share(
     life: Life, parallel: Parallel, masters: set[int], parameters: dict[int, Parameter]
 ) -> float:
-    """Return the share of a buffer that one device holds."""
+    """Return the share of a buffer that one device holds: one of its group's from a stage on.
+
+    Stage 1 divides optimizer state and masters, 2 gradients too, 3 all parameters (Rajbhandari).
+    """
     owner, kind = life.owner, life.kind
     stage = 4  # from which on it is divided: never
     if (
@@ -202,152 +347,3 @@ def _share(
     elif kind == "weight_copy" or owner.id in parameters:
         stage = 3
     return 1 / parallel.groups if parallel.zero >= stage else 1.0
-
-
-AMAX_BYTES = 4
-"""The largest value of a tensor is a float32."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How a step is spread over devices of one kind.
-
-    `all_reduce` is the format gradients are reduced in, `recipe` scales 8-bit operands.
-    """
-
-    parallel: Parallel
-    all_reduce: str
-    recipe: str
-    device: Device
-
-    @property
-    def between(self) -> Interconnect:
-        """What joins the devices that have the same part of their groups."""
-        whole = interconnect(self.device, self.parallel.devices)
-        groups = self.parallel.groups
-        return replace(whole, devices=groups, nodes=min(whole.nodes, groups))
-
-
-def spread_step(
-    graph: Graph, spread: Spread, timed: Callable[[Graph], StepTime]
-) -> tuple[StepTime, StepMemory]:
-    """Return the modeled time and memory of each device.
-
-    `graph` is the step of one group, on its part of the batch; `timed` gives the time of a step on
-    one device. What the step waits for is among its kernels as all_reduce, reduce_scatter,
-    all_gather or amax_reduce, in no layer.
-    """
-    part, exchanges = shard(graph, spread.parallel.tensor)
-    alone = _divided_update(part, timed(part), spread.parallel)
-    waits = [
-        *_within_groups(part, exchanges, spread),
-        *_between_groups(part, alone, spread),
-        *_amaxes(part, spread),
-    ]
-    kernels = tuple(each for each in waits if each.seconds > 0)
-    seconds = alone.step_seconds + sum(each.seconds for each in kernels)
-    time = replace(alone, step_seconds=seconds, kernels=(*alone.kernels, *kernels))
-    return time, spread_memory(part, spread.parallel, spread.all_reduce)
-
-
-def _wait(op: str, role: Role, format: str, seconds: float, bytes: float) -> KernelTime:
-    return KernelTime((), "", op, role, format, seconds, "link", int(bytes), 0, launches=0)
-
-
-def _divided_update(graph: Graph, time: StepTime, parallel: Parallel) -> StepTime:
-    """Return the time where the groups divide the update, and the casts of masters, by ZeRO."""
-    if not parallel.zero or parallel.groups == 1:
-        return time
-    parameters, origin = parameters_of(graph), storage_of(graph)
-    kernels = []
-    for kernel in time.kernels:
-        nodes = [graph.nodes[i] for i in kernel.node_ids]
-        masters = kernel.is_cast and all(origin[n.inputs[0]] in parameters for n in nodes)
-        least = min(kernel.seconds, MINIMUM_KERNEL.value)
-        divided = max(kernel.seconds / parallel.groups, least)
-        own = kernel.role == "update" or masters
-        kernels.append(replace(kernel, seconds=divided) if own else kernel)
-    saved = time.kernel_seconds - sum(kernel.seconds for kernel in kernels)
-    seconds = max(time.step_seconds - saved, time.launch_seconds)
-    return replace(time, step_seconds=seconds, kernels=tuple(kernels))
-
-
-def _within_groups(
-    graph: Graph, exchanges: tuple[Exchange, ...], spread: Spread
-) -> Iterator[KernelTime]:
-    """Yield what the devices of a group exchange for the products that they split."""
-    link = interconnect(spread.device, spread.parallel.tensor)
-    for exchange in exchanges:
-        node = graph.nodes[exchange.node]
-        if node.op.name == "amax" and amax_messages(spread.recipe, 1):
-            continue  # reduced over all devices, with the others
-        op = "amax_reduce" if node.op.name == "amax" else exchange.kind
-        seconds = link.seconds(exchange.kind, exchange.bytes)
-        yield _wait(op, node.role, node.format, seconds, exchange.bytes)
-
-
-def _between_groups(graph: Graph, time: StepTime, spread: Spread) -> Iterator[KernelTime]:
-    """Yield what a step waits for as the groups exchange gradients and parameters."""
-    parallel, link = spread.parallel, spread.between
-    if parallel.groups == 1:
-        return
-    stretch = time.step_seconds / time.kernel_seconds
-    forward, backward = (_seconds(time, roles) * stretch for roles in _PASSES)
-    sent = messages(_gradients(graph, time, stretch), parallel)
-    ends = forward + backward
-    total, late = reduction_seconds(sent, parallel, spread.all_reduce, ends, link)
-    elements = sum(message.elements for message in sent)
-    kind = "reduce_scatter" if parallel.zero else "all_reduce"
-    yield _wait(kind, "update", spread.all_reduce, late, elements)
-    parameters = parameters_of(graph)
-    if parallel.zero:
-        formats = sorted({p.working_format for p in parameters.values()})
-        working = sum(p.working_bytes for p in parameters.values())
-        waited = link.seconds("all_gather", working)
-        if parallel.zero == 3:
-            layers = [_layers(time, parameters, roles, stretch) for roles in _PASSES]
-            first, second = (gathering_seconds(each, parallel.overlap, link) for each in layers)
-            # backward gathers over the link that gradients are reduced over
-            crowded = second[0] + total - backward - late if parallel.overlap else 0.0
-            waited = first[1] + max(second[1], crowded)
-        yield _wait("all_gather", "update", formats[0], waited, working)
-
-
-_PASSES: tuple[tuple[Role, ...], ...] = (("fprop", "input"), ("dgrad", "wgrad"))
-"""Roles of the forward pass and of the backward pass."""
-
-
-def _seconds(time: StepTime, roles: tuple[Role, ...]) -> float:
-    return sum(kernel.seconds for kernel in time.kernels if kernel.role in roles)
-
-
-def _gradients(graph: Graph, time: StepTime, stretch: float) -> list[Gradient]:
-    """Return the gradients with the seconds after which they are there."""
-    origin, done, clock = storage_of(graph), {}, 0.0
-    for kernel in time.kernels:
-        if kernel.role != "update":
-            clock += kernel.seconds * stretch
-            done.update(dict.fromkeys(kernel.node_ids, clock))
-    found = gradients_of(graph)
-    return [Gradient(size(n.shape), done.get(origin[n.id], clock)) for n in found]
-
-
-def _layers(
-    time: StepTime, parameters: dict[int, Parameter], roles: tuple[Role, ...], stretch: float
-) -> list[tuple[int, float]]:
-    """Return (bytes to gather, seconds of computing) of the layers as they run in one pass."""
-    held, seconds = layer_bytes(parameters), dict[str, float]()
-    for kernel in time.kernels:
-        if kernel.role in roles:
-            seconds[kernel.layer] = seconds.get(kernel.layer, 0.0) + kernel.seconds * stretch
-    return [(held.get(layer, 0), taken) for layer, taken in seconds.items()]
-
-
-def _amaxes(graph: Graph, spread: Spread) -> Iterator[KernelTime]:
-    """Yield the reductions of largest values over all devices, where the recipe agrees on them."""
-    tensors = sum(node.op.name == "amax" and not node.shape for node in graph.nodes)
-    count = amax_messages(spread.recipe, tensors)
-    if count:
-        link = interconnect(spread.device, spread.parallel.devices)
-        seconds = count * link.seconds("all_reduce", AMAX_BYTES * tensors / count)
-        yield _wait("amax_reduce", "update", "float32", seconds, AMAX_BYTES * tensors)
