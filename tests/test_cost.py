@@ -10,9 +10,9 @@ import pytest
 from policysearch.cost.devices import DEVICES, Device
 from policysearch.cost.gemm import Extents, aligned_share, extents, utilisation
 from policysearch.cost.kernels import kernels_of
+from policysearch.cost.memory import node_bytes, storage_of
 from policysearch.cost.roofline import FITTED
 from policysearch.cost.stacks import STACKS, Stack
-from policysearch.cost.storage import node_bytes, roots
 from policysearch.cost.time import StepTime, step_time
 from policysearch.formats import FORMATS
 from policysearch.graph import Graph
@@ -165,7 +165,7 @@ def test_views_and_tfloat32_casts_are_free() -> None:
     y = b.emit(cast, b.emit(reshape, x, attrs={"shape": (24,)}), format="tfloat32")
     z = b.emit(relu, y, format="tfloat32")
     graph = b.graph({"z": z})
-    assert roots(graph) == [0, 0, 0, 3]
+    assert storage_of(graph) == [0, 0, 0, 3]
     assert [k.op for k in step_time(graph, A100, EAGER).kernels] == ["relu"]
 
 
@@ -175,7 +175,7 @@ def test_every_node_runs_in_one_kernel_and_kernels_can_be_ordered(
     policy: str, stack: Stack
 ) -> None:
     graph = step(lenet5(), policy, 4, "adam")
-    kernels, root = kernels_of(graph, stack), roots(graph)
+    kernels, root = kernels_of(graph, stack), storage_of(graph)
     home = {node.id: k for k, kernel in enumerate(kernels) for node in kernel.nodes}
     placed = sorted(node.id for kernel in kernels for node in kernel.nodes)
     assert placed == [n.id for n in graph.nodes if n.op.kind != "source" and root[n.id] == n.id]

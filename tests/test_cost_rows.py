@@ -9,7 +9,6 @@ from importlib.resources import files
 import pytest
 
 from policysearch.cost.devices import DEVICES, SOURCES, device_named
-from policysearch.cost.gemm import product_format
 from policysearch.cost.price import SPEEDUP_INTERVAL, PolicyCost, low_precision_share, price
 from policysearch.cost.roofline import FITTED
 from policysearch.cost.stacks import STACKS, Stack, stack_named
@@ -91,8 +90,9 @@ def test_emulation_costs_the_conversion_of_both_operands() -> None:
 def test_both_float8_formats_multiply_directly() -> None:
     graph = product(64, 64, 64, "float8_e4m3fn")
     left, right = graph.nodes[0], dataclasses.replace(graph.nodes[1], format="float8_e5m2")
-    assert product_format([left, right], DEVICES["H100-SXM5"]).startswith("float8")
-    assert product_format([left, right], A100) == "float16"
+    formats = frozenset([left.format, right.format])
+    assert DEVICES["H100-SXM5"].product_format(formats).startswith("float8")
+    assert A100.product_format(formats) == "float16"
 
 
 def test_low_precision_share_counts_operands() -> None:

@@ -13,12 +13,11 @@ import pytest
 
 from benchmarks.validation.__main__ import validation
 from policysearch.cli import main
-from policysearch.cost.device_file import device_at, device_text, read_device
+from policysearch.cost.device_file import COLUMNS, device_at, device_text, read_device, read_timings
 from policysearch.cost.devices import DEVICES, Accuracy, Device
 from policysearch.cost.measured import measured_time
 from policysearch.cost.price import price, speedup_over
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.timed_device import COLUMNS, read_timings
 from policysearch.cost.timings import Timing, Timings
 from policysearch.graph import Graph
 from policysearch.nn.models import mlp

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from policysearch.cost import kernels
-from policysearch.cost.fusion import ACCUMULATOR, MERGED
-from policysearch.cost.kernels import fuse, kernels_of
+from policysearch.cost.kernels import ACCUMULATOR, MERGED, fuse, kernels_of
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.graph import Graph
 from policysearch.ops.builder import Builder

@@ -22,12 +22,11 @@ from benchmarks.validation.agreement import agreement
 from benchmarks.validation.measured import EVEN, ODD, _Trial, accuracy, measured_report
 from benchmarks.validation.measured_policies import Subject, low_layers, policy_of, product_layers
 from benchmarks.validation.pages.measured_page import measured_page
-from policysearch.cost.device_file import device_text, read_device
+from policysearch.cost.device_file import device_text, read_device, timed_device
 from policysearch.cost.devices import DEVICES
+from policysearch.cost.measured import calls_of
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.timed_device import timed_device
 from policysearch.cost.timings import Work
-from policysearch.cost.work import tasks_of
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import mlp, transformer
@@ -78,7 +77,7 @@ class Seen(TorchDispatchMode):
 
 
 def priced(graph: Graph) -> Counter[str]:
-    works = [task.work for task in tasks_of(graph, DEVICES["H100-SXM5"], EAGER)]
+    works = [task.work for task in calls_of(graph, DEVICES["H100-SXM5"], EAGER)]
     products = [w for w in works if w.op.startswith(("linear", "matmul"))]
     casts = [w for w in works if w.op == "cast"]
     return Counter(
@@ -180,7 +179,7 @@ def test_every_kernel_runs_at_the_extents_it_is_asked_for(op: str, format: str) 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kernel_of_the_measured_nets_is_timed(name: str) -> None:
     for graph in graphs(made(name), 4):
-        for task in tasks_of(graph, DEVICES["H100-SXM5"], EAGER):
+        for task in calls_of(graph, DEVICES["H100-SXM5"], EAGER):
             assert kernel(task.work, CPU) is not None, task.work
 
 
@@ -229,7 +228,7 @@ def test_speedups_are_float32_over_the_policy_measured_and_priced() -> None:
     assert trial.measured(slice(None)) == (2.5, 0.5)
     assert trial.measured(EVEN) == (2.0, 0.5) and trial.measured(ODD) == (4.0, 0.5)
     slow_host = replace(device, host="adds", host_seconds=1.0)
-    kernels = [len(tasks_of(graph, device, EAGER)) for graph in trial.graphs]
+    kernels = [len(calls_of(graph, device, EAGER)) for graph in trial.graphs]
     priced_ = trial.priced(slow_host, device.timings)
     assert priced_ == pytest.approx([kernels[0] / count for count in kernels[1:]], rel=1e-2)
 

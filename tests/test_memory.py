@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from policysearch.cost.devices import DEVICES
-from policysearch.cost.memory import Life, StepMemory, lives, step_memory
+from policysearch.cost.memory import (
+    CONTEXT_BYTES,
+    GROWTH,
+    Life,
+    StepMemory,
+    lives,
+    node_bytes,
+    step_memory,
+)
 from policysearch.cost.price import price
-from policysearch.cost.reserved import CONTEXT_BYTES, GROWTH
-from policysearch.cost.storage import node_bytes
 from policysearch.formats import FORMATS
 from policysearch.graph import Graph
 from policysearch.nn.chain import Chain

@@ -12,7 +12,7 @@ import pytest
 from policysearch import api
 from policysearch.cli import main
 from policysearch.commands.views import next_commands
-from policysearch.cost.reserved import visible_bytes
+from policysearch.cost.memory import visible_bytes
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy

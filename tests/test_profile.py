@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from policysearch.cli import main
-from policysearch.cost.memory import live_by_kind
-from policysearch.cost.price import step_price
-from policysearch.cost.reserved import (
+from policysearch.cost.memory import (
     CONTEXT_BYTES,
     GIB,
     GROWTH,
     largest_batch,
+    live_by_kind,
+    process_bytes,
     visible_bytes,
-    wanted_bytes,
 )
+from policysearch.cost.price import step_price
 from policysearch.objective.objective import Objective
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase
@@ -143,7 +143,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(
         assert memory_at(small, policy, batch).fits(device) == holds
     for batch, holds in ((expected, True), (expected + 1, False)):
         live = memory_at(small, policy, batch).peak_bytes
-        assert (wanted_bytes(live, GROWTH.expected) <= visible) == holds
+        assert (process_bytes(live, GROWTH.expected) <= visible) == holds
     where = ["--model", "mlp", "--device", device.name, "--largest-batch"]
     assert main(["profile", "preset:torch.autocast.float16", *where]) == 0
     last = capsys.readouterr().out.rstrip().split("\n")[-3:]
@@ -189,7 +189,7 @@ def test_the_largest_batch_of_several_devices_is_that_of_all(
     visible = visible_bytes(spread.device.memory_bytes / GIB)
     for batch, holds in ((expected, True), (expected + 4, False)):
         live = made(batch).price(policy).peak_bytes
-        assert (wanted_bytes(live, GROWTH.expected) <= visible) == holds
+        assert (process_bytes(live, GROWTH.expected) <= visible) == holds
     over = f", over {parallel.summary}"
     wide = largest_batches(spread, replace(spread.float32, parallel=parallel))
     assert largest_lines(spread, policy)[1:] == [

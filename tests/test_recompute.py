@@ -10,9 +10,8 @@ import pytest
 from policysearch.api import load_results, load_study, run_study
 from policysearch.cli import main
 from policysearch.cost.devices import DEVICES
+from policysearch.cost.measured import time_on
 from policysearch.cost.memory import step_memory
-from policysearch.cost.price import time_on
-from policysearch.cost.recompute import layers_of_blocks, recomputed
 from policysearch.cost.stacks import STACKS
 from policysearch.cost.time import StepTime
 from policysearch.emulator.reference import Reference
@@ -20,6 +19,7 @@ from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
 from policysearch.report.front_data import batches
+from policysearch.rewrite.recompute import layers_of_blocks, recomputed
 from policysearch.study.specification import objective_of, spec_from_text
 from policysearch.train.tasks import Task
 from policysearch.values import InputError

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from policysearch.cost.devices import DEVICES, Device
-from policysearch.cost.measured import measured_time
-from policysearch.cost.reuse import cached_shares
+from policysearch.cost.measured import INSIDE, Call, cached_shares, calls_of, measured_time
+from policysearch.cost.memory import node_bytes, storage_of
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.storage import node_bytes, roots
 from policysearch.cost.timings import Extents, Timing, Timings, Work, between
-from policysearch.cost.work import INSIDE, Task, tasks_of
 from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp, transformer
 from policysearch.policy.policy import uniform_layer
@@ -107,8 +105,8 @@ def test_an_op_and_a_format_that_were_not_timed_take_the_likest() -> None:
 @pytest.mark.parametrize("policy", ["float32", "torch.autocast.bfloat16", "mindspore.O2"])
 def test_every_node_with_work_is_in_one_kernel(net: str, policy: str) -> None:
     graph = step(net, policy)
-    view = roots(graph)
-    taken = [node.id for task in tasks_of(graph, H100, EAGER) for node in task.nodes]
+    view = storage_of(graph)
+    taken = [node.id for task in calls_of(graph, H100, EAGER) for node in task.nodes]
     free = [n for n in graph.nodes if view[n.id] != n.id and n.op.name != "transpose"]
     scalar = [
         n
@@ -122,14 +120,14 @@ def test_every_node_with_work_is_in_one_kernel(net: str, policy: str) -> None:
     later = [n for n in graph.nodes if n.op.name == "bias"]  # than the one after the product
     later = [n for n in later if graph.inputs_of(n)[0].op.kind != "gemm"]
     assert len(later) == (net == "transformer")
-    alone = [task.lead.id for task in tasks_of(graph, H100, EAGER) if task.lead in later]
+    alone = [task.lead.id for task in calls_of(graph, H100, EAGER) if task.lead in later]
     assert alone == [n.id for n in later]
 
 
 @pytest.mark.parametrize("net", NETS)
 def test_the_extents_of_products_hold_all_their_flops(net: str) -> None:
     graph = step(net)
-    priced = [t.work for t in tasks_of(graph, H100, EAGER) if t.work.op[:6] in ("matmul", "linear")]
+    priced = [t.work for t in calls_of(graph, H100, EAGER) if t.work.op[:6] in ("matmul", "linear")]
     flops = [
         n.op.flops([x.shape for x in graph.inputs_of(n)], n.shape, n.attributes)
         for n in graph.nodes
@@ -139,9 +137,9 @@ def test_the_extents_of_products_hold_all_their_flops(net: str) -> None:
     assert sorted(2 * int(np.prod(w.extents)) for w in priced) == sorted(flops)
 
 
-def brute_shares(graph: Graph, tasks: Sequence[Task], cache_bytes: int) -> list[float]:
+def brute_shares(graph: Graph, tasks: Sequence[Call], cache_bytes: int) -> list[float]:
     """Of every read, look back through all that was touched since the value was, one by one."""
-    view = roots(graph)
+    view = storage_of(graph)
     order = sorted(tasks, key=lambda t: max((n.id for n in t.nodes), default=t.lead.id))
     past: list[tuple[set[int], int]] = []
     found: dict[int, float] = {}
@@ -170,7 +168,7 @@ def brute_shares(graph: Graph, tasks: Sequence[Task], cache_bytes: int) -> list[
 @pytest.mark.parametrize("cache_bytes", [0, 2_000, 20_000, 10**9])
 def test_cached_shares_are_those_of_looking_back_at_every_read(net: str, cache_bytes: int) -> None:
     graph = step(net, wide=["fc2"] if net == "mlp" else ["block1.fc1"])
-    tasks = tasks_of(graph, H100, EAGER)
+    tasks = calls_of(graph, H100, EAGER)
     shares = cached_shares(graph, tasks, cache_bytes)
     assert shares == pytest.approx(brute_shares(graph, tasks, cache_bytes))
     if cache_bytes == 10**9:
@@ -181,7 +179,7 @@ def test_cached_shares_are_those_of_looking_back_at_every_read(net: str, cache_b
 
 def test_a_step_is_its_kernels_and_its_host() -> None:
     graph = step("mlp")
-    tasks = tasks_of(graph, H100, EAGER)
+    tasks = calls_of(graph, H100, EAGER)
     one = measured_time(graph, unit_device(2.0), EAGER)
     shares = cached_shares(graph, tasks, 0)
     kernels = sum(2.0 - share for share in shares)
@@ -196,9 +194,9 @@ def test_a_step_is_its_kernels_and_its_host() -> None:
 
 def test_a_format_the_device_lacks_is_widened_first() -> None:
     volta = replace(DEVICES["V100-SXM2"], timings=unit_device().timings)
-    tasks = tasks_of(step("mlp"), volta, EAGER)
+    tasks = calls_of(step("mlp"), volta, EAGER)
     widened = [task for task in tasks if not task.nodes]
     assert {task.work.format for task in widened} == {"bfloat16>float32"}
-    assert not [task for task in tasks_of(step("mlp"), H100, EAGER) if not task.nodes]
+    assert not [task for task in calls_of(step("mlp"), H100, EAGER) if not task.nodes]
     times = measured_time(step("mlp"), volta, EAGER).kernels
     assert sum(k.op == "convert" and k.is_cast for k in times) == len(widened) > 0

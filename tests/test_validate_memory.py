@@ -11,15 +11,8 @@ import pytest
 from benchmarks.validation.__main__ import validation
 from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.published_memory import card_gib, memory_setting_of, read_memory_rows
-from benchmarks.validation.validate_memory import MemoryValidation, validate_memory
-from policysearch.cost.reserved import (
-    CONTEXT_BYTES,
-    GIB,
-    GROWTH,
-    largest_batch,
-    reserved_bytes,
-    visible_bytes,
-)
+from benchmarks.validation.validate_memory import MemoryValidation, reserved_bytes, validate_memory
+from policysearch.cost.memory import CONTEXT_BYTES, GIB, GROWTH, largest_batch, visible_bytes
 from policysearch.values import InputError
 
 

@@ -14,6 +14,7 @@ from benchmarks.validation.__main__ import validation
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.parallel import Run, waited_seconds
 from benchmarks.validation.layers.precision import Precision
+from benchmarks.validation.layers.scalings import SCALINGS, scaling_named
 from benchmarks.validation.networks.decoders import DECODERS, Decoder, block, decoder
 from benchmarks.validation.published_narrow import (
     BFLOAT16,
@@ -23,9 +24,9 @@ from benchmarks.validation.published_narrow import (
     read_narrow_rows,
 )
 from policysearch.cost.devices import DEVICES, Sourced
+from policysearch.cost.gemm import product_rate
 from policysearch.cost.parallel.collectives import interconnect
 from policysearch.cost.roofline import FITTED, kernel_seconds, load_of
-from policysearch.cost.scalings import SCALINGS, product_rate, scaling_named
 from policysearch.cost.stacks import STACKS
 from policysearch.policy.parallel import Parallel
 from policysearch.values import InputError

@@ -11,16 +11,13 @@ from scipy.optimize import least_squares
 
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.published import Setting
-from policysearch.cost.roofline import (
-    FITTED,
-    Array,
-    Constants,
-    Load,
-    Work,
-    joined,
-    kernel_seconds,
-    load_of,
-)
+from policysearch.cost.roofline import FITTED, Array, Constants, Load, Work, kernel_seconds, load_of
+
+
+def joined(loads: Sequence[Load]) -> Load:
+    """Return the works of several loads one after the other."""
+    return Load(*(np.concatenate([getattr(load, f.name) for load in loads]) for f in fields(Load)))
+
 
 FITTED_NAMES = tuple(f.name for f in fields(Constants) if f.name != "minimum_kernel_seconds")
 

@@ -18,11 +18,10 @@ from benchmarks.validation.measured_policies import (
     product_layers,
 )
 from policysearch.cost.devices import Accuracy, Device
-from policysearch.cost.measured import measured_time
+from policysearch.cost.measured import calls_of, measured_time
 from policysearch.cost.price import low_precision_share
 from policysearch.cost.stacks import stack_named
 from policysearch.cost.timings import Timings
-from policysearch.cost.work import tasks_of
 from policysearch.graph import Graph
 from policysearch.verify.calibrate import Bench, host_seconds
 from policysearch.verify.clock import Clock, one_thread, quartile
@@ -123,7 +122,7 @@ class _Trial:
         ]
         self.steps = [self.net.step(graph) for graph in self.graphs]
         stack = stack_named(STACK)
-        tasks = [task for g in self.graphs for task in tasks_of(g, self.device, stack)]
+        tasks = [task for g in self.graphs for task in calls_of(g, self.device, stack)]
         self.bench = Bench((task.work for task in tasks), self.clock, self.rng)
         self.loss = float("nan")
 

@@ -17,15 +17,19 @@ from benchmarks.validation.published_memory import (
     read_memory_rows,
 )
 from benchmarks.validation.row_file import built_of
-from policysearch.cost.reserved import (
+from policysearch.cost.memory import (
     CONTEXT_BYTES,
     GIB,
     Growth,
     largest_batch,
-    reserved_bytes,
+    process_bytes,
     visible_bytes,
-    wanted_bytes,
 )
+
+
+def reserved_bytes(live: float, growth: float, visible: float) -> float:
+    """Return what a process holds: the allocator gives back what it caches before it fails."""
+    return min(visible, process_bytes(live, growth))
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _growth(readings: Sequence[tuple[str, float]], without: str = "") -> Growth:
 
 def _judged(made: _Built, growth: Growth, interval: Interval) -> JudgedMemory:
     first, second = (
-        wanted_bytes(footprint.live_bytes, growth.high) <= made.visible
+        process_bytes(footprint.live_bytes, growth.high) <= made.visible
         for footprint in made.footprints
     )
     largest = None

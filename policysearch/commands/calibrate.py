@@ -11,9 +11,15 @@ from typing import Any
 import numpy as np
 
 from policysearch.commands.shared import Commands, refuse
-from policysearch.cost.device_file import ENDING, check_device, device_text
+from policysearch.cost.device_file import (
+    ENDING,
+    Machine,
+    check_device,
+    device_text,
+    read_timings,
+    timed_device,
+)
 from policysearch.cost.devices import Device
-from policysearch.cost.timed_device import Machine, read_timings, timed_device
 from policysearch.files import write_whole
 from policysearch.formats import format_named
 from policysearch.values import InputError, number, one_of

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from policysearch.cost.timings import NO_TIMINGS, Timings
 from policysearch.formats import FORMATS, format_named
-from policysearch.rounding.inclusion import contains
+from policysearch.rounding.inclusion import contains, join
 from policysearch.values import InputError, near_miss
 
 HOST_ARCH = "x86"
@@ -109,12 +109,21 @@ class Device:
         peak that holds all its values, the faster of two of one width (emulation); else float32.
         """
         if name not in self._runs:
-            given = format_named(name)
-            rows = [FORMATS[known] for known in self.formats]
-            holding = [row for row in rows if contains(row, given)]
-            best = min(holding, key=lambda r: (r.bits, -self.peak(r.name)), default=None)
+            row = format_named(name)
+            wider = [FORMATS[own] for own in self.formats if contains(FORMATS[own], row)]
+            best = min(wider, key=lambda r: (r.bits, -self.peak(r.name)), default=None)
             self._runs[name] = name if name in self.formats else best.name if best else "float32"
         return self._runs[name]
+
+    def product_format(self, names: frozenset[str]) -> str:
+        """Return the format a product of operands of these formats runs in.
+
+        Operands of one peak (both 8-bit formats) multiply directly; others meet in the narrowest
+        format that holds both, as frameworks promote. What the device lacks is emulated.
+        """
+        if len({peak_key(name) for name in names}) == 1:
+            return self.runs_as(min(names))
+        return self.runs_as(join(format_named(name) for name in names).name)
 
     def peak(self, name: str) -> float:
         """Return the FLOP/s of a format the device runs; KeyError for any other."""

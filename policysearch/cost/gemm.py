@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
-from policysearch.cost.devices import Device, peak_key
+from policysearch.cost.devices import Device
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Op, Shape, size
-from policysearch.rounding.inclusion import join
 
 TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.75), (32, 32, 0.5))
 """Rows, columns and relative efficiency of the tiles a library has to offer; assumed."""
@@ -38,6 +38,12 @@ OLDEST_UNALIGNED_LIBRARY = 11
 
 OLDEST_MATRIX_CONVOLUTIONS = 10
 """First CUDA generation whose cuDNN is taken to run whole trainings on the matrix unit."""
+
+NARROW_RATES: Mapping[str, float] = MappingProxyType({"current": 0.91, "mx": 0.95, "nvfp4": 0.5})
+"""By recipe, what scaling leaves of the rate that the ratio of peaks promises over 16 bits.
+
+Assumed; the best 8-bit products published reach 1.77 (H100) to 1.98 (B200) times bfloat16's.
+"""
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,16 @@ def is_convolution(node: Node) -> bool:
 def extents(node: Node, inputs: Sequence[Node], flops: int) -> Extents:
     """Return the extents of a product node; a convolution is taken as an implicit product.
 
-    The depth follows from the FLOPs: 2 * elements of the result * depth.
+    The depth follows from the FLOPs: 2 * elements of the result * depth. The implicit product of a
+    convolution (Chetlur et al., cuDNN, arXiv 1410.0759) has a row for each pixel of the result, a
+    column for each of its channels, and contracts the window and the channels read.
     """
     depth = flops / (2 * size(node.shape))
     if not is_convolution(node):
         rows, columns = node.shape[-2], node.shape[-1]
         deep = max(1, round(depth))
         return Extents(size(node.shape[:-2]), rows, columns, depth, (deep,))
+    # the gradient of a weight [out, in, i, j] contracts the pixels: its columns are the first axis
     columns = node.shape[0 if node.role == "wgrad" else 1]
     channels = inputs[1 if node.role == "wgrad" else 0].shape[1]
     weight = node.shape if node.role == "wgrad" else inputs[1].shape
@@ -107,7 +116,9 @@ def extents(node: Node, inputs: Sequence[Node], flops: int) -> Extents:
 def is_winograd(c_out: int, c_in: int, window: tuple[int, ...], stride: object) -> bool:
     """Whether a convolution has a fast algorithm of few multiplications (Lavin and Gray, 2015).
 
-    `c_in` is that of one group; libraries have it for windows of 3 x 3 and no stride.
+    `c_in` is that of one group; libraries have it for windows of 3 x 3 and no stride. F(2x2, 3x3)
+    multiplies 16 times for 4 pixels where the sum multiplies 36 times: 2.25 at best. The gain that
+    is left after its transforms is fitted (`Constants.winograd_gain`).
     """
     few = tuple(window) == (3, 3) and stride in (1, (1, 1))
     return few and min(c_out, c_in) >= FEWEST_WINOGRAD_CHANNELS
@@ -117,7 +128,10 @@ def is_winograd(c_out: int, c_in: int, window: tuple[int, ...], stride: object) 
 def utilisation(e: Extents, multiprocessors: int) -> float:
     """Return the share of the achievable rate: tile x wave x K / (K + 64).
 
-    The library is taken to choose the best tile and the best split of the contracted axis.
+    The library is taken to choose the best tile and the best split of the contracted axis. Source
+    of tile and wave quantisation: NVIDIA, "Matrix Multiplication Background User's Guide". Large
+    tiles read each operand less often, so they are the efficient ones where they fill; splitting K
+    makes more blocks for a last wave that few tiles leave empty, at the price of shallower ones.
     """
     return max(
         efficiency
@@ -135,10 +149,12 @@ def _tiles(e: Extents, rows: int, columns: int) -> int:
 
 
 def _tile_fill(e: Extents, rows: int, columns: int) -> float:
+    """Return the share of the tiles' elements that the result has; the others are waste."""
     return e.rows * e.columns / (_tiles(e, rows, columns) * rows * columns)
 
 
 def _wave_fill(e: Extents, rows: int, columns: int, split: int, multiprocessors: int) -> float:
+    """Return the share of multiprocessors that work, one block each, over all waves of blocks."""
     blocks = e.batch * _tiles(e, rows, columns) * split
     return blocks / (-(-blocks // multiprocessors) * multiprocessors)
 
@@ -152,6 +168,7 @@ def aligned_share(e: Extents, alignment: int, library: int) -> float:
         return 0.0
     if e.dilated and library < OLDEST_UNALIGNED_LIBRARY:
         return 0.0
+    # as if the worst extent were padded up to the alignment
     share = min(extent / (-(-extent // alignment) * alignment) for extent in e.packed)
     if share == 1.0:
         return 1.0
@@ -160,14 +177,27 @@ def aligned_share(e: Extents, alignment: int, library: int) -> float:
     return max(share, UNALIGNED_SHARE)
 
 
-def product_format(operands: Sequence[Node], device: Device) -> str:
-    """Return the format a product of these operands runs in on the device.
+@dataclass(frozen=True)
+class Product:
+    """A product of a graph as a device runs it, in `format`; scales of blocks are no operands."""
 
-    Operands of one peak (both 8-bit formats) multiply directly; others meet in the narrowest
-    format that holds both, as frameworks promote. What the device lacks is emulated.
-    """
-    names = {node.format for node in operands}
-    keys = {peak_key(name) for name in names}
-    if len(keys) == 1:
-        return device.runs_as(sorted(names)[0])
-    return device.runs_as(join(format_named(name) for name in names).name)
+    operands: Sequence[Node]
+    extents: Extents
+    flops: int
+    format: str
+
+
+def product_of(graph: Graph, node: Node, device: Device) -> Product:
+    """Return a product node as the device runs it."""
+    operands = graph.inputs_of(node)[:2]
+    flops = flops_of(graph, node)
+    format = device.product_format(frozenset([operand.format for operand in operands]))
+    return Product(operands, extents(node, operands, flops), flops, format)
+
+
+def product_rate(format: str, blocks: bool) -> float:
+    """Return the rate of products in a format, with scales of `blocks` or of whole tensors."""
+    bits = format_named(format).bits
+    if bits >= 16:
+        return 1.0
+    return NARROW_RATES["nvfp4" if bits <= 4 else "mx" if blocks else "current"]

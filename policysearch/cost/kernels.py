@@ -1,13 +1,92 @@
-"""From the nodes of a step to the kernels a stack would launch for them."""
+"""From the nodes of a step to the kernels a stack would launch for them.
+
+Rules over a node and the lead of a kernel (`FUSIONS`) say what a stack fuses; one pass over the
+nodes in their order then groups them, as compilers of graphs do (greedy, producer into consumer).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from policysearch.cost.fusion import ACCUMULATOR, MERGED, Fusing
+from policysearch.cost.memory import storage_of
 from policysearch.cost.stacks import Stack
-from policysearch.cost.storage import roots
 from policysearch.graph import Graph, Node, size
+from policysearch.rewrite.patterns import Wanted
+from policysearch.rewrite.patterns import node as fits
+
+PHASES: Mapping[str, int] = MappingProxyType(
+    {"input": 0, "fprop": 0, "dgrad": 1, "wgrad": 1, "update": 2}
+)
+"""By role: kernels of different phases are not fused."""
+
+ACCUMULATOR = "value in an accumulator"
+MERGED = "kernel of an update into another"
+"""What else brings nodes into one kernel: `Node.fused`, and stacks with a fused optimizer."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A node that fits `joins` runs in the kernel of one it reads, called after one that fits
+    `lead`, where the stack `allows` it (a field of `Stack`, never where that is empty).
+
+    With `input`, only where it is that input of the node; `unless` the node has that attribute.
+    """
+
+    name: str
+    lead: Wanted
+    joins: Wanted
+    allows: str
+    input: int | None = None
+    unless: str = ""
+
+
+_GEMM, _ANY = fits(kind="gemm"), fits()
+
+FUSIONS = (
+    Fusion("bias into its product", _GEMM, fits(op="bias"), "bias_fusion", 0, "apart"),
+    Fusion("cast behind a product", _GEMM, fits(op="cast"), "cast_fusion"),
+    Fusion("activation into its product", _GEMM, fits(kind="elementwise"), "epilogue_fusion"),
+    Fusion("else into a product", _GEMM, _ANY, ""),
+    Fusion("cast into the op before it", _ANY, fits(op="cast"), "cast_fusion"),
+    Fusion("op behind a cast", fits(op="cast"), _ANY, "cast_fusion"),
+    Fusion("op of an update", _ANY, fits(role="update"), "fused_optimizer"),
+    Fusion("op of a chain", _ANY, _ANY, "elementwise_fusion"),
+)
+"""The first that fits decides. No product joins, nor does a reduction of an update; what reads a
+reduction waits for it."""
+
+
+class Fusing:
+    """The rules of one stack: which of them lets a node join, and how many each has let."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.counts = dict.fromkeys((ACCUMULATOR, *(row.name for row in FUSIONS), MERGED), 0)
+        self._rules: dict[tuple[object, ...], str] = {}
+
+    def rule(self, joins: Node, place: int, lead: Node) -> str:
+        """Return the rule by which a node joins the kernel of its input `place`; "" for none."""
+        marks = joins.attrs if joins.op.name == "bias" else ()  # of others no rule reads them
+        key = joins.op, marks, joins.role, place, lead.op, lead.role
+        if key not in self._rules:
+            self._rules[key] = self._first_rule(joins, place, lead)
+        return self._rules[key]
+
+    def _first_rule(self, joins: Node, place: int, lead: Node) -> str:
+        reduces = joins.op.kind == "reduce" and joins.role == "update"
+        if joins.op.kind == "gemm" or reduces or PHASES[joins.role] != PHASES[lead.role]:
+            return ""
+        row = next(
+            row
+            for row in FUSIONS
+            if row.joins.fits_kind(joins)
+            and row.lead.fits_kind(lead)
+            and row.input in (None, place)
+            and row.unless not in joins.attributes
+        )
+        return row.name if row.allows and getattr(self.stack, row.allows) else ""
 
 
 @dataclass(frozen=True)
@@ -64,15 +143,20 @@ def fuse(graph: Graph, stack: Stack) -> Fused:
 class _Grouping:
     """A growing partition of the nodes.
 
-    Per kernel: `leads` is the node it is called after, `above` holds, as bits, all kernels it
-    depends on, `parents` and `readers` those it reads from and those that read from it.
+    `home` is the kernel of a node, -1 of one without. Per kernel: `leads` is the node it is called
+    after, `above` holds, as bits, all kernels it depends on, `parents` and `readers` those it reads
+    from and those that read from it.
+
+    Two kernels may become one where no third depends on the one and feeds the other: it could run
+    neither before nor behind both. With all that a kernel depends on as the bits of one integer,
+    that is one "and", whatever the depth of the net.
     """
 
     def __init__(self, graph: Graph, stack: Stack) -> None:
         self.graph = graph
         self.stack = stack
         self.fusing = Fusing(stack)
-        self.root = roots(graph)
+        self.root = storage_of(graph)
         self.read = [tuple([self.root[i] for i in node.inputs]) for node in graph.nodes]
         self.home = [-1] * len(graph.nodes)
         self.members: list[list[Node]] = []
@@ -87,6 +171,7 @@ class _Grouping:
         return self.read[node.id]
 
     def place(self, node: Node) -> None:
+        """Put a node into a kernel; its inputs are in theirs."""
         parents = {self.home[i] for i in self.read[node.id]}
         parents.discard(-1)
         k = self.choose(node, parents)
@@ -115,7 +200,11 @@ class _Grouping:
         self.readers.append(set())
 
     def pass_on(self, k: int) -> None:
-        """Tell the kernels that read from `k`, and so on, what it has come to depend on."""
+        """Tell the kernels that read from `k`, and so on, what it has come to depend on.
+
+        A kernel with readers gains a parent where a later node joins it. What is told nothing new
+        tells nobody: bits are only ever added, so this ends.
+        """
         waiting = [k] if self.readers[k] else []
         while waiting:
             above = 1 << (source := waiting.pop()) | self.above[source]
@@ -125,7 +214,12 @@ class _Grouping:
                     waiting.append(reader)
 
     def absorb(self, node: Node, p: int, k: int) -> None:
-        """Take kernel `p` of one update (say the second moment) into that of the step it feeds."""
+        """Take kernel `p` of one update (say the second moment) into that of the step it feeds.
+
+        A fused optimizer reads parameter, gradient and state once and writes them once, so the
+        branches that meet in a node are one kernel; the bits of `p` stay in what read it, and stand
+        for an empty kernel.
+        """
         first, lead = self.members[p][0], self.leads[p]
         apart = (
             lead.role != "update"
@@ -134,7 +228,7 @@ class _Grouping:
             or self.domain(lead) != self.domain(node)
             or first.id <= self.checked < node.id
         )
-        # what runs between the two ends in a kernel that `k` reads from
+        # what depends on `p` and feeds `k` runs between the two: they cannot be one
         if apart or any(self.above[q] >> p & 1 for q in self.parents[k] - {p}):
             return
         self.move(p, k)
@@ -154,12 +248,12 @@ class _Grouping:
             if nodes[i].fused:
                 self.fusing.counts[ACCUMULATOR] += 1
                 return self.home[i]
-        first = 0
+        above = 0  # what has to run before another input of the node: joining it would be a circle
         for p in parents:
-            first |= self.above[p]
+            above |= self.above[p]
         for position, i in enumerate(read):
             k = self.home[i]
-            if k >= 0 and not first >> k & 1:
+            if k >= 0 and not above >> k & 1:
                 rule = self.fusing.rule(node, position, self.leads[k])
                 if rule and self.may_join(node, k):
                     self.fusing.counts[rule] += 1
@@ -168,9 +262,10 @@ class _Grouping:
 
     def may_join(self, node: Node, k: int) -> bool:
         """Return whether nothing keeps a node from a kernel that its stack would fuse it into."""
-        if self.members[k][0].id <= self.checked < node.id or self.domain(node) != self.domain(
-            self.leads[k]
-        ):
+        if self.members[k][0].id <= self.checked < node.id:
+            return False
+        # one loop over one extent; a reduction is done only when that loop is
+        if self.domain(node) != self.domain(self.leads[k]):
             return False
         nodes = self.graph.nodes
         return not any(
@@ -184,7 +279,11 @@ class _Grouping:
         return size(node.shape)
 
     def merge_updates(self) -> None:
-        """Launch alike, independent update kernels as one, the finite check in the same pass."""
+        """Launch alike, independent update kernels as one, the finite check in the same pass.
+
+        So do multi-tensor kernels (Apex `multi_tensor_apply`, torch `fused=True`): one launch takes
+        the same ops of all parameters, and unscaling leaves whether all gradients are finite.
+        """
         alike: dict[tuple[str, ...], tuple[int, int]] = {}
         for k, nodes in enumerate(self.members):
             if not nodes or any(node.role != "update" for node in nodes):
@@ -192,7 +291,7 @@ class _Grouping:
             if all(node.op.name == "cast" for node in nodes):
                 continue
             if self.is_check(nodes):
-                self.free_reads.add(nodes[0].id)
+                self.free_reads.add(nodes[0].id)  # it reads registers of the pass it joins
                 self.move(k, max(self.home[i] for i in self.inputs(nodes[0])))
                 continue
             ops = tuple(node.op.name for node in nodes)

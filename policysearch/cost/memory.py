@@ -1,20 +1,111 @@
-"""Modeled memory of one training step: liveness over its nodes in their formats."""
+"""Modeled memory of one training step: liveness over its nodes, and what an allocator makes of it.
+
+    reserved = live * growth + context, at most what a process can have of the card
+
+A caching allocator holds more than lives: rounding, fragments, work space of libraries, buffers of
+earlier batches of other lengths. `growth` is fitted to published readings
+(`benchmarks/validation/validate_memory.py`), of which each family of networks is judged without
+its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from policysearch.cost.devices import Device
-from policysearch.cost.reserved import GIB, GROWTH, visible_bytes, wanted_bytes
-from policysearch.cost.storage import node_bytes, roots
-from policysearch.graph import Graph, Node, size
+from policysearch.formats import format_named
+from policysearch.graph import Graph, Node, Shape, size
 
 Kind = Literal["parameter", "master", "optimizer", "gradient", "weight_copy", "activation", "mask"]
 
 Held = tuple[Kind, int, int, float]
 """Something that is held: its kind, the first and the last node that it is there at, its bytes."""
+
+GIB = 2**30
+
+VISIBLE_SHARE = 0.985
+"""Of a card's nominal GiB what a process can have: 16160 of 16384 MiB on V100, 11019 of 11264 on
+RTX 2080 Ti, 40536 of 40960 on A100."""
+
+CONTEXT_BYTES = 0.8 * GIB
+"""Of a process with its libraries' kernels loaded; assumed for CUDA 10, no row tells it alone."""
+
+LARGEST_BATCH = 2**24
+"""No larger batch is tried."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Reserved over live bytes: expected, and bounds of what was seen of held-out networks."""
+
+    low: float
+    expected: float
+    high: float
+
+
+GROWTH = Growth(1.175, 1.275, 1.643)
+"""`python -m benchmarks.validation --memory` prints it."""
+
+
+def node_bytes(node: Node) -> int:
+    """Return the bytes of a node's value in its format, rounded up to whole bytes."""
+    return _bytes(node.shape, node.format)
+
+
+@lru_cache(maxsize=4096)
+def _bytes(shape: Shape, format: str) -> int:
+    return -(-size(shape) * format_named(format).bits // 8)
+
+
+def same_bytes(one: str, other: str) -> bool:
+    """Return whether values of both formats are stored alike, as tfloat32 is as float32."""
+    return one == other or {one, other} == {"float32", "tfloat32"}
+
+
+def storage_of(graph: Graph) -> list[int]:
+    """Return, for each node, the node whose memory holds its value, mostly itself.
+
+    Four kinds of node have no memory: a reshape is a view; a cast between float32 and tfloat32
+    happens as the matrix unit reads; a cast that an update makes of what is stored narrow
+    (parameters without masters, their gradients, optimizer state) stays in registers; the casts
+    of a float32 gradient into the format it is reduced in, and back, are done by the copies into
+    and out of the buffer of the reduction, which float32 needs as well.
+    """
+    narrow = {
+        (node.layer, node.shape)
+        for node in graph.nodes
+        if node.op.name == "parameter" and format_named(node.format).bits < 32
+    }
+    storage = list(range(len(graph.nodes)))
+    for node in graph.nodes:
+        if node.op.kind == "move" or (
+            node.op.name == "cast"
+            and (_in_registers(node, graph.nodes[node.inputs[0]], narrow) or _reduces(node, graph))
+        ):
+            storage[node.id] = storage[node.inputs[0]]
+    return storage
+
+
+def _in_registers(cast: Node, operand: Node, narrow: set[tuple[str, Shape]]) -> bool:
+    if same_bytes(cast.format, operand.format):
+        return True
+    stored_narrow = operand.op.kind == "source" or (cast.layer, cast.shape) in narrow
+    return cast.role == "update" and stored_narrow
+
+
+def _reduces(cast: Node, graph: Graph) -> bool:
+    """Whether a cast is of the reduction of a gradient over devices, into its buffer or out."""
+    operand = graph.nodes[cast.inputs[0]]
+    if cast.role != "update" or cast.format == operand.format:
+        return False
+    if operand.role in ("dgrad", "wgrad"):
+        return cast.format != "float32" and operand.op.name != "amax"
+    before = graph.nodes[operand.inputs[0]] if operand.op.name == "cast" else operand
+    gradient = operand.role == "update" and before.role in ("dgrad", "wgrad")
+    return gradient and same_bytes(before.format, cast.format) and cast.format == "float32"
 
 
 @dataclass(frozen=True)
@@ -25,8 +116,7 @@ class StepMemory:
     (running statistics included) and those that are masters, which products read as narrow copies;
     optimizer state; gradients of parameters (their float32 casts included); narrow copies of
     parameters; masks of dropout, a byte each; and all else. `peak_node` is the id of the node that
-    runs at that moment. A process reserves between the two `reserved` bounds, its context included
-    (`cost/reserved.py`).
+    runs at that moment. A process reserves between the two `reserved` bounds, its context included.
     """
 
     peak_bytes: int
@@ -41,11 +131,11 @@ class StepMemory:
 
     @property
     def reserved_low_bytes(self) -> int:
-        return round(wanted_bytes(self.peak_bytes, GROWTH.low))
+        return round(process_bytes(self.peak_bytes, GROWTH.low))
 
     @property
     def reserved_high_bytes(self) -> int:
-        return round(wanted_bytes(self.peak_bytes, GROWTH.high))
+        return round(process_bytes(self.peak_bytes, GROWTH.high))
 
     @property
     def parts(self) -> tuple[tuple[Kind, int], ...]:
@@ -79,12 +169,12 @@ def lives(graph: Graph) -> tuple[Life, ...]:
     old one later, and other updates (unscaling, clipping) work in place where they may. A node
     marked `fused` has no buffer. Gradients last until their last reader, named outputs or not.
     """
-    view = roots(graph)
-    read = _last_reads(graph, view)
-    kept = {i for _, i in graph.outputs if graph.nodes[i].role != "update"}
-    kept |= {new for _, new in graph.updates}
-    last = [len(graph.nodes) if i in kept else read[view[i]] for i in range(len(graph.nodes))]
-    buffer = _buffers(graph, view, last)
+    storage = storage_of(graph)
+    read = _last_reads(graph, storage)
+    lasting = {i for _, i in graph.outputs if graph.nodes[i].role != "update"}
+    lasting |= {new for _, new in graph.updates}
+    last = [len(graph.nodes) if i in lasting else read[storage[i]] for i in range(len(graph.nodes))]
+    buffer = _buffers(graph, storage, last)
     ends: dict[int, int] = {}
     for node in graph.nodes:
         if not node.fused:
@@ -99,7 +189,11 @@ def lives(graph: Graph) -> tuple[Life, ...]:
 
 
 def step_memory(graph: Graph) -> StepMemory:
-    """Return the modeled memory of one step of `graph`."""
+    """Return the modeled memory of one step of `graph`.
+
+    The bytes live at a node are the sum of all changes up to it: a buffer adds its bytes at its
+    first node and takes them off behind its last.
+    """
     rows = lives(graph)
     change = [0] * (len(graph.nodes) + 2)
     for life in rows:
@@ -114,7 +208,7 @@ def step_memory(graph: Graph) -> StepMemory:
     for life in rows:
         if life.first <= peak_node <= life.last:
             parts[life.kind] += life.bytes
-    return StepMemory(peak, peak_node, **{f"{kind}_bytes": held for kind, held in parts.items()})
+    return StepMemory(peak, peak_node, **{f"{kind}_bytes": bytes for kind, bytes in parts.items()})
 
 
 def live_by_kind(graph: Graph) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
@@ -127,14 +221,14 @@ def live_along(graph: Graph, held: Iterable[Held]) -> list[dict[Kind, float]]:
     """Return the bytes of what is held that live as each node runs, by kind."""
     change: list[dict[Kind, float]] = [{} for _ in range(len(graph.nodes) + 2)]
     for kind, first, last, bytes in held:
-        for i, more in ((first, bytes), (last + 1, -bytes)):
-            change[i][kind] = change[i].get(kind, 0) + more
+        for i, step in ((first, bytes), (last + 1, -bytes)):
+            change[i][kind] = change[i].get(kind, 0) + step
     live: dict[Kind, float] = {}
-    found = []
+    along = []
     for node in graph.nodes:
         live = {kind: live.get(kind, 0) + change[node.id].get(kind, 0) for kind in get_args(Kind)}
-        found.append(live)
-    return found
+        along.append(live)
+    return along
 
 
 def labelled(
@@ -151,22 +245,26 @@ def labelled(
     )
 
 
-def _last_reads(graph: Graph, view: list[int]) -> list[int]:
+def _last_reads(graph: Graph, storage: list[int]) -> list[int]:
     """Return, for each node with memory, the last node that reads it or a view of it."""
     read = list(range(len(graph.nodes)))
     for node in graph.nodes:
         for i in (node.id, *node.inputs):
-            read[view[i]] = max(read[view[i]], node.id)
+            read[storage[i]] = max(read[storage[i]], node.id)
     return read
 
 
-def _buffers(graph: Graph, view: list[int], last: list[int]) -> list[int]:
-    """Return, for each node, the node whose buffer holds its value."""
-    buffer = list(view)
+def _buffers(graph: Graph, storage: list[int], last: list[int]) -> list[int]:
+    """Return, for each node, the node whose buffer holds its value.
+
+    What `storage` says, and what updates overwrite: a new parameter or state goes where the old one
+    is (an optimizer works in place), other values of the update where their inputs were.
+    """
+    buffer = list(storage)
     replaced = {new: old for old, new in graph.updates}
     for node in graph.nodes:
-        if view[node.id] != node.id:
-            buffer[node.id] = buffer[view[node.id]]
+        if storage[node.id] != node.id:
+            buffer[node.id] = buffer[storage[node.id]]
         elif node.id in replaced:
             if last[replaced[node.id]] <= node.id:
                 buffer[node.id] = replaced[node.id]
@@ -213,3 +311,37 @@ def _kind(graph: Graph, node: Node) -> Kind:
         if origin.op.name == "parameter":
             return "weight_copy"
     return "activation"
+
+
+def visible_bytes(card_gib: float) -> float:
+    """Return what a process can have of a card of so many GiB."""
+    return VISIBLE_SHARE * card_gib * GIB
+
+
+def process_bytes(live: float, growth: float) -> float:
+    """Return what a process takes where the card sets no bound."""
+    return live * growth + CONTEXT_BYTES
+
+
+def largest_batch(live_at: Callable[[int], float], growth: float, visible: float) -> int:
+    """Return the largest batch that fits where memory grows with the batch; 0 if none does.
+
+    `live_at` gives the live bytes at a batch. Between the last batch that fits and the first that
+    does not it is taken for straight, and asked where that line meets what there is.
+    """
+    room = (visible - CONTEXT_BYTES) / growth
+    low, low_bytes, high = 0, 0.0, 1
+    while (high_bytes := live_at(high)) <= room and high < LARGEST_BATCH:
+        low, low_bytes, high = high, high_bytes, 8 * high
+    if high_bytes <= room:
+        return high
+    while high - low > 1:
+        secant = low + int((high - low) * (room - low_bytes) / (high_bytes - low_bytes))
+        middle = min(max(secant, low + 1), high - 1)
+        if (bytes := live_at(middle)) <= room:
+            if live_at(middle + 1) > room:
+                return middle
+            low, low_bytes = middle, bytes
+        else:
+            high, high_bytes = middle, bytes
+    return low

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import flops_of
-from policysearch.cost.measured import measured_time
+from policysearch.cost.measured import time_on
 from policysearch.cost.memory import StepMemory, step_memory
 from policysearch.cost.parallel.spread import Spread, spread_step
 from policysearch.cost.stacks import Stack, stack_named
-from policysearch.cost.time import StepTime, step_time
+from policysearch.cost.time import StepTime
 from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.policy.policy import Policy
@@ -26,6 +27,8 @@ MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.1, "memor
 
 Errors that the policies share cancel; see docs/cost-model.md.
 """
+
+Shares = tuple[tuple[str, float], ...]
 
 SPEEDUP_INTERVAL = (0.868, 1.225)
 """Factors on a modeled speedup between which 80 % of published ones lie, their families held out.
@@ -116,7 +119,7 @@ def speedup_over(cost: PolicyCost, reference: PolicyCost, name: str) -> Speedup:
     Both of one model, batch, device and stack. Equal steps have speedup 1 exactly.
     """
     value = reference.step_seconds / cost.step_seconds
-    low, high = _interval(device_at(cost.device), _spread(cost) == _spread(reference))
+    low, high = _interval(device_at(cost.device), _shape(cost) == _shape(reference))
     return Speedup(name, value, value * low, value * high)
 
 
@@ -130,8 +133,16 @@ def _interval(device: Device, same: bool) -> tuple[float, float]:
     return (max(0.0, 1.0 - error), 1.0 + error)
 
 
-def _spread(cost: PolicyCost) -> tuple[object, ...]:
+def _shape(cost: PolicyCost) -> tuple[object, ...]:
     return cost.step_seconds, cost.layer_shares, cost.format_shares
+
+
+def device_and_stack(device: Device | str, stack: Stack | str) -> tuple[Device, Stack]:
+    """Return both as rows, a device also of a file; InputError for an unknown name."""
+    return (
+        device if isinstance(device, Device) else device_at(device),
+        stack if isinstance(stack, Stack) else stack_named(stack),
+    )
 
 
 def step_price(
@@ -142,22 +153,15 @@ def step_price(
     With the `policy` that it is under, it is spread over devices as that says, and the graph is
     the step on the batch of one of their groups.
     """
-    row = device if isinstance(device, Device) else device_at(device)
-    profile = stack if isinstance(stack, Stack) else stack_named(stack)
+    device, stack = device_and_stack(device, stack)
     products = [node for node in graph.nodes if node.op.kind == "gemm"]
     used = {graph.nodes[i].format for node in products for i in node.inputs}
-    emulated = tuple(sorted(name for name in used if row.runs_as(name) != name))
+    emulated = tuple(sorted(name for name in used if device.runs_as(name) != name))
     if policy is None or policy.parallel.devices == 1:
-        return StepPrice(row, profile, time_on(graph, row, profile), step_memory(graph), emulated)
-    spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, row)
-    time, memory = spread_step(graph, spread, lambda part: time_on(part, row, profile))
-    return StepPrice(row, profile, time, memory, emulated, policy.parallel.summary)
-
-
-def time_on(graph: Graph, device: Device, stack: Stack) -> StepTime:
-    """Return the time of a step from the device's own timings, or modeled where it has none."""
-    timed = bool(device.timings.rows)
-    return measured_time(graph, device, stack) if timed else step_time(graph, device, stack)
+        return StepPrice(device, stack, time_on(graph, device, stack), step_memory(graph), emulated)
+    spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, device)
+    time, memory = spread_step(graph, spread, lambda part: time_on(part, device, stack))
+    return StepPrice(device, stack, time, memory, emulated, policy.parallel.summary)
 
 
 def _label(device: Device) -> str:
@@ -227,3 +231,49 @@ def low_precision_share(graph: Graph) -> float:
 
 def _kernels(time: StepTime) -> list[tuple[str, str, str, str, float]]:
     return [(k.layer, k.op, k.role, k.format, k.seconds) for k in time.kernels]
+
+
+def over_phases(parts: Sequence[tuple[int, PolicyCost]]) -> PolicyCost:
+    """Return the cost of a run of `parts`, (steps, cost of one of them); of one, that cost.
+
+    Seconds are the mean over the steps, speedups those of the whole run, shares weighted by time;
+    memory is that of the phase with the largest peak. Raises ValueError for no steps.
+    """
+    spent = [(steps * cost.step_seconds, cost) for steps, cost in parts if steps]
+    if not spent:
+        raise ValueError("a run of no steps")
+    largest = max((cost for _, cost in spent), key=lambda cost: cost.peak_bytes)
+    total = math.fsum(seconds for seconds, _ in spent)
+    steps = sum(count for count, _ in parts)
+
+    def weighted(value: Callable[[PolicyCost], float]) -> float:
+        return math.fsum(seconds * value(cost) for seconds, cost in spent) / total
+
+    if len(spent) == 1:
+        return largest
+    speedup = largest.float32_step_seconds * steps / total
+    return replace(
+        largest,
+        speedup=speedup,
+        speedup_low=speedup * min(cost.speedup_low / cost.speedup for _, cost in spent),
+        speedup_high=speedup * max(cost.speedup_high / cost.speedup for _, cost in spent),
+        fits=all(cost.fits for _, cost in spent),
+        step_seconds=total / steps,
+        cast_share=weighted(lambda cost: cost.cast_share),
+        optimizer_share=weighted(lambda cost: cost.optimizer_share),
+        low_precision_share=weighted(lambda cost: cost.low_precision_share),
+        host_bound=any(cost.host_bound for _, cost in spent),
+        layer_shares=_shares([(s / total, cost.layer_shares) for s, cost in spent]),
+        format_shares=_shares([(s / total, cost.format_shares) for s, cost in spent]),
+        emulated=tuple(sorted({name for _, cost in spent for name in cost.emulated})),
+        communication_share=weighted(lambda cost: cost.communication_share),
+    )
+
+
+def _shares(parts: Sequence[tuple[float, Shares]]) -> Shares:
+    """Return the weighted sum of shares by name."""
+    summed: dict[str, float] = {}
+    for weight, part in parts:
+        for name, share in part:
+            summed[name] = summed.get(name, 0.0) + weight * share
+    return tuple(summed.items())

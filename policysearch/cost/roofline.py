@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -179,11 +179,6 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
         work.launches * stack.launch_seconds,
         work.host_seconds,
     )
-
-
-def joined(loads: Sequence[Load]) -> Load:
-    """Return the works of several loads one after the other."""
-    return Load(*(np.concatenate([getattr(load, f.name) for load in loads]) for f in fields(Load)))
 
 
 def kernel_seconds(load: Load, c: Constants) -> Seconds:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from policysearch.cost.devices import Device
-from policysearch.cost.gemm import extents, flops_of, is_convolution, product_format
+from policysearch.cost.gemm import flops_of, is_convolution, product_of, product_rate
 from policysearch.cost.kernels import Kernel, kernels_of
+from policysearch.cost.memory import node_bytes
 from policysearch.cost.roofline import (
     BOUNDS,
     FITTED,
@@ -21,9 +22,7 @@ from policysearch.cost.roofline import (
     kernel_seconds,
     load_of,
 )
-from policysearch.cost.scalings import product_rate
 from policysearch.cost.stacks import Stack
-from policysearch.cost.storage import node_bytes
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Role, size
 
@@ -148,11 +147,10 @@ class _Part:
 
     def shift(self, seconds: float) -> KernelTime:
         """Return the time of the layout changes around the product."""
-        moved = int(self.work.shifted_bytes)
         return dataclasses.replace(
             self.time(seconds, "bandwidth"),
             op="transpose",
-            bytes=moved,
+            bytes=int(self.work.shifted_bytes),
             flops=0,
             launches=SHIFT_LAUNCHES,
         )
@@ -161,38 +159,48 @@ class _Part:
 def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[_Part]:
     """Yield the work of a kernel behind the conversions of its operands."""
     node = kernel.lead
-    moved = elements = 0
+    bytes = elements = 0
     for tensor in (*kernel.reads, *kernel.writes):
-        moved += node_bytes(tensor)
+        bytes += node_bytes(tensor)
         elements += size(tensor.shape)
     if node.op.kind != "gemm":
         flops = sum([flops_of(graph, n) for n in kernel.nodes])
-        work = Work(moved, elements, flops)
+        work = Work(bytes, elements, flops)
         yield _Part(kernel, work, node.format, node.op.name, kernel.only_casts)
         return
-    operands = graph.inputs_of(node)[:2]  # scales of blocks follow
-    runs = product_format(operands, device)
-    for x in operands:
+    product = product_of(graph, node, device)
+    runs = product.format
+    for x in product.operands:
         if format_named(x.format).bits != format_named(runs).bits:
+            # a pass of its own writes what the product then reads instead
             wide = node_bytes(dataclasses.replace(x, format=runs))
-            moved += wide - node_bytes(x)
+            bytes += wide - node_bytes(x)
             work = Work(node_bytes(x) + wide, 2 * size(x.shape))
             yield _Part(kernel, work, runs, "convert", True)
-    flops = flops_of(graph, node)
-    shift = _shifted(graph, node, stack)
+    shift = _shifted(product.operands, node, stack)
     # by the operands, not by what the device makes of them: launches are no device's advantage
-    launches = 1 + (SHIFT_LAUNCHES if shift[0] and operands[0].format != "float32" else 0)
-    e = extents(node, operands, flops)
-    rate = product_rate(runs, blocks=len(node.inputs) > 2)
-    work = Work(moved, 0, flops, e, runs, *shift, launches=launches, rate=rate)
+    shifts = shift[0] and product.operands[0].format != "float32"
+    work = Work(
+        bytes,
+        0,  # the epilogue's instructions hide behind the products'
+        product.flops,
+        product.extents,
+        runs,
+        *shift,
+        launches=1 + (SHIFT_LAUNCHES if shifts else 0),
+        rate=product_rate(runs, blocks=len(node.inputs) > 2),
+    )
     yield _Part(kernel, work, runs, node.op.name, False)
 
 
-def _shifted(graph: Graph, node: Node, stack: Stack) -> tuple[float, float]:
-    """Return bytes and elements of the layout changes around a convolution on the matrix unit."""
+def _shifted(operands: Sequence[Node], node: Node, stack: Stack) -> tuple[float, float]:
+    """Return bytes and elements of the layout changes around a convolution on the matrix unit.
+
+    The unit's convolutions want NHWC, so a stack in NCHW reads and writes both images once more.
+    """
     if stack.layout == "NHWC" or not is_convolution(node):
         return 0.0, 0.0
-    first, second = graph.inputs_of(node)[:2]
+    first, second = operands
     images = (first, second if node.role == "wgrad" else node)
-    moved = 2 * sum(node_bytes(tensor) for tensor in images)
-    return moved, 2 * SHIFT_INSTRUCTIONS * sum(size(tensor.shape) for tensor in images)
+    bytes = 2 * sum(node_bytes(tensor) for tensor in images)
+    return bytes, 2 * SHIFT_INSTRUCTIONS * sum(size(tensor.shape) for tensor in images)

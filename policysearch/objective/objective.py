@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from policysearch.cost.device_file import device_at
-from policysearch.cost.phases import over_phases
-from policysearch.cost.price import PolicyCost, StepPrice, compare, step_price
-from policysearch.cost.recompute import layers_of_blocks, recomputed
+from policysearch.cost.price import PolicyCost, StepPrice, compare, over_phases, step_price
 from policysearch.cost.stacks import stack_named
 from policysearch.data.datasets import Dataset
 from policysearch.data.shared import shared
@@ -24,6 +22,7 @@ from policysearch.policy.horizon import stretched
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.rewrite.recompute import layers_of_blocks, recomputed
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.run import Run

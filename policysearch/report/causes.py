@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from policysearch.cost.memory import Kind, live_by_kind
 from policysearch.cost.parallel.shards import shard
-from policysearch.cost.parallel.states import spread_live
+from policysearch.cost.parallel.spread import spread_live
 from policysearch.cost.price import StepPrice, step_price
 from policysearch.formats import format_named
 from policysearch.graph import Graph

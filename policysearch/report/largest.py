@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policysearch.cost.memory import StepMemory
+from policysearch.cost.memory import (
+    GIB,
+    GROWTH,
+    LARGEST_BATCH,
+    StepMemory,
+    largest_batch,
+    visible_bytes,
+)
 from policysearch.cost.parallel.shards import shard
-from policysearch.cost.parallel.states import spread_memory
-from policysearch.cost.reserved import GIB, GROWTH, LARGEST_BATCH, largest_batch, visible_bytes
+from policysearch.cost.parallel.spread import spread_memory
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.train.tracing import Tracing

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import lsmr
 
 from policysearch.cost.roofline import joined_seconds
-from policysearch.cost.slot_parts import around_in, parts_of
+from policysearch.cost.tables import neighbours_in, slot_prices
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.hypervolume import Array
@@ -50,7 +50,9 @@ class RoughPrices:
         self._slots = {layer: i for i, g in enumerate(space.groups) for layer in g.layers}
         self._count = len(space.groups)
         graph = objective.step_graph(objective.float32)
-        self._near = [sorted(each.slots) for each in around_in(graph, self._slots.get, self._count)]
+        self._near = [
+            sorted(each.slots) for each in neighbours_in(graph, self._slots.get, self._count)
+        ]
         places = {name: i for i, name in enumerate(effective.places)}
         self._own = [
             {k: places[name] for k in PER_LAYER if (name := f"{k}.{group.name}") in places}
@@ -118,7 +120,7 @@ class RoughPrices:
         for start, end in pairwise([*starts, steps]):
             graph = objective.step_graph(policy.at_step(start))
             where = self._slots.get, self._count, objective.device, objective.stack
-            parts = parts_of(graph, *where)
+            parts = slot_prices(graph, *where)
             kernels, launches = parts.seconds.sum(axis=0)
             step = float(joined_seconds(kernels, launches, objective.device))
             share = (end - start) / steps / base.time.step_seconds

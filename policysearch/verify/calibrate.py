@@ -10,11 +10,11 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from policysearch.cost.device_file import Machine, timed_device
 from policysearch.cost.devices import Device
+from policysearch.cost.measured import calls_of
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.timed_device import Machine, timed_device
 from policysearch.cost.timings import Timing, Timings, Work
-from policysearch.cost.work import tasks_of
 from policysearch.nn.models import mlp
 from policysearch.policy.presets import preset
 from policysearch.verify.clock import Clock, cache_bytes, one_thread, quartile
@@ -92,7 +92,7 @@ def _host(
     """Return the kernels of a step of so many layers, and its seconds beyond theirs."""
     small = net(mlp((8,) * (layers + 1)), "momentum", 4, rng, clock.place)
     graph = small.policy_graph(preset("float32", small.model.layer_names))
-    works = [task.work for task in tasks_of(graph, device, stack_named("torch.eager"))]
+    works = [task.work for task in calls_of(graph, device, stack_named("torch.eager"))]
     bench, step = Bench(works, clock, rng), small.step(graph)
     if clock.place.type == "cuda":
         return len(works), clock.host_seconds(step)

@@ -16,8 +16,8 @@ from typing import Literal
 
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.precision import Precision
+from benchmarks.validation.layers.scalings import Scaling
 from policysearch.cost.gemm import Extents
-from policysearch.cost.scalings import Scaling
 from policysearch.cost.stacks import Stack
 
 INDEX_BYTES = 8

@@ -7,15 +7,29 @@ stack's row says how.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from benchmarks.validation.layers.precision import Precision
+from benchmarks.validation.layers.scalings import Scaling
 from policysearch.cost.gemm import Extents
-from policysearch.cost.parallel.collectives import Collective
+from policysearch.cost.parallel.collectives import Kind
 from policysearch.cost.roofline import SHIFT_INSTRUCTIONS, SHIFT_LAUNCHES, Work
-from policysearch.cost.scalings import Scaling
 from policysearch.cost.stacks import Stack
 from policysearch.formats import format_named
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Exchanges of a tensor of so many bytes within a group of devices, `count` of them a step.
+
+    `overlaps`: whether products that are cut in parts can hide them.
+    """
+
+    kind: Kind
+    bytes: float
+    count: float
+    overlaps: bool = True
+
 
 CHAIN = {"layer_norm": 5, "instance_norm": 4, "gelu": 8}
 """Elementwise kernels of a composite forward where the stack has none for it; assumed."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from benchmarks.validation.layers.layers import Layers
 from policysearch.cost.devices import Device
-from policysearch.cost.parallel.collectives import interconnect
-from policysearch.cost.parallel.reduction import (
+from policysearch.cost.parallel.collectives import (
     Gradient,
+    amax_messages,
     gathering_seconds,
+    interconnect,
     messages,
     reduction_seconds,
 )
-from policysearch.cost.scalings import amax_messages
 from policysearch.formats import format_named
 from policysearch.policy.parallel import Parallel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policysearch.cost.scalings import Scaling
+from benchmarks.validation.layers.scalings import Scaling
 from policysearch.formats import format_named
 
 

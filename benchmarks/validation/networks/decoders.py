@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from benchmarks.validation.layers.layers import Layers
+from benchmarks.validation.layers.layers import Collective, Layers
 from policysearch.cost.gemm import Extents
-from policysearch.cost.parallel.collectives import Collective
 from policysearch.formats import format_named
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.validation.validate_memory import JudgedMemory, MemoryValidation
-from policysearch.cost.reserved import CONTEXT_BYTES, GIB, VISIBLE_SHARE, visible_bytes
+from policysearch.cost.memory import CONTEXT_BYTES, GIB, VISIBLE_SHARE, visible_bytes
 from policysearch.cost.roofline import Array
 from policysearch.report.table import aligned
 

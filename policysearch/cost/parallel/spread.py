@@ -1,35 +1,48 @@
-"""Time and memory of one of several devices that share a step."""
+"""Time and memory of one of several devices that share a step.
+
+What ZeRO divides among them is as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward
+Training Trillion Parameter Models" (2020): of parameters, gradients, and masters with optimizer
+state, each stage divides one more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from policysearch.cost.devices import MINIMUM_KERNEL, Device
-from policysearch.cost.memory import StepMemory
-from policysearch.cost.parallel.collectives import Interconnect, interconnect
-from policysearch.cost.parallel.reduction import (
+from policysearch.cost.memory import (
+    Held,
+    Kind,
+    Life,
+    StepMemory,
+    labelled,
+    live_along,
+    lives,
+    same_bytes,
+    storage_of,
+)
+from policysearch.cost.parallel.collectives import (
     Gradient,
+    Interconnect,
+    amax_messages,
     gathering_seconds,
+    interconnect,
     messages,
     reduction_seconds,
 )
 from policysearch.cost.parallel.shards import Exchange, shard
-from policysearch.cost.parallel.states import (
-    Parameter,
-    gradients_of,
-    layer_bytes,
-    parameters_of,
-    spread_memory,
-)
-from policysearch.cost.scalings import amax_messages
-from policysearch.cost.storage import roots
 from policysearch.cost.time import KernelTime, StepTime
-from policysearch.graph import Graph, Role, size
+from policysearch.formats import format_named
+from policysearch.graph import Graph, Node, Role, size
 from policysearch.policy.parallel import Parallel
 
 AMAX_BYTES = 4
 """The largest value of a tensor is a float32."""
+
+PREFETCHED = 2
+"""Layers whose parameters are gathered at once under stage 3: the one that runs and the next."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,8 @@ def spread_step(
         *_between_groups(part, alone, spread),
         *_amaxes(part, spread),
     ]
-    kernels = tuple(each for each in waits if each.seconds > 0)
-    seconds = alone.step_seconds + sum(each.seconds for each in kernels)
+    kernels = tuple(wait for wait in waits if wait.seconds > 0)
+    seconds = alone.step_seconds + sum(wait.seconds for wait in kernels)
     time = replace(alone, step_seconds=seconds, kernels=(*alone.kernels, *kernels))
     return time, spread_memory(part, spread.parallel, spread.all_reduce)
 
@@ -79,14 +92,18 @@ def _wait(op: str, role: Role, format: str, seconds: float, bytes: float) -> Ker
 
 
 def _divided_update(graph: Graph, time: StepTime, parallel: Parallel) -> StepTime:
-    """Return the time where the groups divide the update, and the casts of masters, by ZeRO."""
+    """Return the time where the groups divide the update, and the casts of masters, by ZeRO.
+
+    Each works on its part, but no kernel takes less than the shortest, nor the step less than its
+    launches.
+    """
     if not parallel.zero or parallel.groups == 1:
         return time
-    parameters, origin = parameters_of(graph), roots(graph)
+    parameters, storage = parameters_of(graph), storage_of(graph)
     kernels = []
     for kernel in time.kernels:
         nodes = [graph.nodes[i] for i in kernel.node_ids]
-        masters = kernel.is_cast and all(origin[n.inputs[0]] in parameters for n in nodes)
+        masters = kernel.is_cast and all(storage[n.inputs[0]] in parameters for n in nodes)
         least = min(kernel.seconds, MINIMUM_KERNEL.value)
         divided = max(kernel.seconds / parallel.groups, least)
         own = kernel.role == "update" or masters
@@ -111,7 +128,11 @@ def _within_groups(
 
 
 def _between_groups(graph: Graph, time: StepTime, spread: Spread) -> Iterator[KernelTime]:
-    """Yield what a step waits for as the groups exchange gradients and parameters."""
+    """Yield what a step waits for as the groups exchange gradients and parameters.
+
+    Kernel seconds are stretched to the step's, so that a step that its launches set has its
+    gradients ready in their time.
+    """
     parallel, link = spread.parallel, spread.between
     if parallel.groups == 1:
         return
@@ -130,7 +151,7 @@ def _between_groups(graph: Graph, time: StepTime, spread: Spread) -> Iterator[Ke
         waited = link.seconds("all_gather", working)
         if parallel.zero == 3:
             layers = [_layers(time, parameters, roles, stretch) for roles in _PASSES]
-            first, second = (gathering_seconds(each, parallel.overlap, link) for each in layers)
+            first, second = (gathering_seconds(part, parallel.overlap, link) for part in layers)
             # backward gathers over the link that gradients are reduced over
             crowded = second[0] + total - backward - late if parallel.overlap else 0.0
             waited = first[1] + max(second[1], crowded)
@@ -147,24 +168,24 @@ def _seconds(time: StepTime, roles: tuple[Role, ...]) -> float:
 
 def _gradients(graph: Graph, time: StepTime, stretch: float) -> list[Gradient]:
     """Return the gradients with the seconds after which they are there."""
-    origin, done, clock = roots(graph), {}, 0.0
+    storage, done, clock = storage_of(graph), {}, 0.0
     for kernel in time.kernels:
         if kernel.role != "update":
             clock += kernel.seconds * stretch
             done.update(dict.fromkeys(kernel.node_ids, clock))
-    found = gradients_of(graph)
-    return [Gradient(size(n.shape), done.get(origin[n.id], clock)) for n in found]
+    nodes = gradients_of(graph)
+    return [Gradient(size(n.shape), done.get(storage[n.id], clock)) for n in nodes]
 
 
 def _layers(
     time: StepTime, parameters: dict[int, Parameter], roles: tuple[Role, ...], stretch: float
 ) -> list[tuple[int, float]]:
     """Return (bytes to gather, seconds of computing) of the layers as they run in one pass."""
-    held, seconds = layer_bytes(parameters), dict[str, float]()
+    bytes, seconds = layer_bytes(parameters), dict[str, float]()
     for kernel in time.kernels:
         if kernel.role in roles:
             seconds[kernel.layer] = seconds.get(kernel.layer, 0.0) + kernel.seconds * stretch
-    return [(held.get(layer, 0), taken) for layer, taken in seconds.items()]
+    return [(bytes.get(layer, 0), computing) for layer, computing in seconds.items()]
 
 
 def _amaxes(graph: Graph, spread: Spread) -> Iterator[KernelTime]:
@@ -175,3 +196,154 @@ def _amaxes(graph: Graph, spread: Spread) -> Iterator[KernelTime]:
         link = interconnect(spread.device, spread.parallel.devices)
         seconds = count * link.seconds("all_reduce", AMAX_BYTES * tensors / count)
         yield _wait("amax_reduce", "update", "float32", seconds, AMAX_BYTES * tensors)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the step, and the format in which the forward pass reads it.
+
+    `master` says that it is only read through a copy of fewer bits.
+    """
+
+    node: Node
+    working_format: str
+
+    @property
+    def working_bytes(self) -> int:
+        return -(-size(self.node.shape) * format_named(self.working_format).bits // 8)
+
+    @property
+    def master(self) -> bool:
+        return format_named(self.working_format).bits < format_named(self.node.format).bits
+
+
+def parameters_of(graph: Graph) -> dict[int, Parameter]:
+    """Return the parameters that the step updates, by node id.
+
+    Of an 8-bit layer a copy in bfloat16 is kept: its scale is that of the whole tensor.
+    """
+    trained = {old for old, _ in graph.updates}
+    read: dict[int, list[str]] = {
+        n.id: [] for n in graph.nodes if n.op.name == "parameter" and n.id in trained
+    }
+    for node in graph.nodes:
+        for i in node.inputs:
+            if i in read and node.role != "update" and node.op.name != "amax":
+                format = node.format if node.op.converts else graph.nodes[i].format
+                read[i].append(format if format_named(format).bits >= 16 else "bfloat16")
+    parameters = {}
+    for i, formats in read.items():
+        own = graph.nodes[i].format
+        widest = max(formats, key=lambda name: format_named(name).bits, default=own)
+        narrower = format_named(widest).bits < format_named(own).bits
+        parameters[i] = Parameter(graph.nodes[i], widest if narrower else own)
+    return parameters
+
+
+def gradients_of(graph: Graph) -> list[Node]:
+    """Return the gradients of parameters as backward leaves them, in the order they are made."""
+    read = {i for node in graph.nodes if node.role == "update" for i in node.inputs}
+    nodes = (graph.nodes[i] for i in sorted(read))
+    return [n for n in nodes if n.role in ("wgrad", "dgrad") and n.op.name != "amax"]
+
+
+def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemory:
+    """Return the modeled memory of one device; `graph` is its part of the step.
+
+    Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
+    another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
+    """
+    moments = live_along(graph, _held(graph, parallel, all_reduce))
+    peak = max(range(len(moments)), key=lambda i: sum(moments[i].values()))
+    parts = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
+    return StepMemory(round(sum(moments[peak].values())), peak, **parts)
+
+
+def spread_live(
+    graph: Graph, parallel: Parallel, all_reduce: str
+) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
+    """Return what `memory.live_by_kind` does, of one device."""
+    return labelled(graph, live_along(graph, _held(graph, parallel, all_reduce)))
+
+
+def _held(graph: Graph, parallel: Parallel, all_reduce: str) -> Iterator[Held]:
+    """Yield everything that a device holds."""
+    parameters = parameters_of(graph)
+    masters = {i for i, parameter in parameters.items() if parameter.master}
+    end = len(graph.nodes)
+    for life in lives(graph):
+        share = _share(life, parallel, masters, parameters)
+        first, last = life.first, life.last
+        if life.kind == "weight_copy" and parallel.zero and parallel.groups > 1:
+            if _is_kept(graph, life.owner, parameters):
+                first, last = 0, end
+            else:
+                share = 1.0
+        yield life.kind, first, last, life.bytes * share
+    if parallel.groups == 1:
+        return
+    gradients = gradients_of(graph)
+    if gradients:
+        last = max(node.id for node in graph.nodes if node.role != "update")
+        buffer = reduction_buffer_bytes(gradients, parallel, all_reduce)
+        yield "gradient", gradients[0].id, max(last, gradients[0].id), buffer
+    if parallel.zero == 3:
+        layers = list(layer_bytes(parameters).values())
+        at_once = (sum(layers[i : i + PREFETCHED]) for i in range(len(layers)))
+        yield "weight_copy", 0, end, max(at_once, default=0)
+
+
+def _is_kept(graph: Graph, copy: Node, parameters: Mapping[int, Parameter]) -> bool:
+    """Whether a copy of a parameter is what ZeRO keeps of it; others are made of that when needed.
+
+    The 8-bit copies of a layer stand for the one in bfloat16.
+    """
+    origin = copy
+    while origin.op.converts:
+        origin = graph.nodes[origin.inputs[0]]
+    parameter = parameters.get(origin.id)
+    if parameter is None or not parameter.master:
+        return False
+    return format_named(copy.format).bits < 16 or copy.format == parameter.working_format
+
+
+def layer_bytes(parameters: dict[int, Parameter]) -> dict[str, int]:
+    """Return the bytes that stage 3 gathers for each layer."""
+    bytes: dict[str, int] = {}
+    for parameter in parameters.values():
+        layer = parameter.node.layer
+        bytes[layer] = bytes.get(layer, 0) + parameter.working_bytes
+    return bytes
+
+
+def reduction_buffer_bytes(gradients: list[Node], parallel: Parallel, all_reduce: str) -> float:
+    """Return the bytes of the buffer that gradients of another format are reduced in."""
+    sizes = [size(n.shape) for n in gradients if not same_bytes(n.format, all_reduce)]
+    copied = sum(sizes)
+    if parallel.gradients == "tensors":
+        copied = max(sizes, default=0)
+    if parallel.gradients == "buckets":
+        copied = min(copied, int(parallel.bucket_mib * 2**20 / 4))
+    return copied * format_named(all_reduce).bits / 8
+
+
+def _share(
+    life: Life, parallel: Parallel, masters: set[int], parameters: dict[int, Parameter]
+) -> float:
+    """Return the share of a buffer that one device holds: one of its group's from a stage on.
+
+    Stage 1 divides optimizer state and masters, 2 gradients too, 3 all parameters (Rajbhandari).
+    """
+    owner, kind = life.owner, life.kind
+    stage = 4  # from which on it is divided: never
+    if (
+        kind == "optimizer"
+        or owner.id in masters
+        or (kind == "gradient" and owner.role == "update")
+    ):
+        stage = 1
+    elif kind == "gradient":
+        stage = 2
+    elif kind == "weight_copy" or owner.id in parameters:
+        stage = 3
+    return 1 / parallel.groups if parallel.zero >= stage else 1.0

@@ -19,7 +19,7 @@ from policysearch.study.specification import (ObjectiveName, StudySpec)
 from policysearch.study.results.trend import (Trend, columns, later_trends, trends)
 from policysearch.study.journal.trials import (Confirmation, FailedTrial, Trial)
 from policysearch.values import InputError
-from policysearch.cost.reserved import VISIBLE_SHARE
+from policysearch.cost.memory import VISIBLE_SHARE
 from policysearch.objective.objective import Objective
 from policysearch.study.journal.trials import Trial
 
