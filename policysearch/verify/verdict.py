@@ -162,6 +162,7 @@ def verify(
 
     Both have the same values and batches. Raises InputError where the target cannot run.
     """
+    task.build_optimizer().in_torch()  # refused before anything trains
     task, dataset = task.with_steps(steps), task.load_dataset()
     order = batch_order(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
