@@ -162,7 +162,6 @@ def verify(
 
     Both have the same values and batches. Raises InputError where the target cannot run.
     """
-    task.build_optimizer().in_torch()  # refused before anything trains
     task, dataset = task.with_steps(steps), task.load_dataset()
     order = batch_order(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
@@ -209,6 +208,7 @@ def trained_in_torch(
     policy: Policy, task: Task, model: Model, seed: int, place: str
 ) -> dict[str, Any]:
     """Return what the training with the exported file gave, in a fresh process."""
+    task.build_optimizer().in_torch()  # refused before a process starts
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(target_named("torch").export(policy, model))
