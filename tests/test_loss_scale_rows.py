@@ -53,7 +53,8 @@ def drawn(config: LossScale, overflow_share: float, steps: int = 600) -> list[Sc
 @SHARES
 @MOVING
 def test_a_dynamic_scale_stays_within_its_bounds(rule: str, overflow_share: float) -> None:
-    for changes in ({}, {"min_scale": 4.0, "max_scale": 2.0**15}):
+    given: list[dict[str, Any]] = [{}, {"min_scale": 4.0, "max_scale": 2.0**15}]
+    for changes in given:
         config = scale_of(rule, **changes)
         low, high = lowest(config) or 0.0, highest(config) or math.inf
         scales = [state.scale for state in drawn(config, overflow_share)]

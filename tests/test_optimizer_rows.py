@@ -225,20 +225,30 @@ def test_it_trains_without_masters(
             assert np.abs(moved - expected).mean() < 0.5 * np.abs(expected).mean()
 
 
+def task_of(kind: str, steps: int) -> Task:
+    return Task(
+        model="mlp",
+        widths=(16,),
+        data="digits",
+        optimizer=kind,
+        learning_rate=0.003,
+        batch_size=32,
+        steps=steps,
+        tail_steps=5,
+        **SETTINGS,
+    )
+
+
 def trainer_of(kind: str, **changes: Any) -> tuple[Trainer, Any]:
     """Return the trainer of a small net in bfloat16 with masters, and one batch."""
     data = load_dataset("digits")
-    settings = {key: SETTINGS[key] for key in SETTINGS}
-    task = Task(
-        **{"model": "mlp", "widths": (16,), "data": "digits", "optimizer": kind, **settings},
-        **{"learning_rate": 0.003, "batch_size": 64, "steps": 60, "tail_steps": 5},
-    )
+    task = task_of(kind, 60)
     model = task.build_model(data)
     policy = replace(preset("bfloat16", model.layer_names), **changes)
     trainer = Trainer(model, task, policy, seed=0)
     trainer.load(initial_parameters(model, 0))
     (images,), labels = data.train
-    return trainer, ((images[:64],), labels[:64])
+    return trainer, ((images[:32],), labels[:32])
 
 
 @KINDS
@@ -295,10 +305,7 @@ def test_verify_trains_it_or_refuses_in_one_line(kind: str) -> None:
     pytest.importorskip("torch")
     from policysearch.verify.verdict import verify
 
-    task = Task(
-        **{"model": "mlp", "widths": (16,), "data": "digits", "optimizer": kind, **SETTINGS},
-        **{"learning_rate": 0.003, "batch_size": 32, "steps": 10, "tail_steps": 5},
-    )
+    task = task_of(kind, 10)
     policy = preset("torch.autocast.bfloat16", task.build_model(task.load_dataset()).layer_names)
     if rules()[kind].torch is None:
         with pytest.raises(InputError) as refused:

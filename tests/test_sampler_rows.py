@@ -39,9 +39,8 @@ def named(spec: StudySpec, sampler: str, seed: int = 0) -> StudySpec:
 def proposed(spec: StudySpec, count: int = 6, pending: int = 0) -> list[Params]:
     """Return what is proposed one after the other, each told before the next but the `pending`."""
     objective = objective_of(spec)
-    space = space_of(spec, objective)
-    proposer, known, shown, asked = Proposer(spec, objective, space), set(), [], []
-    known |= proposer.ladder.keys()
+    proposer = Proposer(spec, objective, space_of(spec, objective.model))
+    known, shown, asked = {*proposer.ladder}, list[Seen](), list[Params]()
     gaps = np.random.default_rng(0)
     for place in range(count):
         found = proposer.propose(place, shown, asked[: pending and place], known)
@@ -59,7 +58,7 @@ def proposed(spec: StudySpec, count: int = 6, pending: int = 0) -> list[Params]:
 @ALL
 def test_it_proposes_decisions_of_the_space_and_none_twice(sampler: str, spec: StudySpec) -> None:
     spec = named(spec, sampler)
-    space = space_of(spec, objective_of(spec))
+    space = space_of(spec)
     asked = proposed(spec)
     assert all(fits(params, space.choices()) for params in asked)
     assert len({space.policy(params).digest for params in asked}) == len(asked)
@@ -81,19 +80,19 @@ def test_what_is_under_way_is_not_proposed_again(sampler: str, spec: StudySpec) 
 @ALL
 def test_a_study_runs_with_it_and_goes_on(sampler: str, spec: StudySpec, tmp_path: Path) -> None:
     spec, path = named(spec, sampler), tmp_path / "a.journal"
+    spec = replace(spec, space=replace(spec.space, ladder=()))
+    few, more = (replace(spec, study=replace(spec.study, trials=count)) for count in (3, 5))
     with replaced_training():
-        few = run_study(replace(spec, study=replace(spec.study, trials=8)), path, processes=0)
-        more = run_study(replace(spec, study=replace(spec.study, trials=12)), path, processes=0)
-        whole = replace(spec, study=replace(spec.study, trials=12))
-        at_once = run_study(whole, tmp_path / "b.journal", processes=0)
-    assert len(few.trials) == 8 and len(more.trials) == 12
-    assert more.trials == at_once.trials
+        assert len(run_study(few, path, processes=0).trials) == 3
+        went_on = run_study(more, path, processes=0)
+        at_once = run_study(more, tmp_path / "b.journal", processes=0)
+    assert len(went_on.trials) == 5 and went_on.trials == at_once.trials
 
 
 @pytest.mark.parametrize("sampler", STOCK)
 def test_it_serves_an_optuna_study(sampler: str, spec: StudySpec) -> None:
     """Shown finished trials, a failed one and one under way."""
-    space = space_of(named(spec, sampler), objective_of(spec))
+    space = space_of(named(spec, sampler))
     names = spec.objectives.names
     rng, params = np.random.default_rng(0), []
     study = optuna.create_study(
