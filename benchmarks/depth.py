@@ -28,9 +28,9 @@ from policysearch.nn.model import Fed, Input, Model, ParameterSpec, Traced
 from policysearch.nn.models import mlp, transformer
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import add
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 LAYERS = (25, 50, 100, 200, 400)

@@ -12,13 +12,13 @@ from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import NEXT
 from policysearch.nn.models import gpt, lenet5, mlp, resnet, transformer
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 NETS: dict[str, Callable[[], Chain]] = {

@@ -9,7 +9,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +17,21 @@ T = TypeVar("T")
 
 class InputError(ValueError):
     """A mistake in what the user gave: one line, `where: what was given; what is valid`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowName:
+    """Annotates a text that names a row of a registry; `names` gives them when they are asked."""
+
+    names: Callable[[], Iterable[str]]
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """Return the values that a Literal or the name of a row can have; () for any other type."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    row = next((x for x in getattr(hint, "__metadata__", ()) if isinstance(x, RowName)), None)
+    return tuple(row.names()) if row else ()
 
 
 SHOWN = 100
@@ -111,7 +126,7 @@ def _fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _read(hint: Any, data: Any, where: str) -> Any:
@@ -121,8 +136,8 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         if data is None and len(options) < len(typing.get_args(hint)):
             return None
         return _read(options[0], data, where)
-    if origin is typing.Literal:
-        return one_of(where, data, typing.get_args(hint))
+    if names := choices(hint):
+        return one_of(where, data, names)
     if origin is tuple:
         return _read_tuple(typing.get_args(hint), data, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):

@@ -8,9 +8,9 @@ from policysearch.nn.models import mlp
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import matmul
 from policysearch.ops.source import data, parameter
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 WIDE = mlp((2048, 2048, 2048, 2048, 512), "relu")
@@ -25,6 +25,6 @@ def product(m: int, n: int, k: int, format: str = "float16", out: str = "float16
 
 
 def step(model: Chain, policy: str, batch: int, optimizer: str = "momentum") -> Graph:
-    kind = Optimizer(optimizer)  # type: ignore[arg-type]
+    kind = Optimizer(optimizer)
     graph = trace_step(model, "softmax_cross_entropy", kind, batch)
     return apply_policy(graph, preset(policy, model.layer_names))

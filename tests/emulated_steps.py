@@ -10,12 +10,12 @@ from policysearch.graph import FloatArray, Graph
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.feeding import feed_constants
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 LOW = ("matmul", "conv2d", "bias")
@@ -37,7 +37,7 @@ def graph_of(model: Model, name: str, optimizer: str, mode: str = "nearest_even"
         loss_scale=LossScale("fixed", 64.0),
         rounding=RoleRounding(each, each, each, each),
     )
-    step = trace_step(model, "softmax_cross_entropy", Optimizer(optimizer), 8)  # type: ignore[arg-type]
+    step = trace_step(model, "softmax_cross_entropy", Optimizer(optimizer), 8)
     return apply_policy(step, policy)
 
 

@@ -15,9 +15,9 @@ import policysearch
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.rounding.rounder import Fast
 from policysearch.train.feeding import feed_constants, feed_inputs, feed_masks
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_forward, trace_step
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS, Rounding
-from policysearch.policy.loss_scale import LossScale, LossScaleKind, LossScaleRule
+from policysearch.policy.loss_scale import RULES, LossScale, LossScaleKind
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding
 from policysearch.policy.presets import LISTED_OPS
@@ -42,7 +42,7 @@ def loss_scales(draw: st.DrawFn) -> LossScale:
         draw(BOUNDS),
         draw(st.booleans()),
         tuple((step, draw(SCALES)) for step in sorted(steps)) if kind == "schedule" else (),
-        draw(st.sampled_from(get_args(LossScaleRule))),
+        draw(st.sampled_from(tuple(RULES))),
     )
 
 

@@ -13,7 +13,7 @@ from policysearch.nn.images import BatchNorm
 from policysearch.nn.layers import Activation, Conv2d, Flatten, Linear, Pool
 from policysearch.nn.model import Model
 from policysearch.nn.models import resnet
-from policysearch.train.optimizers import Optimizer
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.train.step import trace_step
 
 LOSS = "softmax_cross_entropy"
@@ -34,7 +34,7 @@ WITH_BIAS = Chain(
 
 
 def step_of(model: Model, optimizer: str = "momentum") -> Graph:
-    return trace_step(model, LOSS, Optimizer(optimizer), 4)  # type: ignore[arg-type]
+    return trace_step(model, LOSS, Optimizer(optimizer), 4)
 
 
 def run(graph: Graph, arrays: Mapping[str, FloatArray]) -> Step:

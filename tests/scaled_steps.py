@@ -12,11 +12,11 @@ from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import RECIPES, Recipe, Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 E4M3 = LayerPolicy("float8_e4m3fn", "bfloat16", "float8_e4m3fn", "bfloat16")

@@ -11,6 +11,10 @@ from unittest import mock
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
+from policysearch.study.optuna_samplers import SAMPLERS, STOCK
+
+BARE_SAMPLERS = tuple(x for x in SAMPLERS if x not in STOCK or not STOCK[x].needs)
+"""Those that need nothing beside the package."""
 
 TINY = """
 [study]

@@ -25,7 +25,6 @@ from policysearch.study.coordinator import Coordinator
 from policysearch.study.gain_sampler import GainSampler
 from policysearch.study.journal.records import Asked, Records
 from policysearch.study.journal.storage import read_checked
-from policysearch.study.optuna_samplers import SAMPLERS
 from policysearch.study.optuna_view import Seen
 from policysearch.study.proposer import Proposer
 from policysearch.study.results.results import Results
@@ -34,9 +33,7 @@ from policysearch.study.specification import StudySpec, load_spec, objective_of,
 from policysearch.study.study import load_results, run_study
 from policysearch.study.workers.executors import Job
 from policysearch.values import InputError
-from tests.studies import Untrained, measured, replaced_training, write_study
-
-STOCK = [name for name in SAMPLERS if name != "gp"]
+from tests.studies import BARE_SAMPLERS, Untrained, measured, replaced_training, write_study
 
 
 class Drawn(Untrained):
@@ -79,7 +76,7 @@ def coordinator_of(spec: StudySpec, path: Path) -> Coordinator:
     return Coordinator(Session(spec, objective, Records(read_checked(path).lines)), False)
 
 
-@pytest.mark.parametrize("sampler", STOCK)
+@pytest.mark.parametrize("sampler", BARE_SAMPLERS)
 def test_a_journal_replayed_asks_for_the_same_policies(
     sampler: str, spec: StudySpec, tmp_path: Path
 ) -> None:
@@ -155,7 +152,7 @@ def test_no_worker_waits_while_a_policy_can_be_asked(spec: StudySpec, tmp_path: 
     assert executor.waited == [0, *range(8, -1, -1)]
 
 
-@pytest.mark.parametrize("sampler", STOCK)
+@pytest.mark.parametrize("sampler", BARE_SAMPLERS)
 def test_a_study_stopped_while_results_come_in_any_order_loses_none(
     sampler: str, spec: StudySpec, tmp_path: Path
 ) -> None:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, resnet, transformer
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_forward, trace_step
 from tests.mindspore_block import ACT, BLOCK, CHILD, BlockModel
 from tests.recorded_lenet5 import Setup, recorded, recorded_setup

@@ -16,6 +16,7 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.nodes import changed, new_node
 from policysearch.ops.source import data
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.casting import Casting
@@ -25,7 +26,6 @@ from policysearch.rewrite.matching import Match
 from policysearch.rewrite.patterns import Pattern, Wanted, chain, node
 from policysearch.rewrite.policy_pass import apply_policy, policy_pass, policy_rules
 from policysearch.rewrite.rules import apply_rule, rule
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.values import InputError
 from tests.rewritten_steps import LOSS, feeds, run

@@ -24,11 +24,11 @@ from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data, parameter
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.cost_steps import WIDE, product, step
 

@@ -16,11 +16,11 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
 from policysearch.ops.update import all_finite, unscale
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.products import product as products
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast, quantise
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.emulated_steps import (
     NETS,

@@ -8,11 +8,11 @@ import pytest
 
 from policysearch.graph import Graph
 from policysearch.nn.models import mlp
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.report.explain import STEPS, explain, steps_of
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 MODEL = mlp((6, 5, 3))

@@ -22,11 +22,11 @@ from torch.nn import functional
 from policysearch.emulator.compile import compile_graph
 from policysearch.export.torch import losses, runs
 from policysearch.nn.models import mlp
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.verify.verdict import verify

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -16,13 +15,13 @@ from policysearch import api
 from policysearch.cli import main
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement
+from policysearch.optimizers.optimizer import OptimizerKind, trained
 from policysearch.policy.policy import Policy
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import load_results, run_study
 from policysearch.study.workers import executors
 from policysearch.study.workers.executors import Job, ProcessExecutor, SerialExecutor
-from policysearch.train.optimizers import OptimizerKind
 from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study
 
@@ -213,7 +212,7 @@ def test_a_killed_worker_takes_only_its_own_run_along(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", get_args(OptimizerKind))
+@pytest.mark.parametrize("optimizer", trained())
 @pytest.mark.parametrize("name", ["mlp-digits", "lenet5-digits", "lenet5-fashion"])
 def test_the_shipped_studies_pass_with_every_optimizer(
     name: str, optimizer: OptimizerKind, tmp_path: Path, request: pytest.FixtureRequest

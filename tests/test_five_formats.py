@@ -14,10 +14,10 @@ from policysearch.export.torch import export, losses
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.nn.models import lenet5, mlp
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 # No two have the same mantissa, so that a value tells which of them it was rounded to.

@@ -18,7 +18,7 @@ ROWS = (
     ("values", "formats", "accumulators", "layout", "files"),
     ("rounding", "graph"),
     ("ops", "products"),
-    ("emulator", "nn", "policy"),
+    ("emulator", "nn", "policy", "optimizers"),
     ("importers", "rewrite", "data"),
     ("cost",),
     ("train",),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp, resnet, transformer
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import (
@@ -29,7 +30,6 @@ from policysearch.rewrite.placed_rules import (
     placed_rules,
 )
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.values import InputError
 

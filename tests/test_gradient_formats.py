@@ -11,12 +11,12 @@ from policysearch.formats import Rounding
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import LOSSES, preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 NET = mlp((8, 6, 4), activation="tanh")

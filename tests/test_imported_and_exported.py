@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.export.torch import export
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.feeding import feed_constants, feed_inputs
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.imported_steps import LOSS, imported
 

@@ -50,7 +50,7 @@ MODELS = {
 
 def made(name: str, seed: int = 0) -> Net:
     model, optimizer = MODELS[name]
-    return net(model, optimizer, 8, np.random.default_rng(seed), CPU)  # type: ignore[arg-type]
+    return net(model, optimizer, 8, np.random.default_rng(seed), CPU)
 
 
 def graphs(one: Net, count: int = 8) -> Iterator[Graph]:

@@ -30,9 +30,9 @@ from policysearch.ops.optimizers import sgd_step, sgd_velocity
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast, data, parameter, state
 from policysearch.ops.update import unscale
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 

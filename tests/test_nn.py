@@ -15,8 +15,8 @@ from policysearch.nn.model import Fed
 from policysearch.nn.models import MODELS, WIDTHS, lenet5, mlp, narrower
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import data
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.train.feeding import feed_constants
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import LOSSES, trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError

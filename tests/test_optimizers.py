@@ -11,8 +11,8 @@ import pytest
 from policysearch.data.datasets import load_dataset
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer, initial_parameters

@@ -31,11 +31,11 @@ from policysearch.cost.parallel.spread import (
 from policysearch.cost.price import EXCHANGES, step_price
 from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.values import InputError
 from tests.policy_strategies import parallels

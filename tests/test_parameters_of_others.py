@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.export.torch import export
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.imported_steps import BATCH, LOSS, assert_as_torch, imported
 

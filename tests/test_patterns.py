@@ -16,6 +16,7 @@ from policysearch.nn.models import lenet5, mlp, resnet, transformer
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import add, multiply, relu
 from policysearch.ops.source import data
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite import matching
 from policysearch.rewrite.matching import disjoint, matches
@@ -30,7 +31,6 @@ from policysearch.rewrite.patterns import (
     node,
 )
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.values import InputError
 

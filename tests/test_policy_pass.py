@@ -10,12 +10,12 @@ from policysearch.formats import FORMATS, format_named
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.inclusion import contains
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.values import InputError
 

@@ -13,12 +13,12 @@ import pytest
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.nn.models import mlp
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import quantise
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 STEPS, BATCH, RATE = 20, 8, 0.05

@@ -16,11 +16,11 @@ from policysearch.nn.model import Model
 from policysearch.nn.models import resnet, transformer
 from policysearch.ops.inner import Inner
 from policysearch.ops.rounded_norms import INNER
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import NORMS, preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways, quantise
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_forward, trace_step
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
 

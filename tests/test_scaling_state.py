@@ -19,12 +19,12 @@ from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import LayerPolicy, Phase, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.scaling_pass import ScalingPass
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer

@@ -37,7 +37,7 @@ def test_every_policy_fulfils_it(policy: Policy) -> None:
 
 def text_fields(kind: type) -> Iterator[str]:
     for field in dataclasses.fields(kind):
-        hint = typing.get_type_hints(kind)[field.name]
+        hint = typing.get_type_hints(kind, include_extras=True)[field.name]
         if hint is str:
             yield field.name
         for part in (hint, *typing.get_args(hint)):

@@ -8,9 +8,9 @@ from policysearch.cost.parallel.shards import Exchange, shard
 from policysearch.graph import Graph, Node, size
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import gpt, lenet5, mlp
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 
 WIDE = mlp((64, 128, 64, 16), "relu")

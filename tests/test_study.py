@@ -15,12 +15,11 @@ from policysearch.objective.objective import Objective
 from policysearch.search.hypervolume import dominates
 from policysearch.study.journal import identity
 from policysearch.study.journal.trials import Trial
-from policysearch.study.optuna_samplers import SAMPLERS
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec, objective_of
 from policysearch.study.study import load_results, run_study
 from policysearch.values import InputError
-from tests.studies import replaced_training, write_study
+from tests.studies import BARE_SAMPLERS, replaced_training, write_study
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def test_two_runs_give_the_same_trials_and_front_in_processes_or_not(
 
 
 @pytest.mark.parametrize("stop_at", [0.5, 3.5, 11.0, 21.5])
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "gp"])
+@pytest.mark.parametrize("sampler", BARE_SAMPLERS)
 def test_a_stopped_study_goes_on_as_if_it_had_not_been(
     sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:

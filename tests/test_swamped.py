@@ -14,12 +14,12 @@ import pytest
 from policysearch.data.datasets import Dataset, batches
 from policysearch.formats import FORMATS, Rounding, format_named
 from policysearch.nn.model import Model
+from policysearch.optimizers.optimizer import OptimizerKind
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Phase, Policy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train import trainer as trainer_module
-from policysearch.train.optimizers import OptimizerKind
 from policysearch.train.run import Run
 from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import NOT_COUNTED, Watch, half_unit

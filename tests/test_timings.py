@@ -15,10 +15,10 @@ from policysearch.cost.stacks import stack_named
 from policysearch.cost.timings import Extents, Timing, Timings, Work, between
 from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp, transformer
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.values import InputError
 

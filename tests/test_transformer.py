@@ -20,10 +20,10 @@ from policysearch.nn.models import MODELS, transformer
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import quantise
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.training import train

@@ -13,12 +13,11 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.report.plots import VIEWS, figure
-from policysearch.study.optuna_samplers import SAMPLERS
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import load_results, run_study, try_policy
 from policysearch.values import InputError
-from tests.studies import measured, replaced_training, write_study
+from tests.studies import BARE_SAMPLERS, measured, replaced_training, write_study
 
 LAYERS = ("flatten", "fc1", "tanh1", "fc2")
 
@@ -34,7 +33,7 @@ def searched(results: Results) -> list[object]:
 
 
 @pytest.mark.parametrize("stop_at", [0.5, 3.5, 11.0, 21.5])
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "gp"])
+@pytest.mark.parametrize("sampler", BARE_SAMPLERS)
 def test_the_search_goes_on_as_if_nothing_had_been_tried(
     sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:

@@ -8,14 +8,15 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.cost.devices import DEVICES
-from policysearch.cost.optimizers import UPDATES, Kernels, UpdatePrice, update_price
+from policysearch.cost.optimizers import Kernels, UpdatePrice, update_price
 from policysearch.cost.stacks import STACKS
+from policysearch.optimizers.optimizer import rules
 from policysearch.values import InputError
 
 TENSORS = (4096 * 1024, 1024) * 24
 TORCH = {
-    "plain": ("SGD", {}),
-    "sgd": ("SGD", {"momentum": 0.9}),
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
     "adam": ("Adam", {}),
     "adamw": ("AdamW", {}),
     "adadelta": ("Adadelta", {}),
@@ -57,28 +58,28 @@ def passes_of_torch(name: str) -> list[tuple[int, int]]:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", TORCH)
 def test_passes_op_by_op_are_torchs(name: str) -> None:
-    assert passes_of_torch(name) == list(UPDATES[name].separate)
+    assert passes_of_torch(name) == list(rules()[name].separate)
 
 
 @pytest.mark.parametrize(
-    ("name", "bytes"), [("plain", 12), ("sgd", 20), ("adam", 28), ("adamw", 28), ("lamb", 44)]
+    ("name", "bytes"), [("sgd", 12), ("momentum", 20), ("adam", 28), ("adamw", 28), ("lamb", 44)]
 )
 def test_bytes_per_parameter_in_one_kernel(name: str, bytes: int) -> None:
     assert priced(name, "fused").bytes == bytes * sum(TENSORS)
 
 
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize("name", rules())
 def test_fewer_kernels_and_passes_take_less(name: str) -> None:
     single, foreach, combined = (priced(name, k) for k in ("single", "foreach", "combined"))
     assert single.bytes == foreach.bytes == combined.bytes
     assert combined.launches <= foreach.launches + 2 * len(TENSORS) and foreach.launches < 60
-    assert single.launches == len(UPDATES[name].separate) * len(TENSORS)
+    assert single.launches == len(rules()[name].separate) * len(TENSORS)
     assert combined.seconds <= single.seconds and foreach.seconds < single.seconds
-    assert single.aside_bytes <= foreach.aside_bytes == 4 * UPDATES[name].aside * sum(TENSORS)
+    assert single.aside_bytes <= foreach.aside_bytes == 4 * rules()[name].aside * sum(TENSORS)
     assert {p.state_bytes for p in (single, foreach, combined)} == {
-        4 * UPDATES[name].state * sum(TENSORS)
+        4 * len(rules()[name].states) * sum(TENSORS)
     }
-    if UPDATES[name].fused:
+    if rules()[name].fused:
         fused = priced(name, "fused")
         assert fused.seconds <= foreach.seconds and fused.aside_bytes == 0
 
@@ -92,8 +93,8 @@ def test_launches_by_hand() -> None:
     assert priced("adam", "combined").launches == 7
     assert priced("adam", "combined", halves).launches == 14
     assert priced("lamb", "combined").launches == 12 + 2 * 48
-    assert priced("sgd", "foreach").launches == 1 + 1 + 1
-    assert priced("sgd", "foreach", (TENSORS + TENSORS,)).launches == 1 + 2 + 2
+    assert priced("momentum", "foreach").launches == 1 + 1 + 1
+    assert priced("momentum", "foreach", (TENSORS + TENSORS,)).launches == 1 + 2 + 2
 
 
 def test_a_narrow_copy_is_written_too() -> None:

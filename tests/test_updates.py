@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data
-from policysearch.train.optimizers import Optimizer, OptimizerKind
+from policysearch.optimizers.optimizer import Optimizer, OptimizerKind, trained
 from policysearch.train.step import trace_step
 
 N = 12
@@ -60,7 +58,7 @@ def test_what_updates_compute_in_float32_is_placed_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-@pytest.mark.parametrize("kind", get_args(OptimizerKind))
+@pytest.mark.parametrize("kind", trained())
 def test_every_op_of_a_traced_update_is_counted_here(
     kind: OptimizerKind, clip_norm: float | None
 ) -> None:

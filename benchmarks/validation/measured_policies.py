@@ -11,9 +11,9 @@ import numpy as np
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.nn.models import mlp, transformer
+from policysearch.optimizers.optimizer import OptimizerKind
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.train.optimizers import OptimizerKind
 
 LOW = "torch.autocast.bfloat16"
 """What the layers in low precision take, and the op lists of every policy."""

@@ -17,7 +17,7 @@ from benchmarks.validation.networks.network import Network
 from benchmarks.validation.published import device_labelled
 from benchmarks.validation.published_stacks import pair_named
 from benchmarks.validation.row_file import Fields, rows_in
-from policysearch.cost.optimizers import UPDATES, Kernels
+from policysearch.cost.optimizers import Kernels
 from policysearch.values import InputError
 
 SHIPPED = "published_memory.json"
@@ -43,6 +43,12 @@ OLD_GELU_TENSORS = 3
 """Before torch 2, scripts wrote GELU as x * 0.5 * (1 + erf(x / sqrt 2)), which keeps both factors
 and the argument beside x. Those of Hugging Face call torch's own."""
 
+
+OPTIMIZERS: Mapping[str, str] = MappingProxyType(
+    {"plain": "sgd", "sgd": "momentum"}
+    | {name: name for name in ("adam", "adamw", "lamb", "adadelta")}
+)
+"""Names of `optimizers/` by the words of the rows, whose "sgd" has momentum."""
 
 Read = Literal["allocated", "reserved", "process"]
 """What was read: live bytes, what the allocator holds, or that and the context (the default)."""
@@ -173,12 +179,12 @@ def memory_setting_of(row: MemoryRow) -> MemorySetting:
         raise InputError("no memory, and its metric is no 'max batch'")
     if min(row.batches) < 1:
         raise InputError(f"a batch of {min(row.batches)}")
-    if row.optimizer is not None and row.optimizer not in UPDATES:
-        known = ", ".join(UPDATES)
+    if row.optimizer is not None and row.optimizer not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
         raise InputError(f"unknown optimizer {row.optimizer!r}; expected one of {known}")
     format, weights = MODES[mode]
     half = replace(FLOAT16, products=format, convolutions=format, activations=format)
-    given = (row.length, row.optimizer)
+    given = (row.length, OPTIMIZERS[row.optimizer] if row.optimizer else None)
     baseline = training(network, row.framework, FLOAT32, "float32", *given)
     mixed = training(network, row.framework, half, weights, *given)
     return MemorySetting(row, card_gib(row.hardware), (baseline, mixed))

@@ -1,6 +1,6 @@
-"""What an optimizer's update takes: passes over parameters, launches, state and temporaries.
+"""What an optimizer's update takes: time, launches, state and temporaries.
 
-Passes are (tensors read, tensors written) of each kernel, per parameter. Op by op they are those
+Its row says which passes over parameters its kernels make. Op by op they are those
 of `torch.optim`'s own implementations, which a test counts; in one kernel those of torch's
 `fused=True` and of Apex. Ascend Apex joins the parameters, gradients and state of a group in one
 buffer each, and runs the ops over these.
@@ -16,80 +16,16 @@ from typing import Literal
 from policysearch.cost.devices import Device
 from policysearch.cost.roofline import FITTED, Work, joined_seconds, kernel_seconds, load_of
 from policysearch.cost.stacks import Stack
+from policysearch.optimizers.optimizer import Rule, rules
 from policysearch.values import InputError, one_of
 
 Kernels = Literal["fused", "combined", "foreach", "single"]
 """One kernel over many tensors (torch `fused=True`, Apex); op by op over one buffer for each group
 (Ascend Apex); op by op over many tensors (torch `foreach=True`); tensor by tensor."""
 
-Passes = tuple[tuple[int, int], ...]
-
 TENSORS_OF_LAUNCH: Mapping[int, int] = MappingProxyType({1: 110, 2: 64, 3: 48, 4: 36, 5: 30})
 """Tensors of each list that one launch over that many lists takes: `depth_to_max_tensors` of
 torch's MultiTensorApply.cuh."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """An update rule. `state`: float32 tensors per parameter; `fused` and `separate`: its passes
-    in one kernel, () where no library has one, and op by op; `aside`: temporaries per parameter of
-    the ops over many tensors at once; `norms`: launches for each tensor that joining spares not.
-    """
-
-    name: str
-    state: int
-    fused: Passes
-    separate: Passes
-    aside: int
-    norms: int = 0
-
-    @property
-    def fused_tensors(self) -> int:
-        """Tensors read and written per parameter in one kernel: 20 bytes of "sgd", 28 of "adam"."""
-        return sum(read + written for read, written in self.fused)
-
-    def passes(self, kernels: Kernels) -> Passes:
-        """Return the passes; InputError where there is no such kernel."""
-        if kernels == "fused" and not self.fused:
-            raise InputError(f"kernels: 'fused' with {self.name}; expected 'combined' or the like")
-        return self.fused if kernels == "fused" else self.separate
-
-
-LERP, MULTIPLY, ADD, ADDC, ROOT, DIVIDE = (2, 1), (1, 1), (2, 1), (3, 1), (1, 1), (1, 1)
-SQUARE = (2, 1)
-"""A multiply-add of a gradient's square to what is written."""
-
-_ADAM: Passes = (LERP, MULTIPLY, SQUARE, ROOT, DIVIDE, MULTIPLY, ADDC)
-
-UPDATES: dict[str, Update] = {
-    row.name: row
-    for row in (
-        Update("plain", 0, ((2, 1),), (ADD,), 0),
-        Update("sgd", 1, ((3, 2),), (MULTIPLY, ADD, ADD), 0),
-        Update("adam", 2, ((4, 3),), _ADAM, 1),
-        Update("adamw", 2, ((4, 3),), (MULTIPLY, *_ADAM), 1),
-        Update(
-            "lamb",
-            2,
-            ((1, 0), (4, 3), (2, 1)),
-            (*_ADAM[:-1], (2, 1), ADD, (1, 0), (1, 0), MULTIPLY, ADD),
-            2,
-            norms=2,
-        ),
-        Update(
-            "adadelta",
-            2,
-            (),
-            (
-                *(MULTIPLY, SQUARE, MULTIPLY, ROOT, MULTIPLY, ROOT),
-                *((2, 1), (2, 1), MULTIPLY, SQUARE, ADD),
-            ),
-            2,
-        ),
-    )
-}
-"""By name; "sgd" has momentum, "plain" none. LAMB's fused kernels are Apex's: the norm of all
-gradients, both moments with the step, and the parameters; 44 bytes per parameter."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +57,7 @@ def update_price(
     its own. With `narrow_bytes` per element a narrow copy is written too. InputError for an unknown
     optimizer, or one that has no such kernel.
     """
-    rule = UPDATES[one_of("optimizer", optimizer, UPDATES)]
+    rule = rules()[one_of("optimizer", optimizer, rules())]
     works = [work for group in groups for work in _works(rule, kernels, group, narrow_bytes)]
     load = load_of(works, device, stack)
     elements, largest = sum(map(sum, groups)), max(map(max, groups))
@@ -132,16 +68,18 @@ def update_price(
         float(joined_seconds(kernel, host, device)),
         round(sum(work.count for work in works)),
         round(sum(work.bytes * work.count for work in works)),
-        4 * rule.state * elements,
+        4 * len(rule.states) * elements,
         4 * rule.aside * aside,
     )
 
 
 def _works(
-    rule: Update, kernels: Kernels, group: tuple[int, ...], narrow_bytes: int
+    rule: Rule, kernels: Kernels, group: tuple[int, ...], narrow_bytes: int
 ) -> Iterator[Work]:
     """Yield the kernels of one parameter group, many tensors spread evenly over launches."""
-    passes = rule.passes(kernels)
+    if kernels == "fused" and not rule.fused:
+        raise InputError(f"kernels: 'fused' with {rule.name}; expected 'combined' or the like")
+    passes = rule.fused if kernels == "fused" else rule.separate
     for place, (read, written) in enumerate(passes):
         lists = read + written
         taken = TENSORS_OF_LAUNCH[read]  # what is written was read: ops work in place

@@ -1,22 +1,77 @@
-"""The loss scale of a policy: what it starts from and the rule it moves by."""
+"""The loss scale of a policy: what it starts from, and the rules it moves by as rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Annotated, Literal
 
-from policysearch.values import InputError, number
+from policysearch.values import InputError, RowName, number
 
 LossScaleKind = Literal["none", "fixed", "dynamic", "schedule"]
-LossScaleRule = Literal[
-    "torch.GradScaler",
-    "mindspore.DynamicLossScaleManager",
-    "mindspore.DynamicLossScaler",
-    "mindspore.FixedLossScaleManager",
-    "apex",
-    "keras.LossScaleOptimizer",
-    "jmp.DynamicLossScale",
-]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a framework moves a dynamic scale. All of them keep one order of events:
+
+    overflow: scale = max(floor, scale * backoff_factor); good_steps = 0
+    else: good_steps += 1; at growth_interval: scale = min(cap, scale * growth_factor) and
+    good_steps = 0
+
+    `source` is where the framework says so. `floor` and `cap` hold unless the policy says others,
+    None is none. `stays_finite`: the scale is kept where it would grow to infinity. The framework
+    refuses a first scale below `lowest_init`, and ends the run after more than `most_overflows` in
+    a row. `factors`: the only (growth, backoff) it has. `moves`: whether it takes a dynamic scale.
+    `skips_fixed`: whether a scale that stays can skip a step.
+    """
+
+    source: str
+    floor: float | None = None
+    cap: float | None = None
+    stays_finite: bool = False
+    lowest_init: float = 0.0
+    most_overflows: int | None = None
+    factors: tuple[float, float] | None = None
+    moves: bool = True
+    skips_fixed: bool = True
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "torch.GradScaler": Rule(
+            "amp/grad_scaler.py, `_amp_update_scale_` in native/cuda/AmpKernels.cu",
+            stays_finite=True,
+        ),
+        "mindspore.DynamicLossScaleManager": Rule(
+            # It grows where the steps since the last overflow are a multiple of the window.
+            "train/loss_scale_manager.py, nn/wrap/loss_scale.py",
+            1.0,
+            lowest_init=1.0,
+            most_overflows=1000,
+        ),
+        "mindspore.DynamicLossScaler": Rule(
+            "amp.py, `DynamicLossScaler.adjust`", 1.0, stays_finite=True, lowest_init=1.0
+        ),
+        "mindspore.FixedLossScaleManager": Rule(
+            "train/loss_scale_manager.py", lowest_init=1.0, moves=False
+        ),
+        "apex": Rule(
+            # Its `should_skip` needs `dynamic`.
+            "apex/amp/scaler.py at e13873de, `LossScaler.update_scale`",
+            cap=2.0**24,
+            skips_fixed=False,
+        ),
+        "keras.LossScaleOptimizer": Rule("optimizers/loss_scale_optimizer.py", factors=(2.0, 0.5)),
+        "jmp.DynamicLossScale": Rule(
+            "jmp/_src/loss_scale.py, `DynamicLossScale.adjust`", 1.0, stays_finite=True
+        ),
+    }
+)
+"""By `LossScale.rule`."""
+
+LossScaleRule = Annotated[str, RowName(lambda: RULES)]
 
 
 @dataclass(frozen=True)

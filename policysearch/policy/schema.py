@@ -12,6 +12,7 @@ from typing import Any
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.formats import FORMATS
 from policysearch.policy.policy import AS_STORED, VERSION, LayerPolicy, Layers, Policy
+from policysearch.values import choices
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -64,7 +65,7 @@ def _accumulator_schema() -> dict[str, Any]:
 
 
 def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     missing = dataclasses.MISSING
     required = [f.name for f in fields if f.default is missing and f.default_factory is missing]
@@ -93,8 +94,8 @@ def _type_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             "type": "object",
             "additionalProperties": _type_schema(LayerPolicy, definitions),
         }
-    if origin is typing.Literal:
-        return {"enum": list(arguments)}
+    if names := choices(hint):
+        return {"enum": list(names)}
     if origin in (typing.Union, types.UnionType):
         options = [_type_schema(a, definitions) for a in arguments if a is not type(None)]
         return {"anyOf": [*options, {"type": "null"}]}

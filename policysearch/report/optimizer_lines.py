@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
-from policysearch.cost.optimizers import UPDATES, Kernels, UpdatePrice, update_price
+from policysearch.cost.optimizers import Kernels, UpdatePrice, update_price
 from policysearch.graph import Graph, size
 from policysearch.objective.objective import Objective
+from policysearch.optimizers.optimizer import rules
 from policysearch.report.step_cost import MIB
 from policysearch.report.table import aligned
 
@@ -39,7 +40,7 @@ def optimizer_lines(objective: Objective, graph: Graph) -> list[str]:
 
     reference = priced("adam", "fused").seconds
     rows = []
-    for name, rule in UPDATES.items():
+    for name, rule in rules().items():
         for kernels in get_args(Kernels):
             if kernels != "fused" or rule.fused:
                 price = priced(name, kernels)

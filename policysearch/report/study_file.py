@@ -18,14 +18,15 @@ from policysearch.formats import FORMATS
 from policysearch.nn.layers import ACTIVATIONS
 from policysearch.nn.models import MODELS
 from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import PRESETS
 from policysearch.rewrite.placed_rules import LISTS
 from policysearch.space.decided.base import SAME
 from policysearch.study.optuna_samplers import SAMPLERS
 from policysearch.study.specification import StudySpec
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import LOSSES
 from policysearch.train.tasks import Task
+from policysearch.values import choices
 
 HEAD = """# The study file
 
@@ -114,7 +115,7 @@ def meaning(kind: type) -> list[str]:
 
 
 def _keys(table: str, kind: type) -> str:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     rows = [
         f"| `{field.name}` | {_type(hints[field.name])} | {_default(field)} |"
         for field in dataclasses.fields(kind)
@@ -127,8 +128,8 @@ def _type(hint: Any) -> str:
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if _table_in(hint) is not None:
         return "list of tables" if inside else "table"
-    if origin is typing.Literal:
-        return " or ".join(f'`"{name}"`' for name in inside)
+    if names := choices(hint):
+        return " or ".join(f'`"{name}"`' for name in names)
     if origin is tuple and inside[-1] is Ellipsis:
         return f"list of {_type(inside[0])}"
     if origin is tuple:

@@ -12,10 +12,9 @@ products are float32 on both. Without master weights `amp/grad_scaler.py` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
+from functools import cache, partial
 
 import numpy as np
 
@@ -23,32 +22,33 @@ from policysearch.formats import format_named
 from policysearch.graph import Node
 from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
-from policysearch.ops.eager_update import (
-    adam_corrected,
-    adam_epsilon,
-    adam_moved,
-    adam_root,
-    adam_shrunk,
-    add_square,
-)
-from policysearch.ops.elementwise import add
 from policysearch.ops.update import clip, global_norm
+from policysearch.optimizers.optimizer import RATE, Eager, rules
 from policysearch.policy.policy import Policy
 from policysearch.rounding.inclusion import join
 from policysearch.rounding.rounder import quantise
 
-ALPHAS: Mapping[str, str] = MappingProxyType(
-    {
-        "weight_decay": "weight_decay",
-        "sgd_nesterov": "momentum",
-        "add_damped": "share",
-        "adam_step": "epsilon",
-    }
-)
-"""The attribute that is the number of an addition, by op."""
+GRADIENT_OPS = ("unscale", "weight_decay", "clip", "clip_value")
+"""Ops before any update whose result is a gradient, kept in the format of its parameter."""
 
-GRADIENT_OPS = ("unscale", "weight_decay", "sgd_nesterov", "clip", "clip_value")
-"""Ops whose result is a gradient, kept in the format of its parameter."""
+
+@cache
+def addends() -> Mapping[str, str]:
+    """Return the attribute that is the number of an addition, by op."""
+    rows = [row.addends for row in rules().values()]
+    return {"weight_decay": "weight_decay"} | {op: name for row in rows for op, name in row.items()}
+
+
+@cache
+def eager_orders() -> Mapping[str, Eager]:
+    """Return how the single operations are emitted, by the op that does them in one pass."""
+    return {op: order for row in rules().values() for op, order in row.eager.items()}
+
+
+@cache
+def gradient_ops() -> frozenset[str]:
+    """Return the ops whose result is a gradient: those before any update, and of the rows."""
+    return frozenset(GRADIENT_OPS).union(*(row.gradients for row in rules().values()))
 
 
 class UpdatePass:
@@ -77,16 +77,26 @@ class UpdatePass:
         if node.op is clip and formats[1] != "float32":
             node = replace(node, attrs=(*node.attrs, ("inner", formats[1])))
         written = stored or self._between(node)
-        if node.op.name in ALPHAS and self.policy.optimizer_scalars == "storage":
-            node = _with_rounded(node, ALPHAS[node.op.name], written)
-        if node.op.name in EAGER:
-            return EAGER[node.op.name](self, node, inputs, written)
-        return self._copy(node, inputs, written)
+        number = addends().get(node.op.name, RATE)
+        if number != RATE and self.policy.optimizer_scalars == "storage":
+            node = _with_rounded(node, number, written)
+        order = eager_orders().get(node.op.name)
+        if order is None:
+            return self._copy(node, inputs, written)
+        emit = partial(
+            self.b.emit,
+            role="update",
+            layer=node.layer,
+            source=node.source,
+            format=written,
+            rounding=self.rounding,
+        )
+        return order(emit, node.attributes, inputs)
 
     def rate_format(self, node: Node, stored: str | None) -> str:
         """Return the format of the learning rate that `node` reads."""
-        alpha = self.eager and self.policy.optimizer_scalars == "storage"
-        return stored if alpha and stored and node.op.name == "sgd_step" else "float32"
+        rounded = self.eager and self.policy.optimizer_scalars == "storage"
+        return stored if rounded and stored and addends().get(node.op.name) == RATE else "float32"
 
     def gradient_format(self, layer: str) -> str:
         """Return the format in which an update keeps the gradients of a layer's parameters."""
@@ -95,53 +105,14 @@ class UpdatePass:
     def _between(self, node: Node) -> str:
         if node.op is scale:  # momentum times the velocity, in its place
             return self.policy.state_of(node.layer)
-        gradient = node.op.name in GRADIENT_OPS
+        gradient = node.op.name in gradient_ops()
         return self.gradient_format(node.layer) if gradient else "float32"
 
     def _copy(self, node: Node, inputs: Sequence[int], stored: str) -> int:
         return self.b.copy(node, inputs, format=stored, rounding=self.rounding)
-
-    def velocity(self, node: Node, inputs: Sequence[int], stored: str) -> int:
-        factor, fields = {"factor": node.attributes["momentum"]}, self._fields(node, stored)
-        kept = self.b.emit(scale, inputs[0], attrs=factor, fused=True, **fields)
-        return self.b.emit(add, kept, inputs[1], **fields)
-
-    def second_moment(self, node: Node, inputs: Sequence[int], stored: str) -> int:
-        beta2, fields = node.attributes["beta2"], self._fields(node, stored)
-        kept = self.b.emit(scale, inputs[0], attrs={"factor": beta2}, fused=True, **fields)
-        return self.b.emit(add_square, kept, inputs[1], attrs={"share": 1.0 - beta2}, **fields)
-
-    def adam(self, node: Node, inputs: Sequence[int], stored: str) -> int:
-        parameter, m, v, rate, step = inputs
-        attrs, fields = node.attributes, self._fields(node, stored)
-        if attrs.get("weight_decay"):
-            parameter = self.b.emit(adam_shrunk, parameter, rate, attrs=attrs, **fields)
-        root = self.b.emit(adam_root, v, **fields)
-        root = self.b.emit(adam_corrected, root, step, attrs=attrs, **fields)
-        root = self.b.emit(adam_epsilon, root, attrs=attrs, **fields)
-        return self.b.emit(adam_moved, parameter, m, root, rate, step, attrs=attrs, **fields)
-
-    def _fields(self, node: Node, stored: str) -> dict[str, Any]:
-        return {
-            "role": "update",
-            "layer": node.layer,
-            "source": node.source,
-            "format": stored,
-            "rounding": self.rounding,
-        }
 
 
 def _with_rounded(node: Node, name: str, format: str) -> Node:
     exact = np.array(node.attributes[name], np.float32)
     rounded = float(quantise(exact, format_named(format)))
     return replace(node, attrs=tuple({**node.attributes, name: rounded}.items()))
-
-
-EAGER: Mapping[str, Callable[[UpdatePass, Node, Sequence[int], str], int]] = MappingProxyType(
-    {
-        "sgd_velocity": UpdatePass.velocity,
-        "adam_v": UpdatePass.second_moment,
-        "adam_step": UpdatePass.adam,
-    }
-)
-"""By the op that does it in one pass: how the single operations are emitted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import optuna
@@ -18,30 +19,51 @@ from policysearch.values import InputError, one_of
 NSGA2_POPULATION = 16
 
 
-def _random(seed: int) -> BaseSampler:
-    return optuna.samplers.RandomSampler(seed=seed)
+@dataclass(frozen=True)
+class Stock:
+    """A sampler of Optuna: what it is, and what makes it from a seed.
+
+    `needs` is a package that it needs beyond those of this one, `install` what brings that. It
+    numbers generations of `population` trials each, 0 for none.
+    """
+
+    name: str
+    about: str
+    make: Callable[[int], BaseSampler]
+    needs: str = ""
+    install: str = ""
+    population: int = 0
 
 
-def _tpe(seed: int) -> BaseSampler:
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True)
+_of = optuna.samplers
 
-
-def _nsga2(seed: int) -> BaseSampler:
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=NSGA2_POPULATION)
-
-
-def _gp(seed: int) -> BaseSampler:
-    if importlib.util.find_spec("torch") is None:
-        raise InputError(
-            "sampler 'gp': needs torch, which is not installed; expected "
-            "pip install 'policysearch[torch]', or one of random, tpe, nsga2"
+STOCK: Mapping[str, Stock] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Stock("random", "each decision at random", lambda seed: _of.RandomSampler(seed=seed)),
+            Stock(
+                "tpe",
+                "tree-structured Parzen estimator, of all decisions together",
+                lambda seed: _of.TPESampler(seed=seed, multivariate=True),
+            ),
+            Stock(
+                "nsga2",
+                f"genetic, in generations of {NSGA2_POPULATION}",
+                lambda seed: _of.NSGAIISampler(seed=seed, population_size=NSGA2_POPULATION),
+                population=NSGA2_POPULATION,
+            ),
+            Stock(
+                "gp",
+                "expected hypervolume improvement of a Gaussian process",
+                lambda seed: _of.GPSampler(seed=seed),
+                needs="torch",
+                install="'policysearch[torch]'",
+            ),
         )
-    return optuna.samplers.GPSampler(seed=seed)
-
-
-STOCK: Mapping[str, Callable[[int], BaseSampler]] = MappingProxyType(
-    {"random": _random, "tpe": _tpe, "nsga2": _nsga2, "gp": _gp}
+    }
 )
+"""The samplers of Optuna by name."""
 
 OWN = "gain"
 """The sampler that knows prices and learns the loss gap alone; see `search.gain_sampler`."""
@@ -51,15 +73,17 @@ SAMPLERS = (OWN, *STOCK)
 
 
 def sampler_named(name: str, seed: int) -> BaseSampler:
-    """Return a fresh sampler of Optuna; InputError for an unknown name or a missing extra.
-
-    `random`, `tpe` (multivariate), `nsga2` (population 16) and `gp` (expected hypervolume
-    improvement of a Gaussian process).
-    """
-    one_of("sampler", name, STOCK)
+    """Return a fresh sampler of Optuna; InputError for an unknown name or a missing extra."""
+    row = STOCK[one_of("sampler", name, STOCK)]
+    if row.needs and importlib.util.find_spec(row.needs) is None:
+        others = ", ".join(other.name for other in STOCK.values() if not other.needs)
+        raise InputError(
+            f"sampler {name!r}: needs {row.needs}, which is not installed; expected "
+            f"pip install {row.install}, or one of {others}"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return STOCK[name](seed)
+        return row.make(seed)
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -77,7 +101,8 @@ def system_attrs(name: str, index: int) -> dict[str, int]:
 
     NSGA-II numbers generations: as many trials each as its population has, in their order.
     """
-    if name != "nsga2":
+    population = STOCK[name].population if name in STOCK else 0
+    if not population:
         return {}
     key = optuna.samplers.NSGAIISampler._get_generation_key()
-    return {key: index // NSGA2_POPULATION}
+    return {key: index // population}

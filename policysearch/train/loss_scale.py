@@ -1,4 +1,4 @@
-"""How the loss scale moves, as a pure function of its state: the frameworks' rules as rows.
+"""How the loss scale moves, as a pure function of its state, by the rows of `policy/loss_scale.py`.
 
 All scales are float32 numbers, as in the frameworks. The graph checks the unscaled gradients,
 also for Keras, which looks at the scaled ones: the two differ only for scales below 1.
@@ -6,14 +6,12 @@ also for Keras, which looks at the scaled ones: the two differ only for scales b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.loss_scale import RULES, LossScale
 from policysearch.values import InputError
 
 
@@ -24,48 +22,6 @@ class ScaleState:
     scale: float
     good_steps: int = 0
     overflows_in_a_row: int = 0
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a framework moves a dynamic scale. All of them keep one order of events:
-
-    overflow: scale = max(floor, scale * backoff_factor); good_steps = 0
-    else: good_steps += 1; at growth_interval: scale = min(cap, scale * growth_factor) and
-    good_steps = 0
-
-    `floor` and `cap` hold unless the policy says others, None is none. `stays_finite`: the scale is
-    kept where it would grow to infinity. The framework refuses a first scale below `lowest_init`,
-    and ends the run after more than `most_overflows` in a row.
-    """
-
-    floor: float | None = None
-    cap: float | None = None
-    stays_finite: bool = False
-    lowest_init: float = 0.0
-    most_overflows: int | None = None
-
-
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        # amp/grad_scaler.py, `_amp_update_scale_` in native/cuda/AmpKernels.cu
-        "torch.GradScaler": Rule(stays_finite=True),
-        # train/loss_scale_manager.py, nn/wrap/loss_scale.py; it grows where the steps since the
-        # last overflow are a multiple of the window
-        "mindspore.DynamicLossScaleManager": Rule(1.0, lowest_init=1.0, most_overflows=1000),
-        # amp.py, `DynamicLossScaler.adjust`
-        "mindspore.DynamicLossScaler": Rule(1.0, stays_finite=True, lowest_init=1.0),
-        # train/loss_scale_manager.py; `initial_state` refuses it for a dynamic scale
-        "mindspore.FixedLossScaleManager": Rule(lowest_init=1.0),
-        # apex/amp/scaler.py at e13873de, `LossScaler.update_scale`
-        "apex": Rule(cap=2.0**24),
-        # optimizers/loss_scale_optimizer.py
-        "keras.LossScaleOptimizer": Rule(),
-        # jmp/_src/loss_scale.py, `DynamicLossScale.adjust`
-        "jmp.DynamicLossScale": Rule(1.0, stays_finite=True),
-    }
-)
-"""By `LossScale.rule`."""
 
 
 def lowest(config: LossScale) -> float | None:
@@ -106,15 +62,15 @@ def initial_state(config: LossScale) -> ScaleState:
     """Return the state before step 0; InputError where the framework of the rule refuses."""
     if config.kind == "none":
         return ScaleState(1.0)
-    least = RULES[config.rule].lowest_init
-    if config.init_scale < least:
+    rule, dynamic = RULES[config.rule], config.kind == "dynamic"
+    if config.init_scale < rule.lowest_init:
         given = f"{config.init_scale:g} with rule {config.rule}"
-        raise InputError(f"loss_scale.init_scale: {given}; expected at least {least:g}")
+        raise InputError(f"loss_scale.init_scale: {given}; expected at least {rule.lowest_init:g}")
     factors = (config.growth_factor, config.backoff_factor)
-    dynamic = config.kind == "dynamic"
-    if dynamic and config.rule == "keras.LossScaleOptimizer" and factors != (2.0, 0.5):
-        raise InputError(f"loss_scale factors: {factors} with rule {config.rule}; expected 2, 0.5")
-    if dynamic and config.rule == "mindspore.FixedLossScaleManager":
+    if dynamic and rule.factors and factors != rule.factors:
+        valid = ", ".join(f"{factor:g}" for factor in rule.factors)
+        raise InputError(f"loss_scale factors: {factors} with rule {config.rule}; expected {valid}")
+    if dynamic and not rule.moves:
         raise InputError(f"loss_scale.kind: dynamic with rule {config.rule}; expected fixed")
     return ScaleState(first_scale(config))
 
@@ -144,13 +100,10 @@ def next_state(config: LossScale, state: ScaleState, finite: bool, step: int) ->
 
 
 def skips_update(config: LossScale, finite: bool) -> bool:
-    """Whether the optimizer step is left out. Without a loss scale nothing looks: never.
-
-    Apex never skips under a static scale (scaler.py: `should_skip` needs `dynamic`).
-    """
+    """Whether the optimizer step is left out. Without a loss scale nothing looks: never."""
     if finite or config.kind == "none":
         return False
-    return config.kind == "dynamic" or (config.skip_on_overflow and config.rule != "apex")
+    return config.kind == "dynamic" or (config.skip_on_overflow and RULES[config.rule].skips_fixed)
 
 
 def gave_up(config: LossScale, state: ScaleState) -> bool:

@@ -8,17 +8,17 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS, narrower
+from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
 from policysearch.rewrite.ruled_model import RuledModel
 from policysearch.rewrite.rules import Rule
 from policysearch.train.fitting import check_fits
-from policysearch.train.optimizers import Decays, Optimizer, OptimizerKind
 from policysearch.train.schedule import Schedule
 from policysearch.train.size import check_memory, needed_bytes
 from policysearch.train.step import LOSSES, trace_forward, trace_step
@@ -77,7 +77,7 @@ class Task:
         if isinstance(self.data, str) and not is_user_code(self.data):
             one_of("data", self.data, LOADERS)
         one_of("loss", self.loss, LOSSES)
-        one_of("optimizer", self.optimizer, get_args(OptimizerKind))
+        one_of("optimizer", self.optimizer, trained())
         number("learning_rate", self.learning_rate, 0.0, 1e6)
         number("batch_size", self.batch_size, 1, 2**20)
         number("steps", self.steps, 1, 2**31)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from policysearch.cost.timings import Extents, Work
+from policysearch.optimizers.optimizer import timed_updates
 
 FLOAT32_OPS = ("softmax", "softmax_grad", "layer_norm", "layer_norm_grad")
 """Ops that low-precision policies keep in float32."""
@@ -73,5 +74,5 @@ def generic_works(formats: Iterable[str], kind: str) -> tuple[Work, ...]:
         if name != "float32":
             casts = (f"float32>{name}", f"{name}>float32")
             found += [Work("cast", cast, extents) for cast in casts for extents in sizes.passes]
-    updates = ("sgd_step", "sgd_velocity", "adam_m")
+    updates = timed_updates()
     return (*found, *(Work(op, "float32", extents) for op in updates for extents in sizes.updates))

@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional
 
 from policysearch.cost.timings import Work
+from policysearch.optimizers.optimizer import Optimizer, Rule, timed_updates
+from policysearch.verify.torch_optimizer import SMALL_RATE, torch_optimizer
 
 aten: Any = torch.ops.aten
 Call = Callable[[], object]
@@ -111,28 +113,18 @@ def _transpose(o: Operands) -> Call:
     return lambda: x.permute(axes).contiguous()
 
 
-def _update(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> Make:
+def _update(row: Rule) -> Make:
     def kernel(o: Operands) -> Call:
         tensors, elements = o.work.extents
         parts = [max(1, elements // tensors)] * tensors
         parameters = [o.normal(part).requires_grad_() for part in parts]
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
-        optimizer = make(parameters)
+        optimizer = torch_optimizer(Optimizer(row.name), parameters, SMALL_RATE, fused=True)
         optimizer.step()
         return lambda: optimizer.step()
 
     return kernel
-
-
-def sgd(parameters: list[torch.Tensor], momentum: float = 0.9) -> torch.optim.Optimizer:
-    """Return SGD as one fused call, with a rate at which nothing moves far."""
-    return torch.optim.SGD(parameters, lr=1e-4, momentum=momentum, fused=True)
-
-
-def adamw(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Return AdamW as one fused call, with a rate at which nothing moves far."""
-    return torch.optim.AdamW(parameters, lr=1e-5, fused=True)
 
 
 KERNELS: Mapping[str, Make] = MappingProxyType(
@@ -167,17 +159,16 @@ KERNELS: Mapping[str, Make] = MappingProxyType(
         "token_cross_entropy": _cross_entropy,
         "token_cross_entropy_grad": _cross_entropy_grad,
         "transpose": _transpose,
-        "sgd_step": _update(lambda parameters: sgd(parameters, 0.0)),
-        "sgd_velocity": _update(sgd),
-        "adam_m": _update(adamw),
     }
 )
-"""By op, what makes the operands of a kernel and returns the call that is timed."""
+"""By op but those of updates, what makes the operands of a kernel and the call that is timed."""
 
 
 def kernel(work: Work, place: torch.device) -> Call | None:
     """Return the call of torch that does `work`, its operands made; None where there is none."""
+    update = timed_updates().get(work.op)
     make = KERNELS.get(work.op) or KERNELS.get(work.op.partition(".")[0])
+    make = _update(update) if update else make
     formats = work.format.split(">")
     if make is None or any(not hasattr(torch, name) for name in formats):
         return None

@@ -13,20 +13,17 @@ from torch.nn import functional
 
 from policysearch.graph import Graph, Node
 from policysearch.nn.model import Model
+from policysearch.optimizers.optimizer import Optimizer, OptimizerKind
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.optimizers import Optimizer, OptimizerKind
 from policysearch.train.step import TARGETS, trace_step
 from policysearch.values import InputError
-from policysearch.verify.torch_kernels import adamw, sgd
+from policysearch.verify.torch_optimizer import SMALL_RATE, torch_optimizer
 
 Bound = tuple[int, Callable[..., Any], tuple[int, ...]]
 """The node that is made, what makes it, and the nodes it reads."""
 
 LOSS = "softmax_cross_entropy"
-OPTIMIZERS: Mapping[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = MappingProxyType(
-    {"sgd": lambda parameters: sgd(parameters, 0.0), "momentum": sgd, "adamw": adamw}
-)
 
 
 def _matmul(node: Node) -> Callable[..., Any]:
@@ -179,5 +176,6 @@ def net(
         for one in model.inputs
     }
     labels = torch.tensor(rng.integers(0, classes, batch_size), device=place)
-    optimizing = OPTIMIZERS[optimizer](list(parameters.values()))
+    row = Optimizer(optimizer)
+    optimizing = torch_optimizer(row, list(parameters.values()), SMALL_RATE, fused=True)
     return Net(model, graph, parameters, optimizing, {**fed, TARGETS: labels})

@@ -26,6 +26,7 @@ from policysearch.train.trainer import batch_order, initial_parameters
 from policysearch.values import InputError
 from policysearch.verify.as_a_gpu import AsAGpu
 from policysearch.verify.job import FILE, JOB, RESULT, Job
+from policysearch.verify.torch_optimizer import torch_optimizer
 from policysearch.verify.torch_twin import Twin
 
 VECTOR = 64
@@ -255,15 +256,8 @@ def _optimizer(task: Task, policy: Policy, parameters: list[Any]) -> Any:
         {"params": [p for p in parameters if all(p is not b for b in bare)]},
         {"params": bare, "weight_decay": 0.0},
     ]
-    given: dict[str, Any] = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
-    if not policy.master_weights:
-        given["fused"] = policy.optimizer_order == "fused"
-    if task.optimizer in ("sgd", "momentum"):
-        given["momentum"] = task.momentum if task.optimizer == "momentum" else 0.0
-        given |= {"dampening": task.dampening, "nesterov": task.nesterov}
-        return torch.optim.SGD(groups, **given)
-    given |= {"betas": (task.beta1, task.beta2), "eps": task.epsilon}
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer](groups, **given)
+    fused = None if policy.master_weights else policy.optimizer_order == "fused"
+    return torch_optimizer(task.build_optimizer(), groups, task.learning_rate, fused)
 
 
 if __name__ == "__main__":

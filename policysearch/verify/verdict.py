@@ -208,6 +208,7 @@ def trained_in_torch(
     policy: Policy, task: Task, model: Model, seed: int, place: str
 ) -> dict[str, Any]:
     """Return what the training with the exported file gave, in a fresh process."""
+    task.build_optimizer().in_torch()  # refused before a process starts
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(target_named("torch").export(policy, model))

@@ -21,11 +21,11 @@ from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, relu, relu_grad
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import rounder
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.rounding_oracle import ALL, name_of
 

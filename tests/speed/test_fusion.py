@@ -14,13 +14,13 @@ from policysearch.formats import Rounding
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.optimizers import Optimizer
 from policysearch.train.step import trace_step
 from tests.rounding_oracle import FASTS
 
@@ -155,7 +155,7 @@ def test_a_gradient_that_is_wanted_or_drawn_is_rounded_where_it_lies() -> None:
     "model", [NET, lenet5(), transformer((1, 8, 8), 10, 8, (16,), 2)], ids=lambda m: m.name
 )
 def test_every_update_takes_the_place_of_the_old_value(model: Chain, optimizer: str) -> None:
-    kind = Optimizer(optimizer)  # type: ignore[arg-type]
+    kind = Optimizer(optimizer)
     for name in ("float32", "float16"):
         step = trace_step(model, "softmax_cross_entropy", kind, 4)
         graph = apply_policy(step, preset(name, model.layer_names)).wanting(*WANTED)

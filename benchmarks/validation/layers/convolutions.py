@@ -9,14 +9,14 @@ from typing import Literal
 
 from benchmarks.validation.layers.layers import Layers
 from policysearch.cost.gemm import Extents, is_winograd
-from policysearch.cost.optimizers import UPDATES
 from policysearch.cost.roofline import Work
+from policysearch.optimizers.optimizer import rules
 
 Extent = tuple[int, ...]
 
-OptimizerName = Literal["sgd", "adam", "lamb"]
+OptimizerName = Literal["momentum", "adam", "lamb"]
 
-UNFUSED_UPDATE = {"sgd": 11, "adam": 22, "lamb": 30}
+UNFUSED_UPDATE = {"momentum": 11, "adam": 22, "lamb": 30}
 """Tensors read and written per parameter where every operation of the update is a kernel of its
 own; counted in torch 1.x."""
 
@@ -120,7 +120,7 @@ def update(step: Layers, optimizer: OptimizerName, accumulation: int = 1) -> Non
     if not precision.update:
         return
     fused = step.stack.fused_optimizer
-    tensors = UPDATES[optimizer].fused_tensors if fused else UNFUSED_UPDATE[optimizer]
+    tensors = rules()[optimizer].fused_tensors if fused else UNFUSED_UPDATE[optimizer]
     launches = step.tensors / accumulation
     launches = launches / TENSORS_PER_LAUNCH if fused else launches * tensors / 3
     narrow = precision.bytes if precision.mixed else 0
@@ -140,7 +140,7 @@ def classifier(step: Layers, batch: int, widths: tuple[int, ...], dropout: bool 
             if dropout:
                 step.dropout(batch * n_out)
     step.cross_entropy(batch * widths[-1])
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 def squeeze_excite(step: Layers, batch: int, channels: int, inner: int, elements: float) -> None:

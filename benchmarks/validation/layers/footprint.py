@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from benchmarks.validation.layers.layer_memory import Kept, Weights
-from policysearch.cost.optimizers import UPDATES, Kernels
+from policysearch.cost.optimizers import Kernels
+from policysearch.optimizers.optimizer import rules
 
 KEPT = ("activations", "masks", "copies")
 """Kinds of what layers keep."""
@@ -73,12 +74,12 @@ def footprint(kept: Sequence[Kept], parameters: float, how: Keeping) -> Footprin
 
 def _moments(kept: Sequence[Kept], parameters: float, how: Keeping) -> Iterator[Footprint]:
     """Yield what lives at the backward of each layer, last first, and at the update."""
-    rule, (stored, masters, gradient, of_masters) = UPDATES[how.optimizer], STORED[how.weights]
+    rule, (stored, masters, gradient, of_masters) = rules()[how.optimizer], STORED[how.weights]
     state = (2 if how.weights == "pure" else 4) * parameters
     fixed = {
         "parameters": stored * parameters,
         "masters": masters * parameters,
-        "optimizer": rule.state * state,
+        "optimizer": len(rule.states) * state,
         "data": how.data_bytes,
     }
     whole = (gradient + of_masters) * parameters

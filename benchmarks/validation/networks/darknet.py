@@ -78,7 +78,7 @@ def _yolov3(step: Layers, batch: int) -> None:
             normed(step, batch, width, width // 2, extent, 1)
             c_in = width // 2 + width
             _doubled(step, batch, width // 2, extent, c_in)
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 def _cross(
@@ -127,7 +127,7 @@ def _yolov5(step: Layers, batch: int, size: str) -> None:
         step.copy(batch * c_out * prod(out))
         _cross(step, batch, c_out, c_out, out, few, add=False)
         _boxes(step, batch, c_out, out)
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 NETWORKS: dict[str, Network] = {

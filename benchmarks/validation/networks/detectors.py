@@ -41,7 +41,7 @@ def _ssd(step: Layers, batch: int) -> None:
     logits = batch * 8732 * 81
     step.cross_entropy(logits)
     step.move(2 * logits, logits, 4)  # hard negatives are sorted in float32
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 def _pyramid(step: Layers, batch: int, maps: list[Extent], widths: tuple[int, ...]) -> None:
@@ -87,7 +87,7 @@ def _faster_rcnn(step: Layers, batch: int) -> None:
     _align(step, regions, 7)
     _boxes(step, regions)
     step.cross_entropy(regions * 81)
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 def _mask_rcnn(step: Layers, batch: int) -> None:
@@ -102,7 +102,7 @@ def _mask_rcnn(step: Layers, batch: int) -> None:
     convolution(step, masks, 256, 256, (14, 14), 2, 2, transposed=True, bias=True)
     convolution(step, masks, 256, 81, (28, 28), 1, bias=True)
     step.cross_entropy(masks * 81 * 784)
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 def _retinanet(step: Layers, batch: int) -> None:
@@ -125,7 +125,7 @@ def _retinanet(step: Layers, batch: int) -> None:
             convolution(step, batch, 256, outputs, extent, 3, bias=True)
             step.copy(batch * outputs * prod(extent))
     step.cross_entropy(batch * 9 * 91 * sum(prod(extent) for extent in maps))
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 NETWORKS: dict[str, Network] = {

@@ -46,7 +46,7 @@ def _dlrm(step: Layers, batch: int) -> None:
         step.linear(batch, n_in, n_out)
         step.relu(batch * n_out)
     step.cross_entropy(batch)
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 NETWORKS: dict[str, Network] = {

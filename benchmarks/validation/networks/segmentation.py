@@ -56,7 +56,7 @@ def _segmented(step: Layers, batch: int, depth: int, pyramid: bool) -> None:
         _fully(step, batch, channels, extent)
     step.branch(batch * channels // 2 * prod(extent))
     _fully(step, batch, channels // 2, extent)
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 def _pair(step: Layers, batch: int, c_in: int, c_out: int, extent: Extent) -> None:

@@ -140,7 +140,7 @@ def _language_model(
         step.dropout(tokens * hidden)
     step.linear(tokens, widths[-1], rows, weight=not tied)
     step.cross_entropy(tokens * rows)
-    update(step, "sgd")
+    update(step, "momentum")
 
 
 LANGUAGE_MODELS = {
