@@ -10,6 +10,9 @@ from pathlib import Path
 
 from policysearch.values import InputError
 
+RESULTS_FOLDER = Path("results")
+"""Where journals, plots and exported files go unless told otherwise."""
+
 
 def write_whole(files: Mapping[Path, bytes]) -> tuple[Path, ...]:
     """Write the contents to their paths, replacing what is there; return the paths.

@@ -19,7 +19,7 @@ from policysearch.emulator.reference import Reference
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
-from policysearch.report.front_data import batches
+from policysearch.report.table import batches
 from policysearch.study.specification import objective_of, spec_from_text
 from policysearch.train.tasks import Task
 from policysearch.values import InputError

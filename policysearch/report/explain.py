@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
 from policysearch.policy.policy import Policy
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.train.step import LOSSES
 
 STEPS = (

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from policysearch.cost.kernels import fuse
 from policysearch.cost.price import SPEEDUP_INTERVAL, StepPrice, step_price
-from policysearch.cost.stacks import Stack
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -55,7 +54,7 @@ def diff_of(passes: Sequence[Pass], device: str, stack: str) -> str:
     for each in passes:
         lines += ["", *_counts(each, first, device, stack), *_changes(each)]
     trained = [each for each in passes if not each.name.endswith(IDLE)][-1].after
-    return "\n".join([*lines, "", *_fusion(trained, first.stack), ""])
+    return "\n".join([*lines, "", *_fusion(trained, first), ""])
 
 
 def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[str]:
@@ -81,14 +80,14 @@ def _by_rule(counts: Iterable[tuple[str, int]]) -> str:
     return "  by rule: " + ", ".join(f"{rule} {count}" for rule, count in counts if count)
 
 
-def _fusion(trained: Graph, stack: Stack) -> Iterator[str]:
-    """Yield what the fusion pass makes of the step."""
-    made = fuse(trained, stack)
-    nodes = sum(len(kernel.nodes) for kernel in made.kernels)
-    kernels = f"{nodes} nodes in {len(made.kernels)} kernels, which are priced"
-    yield f"pass fusion of {stack.name}: {kernels}"
-    yield _by_rule(made.by_rule)
-    for kernel in made.kernels:
+def _fusion(trained: Graph, price: StepPrice) -> Iterator[str]:
+    """Yield what the fusion pass makes of the step on the stack of a price."""
+    fused = fuse(trained, price.stack)
+    nodes = sum(len(kernel.nodes) for kernel in fused.kernels)
+    kernels = f"{nodes} nodes in {len(fused.kernels)} kernels, which are priced"
+    yield f"pass fusion of {price.stack.name}: {kernels}"
+    yield _by_rule(fused.by_rule)
+    for kernel in fused.kernels:
         lead, others = kernel.lead, Counter(node.op.name for node in kernel.nodes)
         others[lead.op.name] -= 1
         inside = [f"{count} {op}" if count > 1 else op for op, count in others.items() if count]

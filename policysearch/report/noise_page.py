@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.results.ranking import (

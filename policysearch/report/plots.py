@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from policysearch.report.front_data import caption, reference_names
+from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row

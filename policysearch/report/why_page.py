@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.study.journal.trials import FailedTrial, Trial
 from policysearch.study.questions.one_more import Change
 from policysearch.study.questions.why import Tried, Why
