@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from policysearch.data.datasets import Dataset as Dataset
 from policysearch.export.targets import target_named
-from policysearch.files import RESULTS_FOLDER, make_folder, write_whole
+from policysearch.files import RESULTS_FOLDER, make_folder, write_files
 from policysearch.nn.model import Model as Model
 from policysearch.policy.loss_scale import LossScale as LossScale
 from policysearch.policy.policy import LayerPolicy as LayerPolicy
@@ -236,12 +236,6 @@ def verify_policy(
     """
     task = study.task if batch_size is None else replace(study.task, batch_size=batch_size)
     return verify(policy, task, target=target, steps=steps, seed=seed, place=place)
-
-
-def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
-    """Write files by name into `folder`, made if missing: all of them or none."""
-    make_folder(folder)
-    return write_whole({folder / name: content for name, content in files.items()})
 
 
 def explain(policy: Policy, task: Task) -> str:

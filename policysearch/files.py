@@ -58,6 +58,12 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"{folder}: {reason(error)}; expected a folder that can be made") from None
 
 
+def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
+    """Write files by name into `folder`, made if missing: all of them or none."""
+    make_folder(folder)
+    return write_whole({folder / name: content for name, content in files.items()})
+
+
 def read_text(path: Path, what: str) -> str:
     """Return the UTF-8 text of `path`; InputError, saying that `what` is expected, otherwise.
 

@@ -104,7 +104,7 @@ def test_a_command_says_what_it_does_and_takes(
     printed = capsys.readouterr()
     assert stopped.value.code == 0 and not printed.err
     for action in arguments_of(row):
-        assert (action.option_strings or [action.metavar])[0] in printed.out
+        assert (action.option_strings or [str(action.metavar)])[0] in printed.out
 
 
 @pytest.mark.parametrize("name", ROWS)

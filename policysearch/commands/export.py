@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import add_out, add_study, refuse
 from policysearch.values import InputError
@@ -39,23 +40,22 @@ def _arguments(export: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from policysearch import api
     from policysearch.report.one_trial import beside_baseline, exported_notes
 
-    spec = api.load_study(options.study)
-    results = api.load_results(spec, options.storage)
+    spec = policysearch.load_study(options.study)
+    results = policysearch.load_results(spec, options.storage)
     trial = _picked_trial(results, options)
     notes = exported_notes(results, trial)
-    running, different = api.as_exported(trial.policy, spec, options.target)
+    running, different = policysearch.as_exported(trial.policy, spec, options.target)
     if different and options.strict:
         raise InputError(
             f"--strict: {different[0]} ({len(different)} such); expected a policy that "
             f'{options.target} runs as it is, as with study.target = "{options.target}"'
         )
-    paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
+    paths = policysearch.export_policy(trial.policy, spec, options.out, options.target, notes)
     print("\n".join((*notes, *(f"wrote {path}" for path in paths))))
     if different:
-        results, number, _ = api.try_policy(running, spec, options.storage)
+        results, number, _ = policysearch.try_policy(running, spec, options.storage)
         print(f"\nas {options.target} runs it:")
         trial = results.trial(number)
         print("\n".join(exported_notes(results, trial)))
@@ -64,7 +64,6 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
-    from policysearch import api
     from policysearch.study.results.results import fitting, smallest
     from policysearch.study.specification import objective_of
 
@@ -82,8 +81,8 @@ def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
     if options.fastest or options.max_gap is not None:
         if options.pick is not None:
             raise InputError("--max-gap: given with --pick knee; expected one of them")
-        return api.pick(results, "fastest", max_gap=options.max_gap)
-    return api.pick(results, "knee")
+        return policysearch.pick(results, "fastest", max_gap=options.max_gap)
+    return policysearch.pick(results, "knee")
 
 
 COMMANDS = (Command(90, "export", "write a policy as JSON and as torch code", _export, _arguments),)

@@ -159,13 +159,13 @@ def _toml(value: object) -> str:
 
 def _names(table: str, kind: type) -> str:
     """Return what the keys take that name a row of a registry, one line each."""
-    known = {
+    rows = {
         f.name: registries()[f"{table}.{f.name}"]
         for f in dataclasses.fields(kind)
         if f"{table}.{f.name}" in registries()
     }
     return "\n".join(
-        f"- `{key}`: {', '.join(f'`{n}`' for n in names)}" for key, names in known.items()
+        f"- `{key}`: {', '.join(f'`{n}`' for n in names)}" for key, names in rows.items()
     )
 
 

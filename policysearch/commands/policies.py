@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
     add_policy,
@@ -26,14 +27,13 @@ def _explain_arguments(explain: argparse.ArgumentParser) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from policysearch import api
-
-    policy = policy_of(options, model_of(options))
-    if not options.diff:
-        print(api.explain(policy, task_of(options)).rstrip("\n"))
-        return
-    cost = cost_of(api.load_study(options.study) if options.study else None)
-    print(api.explain_passes(policy, task_of(options), cost.device, cost.stack).rstrip("\n"))
+    policy, task = policy_of(options, model_of(options)), task_of(options)
+    if options.diff:
+        cost = cost_of(policysearch.load_study(options.study) if options.study else None)
+        page = policysearch.explain_passes(policy, task, cost.device, cost.stack)
+    else:
+        page = policysearch.explain(policy, task)
+    print(page.rstrip("\n"))
 
 
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:

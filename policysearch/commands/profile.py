@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
     DEVICE,
@@ -13,7 +14,7 @@ from policysearch.commands.shared import (
     add_task,
     cost_of,
     policy_of,
-    task_of,
+    task_for,
 )
 from policysearch.files import write_whole
 
@@ -37,7 +38,6 @@ def _arguments(profile: argparse.ArgumentParser) -> None:
 
 
 def _profile(options: argparse.Namespace) -> None:
-    from policysearch import api
     from policysearch.objective.objective import Objective
     from policysearch.report.causes import Changes
     from policysearch.report.profile_page import largest_lines, profile_page
@@ -45,7 +45,8 @@ def _profile(options: argparse.Namespace) -> None:
     from policysearch.space.parallel import ParallelSection
     from policysearch.space.target import as_run
 
-    task, study = task_of(options), api.load_study(options.study) if options.study else None
+    study = policysearch.load_study(options.study) if options.study else None
+    task = study.task if study else task_for(options.model)
     cost, parallel = cost_of(study), study.parallel if study else ParallelSection()
     objective = Objective(
         task,

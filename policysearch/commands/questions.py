@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
     add_policy,
@@ -32,13 +33,12 @@ def _try_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _try(options: argparse.Namespace) -> None:
-    from policysearch import api
     from policysearch.report.one_trial import tried_page
 
-    spec = api.load_study(options.study)
+    spec = policysearch.load_study(options.study)
     at_least_one(options, "processes")
     policy = policy_in(spec, options.policy)
-    results, number, new = api.try_policy(
+    results, number, new = policysearch.try_policy(
         policy, spec, options.storage, processes=options.processes
     )
     print(tried_page(results, number, new))
@@ -55,33 +55,32 @@ def _why_arguments(why: argparse.ArgumentParser) -> None:
 
 
 def _why(options: argparse.Namespace) -> None:
-    from policysearch import api
+    from policysearch.api import default_storage
     from policysearch.report.why_page import why_page
     from policysearch.study.questions.why import why
 
-    spec = api.load_study(options.study)
+    spec = policysearch.load_study(options.study)
     at_least_one(options, "processes")
     if options.policy.isdecimal():
-        policy = api.load_results(spec, options.storage).trial(int(options.policy)).policy
+        policy = policysearch.load_results(spec, options.storage).trial(int(options.policy)).policy
     else:
         policy = policy_in(spec, options.policy)
     if options.layer is None:
         print(_one_more(spec, options.storage, policy, options.policy))
         return
-    storage = options.storage or api.default_storage(spec)
+    storage = options.storage or default_storage(spec)
     make_folder(storage.parent)
     print(why_page(why(spec, storage, policy, options.layer, processes=options.processes)))
 
 
 def _one_more(spec: StudySpec, storage: Path | None, policy: Policy, source: str) -> str:
     """Return the page on what one more decision would buy a policy of the study."""
-    from policysearch import api
     from policysearch.report.one_trial import number_of
     from policysearch.report.why_page import bought_page
     from policysearch.study.questions.one_more import one_more
     from policysearch.study.specification import objective_of, space_of
 
-    results = api.load_results(spec, storage)
+    results = policysearch.load_results(spec, storage)
     trial = results.trial(number_of(results, policy, source))
     return bought_page(trial, one_more(results, trial, space_of(spec), objective_of(spec)))
 
@@ -91,12 +90,11 @@ def _propose_arguments(propose: argparse.ArgumentParser) -> None:
 
 
 def _propose(options: argparse.Namespace) -> None:
-    from policysearch import api
     from policysearch.space.decided.loss_scales import shares_of
     from policysearch.study.questions.propose import largest_gradients, noise_ratio, schedule_for
     from policysearch.study.specification import objective_of
 
-    spec = api.load_study(options.study)
+    spec = policysearch.load_study(options.study)
     objective = objective_of(spec)
     seed = min(spec.study.seeds)
     largest = largest_gradients(objective, seed)

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
     add_out,
@@ -53,12 +54,11 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from policysearch import api
     from policysearch.report.table import front_table
     from policysearch.study.results.inert import inert_lines
     from policysearch.study.specification import space_of
 
-    spec = api.load_study(options.study)
+    spec = policysearch.load_study(options.study)
     at_least_one(options, "trials", "processes")
     make_folder(options.out)
     _say_overruled(spec)
@@ -104,12 +104,11 @@ def _cluster_of(options: argparse.Namespace) -> Iterator[Cluster | None]:
 
 
 def _search(options: argparse.Namespace, spec: StudySpec, cluster: Cluster | None) -> Results:
-    from policysearch import api
     from policysearch.report.progress import Bar
 
     study = spec.study
     with Bar(options.trials or study.trials, beside=cluster.status if cluster else None) as bar:
-        results = api.run_study(
+        results = policysearch.run_study(
             spec,
             options.storage,
             trials=options.trials,
@@ -140,12 +139,11 @@ def _longer_runs(
     retry_failed: bool = False,
 ) -> Results:
     """Train the front, or `every` policy, `factor` times longer, and return the results."""
-    from policysearch import api
     from policysearch.report.progress import Bar
 
     what = "runs that confirm " + ("each policy" if every else "the front")
     with Bar(what=what, beside=executor.status if executor else None) as bar:
-        return api.confirm_study(
+        return policysearch.confirm_study(
             spec,
             options.storage,
             factor=factor,
@@ -168,10 +166,9 @@ def _confirm_arguments(confirm: argparse.ArgumentParser) -> None:
 
 
 def _confirm(options: argparse.Namespace) -> None:
-    from policysearch import api
     from policysearch.report.table import confirmed_table
 
-    spec = api.load_study(options.study)
+    spec = policysearch.load_study(options.study)
     at_least_one(options, "seeds", "processes")
     factor = _factor(options.steps, spec)
     print(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import policysearch
 from policysearch.files import RESULTS_FOLDER
 from policysearch.values import InputError, one_of
 
@@ -51,14 +52,14 @@ def add_study_option(command: argparse.ArgumentParser) -> None:
 
 def add_policy(command: argparse.ArgumentParser, trial: str = "") -> None:
     """Let the command take a policy, after `trial` where that is another way to name one."""
-    known = f"{trial}a policy file, or preset:NAME"
-    command.add_argument("policy", metavar="POLICY", help=known)
+    help = f"{trial}a policy file, or preset:NAME"
+    command.add_argument("policy", metavar="POLICY", help=help)
 
 
 def add_processes(command: argparse.ArgumentParser, more: str = "") -> None:
     """Let the command take a number of processes."""
-    known = f"training processes{more}"
-    command.add_argument("--processes", type=int, metavar="N", help=known)
+    help = f"training processes{more}"
+    command.add_argument("--processes", type=int, metavar="N", help=help)
 
 
 def add_task(command: argparse.ArgumentParser) -> None:
@@ -85,16 +86,14 @@ def places(options: argparse.Namespace) -> str:
 
 def results_of(options: argparse.Namespace) -> Results:
     """Return what the study that the command was given has found so far."""
-    from policysearch import api
-
-    return api.load_results(api.load_study(options.study), options.storage)
+    return policysearch.load_results(policysearch.load_study(options.study), options.storage)
 
 
 def task_of(options: argparse.Namespace) -> Task:
     """Return the task of the study that was named, or a small one with the model."""
-    from policysearch import api
-
-    return api.load_study(options.study).task if options.study else task_for(options.model)
+    if options.study:
+        return policysearch.load_study(options.study).task
+    return task_for(options.model)
 
 
 def task_for(model: str) -> Task:
@@ -125,20 +124,16 @@ def cost_of(study: StudySpec | None) -> CostSection:
 
 def policy_of(options: argparse.Namespace, model: Model) -> Policy:
     """Return the policy that the command was given; of a study, as that trains and prices it."""
-    from policysearch import api
-
     if options.study:
-        return policy_in(api.load_study(options.study), options.policy)
+        return policy_in(policysearch.load_study(options.study), options.policy)
     return policy_from(options.policy, model)
 
 
 def policy_in(study: StudySpec, source: str) -> Policy:
     """Return `policy_for` the study, and say where its target runs another than was given."""
-    from policysearch import api
-
     if study.study.target is not None:
         policy = policy_from(source, study.task.build_model(study.task.load_dataset()))
-        _, different = api.as_exported(policy, study, study.study.target)
+        _, different = policysearch.as_exported(policy, study, study.study.target)
         if different:
             first = f"{different[0]} ({len(different)} such)"
             say(f"as {study.study.target}, the study's target, runs it, and not as given: {first}")

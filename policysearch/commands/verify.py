@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import add_policy, add_study_option, policy_in
 
@@ -21,12 +22,11 @@ def _arguments(verify: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from policysearch import api
     from policysearch.verify.page import verdict_page
 
-    spec = api.load_study(options.study)
+    spec = policysearch.load_study(options.study)
     policy = policy_in(spec, options.policy)
-    verdict = api.verify_policy(
+    verdict = policysearch.verify_policy(
         policy,
         spec,
         target=options.target,

@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import add_out, add_study, places, policy_in, results_of
+from policysearch.files import write_files
 
 if TYPE_CHECKING:
     from policysearch.study.results.results import Results
@@ -55,12 +57,11 @@ def _plot(options: argparse.Namespace) -> None:
 
 def write_plots(results: Results, folder: Path) -> None:
     """Write the plots of a study and say where."""
-    from policysearch import api
     from policysearch.report.plots import plots
 
     name = results.spec.study.name
     images = {f"{name}-{view}.png": image for view, image in plots(results).items()}
-    for path in api.write_files(images, folder):
+    for path in write_files(images, folder):
         print(f"wrote {path}")
 
 
@@ -80,9 +81,7 @@ def next_commands(results: Results, options: argparse.Namespace) -> str:
 
 
 def _repair(options: argparse.Namespace) -> None:
-    from policysearch import api
-
-    repair = api.repair_study(api.load_study(options.study), options.storage)
+    repair = policysearch.repair_study(policysearch.load_study(options.study), options.storage)
     if repair.copy is None:
         print(f"nothing to repair: {repair.kept} intact records")
         return

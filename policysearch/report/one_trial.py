@@ -38,7 +38,7 @@ SHOWN_CHANGES = 6
 
 def trial_page(results: Results, number: int) -> str:
     """Return all that is known of the trial with this number; InputError where there is none."""
-    trial = _found(results, number)
+    trial = _trial_numbered(results, number)
     if isinstance(trial, FailedTrial):
         return f"{_title(trial)}\n\nfailed: {trial.reason}"
     blocks = [
@@ -56,7 +56,7 @@ def trial_page(results: Results, number: int) -> str:
 
 def tried_page(results: Results, number: int, new: bool) -> str:
     """Return what came of a policy tried by hand: its row, its counts, and where it stands."""
-    trial = _found(results, number)
+    trial = _trial_numbered(results, number)
     if isinstance(trial, FailedTrial):
         return trial_page(results, number)
     (row,) = (row for row in results.rows() if row.trial == number)
@@ -129,7 +129,7 @@ def standing(results: Results, trial: Trial) -> str:
     )
 
 
-def _found(results: Results, number: int) -> Trial | FailedTrial:
+def _trial_numbered(results: Results, number: int) -> Trial | FailedTrial:
     for failed in results.failed:
         if failed.number == number:
             return failed
@@ -141,9 +141,9 @@ def number_of(results: Results, policy: Policy, source: str) -> int:
 
     In what order ops are listed does not matter: a study that decides their lists has its own.
     """
-    wanted = lists_sorted(policy).digest
+    digest = lists_sorted(policy).digest
     for trial in results.trials:
-        if trial.digest == policy.digest or lists_sorted(trial.policy).digest == wanted:
+        if trial.digest == policy.digest or lists_sorted(trial.policy).digest == digest:
             return trial.number
     study = results.spec.study.name
     raise InputError(
@@ -154,9 +154,9 @@ def number_of(results: Results, policy: Policy, source: str) -> int:
 
 def _title(trial: Trial | FailedTrial) -> str:
     presets = " ".join(trial.presets)
-    known = f" = {presets}" if presets not in ("", trial.name) else ""
+    alias = f" = {presets}" if presets not in ("", trial.name) else ""
     by_hand = " (tried by hand)" if isinstance(trial, Trial) and trial.by_hand else ""
-    return f"trial {trial.number}: {trial.name}{known}{by_hand}"
+    return f"trial {trial.number}: {trial.name}{alias}{by_hand}"
 
 
 def _settings(policy: Policy) -> str:
@@ -247,11 +247,11 @@ def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 def lost_lines(trial: Trial) -> list[str]:
     """Return one line per kind, layer and role that lost values, summed over the seeds."""
-    rows = _summed(row for score in trial.scores for row in score.lost)
+    rows = _sum_by_place(row for score in trial.scores for row in score.lost)
     if not rows:
         counted = any(score.overflows or score.underflows for score in trial.scores)
-        said = "not recorded by role, for the runs are older" if counted else "none"
-        return [f"values lost in the probed steps: {said}"]
+        why = "not recorded by role, for the runs are older" if counted else "none"
+        return [f"values lost in the probed steps: {why}"]
     titles = ("lost", "layer", "role", "count", "of those looked at", "first step", "largest")
     cells = [
         (
@@ -269,21 +269,21 @@ def lost_lines(trial: Trial) -> list[str]:
 
 
 def _place(row: Lost) -> tuple[int, str, int]:
-    known = {role: place for place, role in enumerate(ROLES)}
-    return KINDS.index(row.kind), row.layer, known.get(row.role, -1)
+    places = {role: place for place, role in enumerate(ROLES)}
+    return KINDS.index(row.kind), row.layer, places.get(row.role, -1)
 
 
-def _summed(rows: Iterable[Lost]) -> list[Lost]:
+def _sum_by_place(rows: Iterable[Lost]) -> list[Lost]:
     """Return the rows of several runs as those of one."""
-    found: dict[tuple[str, str, str], Lost] = {}
+    sums: dict[tuple[str, str, str], Lost] = {}
     for row in rows:
         key = row.kind, row.layer, row.role
-        old = found.get(key)
-        found[key] = row if old is None else _joined(old, row)
-    return list(found.values())
+        old = sums.get(key)
+        sums[key] = row if old is None else _sum(old, row)
+    return list(sums.values())
 
 
-def _joined(one: Lost, other: Lost) -> Lost:
+def _sum(one: Lost, other: Lost) -> Lost:
     return Lost(
         one.kind,
         one.layer,
@@ -313,12 +313,12 @@ def _scale(score: Score) -> str:
         return f"loss scale {_power(values[0])} throughout"
     moves = [f"{_power(value)} from step {step}" for step, value in score.scales[:SHOWN_CHANGES]]
     more = len(values) - len(moves)
-    said = ", ".join(moves) + (f" and {more} changes more" if more else "")
+    course = ", ".join(moves) + (f" and {more} changes more" if more else "")
     ups = sum(old < new for old, new in pairwise(values))
     return (
         f"loss scale first {_power(values[0])}, last {_power(values[-1])}, lowest "
         f"{_power(min(values))}, highest {_power(max(values))}, raised {ups}x, "
-        f"lowered {len(values) - 1 - ups}x ({said})"
+        f"lowered {len(values) - 1 - ups}x ({course})"
     )
 
 

@@ -89,8 +89,8 @@ def layer_lines(layers: tuple[LayerMargins, ...]) -> list[str]:
             row.format,
             f"{row.share:.1%}",
             f"{row.cast_share:.1%}",
-            _told(row.wider),
-            _told(row.narrower),
+            _gains(row.wider),
+            _gains(row.narrower),
         )
         for row in layers[:MOST_LAYERS]
     ]
@@ -98,7 +98,7 @@ def layer_lines(layers: tuple[LayerMargins, ...]) -> list[str]:
     return aligned([titles, *rows]) + [f"and {more} layers more"] * (more > 0)
 
 
-def _told(change: Change | None) -> str:
+def _gains(change: Change | None) -> str:
     if change is None:
         return "-"
     return f"{change.speedup - 1:+.1%} speed, {change.memory_ratio - 1:+.1%} memory"
@@ -107,8 +107,8 @@ def _told(change: Change | None) -> str:
 def cause_lines(changes: Changes, causes: tuple[Change, ...]) -> list[str]:
     """Return what would make the step faster, each change alone, the largest gain first."""
     launches = changes.without_launches
-    found = [c for c in causes if c.speedup >= 1 + LEAST_GAIN]
-    rows = [(c.what, f"{c.speedup:.3f}x", f"{c.memory_ratio:.3f}x") for c in found[:MOST_CAUSES]]
+    gains = [c for c in causes if c.speedup >= 1 + LEAST_GAIN]
+    rows = [(c.what, f"{c.speedup:.3f}x", f"{c.memory_ratio:.3f}x") for c in gains[:MOST_CAUSES]]
     titles = ("why not faster: with this one change", "modeled step", "memory")
     lines = aligned([titles, *rows]) if rows else ["no single change of formats makes it faster"]
     if launches >= 1 + LEAST_GAIN:
@@ -119,10 +119,10 @@ def cause_lines(changes: Changes, causes: tuple[Change, ...]) -> list[str]:
 def memory_moments(changes: Changes) -> list[str]:
     """Return the live bytes by kind along the step and at its peak, in MiB."""
     moments = changes.live()
-    totals = [sum(held.values()) for _, held in moments]
+    totals = [sum(live.values()) for _, live in moments]
     peak = totals.index(max(totals))
     places = {round(i * (len(moments) - 1) / 7) for i in range(8)} | {peak}
-    kinds = [kind for kind in KINDS if any(held.get(kind, 0) for _, held in moments)]
+    kinds = [kind for kind in KINDS if any(live.get(kind, 0) for _, live in moments)]
     rows = [
         (
             f"{moments[place][0]}{' (peak)' if place == peak else ''}",
@@ -168,11 +168,11 @@ def largest_batches(objective: Objective, policy: Policy) -> tuple[int, int]:
 def largest_lines(objective: Objective, policy: Policy) -> list[str]:
     """Return the largest batches under a policy and in float32, as text."""
     lines = [f"largest batch that fits on {objective.device.name}"]
-    for each in (policy, replace(objective.float32, parallel=objective.parallel)):
-        sure, expected = largest_batches(objective, each)
-        spread = each.parallel.summary
+    for compared in (policy, replace(objective.float32, parallel=objective.parallel)):
+        sure, expected = largest_batches(objective, compared)
+        spread = compared.parallel.summary
         over = f", over {spread}" if spread else ""
-        most = LARGEST_BATCH * each.parallel.groups
-        told = [f"{'at least ' * (size == most)}{size}" for size in (sure, expected)]
-        lines.append(f"{each.name}: {told[0]} surely, {told[1]} expected{over}")
+        most = LARGEST_BATCH * compared.parallel.groups
+        sizes = [f"{'at least ' * (size == most)}{size}" for size in (sure, expected)]
+        lines.append(f"{compared.name}: {sizes[0]} surely, {sizes[1]} expected{over}")
     return lines

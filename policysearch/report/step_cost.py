@@ -76,15 +76,15 @@ def default_float32(objective: Objective) -> Policy:
 
 def default_line(objective: Objective, cost: PolicyCost) -> str:
     """Return the speedup over float32 as the stack runs it unless told, with its interval."""
-    said = f"float32 as {objective.stack.name} runs it unless told"
+    default_name = f"float32 as {objective.stack.name} runs it unless told"
     default = default_float32(objective)
     narrow = sum(layer.compute == "tfloat32" for _, layer in default.layers)
     if not narrow:
-        return f"{said} is strict float32"
+        return f"{default_name} is strict float32"
     beside = objective.price(replace(default, parallel=objective.parallel))
     over = speedup_over(cost, beside, default.name)
     return (
-        f"{over.value:.2f}x ({over.low:.2f} to {over.high:.2f}) the speed of {said}: "
+        f"{over.value:.2f}x ({over.low:.2f} to {over.high:.2f}) the speed of {default_name}: "
         f"tfloat32 in {narrow} of {len(default.layers)} layers"
     )
 
@@ -148,8 +148,8 @@ def memory_lines(cost: PolicyCost) -> list[str]:
 
 def live_line(memory: StepMemory) -> str:
     """Return what the bytes that are live at the peak belong to."""
-    held = [(KIND_NAMES[kind], bytes) for kind, bytes in memory.parts if bytes]
-    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in held)
+    parts = [(KIND_NAMES[kind], bytes) for kind, bytes in memory.parts if bytes]
+    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in parts)
 
 
 def parameter_groups(graph: Graph, apart: bool) -> tuple[tuple[int, ...], ...]:
@@ -196,5 +196,5 @@ def optimizer_lines(objective: Objective, graph: Graph) -> list[str]:
                 )
     titles = ("update", "kernels", "time over fused Adam", "launches", "state MiB", "aside MiB")
     tensors = sum(map(len, groups))
-    told = f"float32 update, {tensors} parameters, groups: {len(groups)}"
-    return [told, *aligned([titles, *rows])]
+    head = f"float32 update, {tensors} parameters, groups: {len(groups)}"
+    return [head, *aligned([titles, *rows])]
