@@ -29,6 +29,7 @@ test: lint
 docs: .venv/package.stamp
 	$(BIN)/policysearch keys > docs/study-file.md
 	$(BIN)/python -m policysearch.report.registries > docs/registries.md
+	$(BIN)/python -m policysearch.commands.registry > docs/commands.md
 
 reference: .venv/test.stamp
 	PYTEST_WORKERS=$(PYTEST_WORKERS) .ci/reference

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.runs import gap_rows, measured
 from policysearch import api
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.study.results.ranking import rank_correlation
 from policysearch.study.results.results import Results
 from policysearch.study.specification import objective_of

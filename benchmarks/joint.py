@@ -12,7 +12,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.search.hypervolume import covers
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results

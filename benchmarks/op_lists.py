@@ -20,7 +20,7 @@ from policysearch.objective.score import gap
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.study.specification import load_spec, objective_of
 from policysearch.values import InputError, one_of
 

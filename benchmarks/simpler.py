@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from policysearch.files import make_folder
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.search.acquisition import Yardstick, yardstick
 from policysearch.space.section import SpaceSection
 from policysearch.study.journal.trials import Confirmation, Trial

@@ -8,11 +8,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from policysearch.api import *  # noqa: F403
 
+__all__ = (  # noqa: F405
+    "Dataset",
+    "InputError",
+    "LayerPolicy",
+    "LossScale",
+    "Model",
+    "Policy",
+    "Results",
+    "StudySpec",
+    "Task",
+    "Trial",
+    "as_exported",
+    "confirm_study",
+    "explain",
+    "explain_passes",
+    "export_policy",
+    "from_torch",
+    "load_results",
+    "load_study",
+    "pick",
+    "preset",
+    "repair_study",
+    "run_study",
+    "try_policy",
+    "uniform_layer",
+    "verify_policy",
+)
 
-# The API is imported when first asked for: a training process needs neither Optuna nor plots.
+
+# The API is imported when one of its names is first asked for: a training process needs neither
+# Optuna nor plots, and the command line loads what each command needs.
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):
-        api = importlib.import_module("policysearch.api")
-        if name in api.__all__:
-            return getattr(api, name)
+    if name in __all__:
+        return getattr(importlib.import_module("policysearch.api"), name)
     raise AttributeError(f"module 'policysearch' has no attribute {name!r}")

@@ -2,67 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from policysearch.data.datasets import Dataset
+from policysearch.data.datasets import Dataset as Dataset
 from policysearch.export.targets import target_named
-from policysearch.files import make_folder, write_whole
-from policysearch.nn.model import Model
-from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.presets import preset
+from policysearch.files import RESULTS_FOLDER, make_folder, write_files
+from policysearch.nn.model import Model as Model
+from policysearch.policy.loss_scale import LossScale as LossScale
+from policysearch.policy.policy import LayerPolicy as LayerPolicy
+from policysearch.policy.policy import Policy as Policy
+from policysearch.policy.policy import uniform_layer as uniform_layer
+from policysearch.policy.presets import preset as preset
 from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
 from policysearch.space.target import differences, named_as_run
 from policysearch.study.journal.storage import Repair, repair
-from policysearch.study.journal.trials import Trial
-from policysearch.study.results.results import Results
+from policysearch.study.journal.trials import Trial as Trial
+from policysearch.study.results.results import Results as Results
 from policysearch.study.session import Progress
-from policysearch.study.specification import DIRECTIONS, StudySpec, load_spec
+from policysearch.study.specification import DIRECTIONS, load_spec
+from policysearch.study.specification import StudySpec as StudySpec
 from policysearch.study.study import confirm_study as confirm_spec
 from policysearch.study.study import load_results as read_journal
 from policysearch.study.study import run_study as run_spec
 from policysearch.study.study import try_policy as try_spec
 from policysearch.study.workers.cluster import workers_of
-from policysearch.train.tasks import Task
+from policysearch.train.tasks import Task as Task
 from policysearch.train.tracing import Tracing
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError as InputError
+from policysearch.values import one_of
 from policysearch.verify.verdict import Verdict, verify
-
-__all__ = (
-    "Dataset",
-    "InputError",
-    "LayerPolicy",
-    "LossScale",
-    "Model",
-    "Policy",
-    "Results",
-    "StudySpec",
-    "Task",
-    "Trial",
-    "as_exported",
-    "confirm_study",
-    "explain",
-    "explain_passes",
-    "export_policy",
-    "from_torch",
-    "load_results",
-    "load_study",
-    "pick",
-    "preset",
-    "repair_study",
-    "run_study",
-    "try_policy",
-    "uniform_layer",
-    "verify_policy",
-)
-
-RESULTS_FOLDER = Path("results")
 
 
 def load_study(path: str | Path) -> StudySpec:
@@ -262,12 +236,6 @@ def verify_policy(
     """
     task = study.task if batch_size is None else replace(study.task, batch_size=batch_size)
     return verify(policy, task, target=target, steps=steps, seed=seed, place=place)
-
-
-def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
-    """Write files by name into `folder`, made if missing: all of them or none."""
-    make_folder(folder)
-    return write_whole({folder / name: content for name, content in files.items()})
 
 
 def explain(policy: Policy, task: Task) -> str:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from policysearch.values import InputError
 
+RESULTS_FOLDER = Path("results")
+"""Where journals, plots and exported files go unless told otherwise."""
+
 
 def write_whole(files: Mapping[Path, bytes]) -> tuple[Path, ...]:
     """Write the contents to their paths, replacing what is there; return the paths.
@@ -53,6 +56,12 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: {reason(error)}; expected a folder that can be made") from None
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
+    """Write files by name into `folder`, made if missing: all of them or none."""
+    make_folder(folder)
+    return write_whole({folder / name: content for name, content in files.items()})
 
 
 def read_text(path: Path, what: str) -> str:

@@ -42,7 +42,7 @@ def test_a_study_makes_the_folder_of_its_journal(tmp_path: Path) -> None:
 
 
 def test_everything_the_api_names_is_there() -> None:
-    for name in api.__all__:
+    for name in policysearch.__all__:
         assert getattr(policysearch, name) is getattr(api, name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = policysearch.nothing

@@ -15,9 +15,8 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.report.front_data import csv_text
 from policysearch.report.plots import VIEWS, figure
-from policysearch.report.table import front_table
+from policysearch.report.table import csv_text, front_table
 from policysearch.study.journal.trials import SWAMPED, Trial
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec

@@ -9,7 +9,7 @@ import pytest
 
 from policysearch import api
 from policysearch.cli import main
-from policysearch.report.front_data import EMULATORS, caption
+from policysearch.report.table import EMULATORS, caption
 from policysearch.rounding.rounder import FASTS, Fast, fast_ways
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results

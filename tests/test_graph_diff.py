@@ -7,7 +7,7 @@ import re
 import pytest
 
 from policysearch.cli import main
-from policysearch.commands.sources import task_for
+from policysearch.commands.shared import task_for
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.kernels import kernels_of
 from policysearch.cost.stacks import STACKS

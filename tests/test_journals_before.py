@@ -32,7 +32,7 @@ def recorded(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """The CSV that was printed; the current folder has the study and its journal."""
-    made = JOURNALS / request.param
+    made = JOURNALS / str(request.param)
     shutil.copy(made / "before.toml", tmp_path)
     (tmp_path / "results").mkdir()
     text = gzip.decompress((made / "before.journal.gz").read_bytes())

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from policysearch.report.front_data import caption
-from policysearch.report.table import front_table
+from policysearch.report.table import caption, front_table
 from policysearch.study.results.noise import Interval, change, intervals
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from policysearch.commands.keys import study_file_page
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.memory import step_memory
 from policysearch.cost.stacks import STACKS
@@ -25,7 +26,6 @@ from policysearch.optimizers.optimizer import Optimizer, rules, trained
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.report.study_file import study_file_page
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast, fast_ways, quantise
 from policysearch.study.specification import load_spec

@@ -52,10 +52,10 @@ def source_of(module: str) -> str:
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of every command."""
+    """Return the parser of every command, its arguments added."""
     actions = parser()._actions
     (found,) = (a for a in actions if isinstance(a, argparse._SubParsersAction))
-    return dict(found.choices)
+    return {name: choice.with_arguments() for name, choice in found.choices.items()}
 
 
 def test_commands_and_their_options_exist() -> None:

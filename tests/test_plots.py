@@ -16,8 +16,8 @@ from matplotlib.text import Annotation, Text
 from policysearch.formats import format_named
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.report.front_data import caption, csv_text
 from policysearch.report.plots import FRONT, LINE, OTHERS, VIEWS, View, figure, plots
+from policysearch.report.table import caption, csv_text
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
 from policysearch.study.specification import load_spec

@@ -26,8 +26,7 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase
 from policysearch.policy.presets import preset
 from policysearch.report.causes import Changes, narrower, wider
-from policysearch.report.largest import largest_batches, largest_lines, memory_at
-from policysearch.report.profile_page import profile_page
+from policysearch.report.profile_page import largest_batches, largest_lines, memory_at, profile_page
 from policysearch.report.step_cost import default_float32, default_line
 from policysearch.train.tasks import Task
 

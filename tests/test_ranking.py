@@ -14,11 +14,10 @@ from scipy import stats
 from policysearch import api
 from policysearch.cli import main
 from policysearch.objective.objective import JITTER
-from policysearch.report.front_data import caption, csv_text
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import standing
 from policysearch.report.plots import VIEWS, figure
-from policysearch.report.table import front_table
+from policysearch.report.table import caption, csv_text, front_table
 from policysearch.study.results.noise import Interval
 from policysearch.study.results.ranking import (
     FEWEST,

@@ -18,7 +18,7 @@ from policysearch.emulator.reference import Reference
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.presets import preset
-from policysearch.report.front_data import batches
+from policysearch.report.table import batches
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
 from policysearch.study.specification import objective_of, spec_from_text
 from policysearch.train.tasks import Task

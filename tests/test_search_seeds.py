@@ -10,10 +10,9 @@ import pytest
 
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.report.front_data import caption
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import beside_baseline, exported_notes
-from policysearch.report.table import front_table
+from policysearch.report.table import caption, front_table
 from policysearch.study.journal.records import Records
 from policysearch.study.journal.storage import read_checked
 from policysearch.study.journal.trials import Trial

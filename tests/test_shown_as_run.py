@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policysearch.cli import main
-from policysearch.commands.sources import policy_for, policy_from
+from policysearch.commands.shared import policy_for, policy_from
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.report.causes import Changes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policysearch.cli import main
-from policysearch.report.study_file import NAMES, meaning, study_file_page, tables
+from policysearch.commands.keys import meaning, registries, study_file_page, tables
 from tests.studies import TINY
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +31,8 @@ def test_every_key_has_a_row_and_a_word_on_what_it_means(table: str) -> None:
     for field in dataclasses.fields(TABLES[table]):
         assert f"\n| `{field.name}` |" in section
         assert f"`{field.name}`" in said, f"no docstring says what {table}.{field.name} is"
-        if f"{table}.{field.name}" in NAMES:
-            assert all(f"`{name}`" in section for name in NAMES[f"{table}.{field.name}"])
+        if f"{table}.{field.name}" in registries():
+            assert all(f"`{name}`" in section for name in registries()[f"{table}.{field.name}"])
 
 
 def test_the_keys_of_optimizer_and_schedule_are_there() -> None:

@@ -12,8 +12,8 @@ from policysearch.cli import main
 from policysearch.nn.models import lenet5
 from policysearch.objective.objective import Objective
 from policysearch.policy.presets import PRESETS, TF32, preset
-from policysearch.report.front_data import caption
 from policysearch.report.plots import VIEWS, figure
+from policysearch.report.table import caption
 from policysearch.space.section import SpaceSection
 from policysearch.space.space import make_space
 from policysearch.study.proposer import lists_sorted

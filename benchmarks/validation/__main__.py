@@ -57,7 +57,7 @@ def parser() -> Parser:
 
 def validation(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return main(arguments, made=parser)
+    return main(arguments, parser())
 
 
 def _validate(options: argparse.Namespace) -> None:

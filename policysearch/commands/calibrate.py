@@ -6,48 +6,40 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from policysearch.commands.shared import Commands, refuse
-from policysearch.cost.device_file import (
-    ENDING,
-    Machine,
-    check_device,
-    device_text,
-    read_timings,
-    timed_device,
-)
-from policysearch.cost.devices import Device
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import refuse, source
 from policysearch.files import write_whole
 from policysearch.formats import format_named
 from policysearch.values import InputError, number, one_of
+
+if TYPE_CHECKING:
+    from policysearch.cost.devices import Device
 
 CALIBRATE_ROUNDS = 7
 CSV_MEMORY_GIB = 16.0
 CSV_CACHE_BYTES = 2**20
 
 
-def add_calibrate(commands: Commands) -> None:
-    """Add `calibrate`."""
-    made = commands.add_parser(
-        "calibrate", help="time kernels on this machine; write a device that studies can name"
-    )
-    made.add_argument("file", type=Path, metavar="DEVICE.toml", help="the file to write")
-    made.add_argument(
+def _arguments(calibrate: argparse.ArgumentParser) -> None:
+    calibrate.add_argument("file", type=Path, metavar="DEVICE.toml", help="the file to write")
+    calibrate.add_argument(
         "--rounds", type=int, metavar="N", help=f"of all kernels ({CALIBRATE_ROUNDS})"
     )
-    made.add_argument("--place", metavar="cpu|cuda", help="what runs the kernels (cpu)")
-    made.add_argument("--formats", nargs="+", metavar="FORMAT", help="by default those it has")
-    made.add_argument("--csv", type=Path, metavar="FILE", help="read timed kernels, time none")
-    made.add_argument("--memory-gib", type=float, help=f"with --csv ({CSV_MEMORY_GIB:g})")
-    made.add_argument("--cache-bytes", type=int, help=f"with --csv ({CSV_CACHE_BYTES})")
-    made.add_argument("--host", metavar="adds|overlaps", help="with --csv (adds)")
-    made.set_defaults(run=_calibrate)
+    calibrate.add_argument("--place", metavar="cpu|cuda", help="what runs the kernels (cpu)")
+    calibrate.add_argument("--formats", nargs="+", metavar="FORMAT", help="by default those it has")
+    calibrate.add_argument(
+        "--csv", type=source, metavar="FILE", help="read timed kernels, time none"
+    )
+    calibrate.add_argument("--memory-gib", type=float, help=f"with --csv ({CSV_MEMORY_GIB:g})")
+    calibrate.add_argument("--cache-bytes", type=int, help=f"with --csv ({CSV_CACHE_BYTES})")
+    calibrate.add_argument("--host", metavar="adds|overlaps", help="with --csv (adds)")
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    from policysearch.cost.device_file import ENDING
+
     if options.file.suffix != ENDING:
         raise InputError(f"{options.file}: expected a name that ends in {ENDING}")
     if options.csv is not None:
@@ -59,7 +51,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     rounds = CALIBRATE_ROUNDS if options.rounds is None else options.rounds
     number("--rounds", rounds, 1, 10**6)
     place = place_of(options.place or "cpu", "calibrate")
-    from policysearch.verify.calibrate import FORMATS, calibrate
+    from policysearch.verify.calibrate import FORMATS
 
     formats = tuple(options.formats or FORMATS[place.type])
     for name in formats:
@@ -67,12 +59,20 @@ def _calibrate(options: argparse.Namespace) -> None:
             raise InputError(f"--formats: {name}; expected formats of torch")
     if "float32" not in formats:
         raise InputError(f"--formats: {', '.join(formats)}; expected float32 among them")
-    rng = np.random.default_rng(0)
-    made = calibrate(options.file.stem, place, formats, rounds, rng, say_progress)
-    write_device(made, options.file)
+    write_device(_timed(options.file.stem, place, formats, rounds), options.file)
+
+
+def _timed(name: str, place: Any, formats: tuple[str, ...], rounds: int) -> Device:
+    import numpy as np
+
+    from policysearch.verify.calibrate import calibrate
+
+    return calibrate(name, place, formats, rounds, np.random.default_rng(0), say_progress)
 
 
 def _from_csv(options: argparse.Namespace) -> Device:
+    from policysearch.cost.device_file import Machine, read_timings, timed_device
+
     memory = CSV_MEMORY_GIB if options.memory_gib is None else options.memory_gib
     number("--memory-gib", memory, 1e-6, 1e9)
     cache = CSV_CACHE_BYTES if options.cache_bytes is None else options.cache_bytes
@@ -91,6 +91,8 @@ def _from_csv(options: argparse.Namespace) -> Device:
 
 def write_device(device: Device, path: Path) -> None:
     """Write a device file and say so."""
+    from policysearch.cost.device_file import check_device, device_text
+
     check_device(device)
     write_whole({path: device_text(device).encode(errors="replace")})
     print(f'wrote {path}; name it in a study as `device = "{path}"`')
@@ -116,3 +118,14 @@ def _torch(where: str) -> Any:
 def say_progress(line: str) -> None:
     """Write a line to standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+COMMANDS = (
+    Command(
+        150,
+        "calibrate",
+        "time kernels on this machine; write a device that studies can name",
+        _calibrate,
+        _arguments,
+    ),
+)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from policysearch import api
-from policysearch.commands.shared import Commands, add_out, add_study, refuse
-from policysearch.report.one_trial import beside_baseline, exported_notes
-from policysearch.study.journal.trials import Trial
-from policysearch.study.results.results import Results, fitting, smallest
-from policysearch.study.specification import StudySpec, objective_of
+import policysearch
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import add_out, add_study, refuse
 from policysearch.values import InputError
 
+if TYPE_CHECKING:
+    from policysearch.study.journal.trials import Trial
+    from policysearch.study.results.results import Results
 
-def add_export(commands: Commands) -> None:
-    """Add `export`."""
-    export = commands.add_parser("export", help="write a policy as JSON and as torch code")
+
+def _arguments(export: argparse.ArgumentParser) -> None:
     add_study(export)
-    _add_picks(export)
-    add_out(export)
-    export.set_defaults(run=_export)
-
-
-def _add_picks(export: argparse.ArgumentParser) -> None:
     rules = export.add_mutually_exclusive_group()
     rules.add_argument("--pick", choices=("knee",), help="the member nearest to the ideal")
     rules.add_argument("--trial", type=int, metavar="N", help="the policy of this trial")
@@ -42,31 +36,37 @@ def _add_picks(export: argparse.ArgumentParser) -> None:
     export.add_argument(
         "--strict", action="store_true", help="refuse what the target runs otherwise"
     )
+    add_out(export)
 
 
 def _export(options: argparse.Namespace) -> None:
-    spec: StudySpec = api.load_study(options.study)
-    results = api.load_results(spec, options.storage)
-    trial = _picked(results, options)
+    from policysearch.report.one_trial import beside_baseline, exported_notes
+
+    spec = policysearch.load_study(options.study)
+    results = policysearch.load_results(spec, options.storage)
+    trial = _picked_trial(results, options)
     notes = exported_notes(results, trial)
-    running, different = api.as_exported(trial.policy, spec, options.target)
+    running, different = policysearch.as_exported(trial.policy, spec, options.target)
     if different and options.strict:
         raise InputError(
             f"--strict: {different[0]} ({len(different)} such); expected a policy that "
             f'{options.target} runs as it is, as with study.target = "{options.target}"'
         )
-    paths = api.export_policy(trial.policy, spec, options.out, options.target, notes)
+    paths = policysearch.export_policy(trial.policy, spec, options.out, options.target, notes)
     print("\n".join((*notes, *(f"wrote {path}" for path in paths))))
     if different:
-        found, number, _ = api.try_policy(running, spec, options.storage)
+        results, number, _ = policysearch.try_policy(running, spec, options.storage)
         print(f"\nas {options.target} runs it:")
-        results, trial = found, found.trial(number)
+        trial = results.trial(number)
         print("\n".join(exported_notes(results, trial)))
     if beside := beside_baseline(results, trial):
         print(beside)
 
 
-def _picked(results: Results, options: argparse.Namespace) -> Trial:
+def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
+    from policysearch.study.results.results import fitting, smallest
+    from policysearch.study.specification import objective_of
+
     if options.fits is None:
         refuse(options, ("batch",), "without --fits; expected both")
     if options.trial is not None:
@@ -81,5 +81,8 @@ def _picked(results: Results, options: argparse.Namespace) -> Trial:
     if options.fastest or options.max_gap is not None:
         if options.pick is not None:
             raise InputError("--max-gap: given with --pick knee; expected one of them")
-        return api.pick(results, "fastest", max_gap=options.max_gap)
-    return api.pick(results, "knee")
+        return policysearch.pick(results, "fastest", max_gap=options.max_gap)
+    return policysearch.pick(results, "knee")
+
+
+COMMANDS = (Command(90, "export", "write a policy as JSON and as torch code", _export, _arguments),)

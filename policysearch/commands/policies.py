@@ -5,58 +5,75 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from policysearch import api
-from policysearch.commands.shared import Commands, add_task, model_of, policy_of, say, task_of
-from policysearch.commands.sources import WITHOUT_STUDY, policy_from
-from policysearch.policy.policy_file import write_policy
-from policysearch.rewrite.placed_rules import overruled
-from policysearch.space.rules import rules_for
-from policysearch.space.rules_file import read_rules, rules_file_of
+import policysearch
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import (
+    add_policy,
+    add_task,
+    cost_of,
+    model_of,
+    policy_from,
+    policy_of,
+    say,
+    source,
+    task_of,
+)
 
 
-def add_explain(commands: Commands) -> None:
-    """Add `explain`."""
-    explain = commands.add_parser("explain", help="print the training step under a policy")
-    explain.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+def _explain_arguments(explain: argparse.ArgumentParser) -> None:
+    add_policy(explain)
     add_task(explain)
     explain.add_argument("--diff", action="store_true", help="what each pass does to the step")
-    explain.set_defaults(run=_explain)
 
 
 def _explain(options: argparse.Namespace) -> None:
-    policy = policy_of(options, model_of(options))
-    if not options.diff:
-        print(api.explain(policy, task_of(options)).rstrip("\n"))
-        return
-    cost = api.load_study(options.study).cost if options.study else WITHOUT_STUDY
-    print(api.explain_passes(policy, task_of(options), cost.device, cost.stack).rstrip("\n"))
+    policy, task = policy_of(options, model_of(options)), task_of(options)
+    if options.diff:
+        cost = cost_of(policysearch.load_study(options.study) if options.study else None)
+        page = policysearch.explain_passes(policy, task, cost.device, cost.stack)
+    else:
+        page = policysearch.explain(policy, task)
+    print(page.rstrip("\n"))
 
 
-def add_rules(commands: Commands) -> None:
-    """Add `rules` and `apply`."""
-    rules = commands.add_parser("rules", help="print the shortest rules that give a policy")
-    rules.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
+def _rules_arguments(rules: argparse.ArgumentParser) -> None:
+    add_policy(rules)
     add_task(rules)
-    rules.set_defaults(run=_rules)
-    apply = commands.add_parser("apply", help="make the policy that rules give for a model")
-    apply.add_argument("rules", type=Path, metavar="RULES.toml", help="a file as `rules` prints it")
-    add_task(apply)
-    apply.add_argument("--out", type=Path, metavar="FILE", help="a new policy file (the screen)")
-    apply.set_defaults(run=_apply)
 
 
 def _rules(options: argparse.Namespace) -> None:
+    from policysearch.space.rules_file import rules_file_of
+
     model = model_of(options)
     print(rules_file_of(policy_from(options.policy, model), model).text().rstrip("\n"))
 
 
+def _apply_arguments(apply: argparse.ArgumentParser) -> None:
+    known = "a file as `rules` prints it"
+    apply.add_argument("rules", type=source, metavar="RULES.toml", help=known)
+    add_task(apply)
+    apply.add_argument("--out", type=Path, metavar="FILE", help="a new policy file (the screen)")
+
+
 def _apply(options: argparse.Namespace) -> None:
-    given, model = read_rules(options.rules), model_of(options)
-    policy = given.policy(model, str(options.rules))
-    for line in overruled(rules_for(given.rules, model)):
+    from policysearch.policy.policy_file import write_policy
+    from policysearch.rewrite.placed_rules import overruled
+    from policysearch.space.rules import rules_for
+    from policysearch.space.rules_file import read_rules
+
+    file, model = read_rules(options.rules), model_of(options)
+    policy = file.policy(model, str(options.rules))
+    for line in overruled(rules_for(file.rules, model)):
         say(line)
     if options.out is None:
         print(policy.to_json().rstrip("\n"))
         return
     write_policy(policy, options.out)
     print(f"wrote {options.out}")
+
+
+COMMANDS = (
+    Command(110, "explain", "print the training step under a policy", _explain, _explain_arguments),
+    Command(120, "rules", "print the shortest rules that give a policy", _rules, _rules_arguments),
+    Command(130, "apply", "make the policy that rules give for a model", _apply, _apply_arguments),
+)

@@ -1,39 +1,40 @@
-"""What the commands share: arguments, what they name, and safe streams."""
+"""What commands share: arguments, and the studies, tasks, models and policies that they name."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import io
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from policysearch import api
-from policysearch.commands.sources import policy_for, policy_from, task_for
-from policysearch.nn.model import Model
-from policysearch.nn.models import MODELS
-from policysearch.policy.policy import Policy
-from policysearch.rewrite.placed_rules import overruled
-from policysearch.space.rules import rules_for
-from policysearch.study.results.results import Results
-from policysearch.study.specification import StudySpec
-from policysearch.study.workers.cluster import Cluster, cluster_at
-from policysearch.train.tasks import Task
-from policysearch.values import InputError
+import policysearch
+from policysearch.files import RESULTS_FOLDER
+from policysearch.values import InputError, one_of
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Any]
-else:  # the class takes no parameters as the program runs
-    Commands = argparse._SubParsersAction
+    from policysearch.nn.model import Model
+    from policysearch.policy.policy import Policy
+    from policysearch.study.results.results import Results
+    from policysearch.study.specification import CostSection, StudySpec
+    from policysearch.train.tasks import Task
+
+PRESET_PREFIX = "preset:"
+
+DEVICE, STACK = "H100-SXM5", "torch.compile"
+"""What is modeled where no study says it."""
+
+
+def source(text: str) -> Path:
+    """Return the path of a file that a command reads, as a type of arguments."""
+    return Path(text)
 
 
 def add_study(command: argparse.ArgumentParser) -> None:
     """Let the command take a study file, and the journal of its results."""
     keys = "a study file, whose keys `policysearch keys` lists"
-    command.add_argument("study", type=Path, metavar="STUDY.toml", help=keys)
+    command.add_argument("study", type=source, metavar="STUDY.toml", help=keys)
     add_storage(command)
 
 
@@ -44,40 +45,37 @@ def add_storage(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_study_option(command: argparse.ArgumentParser) -> None:
+    """Let the command demand `--study`, where its first argument is a policy."""
+    command.add_argument("--study", type=source, metavar="STUDY.toml", required=True)
+
+
+def add_policy(command: argparse.ArgumentParser, trial: str = "") -> None:
+    """Let the command take a policy, after `trial` where that is another way to name one."""
+    help = f"{trial}a policy file, or preset:NAME"
+    command.add_argument("policy", metavar="POLICY", help=help)
+
+
+def add_processes(command: argparse.ArgumentParser, more: str = "") -> None:
+    """Let the command take a number of processes."""
+    help = f"training processes{more}"
+    command.add_argument("--processes", type=int, metavar="N", help=help)
+
+
 def add_task(command: argparse.ArgumentParser) -> None:
     """Let the command take a study, or one of the models, whose step it shows."""
+    from policysearch.nn.models import MODELS
+
     where = command.add_mutually_exclusive_group()
-    where.add_argument("--study", type=Path, metavar="STUDY.toml", help="use the study's task")
+    where.add_argument("--study", type=source, metavar="STUDY.toml", help="use the study's task")
     where.add_argument("--model", default="lenet5", help=", ".join(MODELS))
 
 
-def task_of(options: argparse.Namespace) -> Task:
-    """Return the task of the study that was named, or a small one with the model."""
-    return api.load_study(options.study).task if options.study else task_for(options.model)
-
-
-def model_of(options: argparse.Namespace) -> Model:
-    """Return the model of that task."""
-    task = task_of(options)
-    return task.build_model(task.load_dataset())
-
-
-def policy_of(options: argparse.Namespace, model: Model) -> Policy:
-    """Return the policy that the command was given; of a study, as that trains and prices it."""
-    if options.study:
-        return policy_in(api.load_study(options.study), options.policy)
-    return policy_from(options.policy, model)
-
-
-def policy_in(study: StudySpec, source: str) -> Policy:
-    """Return `policy_for` the study, and say where its target runs another than was given."""
-    if study.study.target is not None:
-        given = policy_from(source, study.task.build_model(study.task.load_dataset()))
-        _, different = api.as_exported(given, study, study.study.target)
-        if different:
-            found = f"{different[0]} ({len(different)} such)"
-            say(f"as {study.study.target}, the study's target, runs it, and not as given: {found}")
-    return policy_for(source, study)
+def add_out(command: argparse.ArgumentParser) -> None:
+    """Let the command take where to write."""
+    command.add_argument(
+        "--out", type=Path, default=RESULTS_FOLDER, metavar="DIR", help="where to write"
+    )
 
 
 def places(options: argparse.Namespace) -> str:
@@ -88,44 +86,80 @@ def places(options: argparse.Namespace) -> str:
 
 def results_of(options: argparse.Namespace) -> Results:
     """Return what the study that the command was given has found so far."""
-    return api.load_results(api.load_study(options.study), options.storage)
+    return policysearch.load_results(policysearch.load_study(options.study), options.storage)
 
 
-@contextlib.contextmanager
-def cluster_of(options: argparse.Namespace) -> Iterator[Cluster | None]:
-    """Yield the cluster that the command was told to train on, None where it was told none."""
-    if options.cluster is None:
-        yield None
-        return
-    if options.processes is not None:
-        raise InputError("--processes: given with --cluster; expected one of them")
-    with cluster_at(options.cluster) as cluster:
-        say(f"dashboard {cluster.client.dashboard_link}")
-        yield cluster
+def task_of(options: argparse.Namespace) -> Task:
+    """Return the task of the study that was named, or a small one with the model."""
+    if options.study:
+        return policysearch.load_study(options.study).task
+    return task_for(options.model)
 
 
-def say_overruled(spec: StudySpec) -> None:
-    """Say which rules of the study win over which."""
-    if spec.rules:
-        model = spec.task.build_model(spec.task.load_dataset())
-        for line in overruled(rules_for(spec.rules, model)):
-            say(line)
+def task_for(model: str) -> Task:
+    """Return a small task with the model called `model`, to show policies on."""
+    from policysearch.nn.models import MODELS
+    from policysearch.train.tasks import Task
+
+    one_of("model", model, MODELS)
+    if model == "mlp":
+        return Task(model=model, data="digits", widths=(64, 64))
+    if model == "gpt":
+        return Task(model=model, activation="gelu", data="sums")
+    return Task(model=model)
 
 
-def make_streams_safe() -> None:
-    """Let a closed stream swallow what is written, and any text be written in any encoding."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def model_of(options: argparse.Namespace) -> Model:
+    """Return the model of that task."""
+    task = task_of(options)
+    return task.build_model(task.load_dataset())
 
 
-def drop_output() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush is silent."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def cost_of(study: StudySpec | None) -> CostSection:
+    """Return on what the step of a study is priced, or a step that no study names."""
+    from policysearch.study.specification import CostSection
+
+    return study.cost if study else CostSection(DEVICE, STACK)
+
+
+def policy_of(options: argparse.Namespace, model: Model) -> Policy:
+    """Return the policy that the command was given; of a study, as that trains and prices it."""
+    if options.study:
+        return policy_in(policysearch.load_study(options.study), options.policy)
+    return policy_from(options.policy, model)
+
+
+def policy_in(study: StudySpec, source: str) -> Policy:
+    """Return `policy_for` the study, and say where its target runs another than was given."""
+    if study.study.target is not None:
+        policy = policy_from(source, study.task.build_model(study.task.load_dataset()))
+        _, different = policysearch.as_exported(policy, study, study.study.target)
+        if different:
+            first = f"{different[0]} ({len(different)} such)"
+            say(f"as {study.study.target}, the study's target, runs it, and not as given: {first}")
+    return policy_for(source, study)
+
+
+def policy_from(source: str, model: Model) -> Policy:
+    """Return the policy `preset:NAME` for `model`, or the one in the JSON file `source`."""
+    from policysearch.policy.policy_file import read_policy
+    from policysearch.policy.presets import preset
+
+    if source.startswith(PRESET_PREFIX):
+        return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
+    return read_policy(Path(source))
+
+
+def policy_for(source: str, study: StudySpec) -> Policy:
+    """Return `policy_from` for a study: a preset with the accumulator its ladder has there."""
+    from policysearch.policy.policy import with_accumulator
+    from policysearch.space.target import named_as_run
+
+    model = study.task.build_model(study.task.load_dataset())
+    policy = policy_from(source, model)
+    if source.startswith(PRESET_PREFIX):
+        policy = with_accumulator(policy, study.space.accumulators[0])
+    return study.parallel.spread(named_as_run(policy, model, study.study.target))
 
 
 def say(line: str) -> None:
@@ -137,22 +171,15 @@ def say(line: str) -> None:
 def refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
     """Raise InputError for the first of these options that was given, with the reason."""
     for name in names:
-        given = getattr(options, name)
-        if given is not None:
-            words = " ".join(given) if isinstance(given, list) else given
+        value = getattr(options, name)
+        if value is not None:
+            words = " ".join(value) if isinstance(value, list) else value
             raise InputError(f"--{name.replace('_', '-')}: {words} {why}")
 
 
 def at_least_one(options: argparse.Namespace, *names: str) -> None:
     """Raise InputError for the first of these options that was given and is below 1."""
     for name in names:
-        given = getattr(options, name)
-        if given is not None and given < 1:
-            raise InputError(f"--{name}: {given}; expected at least 1")
-
-
-def add_out(command: argparse.ArgumentParser) -> None:
-    """Let the command take where to write."""
-    command.add_argument(
-        "--out", type=Path, default=api.RESULTS_FOLDER, metavar="DIR", help="where to write"
-    )
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name}: {value}; expected at least 1")

@@ -1,37 +1,21 @@
-"""`show`, `noise` and `try`: what is known of a study and of one policy in it."""
+"""`show`, `noise` and `plot`: what is known of a study; `repair`: its journal made whole."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from policysearch import api
-from policysearch.commands.shared import (
-    Commands,
-    add_storage,
-    add_study,
-    at_least_one,
-    places,
-    policy_in,
-    results_of,
-)
-from policysearch.report.front_data import csv_text
-from policysearch.report.noise_page import noise_page
-from policysearch.report.one_trial import number_of, trial_page, tried_page
-from policysearch.report.table import front_table
-from policysearch.study.results.results import Results
+import policysearch
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import add_out, add_study, places, policy_in, results_of
+from policysearch.files import write_files
+
+if TYPE_CHECKING:
+    from policysearch.study.results.results import Results
 
 
-def add_views(commands: Commands) -> None:
-    """Add `show` and `noise`."""
-    _add_show(commands)
-    noise = commands.add_parser("noise", help="how sure the gaps are, and what would tell more")
-    add_study(noise)
-    noise.set_defaults(run=_noise)
-
-
-def _add_show(commands: Commands) -> None:
-    show = commands.add_parser("show", help="print the front, or all that is known of one policy")
+def _show_arguments(show: argparse.ArgumentParser) -> None:
     add_study(show)
     what = show.add_mutually_exclusive_group()
     what.add_argument("--csv", action="store_true", help="every trained policy as CSV")
@@ -39,10 +23,12 @@ def _add_show(commands: Commands) -> None:
         "--trial", type=int, metavar="N", help="counts, time and memory of this trial"
     )
     what.add_argument("--policy", help="the same of this policy file, or preset:NAME")
-    show.set_defaults(run=_show)
 
 
 def _show(options: argparse.Namespace) -> None:
+    from policysearch.report.one_trial import number_of, trial_page
+    from policysearch.report.table import csv_text, front_table
+
     results = results_of(options)
     number = options.trial
     if options.policy is not None:
@@ -55,28 +41,28 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _noise(options: argparse.Namespace) -> None:
+    from policysearch.report.noise_page import noise_page
+
     print(noise_page(results_of(options)))
 
 
-def add_try(commands: Commands) -> None:
-    """Add `try`."""
-    tried = commands.add_parser("try", help="train and price a policy of your own in a study")
-    tried.add_argument("policy", metavar="POLICY", help="a policy file, or preset:NAME")
-    tried.add_argument("--study", type=Path, metavar="STUDY.toml", required=True)
-    add_storage(tried)
-    tried.add_argument("--processes", type=int, metavar="N", help="training processes")
-    tried.set_defaults(run=_try)
+def _plot_arguments(plot: argparse.ArgumentParser) -> None:
+    add_study(plot)
+    add_out(plot)
 
 
-def _try(options: argparse.Namespace) -> None:
-    spec = api.load_study(options.study)
-    at_least_one(options, "processes")
-    policy = policy_in(spec, options.policy)
-    results, number, new = api.try_policy(
-        policy, spec, options.storage, processes=options.processes
-    )
-    print(tried_page(results, number, new))
-    print(f"\nnext: policysearch show {places(options)} --trial {number}")
+def _plot(options: argparse.Namespace) -> None:
+    write_plots(results_of(options), options.out)
+
+
+def write_plots(results: Results, folder: Path) -> None:
+    """Write the plots of a study and say where."""
+    from policysearch.report.plots import plots
+
+    name = results.spec.study.name
+    images = {f"{name}-{view}.png": image for view, image in plots(results).items()}
+    for path in write_files(images, folder):
+        print(f"wrote {path}")
 
 
 def next_commands(results: Results, options: argparse.Namespace) -> str:
@@ -92,3 +78,25 @@ def next_commands(results: Results, options: argparse.Namespace) -> str:
     then += [f"confirm {study}  # {what}"] * bool(left)
     then += [f"export {study} --pick knee"] * bool(results.front)
     return "next: " + "\n      ".join(f"policysearch {line}" for line in then)
+
+
+def _repair(options: argparse.Namespace) -> None:
+    repair = policysearch.repair_study(policysearch.load_study(options.study), options.storage)
+    if repair.copy is None:
+        print(f"nothing to repair: {repair.kept} intact records")
+        return
+    print("\n".join(repair.damage))
+    print(f"kept {repair.kept} intact records; the damaged file is {repair.copy}")
+    print(f"next: policysearch run {places(options)}")
+
+
+COMMANDS = (
+    Command(
+        30, "show", "print the front, or all that is known of one policy", _show, _show_arguments
+    ),
+    Command(40, "noise", "how sure the gaps are, and what would tell more", _noise, add_study),
+    Command(
+        80, "plot", "draw the loss gap against modeled speed and memory", _plot, _plot_arguments
+    ),
+    Command(160, "repair", "save every intact trial of a damaged journal", _repair, add_study),
+)

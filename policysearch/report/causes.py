@@ -73,8 +73,8 @@ class Changes:
         Those of `layers`, of op lists, loss scale and master weights; each alone.
         """
         steps = [change for row in layers for change in (row.wider, row.narrower) if change]
-        found = [*steps, *self._others()]
-        return tuple(sorted((c for c in found if c.speedup > 1.0), key=lambda c: -c.speedup))
+        changes = [*steps, *self._others()]
+        return tuple(sorted((c for c in changes if c.speedup > 1.0), key=lambda c: -c.speedup))
 
     def live(self) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
         """Return for each node that runs where it does, and the bytes live then, by kind."""
@@ -114,7 +114,7 @@ class Changes:
         changed = self._runs(changed)
         if changed.layer(layer).compute != format:
             return None
-        return self._priced(f"{layer} in {format}", changed)
+        return self._change(f"{layer} in {format}", changed)
 
     @property
     def _is_narrow(self) -> bool:
@@ -129,18 +129,18 @@ class Changes:
                 "fp32_ops": tuple(name for name in self.policy.fp32_ops if name != op),
                 "low_precision_ops": (*self.policy.low_precision_ops, op),
             }
-            yield self._priced(f"{op} in the format of its layer", self._with(**lists))
+            yield self._change(f"{op} in the format of its layer", self._with(**lists))
         if self.policy.loss_scale.kind != "none":
-            yield self._priced("no loss scale", self._with(loss_scale=LossScale()))
+            yield self._change("no loss scale", self._with(loss_scale=LossScale()))
         if self.policy.parallel.groups > 1 and self.policy.all_reduce == "float32":
-            yield self._priced("gradients reduced in bfloat16", self._with(all_reduce="bfloat16"))
+            yield self._change("gradients reduced in bfloat16", self._with(all_reduce="bfloat16"))
         if self.policy.master_weights:
-            yield self._priced("no master weights", self._with(master_weights=False))
+            yield self._change("no master weights", self._with(master_weights=False))
 
     def _with(self, **fields: object) -> Policy:
         return dataclasses.replace(self.policy, **fields)  # type: ignore[arg-type]
 
-    def _priced(self, what: str, policy: Policy) -> Change:
+    def _change(self, what: str, policy: Policy) -> Change:
         policy = self._runs(policy)
         after = self._objective.step_price(policy)
         return Change(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
 from policysearch.policy.policy import Policy
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.train.step import LOSSES
 
 STEPS = (
@@ -74,12 +74,12 @@ def steps_of(graph: Graph, policy: Policy) -> tuple[Step, ...]:
         (lambda n: n.op.name == "unscale", scaled),
         (lambda n: n.op.name == "all_finite" or n.id in replaced, ""),
     )
-    found = []
+    steps = []
     for number, (test, missing) in enumerate(tests, 1):
         # With scale 1 the multiplication is still traced; nothing is scaled by it.
         nodes = () if number in (4, 6) and scaled else tuple(n.id for n in graph.nodes if test(n))
-        found.append(Step(number, nodes, "" if nodes else missing))
-    return tuple(found)
+        steps.append(Step(number, nodes, "" if nodes else missing))
+    return tuple(steps)
 
 
 def _bits(node: Node) -> int:
@@ -94,21 +94,21 @@ def _narrows(graph: Graph, node: Node) -> bool:
 def _widens_gradient(graph: Graph, node: Node) -> bool:
     if node.op.name != "cast" or node.role != "update" or node.format != "float32":
         return False
-    given = graph.nodes[node.inputs[0]]
-    while given.op.name == "cast":
-        given = graph.nodes[given.inputs[0]]
-    return given.role in ("dgrad", "wgrad")
+    value = graph.nodes[node.inputs[0]]
+    while value.op.name == "cast":
+        value = graph.nodes[value.inputs[0]]
+    return value.role in ("dgrad", "wgrad")
 
 
 def _step_line(graph: Graph, step: Step) -> str:
     head = f"step {step.number}: {STEPS[step.number - 1]}: "
     if step.missing or not step.node_ids:
         return f"{head}none ({step.missing})"
-    done = ", ".join(_label(graph.nodes[i]) for i in step.node_ids)
+    nodes = ", ".join(_label(graph.nodes[i]) for i in step.node_ids)
     check = any(graph.nodes[i].op.name == "all_finite" for i in step.node_ids)
     if step.number == 7 and not check:
-        return f"{head}no check, every step is taken: {done}"
-    return head + done
+        return f"{head}no check, every step is taken: {nodes}"
+    return head + nodes
 
 
 def _label(node: Node) -> str:

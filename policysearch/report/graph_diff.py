@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from policysearch.cost.kernels import fuse
 from policysearch.cost.price import SPEEDUP_INTERVAL, StepPrice, step_price
-from policysearch.cost.stacks import Stack
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -34,12 +33,12 @@ def policy_passes(task: Task, model: Model, policy: Policy) -> tuple[Pass, ...]:
     step = trace_step(model, task.loss, optimizer, task.batch_size, clip_norm)
     passes = [policy_pass(step, replace(policy, scaling=Scaling()))]
     if policy.scaling.recipe != "none":
-        whole, known = policy_pass(step, policy), dict(passes[0].by_rule)
-        scaled = tuple((rule, count) for rule, count in whole.by_rule if rule not in known)
+        whole, by_rule = policy_pass(step, policy), dict(passes[0].by_rule)
+        scaled = tuple((rule, count) for rule, count in whole.by_rule if rule not in by_rule)
         products = sum(count for _, count in scaled)
         passes.append(Pass("scaling", products, passes[0].after, whole.after, by_rule=scaled))
     idle = apply_rules(passes[-1].after, (sink_casts, cancel_casts))[1]
-    return (*passes, *(replace(each, name=f"{each.name}{IDLE}") for each in idle))
+    return (*passes, *(replace(rule, name=f"{rule.name}{IDLE}") for rule in idle))
 
 
 def diff_of(passes: Sequence[Pass], device: str, stack: str) -> str:
@@ -52,24 +51,24 @@ def diff_of(passes: Sequence[Pass], device: str, stack: str) -> str:
     """
     first = step_price(passes[0].before, device, stack)
     lines = [f"modeled on {device}, {stack}; times are shares of the step before all passes"]
-    for each in passes:
-        lines += ["", *_counts(each, first, device, stack), *_changes(each)]
-    trained = [each for each in passes if not each.name.endswith(IDLE)][-1].after
-    return "\n".join([*lines, "", *_fusion(trained, first.stack), ""])
+    for rewrite in passes:
+        lines += ["", *_counts(rewrite, first, device, stack), *_changes(rewrite)]
+    trained = [rewrite for rewrite in passes if not rewrite.name.endswith(IDLE)][-1].after
+    return "\n".join([*lines, "", *_fusion(trained, first), ""])
 
 
-def _counts(each: Pass, first: StepPrice, device: str, stack: str) -> Iterator[str]:
-    before, after = (step_price(graph, device, stack) for graph in (each.before, each.after))
+def _counts(rewrite: Pass, first: StepPrice, device: str, stack: str) -> Iterator[str]:
+    before, after = (step_price(graph, device, stack) for graph in (rewrite.before, rewrite.after))
     yield (
-        f"pass {each.name}: {each.matched} matched, {each.changed} nodes changed, "
-        f"{each.casts_removed} casts removed"
+        f"pass {rewrite.name}: {rewrite.matched} matched, {rewrite.changed} nodes changed, "
+        f"{rewrite.casts_removed} casts removed"
     )
-    if each.by_rule:
-        yield _by_rule(each.by_rule)
+    if rewrite.by_rule:
+        yield _by_rule(rewrite.by_rule)
     seconds = first.time.step_seconds
     low, high = (1 / factor for factor in reversed(SPEEDUP_INTERVAL))
     yield (
-        f"  nodes {len(each.before.nodes)} to {len(each.after.nodes)}, "
+        f"  nodes {len(rewrite.before.nodes)} to {len(rewrite.after.nodes)}, "
         f"modeled time {before.time.step_seconds / seconds:.3f} "
         f"to {after.time.step_seconds / seconds:.3f} "
         f"(times {low:.2f} to {high:.2f}), "
@@ -81,14 +80,14 @@ def _by_rule(counts: Iterable[tuple[str, int]]) -> str:
     return "  by rule: " + ", ".join(f"{rule} {count}" for rule, count in counts if count)
 
 
-def _fusion(trained: Graph, stack: Stack) -> Iterator[str]:
-    """Yield what the fusion pass makes of the step."""
-    made = fuse(trained, stack)
-    nodes = sum(len(kernel.nodes) for kernel in made.kernels)
-    kernels = f"{nodes} nodes in {len(made.kernels)} kernels, which are priced"
-    yield f"pass fusion of {stack.name}: {kernels}"
-    yield _by_rule(made.by_rule)
-    for kernel in made.kernels:
+def _fusion(trained: Graph, price: StepPrice) -> Iterator[str]:
+    """Yield what the fusion pass makes of the step on the stack of a price."""
+    fused = fuse(trained, price.stack)
+    nodes = sum(len(kernel.nodes) for kernel in fused.kernels)
+    kernels = f"{nodes} nodes in {len(fused.kernels)} kernels, which are priced"
+    yield f"pass fusion of {price.stack.name}: {kernels}"
+    yield _by_rule(fused.by_rule)
+    for kernel in fused.kernels:
         lead, others = kernel.lead, Counter(node.op.name for node in kernel.nodes)
         others[lead.op.name] -= 1
         inside = [f"{count} {op}" if count > 1 else op for op, count in others.items() if count]
@@ -96,8 +95,8 @@ def _fusion(trained: Graph, stack: Stack) -> Iterator[str]:
             yield f"  & {lead.role} {lead.layer or '-'} {lead.op.name} with {', '.join(inside)}"
 
 
-def _changes(each: Pass) -> Iterator[str]:
-    before, after = node_lines(each.before), node_lines(each.after)
+def _changes(rewrite: Pass) -> Iterator[str]:
+    before, after = node_lines(rewrite.before), node_lines(rewrite.after)
     for line in list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]:
         if not line.startswith("@@"):
             yield f"  {line[0]} {line[1:]}"

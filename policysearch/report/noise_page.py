@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.results.ranking import (
@@ -32,7 +32,7 @@ def noise_page(results: Results) -> str:
     head = f"study {results.spec.study.name}: how sure the gaps of {len(trained)} policies are"
     blocks = [
         [head],
-        [_learned(results), _jitter(results), *_spread(results, trained)],
+        [_loss_drop(results), _jitter(results), *_spread(results, trained)],
         [_verdict(results, trained)],
         _along(results, trained),
         _members(results),
@@ -40,15 +40,15 @@ def noise_page(results: Results) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _learned(results: Results) -> str:
-    known = results.learned
-    if known is None:
+def _loss_drop(results: Results) -> str:
+    loss = results.learned
+    if loss is None:
         return (
             "float32's loss drop: not known, for its runs are missing, lost or of an older version"
         )
     return (
-        f"float32's loss: {known.first_loss:.4g} nats before any update, {known.tail_loss:.4g} at "
-        f"the end: a drop of {known.drop:.4g}"
+        f"float32's loss: {loss.first_loss:.4g} nats before any update, {loss.tail_loss:.4g} at "
+        f"the end: a drop of {loss.drop:.4g}"
     )
 
 
@@ -62,8 +62,8 @@ def _jitter(results: Results) -> str:
 
 
 def _share(results: Results, gap: float) -> str:
-    known = results.learned
-    return f", {gap / known.drop:.2g} of the drop" if known and known.drop > 0.0 else ""
+    loss = results.learned
+    return f", {gap / loss.drop:.2g} of the drop" if loss and loss.drop > 0.0 else ""
 
 
 def _spread(results: Results, trained: list[Trial]) -> list[str]:
@@ -95,8 +95,8 @@ def _spread(results: Results, trained: list[Trial]) -> list[str]:
 def _verdict(results: Results, trained: list[Trial]) -> str:
     if results.learned is None:
         return "whether the recipe can rank policies is not known"
-    known = sum(1 for i in map(results.interval, trained) if i and i.error > 0.0)
-    clear = " and seeds" if known >= FEWEST else f"; {known} policies are too few to say of seeds"
+    sure = sum(1 for i in map(results.interval, trained) if i and i.error > 0.0)
+    clear = " and seeds" if sure >= FEWEST else f"; {sure} policies are too few to say of seeds"
     return results.cannot_rank or (
         f"this recipe ranks policies: a gap of {WANTED_SHARE:.0%} of float32's drop, "
         f"{WANTED_SHARE * results.learned.drop:.1e} nats, stands clear of noise{clear}"
@@ -114,21 +114,21 @@ def _along(results: Results, trained: list[Trial]) -> list[str]:
     rows = []
     for step in points:
         spreads = [float(np.std(row, ddof=1)) for row in table[step]] if several else []
-        shown = [spread for spread in spreads if spread > 0.0]
+        positive = [spread for spread in spreads if spread > 0.0]
         alike = rank_correlation([math.fsum(row) for row in table[step]], last)
-        spread = f"{statistics.median(shown):.1e}" if shown else "-"
+        spread = f"{statistics.median(positive):.1e}" if positive else "-"
         rows.append((str(step), spread, f"{alike:.3f}"))
     return aligned([("step", "median spread", "rank correlation with the last"), *rows])
 
 
 def _points(trained: list[Trial]) -> list[int]:
     """Return the steps at which every run has kept its gap."""
-    kept = [{step for step, *_ in score.gap_curve} for trial in trained for score in trial.scores]
-    return sorted(set.intersection(*kept)) if kept else []
+    steps = [{step for step, *_ in score.gap_curve} for trial in trained for score in trial.scores]
+    return sorted(set.intersection(*steps)) if steps else []
 
 
 def _gaps_at(trial: Trial, step: int) -> list[float]:
-    return [gap for score in trial.scores for taken, gap, _ in score.gap_curve if taken == step]
+    return [gap for score in trial.scores for at, gap, _ in score.gap_curve if at == step]
 
 
 def _members(results: Results) -> list[str]:
@@ -183,8 +183,8 @@ def _steps(results: Results, a: Trial, b: Trial) -> str:
 
 def _clearness(every: list[Trial], a: Trial, b: Trial, step: int) -> float:
     """Return the difference of two gaps at a step as a share of what is told apart there."""
-    found = intervals([_gaps_at(trial, step) for trial in every])
-    first, second = found[every.index(a)], found[every.index(b)]
+    rows = intervals([_gaps_at(trial, step) for trial in every])
+    first, second = rows[every.index(a)], rows[every.index(b)]
     if first is None or second is None:
         return 0.0
     reach = first.reach(second)

@@ -5,23 +5,40 @@ Counts are sums over the seeds. Times and bytes are modeled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from itertools import pairwise
 
-from policysearch.policy.loss_scale import LossScale
+from policysearch.objective.score import Score
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy
-from policysearch.report.front_data import batches, speedups
-from policysearch.report.run_signs import lost_lines, scale_lines, trend_lines
-from policysearch.report.step_cost import cost_blocks
-from policysearch.report.table import HEADER, aligned, cells, or_dash
+from policysearch.report.step_cost import (
+    default_line,
+    kernel_lines,
+    live_line,
+    memory_lines,
+    phase_lines,
+    time_lines,
+)
+from policysearch.report.table import HEADER, batches, cells, speedups
+from policysearch.report.text import aligned, or_dash
 from policysearch.study.journal.trials import FailedTrial, Trial
 from policysearch.study.proposer import lists_sorted
 from policysearch.study.results.results import Results
+from policysearch.study.results.trend import ONE_SEED, Trend
+from policysearch.study.specification import objective_of
+from policysearch.train.lost import Lost
 from policysearch.values import InputError
+
+KINDS = ("overflow", "underflow", "swamped")
+ROLES = ("fprop", "dgrad", "wgrad", "update")
+
+SHOWN_CHANGES = 6
+"""So many of the first changes of a loss scale, and of the first skips, are written out."""
 
 
 def trial_page(results: Results, number: int) -> str:
     """Return all that is known of the trial with this number; InputError where there is none."""
-    trial = _found(results, number)
+    trial = _trial_numbered(results, number)
     if isinstance(trial, FailedTrial):
         return f"{_title(trial)}\n\nfailed: {trial.reason}"
     blocks = [
@@ -32,14 +49,14 @@ def trial_page(results: Results, number: int) -> str:
         scale_lines(results, trial),
         _layers(trial),
         lost_lines(trial),
-        *cost_blocks(results, trial),
+        *_cost_blocks(results, trial),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def tried_page(results: Results, number: int, new: bool) -> str:
     """Return what came of a policy tried by hand: its row, its counts, and where it stands."""
-    trial = _found(results, number)
+    trial = _trial_numbered(results, number)
     if isinstance(trial, FailedTrial):
         return trial_page(results, number)
     (row,) = (row for row in results.rows() if row.trial == number)
@@ -112,7 +129,7 @@ def standing(results: Results, trial: Trial) -> str:
     )
 
 
-def _found(results: Results, number: int) -> Trial | FailedTrial:
+def _trial_numbered(results: Results, number: int) -> Trial | FailedTrial:
     for failed in results.failed:
         if failed.number == number:
             return failed
@@ -124,9 +141,9 @@ def number_of(results: Results, policy: Policy, source: str) -> int:
 
     In what order ops are listed does not matter: a study that decides their lists has its own.
     """
-    wanted = lists_sorted(policy).digest
+    digest = lists_sorted(policy).digest
     for trial in results.trials:
-        if trial.digest == policy.digest or lists_sorted(trial.policy).digest == wanted:
+        if trial.digest == policy.digest or lists_sorted(trial.policy).digest == digest:
             return trial.number
     study = results.spec.study.name
     raise InputError(
@@ -137,9 +154,9 @@ def number_of(results: Results, policy: Policy, source: str) -> int:
 
 def _title(trial: Trial | FailedTrial) -> str:
     presets = " ".join(trial.presets)
-    known = f" = {presets}" if presets not in ("", trial.name) else ""
+    alias = f" = {presets}" if presets not in ("", trial.name) else ""
     by_hand = " (tried by hand)" if isinstance(trial, Trial) and trial.by_hand else ""
-    return f"trial {trial.number}: {trial.name}{known}{by_hand}"
+    return f"trial {trial.number}: {trial.name}{alias}{by_hand}"
 
 
 def _settings(policy: Policy) -> str:
@@ -148,7 +165,7 @@ def _settings(policy: Policy) -> str:
     state = "as its parameters are stored" if state == AS_STORED else state
     sums = sorted({layer.accumulator for _, layer in policy.layers})
     return (
-        f"loss scale: {_loss_scale(policy.loss_scale)}; tensor scaling: {policy.scaling.recipe}; "
+        f"loss scale: {_loss_scale(policy)}; tensor scaling: {policy.scaling.recipe}; "
         f"masters: {masters}; optimizer state: {state}; "
         f"accumulator: {', '.join(sums)}"
         + (f"; gradients reduced in {policy.all_reduce}" * (policy.parallel.devices > 1))
@@ -167,7 +184,8 @@ def _mean(results: Results, trial: Trial) -> str:
     )
 
 
-def _loss_scale(scale: LossScale) -> str:
+def _loss_scale(policy: Policy) -> str:
+    scale = policy.loss_scale
     if scale.kind == "none":
         return "none"
     if scale.kind == "schedule":
@@ -225,3 +243,147 @@ def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     for layer, count in pairs:
         sums[layer] = sums.get(layer, 0) + count
     return sums
+
+
+def lost_lines(trial: Trial) -> list[str]:
+    """Return one line per kind, layer and role that lost values, summed over the seeds."""
+    rows = _sum_by_place(row for score in trial.scores for row in score.lost)
+    if not rows:
+        counted = any(score.overflows or score.underflows for score in trial.scores)
+        why = "not recorded by role, for the runs are older" if counted else "none"
+        return [f"values lost in the probed steps: {why}"]
+    titles = ("lost", "layer", "role", "count", "of those looked at", "first step", "largest")
+    cells = [
+        (
+            row.kind,
+            row.layer or "(no layer)",
+            row.role,
+            str(row.count),
+            f"{100.0 * row.count / row.seen:.2g}%",
+            str(row.first_step),
+            f"{row.largest:.3g}",
+        )
+        for row in sorted(rows, key=_place)
+    ]
+    return ["values lost in the probed steps, before rounding:", *aligned([titles, *cells])]
+
+
+def _place(row: Lost) -> tuple[int, str, int]:
+    places = {role: place for place, role in enumerate(ROLES)}
+    return KINDS.index(row.kind), row.layer, places.get(row.role, -1)
+
+
+def _sum_by_place(rows: Iterable[Lost]) -> list[Lost]:
+    """Return the rows of several runs as those of one."""
+    sums: dict[tuple[str, str, str], Lost] = {}
+    for row in rows:
+        key = row.kind, row.layer, row.role
+        old = sums.get(key)
+        sums[key] = row if old is None else _sum(old, row)
+    return list(sums.values())
+
+
+def _sum(one: Lost, other: Lost) -> Lost:
+    return Lost(
+        one.kind,
+        one.layer,
+        one.role,
+        one.count + other.count,
+        one.seen + other.seen,
+        min(one.first_step, other.first_step),
+        max(one.largest, other.largest),
+    )
+
+
+def scale_lines(results: Results, trial: Trial) -> list[str]:
+    """Return how the loss scale moved and which steps were skipped, one line per seed."""
+    if trial.policy.loss_scale.kind == "none":
+        return []
+    return [
+        f"seed {seed}: {_scale(score)}; {_skips(score)}"
+        for seed, score in zip(trial.seeds, trial.scores, strict=True)
+    ]
+
+
+def _scale(score: Score) -> str:
+    if not score.scales:
+        return "loss scale not recorded"
+    values = [value for _, value in score.scales]
+    if len(values) == 1:
+        return f"loss scale {_power(values[0])} throughout"
+    moves = [f"{_power(value)} from step {step}" for step, value in score.scales[:SHOWN_CHANGES]]
+    more = len(values) - len(moves)
+    course = ", ".join(moves) + (f" and {more} changes more" if more else "")
+    ups = sum(old < new for old, new in pairwise(values))
+    return (
+        f"loss scale first {_power(values[0])}, last {_power(values[-1])}, lowest "
+        f"{_power(min(values))}, highest {_power(max(values))}, raised {ups}x, "
+        f"lowered {len(values) - 1 - ups}x ({course})"
+    )
+
+
+def _power(scale: float) -> str:
+    """Return a scale as the power of two that it nearly always is."""
+    fraction, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if fraction == 0.5 else f"{scale:g}"
+
+
+def _skips(score: Score) -> str:
+    if not score.skipped_steps:
+        return "no step skipped"
+    if not score.skips:
+        return f"{score.skipped_steps} steps skipped"
+    first = ", ".join(str(step) for step in score.skips[:SHOWN_CHANGES])
+    more = len(score.skips) - SHOWN_CHANGES
+    last = f" and {more} more, the last {score.skips[-1]}" if more > 0 else ""
+    return f"{score.skipped_steps} skipped: steps {first}{last}"
+
+
+def trend_lines(results: Results, trial: Trial) -> list[str]:
+    """Return the gap along the study's run and along the longer one, and where it goes."""
+    runs = [("over the study's run", results.trend(trial))]
+    runs.append(("over the longer run", results.confirmed_trend(trial)))
+    return [line for where, trend in runs if trend.points for line in _course(where, trend)]
+
+
+def _course(where: str, trend: Trend) -> list[str]:
+    titles = ("steps", *(str(point.steps) for point in trend.points))
+    gaps = ("gap, nats", *(f"{point.gap:+.2e}" for point in trend.points))
+    shares = ("of float32's loss there", *(f"{point.relative:+.2%}" for point in trend.points))
+    return [f"gap {where}: {direction(trend)}", *aligned([titles, gaps, shares])]
+
+
+def direction(trend: Trend) -> str:
+    """Say where the gap goes from the middle of a run to its end, and by how much."""
+    if trend.change is None:
+        return "no trend, for the run has no middle and end"
+    moved = f"{trend.change:+.1e} nats from the middle to the end"
+    if trend.gap == ONE_SEED or trend.reach is None:
+        return f"{moved}; one seed, so no trend is called"
+    return f"{trend.gap} ({moved}, +- {trend.reach:.1e}); beside float32's loss {trend.relative}"
+
+
+def _cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
+    """Return the lines on time, on single kernels and on memory.
+
+    The step is priced anew: records keep its sums, not its kernels. Without the task's data that
+    cannot be, and only the sums are said.
+    """
+    spec, cost = results.spec, trial.cost
+    head = [f"{speedups(results, trial)}; {batches(spec)}"]
+    objective = objective_of(spec)
+    try:
+        step = objective.step_price(trial.policy)
+    except InputError as error:
+        missing = [f"kernel by kernel: not shown: {error}"]
+        return [[*head, cost.summary], memory_lines(cost), missing]
+    return [
+        [
+            *head,
+            default_line(objective, cost),
+            *time_lines(cost, step.time),
+            *phase_lines(objective, trial.policy),
+        ],
+        kernel_lines(step.time),
+        [*memory_lines(cost), live_line(step.memory)],
+    ]

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from policysearch.report.front_data import caption, reference_names
+from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
@@ -107,8 +107,8 @@ def figure(results: Results, view: View) -> Figure:
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
     axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
-    said = "float32 itself did not train" if results.float32_fault else results.cannot_rank
-    axes.text(0.5, 0.5, said.partition(":")[0], transform=axes.transAxes, ha="center")
+    fault = "float32 itself did not train" if results.float32_fault else results.cannot_rank
+    axes.text(0.5, 0.5, fault.partition(":")[0], transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
         fig.legend(loc="outside right upper", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
@@ -119,14 +119,14 @@ def figure(results: Results, view: View) -> Figure:
 
 def _title(results: Results, view: View) -> list[str]:
     diverged = sum(trial.diverged for trial in results.trials)
-    lost = f"; {diverged} diverged, not shown" * bool(diverged)
-    lost += f"; {len(results.failed)} failed" * bool(results.failed)
-    tried = len(results.trials) + len(results.failed)
+    missing = f"; {diverged} diverged, not shown" * bool(diverged)
+    missing += f"; {len(results.failed)} failed" * bool(results.failed)
+    count = len(results.trials) + len(results.failed)
     task = results.spec.task
-    head = f"{results.spec.study.name}: {tried} policies for {task.model_name} on {task.data_name}"
+    head = f"{results.spec.study.name}: {count} policies for {task.model_name} on {task.data_name}"
     way = f"left is closer to float32, {view.better}"
     way += "; the star is the knee, the one to take" * bool(results.front)
-    return [*textwrap.wrap(head + lost, TITLE_LETTERS), way]
+    return [*textwrap.wrap(head + missing, TITLE_LETTERS), way]
 
 
 def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float) -> None:
@@ -139,7 +139,7 @@ def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float)
     fig.draw_without_rendering()  # Lays everything out, so that places are known.
     points = [(max(row.counted_gap, least), view.value(row)) for row in rows]
     centres = [axes.transData.transform(point) for point in points]
-    taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in centres]
+    boxes = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in centres]
     for row, point in zip(rows, points, strict=True):
         for x, y in PLACES:
             number = axes.annotate(
@@ -154,8 +154,8 @@ def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float)
                 path_effects=[withStroke(linewidth=1.5, foreground="white")],
             )
             box = number.get_window_extent()
-            if (x, y) == PLACES[-1] or not any(box.overlaps(other) for other in taken):
-                taken.append(box)
+            if (x, y) == PLACES[-1] or not any(box.overlaps(other) for other in boxes):
+                boxes.append(box)
                 break
             number.remove()
 
@@ -198,8 +198,8 @@ def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:
 
 
 def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    named = [row for row in rows if row.presets]
-    for index, row in enumerate(named):
+    presets = [row for row in rows if row.presets]
+    for index, row in enumerate(presets):
         axes.scatter(
             [max(row.counted_gap, least)],
             [view.value(row)],
@@ -239,10 +239,10 @@ def _draw_knee(axes: Axes, results: Results, view: View, least: float) -> None:
 
 
 def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    tried = [row for row in rows if row.by_hand]
-    if tried:
-        gaps = [max(row.counted_gap, least) for row in tried]
-        values = [view.value(row) for row in tried]
+    by_hand = [row for row in rows if row.by_hand]
+    if by_hand:
+        gaps = [max(row.counted_gap, least) for row in by_hand]
+        values = [view.value(row) for row in by_hand]
         axes.scatter(
             gaps,
             values,

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
-from policysearch.cost.memory import Kind
+from policysearch.cost.memory import (
+    GIB,
+    GROWTH,
+    LARGEST_BATCH,
+    Kind,
+    StepMemory,
+    largest_batch,
+    visible_bytes,
+)
+from policysearch.cost.parallel.shards import shard
+from policysearch.cost.parallel.spread import spread_memory
 from policysearch.cost.price import compare
 from policysearch.cost.time import KernelTime
 from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
 from policysearch.report.causes import Change, Changes, LayerMargins
 from policysearch.report.step_cost import (
     KIND_NAMES,
@@ -20,7 +32,8 @@ from policysearch.report.step_cost import (
     phase_lines,
     time_lines,
 )
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
+from policysearch.train.tracing import Tracing
 
 MOST_CAUSES = 8
 """So many changes are shown, the largest gain first."""
@@ -83,8 +96,8 @@ def layer_lines(layers: tuple[LayerMargins, ...]) -> list[str]:
             row.format,
             f"{row.share:.1%}",
             f"{row.cast_share:.1%}",
-            _told(row.wider),
-            _told(row.narrower),
+            _gains(row.wider),
+            _gains(row.narrower),
         )
         for row in layers[:MOST_LAYERS]
     ]
@@ -92,7 +105,7 @@ def layer_lines(layers: tuple[LayerMargins, ...]) -> list[str]:
     return aligned([titles, *rows]) + [f"and {more} layers more"] * (more > 0)
 
 
-def _told(change: Change | None) -> str:
+def _gains(change: Change | None) -> str:
     if change is None:
         return "-"
     return f"{change.speedup - 1:+.1%} speed, {change.memory_ratio - 1:+.1%} memory"
@@ -101,8 +114,8 @@ def _told(change: Change | None) -> str:
 def cause_lines(changes: Changes, causes: tuple[Change, ...]) -> list[str]:
     """Return what would make the step faster, each change alone, the largest gain first."""
     launches = changes.without_launches
-    found = [c for c in causes if c.speedup >= 1 + LEAST_GAIN]
-    rows = [(c.what, f"{c.speedup:.3f}x", f"{c.memory_ratio:.3f}x") for c in found[:MOST_CAUSES]]
+    gains = [c for c in causes if c.speedup >= 1 + LEAST_GAIN]
+    rows = [(c.what, f"{c.speedup:.3f}x", f"{c.memory_ratio:.3f}x") for c in gains[:MOST_CAUSES]]
     titles = ("why not faster: with this one change", "modeled step", "memory")
     lines = aligned([titles, *rows]) if rows else ["no single change of formats makes it faster"]
     if launches >= 1 + LEAST_GAIN:
@@ -113,10 +126,10 @@ def cause_lines(changes: Changes, causes: tuple[Change, ...]) -> list[str]:
 def memory_moments(changes: Changes) -> list[str]:
     """Return the live bytes by kind along the step and at its peak, in MiB."""
     moments = changes.live()
-    totals = [sum(held.values()) for _, held in moments]
+    totals = [sum(live.values()) for _, live in moments]
     peak = totals.index(max(totals))
     places = {round(i * (len(moments) - 1) / 7) for i in range(8)} | {peak}
-    kinds = [kind for kind in KINDS if any(held.get(kind, 0) for _, held in moments)]
+    kinds = [kind for kind in KINDS if any(live.get(kind, 0) for _, live in moments)]
     rows = [
         (
             f"{moments[place][0]}{' (peak)' if place == peak else ''}",
@@ -126,3 +139,47 @@ def memory_moments(changes: Changes) -> list[str]:
         for place in sorted(places)
     ]
     return aligned([("live MiB at", "all", *(KIND_NAMES[kind] for kind in kinds)), *rows])
+
+
+def memory_at(objective: Objective, policy: Policy, batch_size: int) -> StepMemory:
+    """Return the modeled memory of a step at another batch, that of one of its groups of devices.
+
+    Of the phases of a policy it is that with the largest peak, as in its price.
+    """
+    tracing = Tracing(objective.task, objective.model, batch_size)
+    starts = (0, *objective.phase_starts(policy))
+    graphs = (objective.recomputed(tracing.step_graph(policy.at_step(start))) for start in starts)
+    parts = (shard(graph, policy.parallel.tensor)[0] for graph in graphs)
+    memories = (spread_memory(part, policy.parallel, policy.all_reduce) for part in parts)
+    return max(memories, key=lambda memory: memory.peak_bytes)
+
+
+def largest_batches(objective: Objective, policy: Policy) -> tuple[int, int]:
+    """Return the largest batches that fit the device: surely, and as expected; 0 if none does.
+
+    Of all devices together, where the step is spread over several. LARGEST_BATCH of each group
+    stands for that or more.
+    """
+
+    def live_at(batch_size: int) -> float:
+        return memory_at(objective, policy, batch_size).peak_bytes
+
+    visible = visible_bytes(objective.device.memory_bytes / GIB)
+    groups = policy.parallel.groups
+    return (
+        groups * largest_batch(live_at, GROWTH.high, visible),
+        groups * largest_batch(live_at, GROWTH.expected, visible),
+    )
+
+
+def largest_lines(objective: Objective, policy: Policy) -> list[str]:
+    """Return the largest batches under a policy and in float32, as text."""
+    lines = [f"largest batch that fits on {objective.device.name}"]
+    for compared in (policy, replace(objective.float32, parallel=objective.parallel)):
+        sure, expected = largest_batches(objective, compared)
+        spread = compared.parallel.summary
+        over = f", over {spread}" if spread else ""
+        most = LARGEST_BATCH * compared.parallel.groups
+        sizes = [f"{'at least ' * (size == most)}{size}" for size in (sure, expected)]
+        lines.append(f"{compared.name}: {sizes[0]} surely, {sizes[1]} expected{over}")
+    return lines

@@ -58,21 +58,21 @@ def _by_layer(changes: Changes) -> dict[str, dict[str, float]]:
         name = "casts" if kernel.is_cast else kernel.format
         parts[name] = parts.get(name, 0.0) + kernel.seconds / total
     largest = sorted(layers, key=lambda layer: -sum(layers[layer].values()))[:MOST_BARS]
-    shown = {layer: parts for layer, parts in layers.items() if layer in largest}
+    bars = {layer: parts for layer, parts in layers.items() if layer in largest}
     rest: dict[str, float] = {}
-    for layer in layers.keys() - shown.keys():
+    for layer in layers.keys() - bars.keys():
         for name, share in layers[layer].items():
             rest[name] = rest.get(name, 0.0) + share
-    return {**shown, **({f"{len(layers) - len(shown)} others": rest} if rest else {})}
+    return {**bars, **({f"{len(layers) - len(bars)} others": rest} if rest else {})}
 
 
 def _memory(axes: Axes, changes: Changes) -> None:
     moments = changes.live()
-    held = [[live.get(kind, 0) / MIB for _, live in moments] for kind in KINDS]
-    shown = [(kind, row) for kind, row in zip(KINDS, held, strict=True) if any(row)]
-    rows, labels = [row for _, row in shown], [KIND_NAMES[kind] for kind, _ in shown]
+    bytes_of = [[live.get(kind, 0) / MIB for _, live in moments] for kind in KINDS]
+    areas = [(kind, row) for kind, row in zip(KINDS, bytes_of, strict=True) if any(row)]
+    rows, labels = [row for _, row in areas], [KIND_NAMES[kind] for kind, _ in areas]
     axes.stackplot(range(len(moments)), rows, labels=labels)
-    peak = int(np.argmax(np.sum(held, axis=0)))
+    peak = int(np.argmax(np.sum(bytes_of, axis=0)))
     axes.axvline(peak, color="black", linestyle=":", label=f"peak: {moments[peak][0]}")
     axes.set_xlim(0, len(moments) - 1)
     axes.set_xlabel("nodes of the step, forward to update")

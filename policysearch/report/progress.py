@@ -78,7 +78,7 @@ class Bar:
         if now - self._front_at >= FRONT_SECONDS or trained == self._total:
             self._front_at = now
             beside = [self._beside()] if self._beside else []
-            self._bar.set_postfix_str(", ".join([*beside, _said(results())]), refresh=False)
+            self._bar.set_postfix_str(", ".join([*beside, _standing(results())]), refresh=False)
         if self._total is not None:  # Presets that were added to the study come on top of it.
             self._bar.total = max(self._total, math.ceil(trained))
         self._bar.update(trained - self._bar.n)
@@ -91,9 +91,9 @@ class Bar:
         return f"{head} |{{bar}}| {{elapsed}}{rate}, {{remaining}} left{{postfix}}"
 
 
-def _said(results: Results) -> str:
-    lost = sum(trial.diverged for trial in results.trials)
-    words = [f"{lost} diverged"] * bool(lost) + [f"{len(results.failed)} failed"] * bool(
+def _standing(results: Results) -> str:
+    diverged = sum(trial.diverged for trial in results.trials)
+    words = [f"{diverged} diverged"] * bool(diverged) + [f"{len(results.failed)} failed"] * bool(
         results.failed
     )
     if results.front:

@@ -1,29 +1,25 @@
-"""Where the modeled time and memory of one policy's step go, as text.
-
-Shares are of the kernels' time. The step is priced anew: records keep its sums, not its kernels.
-"""
+"""Where the modeled time and memory of one step go, as text; shares are of the kernels' time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import get_args
 
 from policysearch.cost.device_file import device_at
 from policysearch.cost.gemm import is_convolution
 from policysearch.cost.memory import Kind, StepMemory
+from policysearch.cost.optimizers import Kernels, UpdatePrice, update_price
 from policysearch.cost.price import PolicyCost, speedup_over
 from policysearch.cost.time import KernelTime, StepTime
+from policysearch.graph import Graph, size
 from policysearch.objective.objective import Objective
+from policysearch.optimizers.optimizer import rules
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import TF32, preset
-from policysearch.report.front_data import batches, speedups
-from policysearch.report.table import aligned
-from policysearch.study.journal.trials import Trial
-from policysearch.study.results.results import Results
-from policysearch.study.specification import objective_of
+from policysearch.report.text import aligned
 from policysearch.train.step import trace_forward
-from policysearch.values import InputError
 
 MIB = 2.0**20
 
@@ -54,31 +50,6 @@ LONGEST = 8
 """So many kernels are shown, the longest first."""
 
 
-def cost_blocks(results: Results, trial: Trial) -> list[list[str]]:
-    """Return the lines on time, on single kernels and on memory.
-
-    Without the task's data nothing can be priced anew, and only the sums are told.
-    """
-    spec, cost = results.spec, trial.cost
-    told = [f"{speedups(results, trial)}; {batches(spec)}"]
-    objective = objective_of(spec)
-    try:
-        step = objective.step_price(trial.policy)
-    except InputError as error:
-        missing = [f"kernel by kernel: not shown: {error}"]
-        return [[*told, cost.summary], memory_lines(cost), missing]
-    return [
-        [
-            *told,
-            default_line(objective, cost),
-            *time_lines(cost, step.time),
-            *phase_lines(objective, trial.policy),
-        ],
-        kernel_lines(step.time),
-        [*memory_lines(cost), live_line(step.memory)],
-    ]
-
-
 def phase_lines(objective: Objective, policy: Policy) -> list[str]:
     """Return the line that says what is told of one phase alone; none for a policy of one."""
     starts = objective.phase_starts(policy)
@@ -106,15 +77,15 @@ def default_float32(objective: Objective) -> Policy:
 
 def default_line(objective: Objective, cost: PolicyCost) -> str:
     """Return the speedup over float32 as the stack runs it unless told, with its interval."""
-    said = f"float32 as {objective.stack.name} runs it unless told"
+    default_name = f"float32 as {objective.stack.name} runs it unless told"
     default = default_float32(objective)
     narrow = sum(layer.compute == "tfloat32" for _, layer in default.layers)
     if not narrow:
-        return f"{said} is strict float32"
+        return f"{default_name} is strict float32"
     beside = objective.price(replace(default, parallel=objective.parallel))
     over = speedup_over(cost, beside, default.name)
     return (
-        f"{over.value:.2f}x ({over.low:.2f} to {over.high:.2f}) the speed of {said}: "
+        f"{over.value:.2f}x ({over.low:.2f} to {over.high:.2f}) the speed of {default_name}: "
         f"tfloat32 in {narrow} of {len(default.layers)} layers"
     )
 
@@ -178,5 +149,53 @@ def memory_lines(cost: PolicyCost) -> list[str]:
 
 def live_line(memory: StepMemory) -> str:
     """Return what the bytes that are live at the peak belong to."""
-    held = [(KIND_NAMES[kind], bytes) for kind, bytes in memory.parts if bytes]
-    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in held)
+    parts = [(KIND_NAMES[kind], bytes) for kind, bytes in memory.parts if bytes]
+    return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in parts)
+
+
+def parameter_groups(graph: Graph, apart: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the elements of the parameters that a step updates, by parameter group.
+
+    `apart`: matrices and the rest are groups of their own, as where weight decay is for the first.
+    """
+    nodes = [graph.nodes[old] for old, _ in graph.updates]
+    shapes = [node.shape for node in nodes if node.op.name == "parameter"]
+    if not apart:
+        return (tuple(size(shape) for shape in shapes),)
+    matrices = tuple(size(shape) for shape in shapes if len(shape) > 1)
+    others = tuple(size(shape) for shape in shapes if len(shape) <= 1)
+    return tuple(group for group in (matrices, others) if group)
+
+
+def optimizer_lines(objective: Objective, graph: Graph) -> list[str]:
+    """Return a line for each optimizer and form of its kernels.
+
+    Time is over that of torch's fused Adam, state and temporaries are float32.
+    """
+    groups = parameter_groups(graph, objective.task.weight_decay_for == "matrices")
+    if not groups or not groups[0]:
+        return ["no parameters are updated"]
+
+    def priced(name: str, kernels: Kernels) -> UpdatePrice:
+        return update_price(name, kernels, groups, objective.device, objective.stack)
+
+    reference = priced("adam", "fused").seconds
+    rows = []
+    for name, rule in rules().items():
+        for kernels in get_args(Kernels):
+            if kernels != "fused" or rule.fused:
+                price = priced(name, kernels)
+                rows.append(
+                    (
+                        name,
+                        kernels,
+                        f"{price.seconds / reference:.2f}",
+                        str(price.launches),
+                        f"{price.state_bytes / MIB:.4g}",
+                        f"{price.aside_bytes / MIB:.4g}",
+                    )
+                )
+    titles = ("update", "kernels", "time over fused Adam", "launches", "state MiB", "aside MiB")
+    tensors = sum(map(len, groups))
+    head = f"float32 update, {tensors} parameters, groups: {len(groups)}"
+    return [head, *aligned([titles, *rows])]

@@ -1,4 +1,4 @@
-"""The front of a study as a table of text."""
+"""The results of a study as text: the front as a table, its caption, and the CSV file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 
-from policysearch.report.front_data import caption
+from policysearch.accumulators import accumulator_named
+from policysearch.policy.presets import TF32
+from policysearch.report.text import aligned, or_dash
 from policysearch.search.acquisition import BUDGETS
+from policysearch.study.journal.trials import Trial
 from policysearch.study.results.fidelity import Looked
 from policysearch.study.results.found import found
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
 from policysearch.study.results.trend import Trend
+from policysearch.study.specification import StudySpec
 
 HEADER = (
     "trial",
@@ -28,6 +33,13 @@ HEADER = (
     "early sign",
     "gap confirmed, later",
 )
+
+EMULATORS: Mapping[str, str] = MappingProxyType(
+    {"c": "C and numpy", "numpy": "numpy", "off": "the reference"}
+)
+"""What ran (`Score.fast`), in words; the bits are the same."""
+
+INTERVALS = "95 % intervals by t, variances shared between policies"
 
 BEHIND = "picked from in the place of members that fail or were not confirmed:"
 
@@ -45,26 +57,26 @@ def front_table(results: Results) -> str:
     sound = {trial.number for trial in results.sound_front()} if results.front else set()
     behind = [row for row in left if row.trial in sound]
     others = [row for row in left if row.by_hand and row not in behind]
-    lost = [trial for trial in results.trials if trial.diverged]
+    diverged = [trial for trial in results.trials if trial.diverged]
     head = (
         f"study {results.spec.study.name}: {len(results.trials) + len(results.failed)} policies "
-        f"tried, {len(lost)} diverged, {len(results.failed)} failed, "
+        f"tried, {len(diverged)} diverged, {len(results.failed)} failed, "
         f"{len(results.front)} on the front"
     )
-    said = [f"trial {t.number}: {t.name}: {t.divergence}" for t in lost]
-    said += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
+    reasons = [f"trial {t.number}: {t.name}: {t.divergence}" for t in diverged]
+    reasons += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
     table = _blocks({"": rows, BEHIND: behind, "tried by hand, not on the front:": others})
-    blocks = [[head, *search_lines(results)], warnings(results), table, said]
+    blocks = [[head, *search_lines(results)], warnings(results), table, reasons]
     return "\n\n".join("\n".join(block) for block in [*blocks, [caption(results)]] if block)
 
 
 def _blocks(titled: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the rows as one table, each part of it with rows below its title."""
     head, *lines = aligned([HEADER, *(cells(row) for rows in titled.values() for row in rows)])
-    found, rest = [head], iter(lines)
+    lines_of, rest = [head], iter(lines)
     for title, rows in titled.items():
-        found += [title] * bool(title and rows) + list(islice(rest, len(rows)))
-    return found
+        lines_of += [title] * bool(title and rows) + list(islice(rest, len(rows)))
+    return lines_of
 
 
 def search_lines(results: Results) -> list[str]:
@@ -95,31 +107,31 @@ def _seeds(results: Results) -> list[str]:
     if study.searched == study.seeds:
         return []
     counts = Counter(len(trial.scores) for trial in results.trials)
-    said = ", ".join(f"{count} policies with {seeds}" for seeds, count in sorted(counts.items()))
-    return [f"seeds: {said}; members of the front are to have all {len(study.seeds)}"]
+    groups = ", ".join(f"{count} policies with {seeds}" for seeds, count in sorted(counts.items()))
+    return [f"seeds: {groups}; members of the front are to have all {len(study.seeds)}"]
 
 
 def _runs(looked: Looked, kind: str) -> list[str]:
     """Return how many runs of which length were spent, and how looks, so called, rank."""
-    of, done = f"{looked.until} steps, {looked.resumed} of these gone on with", "gone on with"
+    of, then = f"{looked.until} steps, {looked.resumed} of these gone on with", "gone on with"
     if looked.width < 1.0:
-        of, done = f"a net of {looked.width:g} of the widths, counted so", "trained"
+        of, then = f"a net of {looked.width:g} of the widths, counted so", "trained"
     worth = f"together the steps of {looked.worth:.1f} whole ones"
     spent = f"runs: {looked.whole} whole, {looked.short} of {of}; {worth}"
     if not looked.learns:
         return [spent, f"{kind}: none, for float32 has learned too little by their end"]
     if math.isnan(looked.correlation):
         return [spent, f"{kind}: too few of them whole as well ({looked.pairs}) to compare"]
-    trust = f"what they propose was {done}" if looked.carry else "only whole runs count"
-    said = f"rank correlation {looked.correlation:.2f} with whole runs of {looked.pairs} policies"
-    said += "" if math.isnan(looked.beyond) else f", {looked.beyond:.2f} given their prices"
-    return [spent, f"{kind}: {said}; {trust}"]
+    trust = f"what they propose was {then}" if looked.carry else "only whole runs count"
+    ranks = f"rank correlation {looked.correlation:.2f} with whole runs of {looked.pairs} policies"
+    ranks += "" if math.isnan(looked.beyond) else f", {looked.beyond:.2f} given their prices"
+    return [spent, f"{kind}: {ranks}; {trust}"]
 
 
 def warnings(results: Results) -> list[str]:
     """Return what makes the results worth less than they look, one line each."""
-    told = (results.float32_fault, results.cannot_rank)
-    fault = [f"warning: {reason}" for reason in told if reason]
+    reasons = (results.float32_fault, results.cannot_rank)
+    fault = [f"warning: {reason}" for reason in reasons if reason]
     return fault + [f"warning: results of both sides of a change: {c}" for c in results.mixed]
 
 
@@ -136,18 +148,13 @@ def cells(row: Row) -> tuple[str, ...]:
         *(or_dash(speed, 2) for speed in (row.speedup_over_tf32, row.speedup_over_baseline)),
         f"{row.modeled_memory_ratio:.3f}",
         row.early_sign,
-        _confirmed(row),
+        _long_gap(row),
     )
 
 
 def _name(row: Row) -> str:
-    known = f" = {row.presets}" if row.presets not in ("", row.policy) else ""
-    return f"{row.policy}{known}{' (by hand)' if row.by_hand else ''}"
-
-
-def or_dash(value: float | None, places: int) -> str:
-    """Return the value with so many places, "-" for None."""
-    return "-" if value is None else f"{value:.{places}f}"
+    alias = f" = {row.presets}" if row.presets not in ("", row.policy) else ""
+    return f"{row.policy}{alias}{' (by hand)' if row.by_hand else ''}"
 
 
 def _gap(row: Row) -> str:
@@ -156,11 +163,11 @@ def _gap(row: Row) -> str:
     return f"{row.loss_gap:+.2e} +- {(row.gap_high95 - row.gap_low95) / 2:.1e}"
 
 
-def _confirmed(row: Row) -> str:
+def _long_gap(row: Row) -> str:
     if row.confirmed_gap is None:
         return "-"
-    said = f"{row.confirmed_gap:+.2e} at {row.confirmed_steps} steps"
-    return f"{said}  FAILS: {row.fault}" if row.fault else said
+    gap = f"{row.confirmed_gap:+.2e} at {row.confirmed_steps} steps"
+    return f"{gap}  FAILS: {row.fault}" if row.fault else gap
 
 
 def confirmed_table(results: Results) -> str:
@@ -175,10 +182,10 @@ def confirmed_table(results: Results) -> str:
         for steps in horizons
     ]
     why = dict(results.unconfirmed)
-    lost = [t for t in results.trials if t.digest in why]
-    blocks += [[f"trial {t.number} not confirmed: {why[t.digest]}" for t in lost]] * bool(lost)
-    said = "\n\n".join("\n".join(block) for block in blocks)
-    return said or results.cannot_rank or "nothing confirmed yet"
+    missing = [t for t in results.trials if t.digest in why]
+    blocks += [[f"trial {t.number} not confirmed: {why[t.digest]}" for t in missing]]
+    pages = "\n\n".join("\n".join(block) for block in blocks if block)
+    return pages or results.cannot_rank or "nothing confirmed yet"
 
 
 def _at_horizon(results: Results, rows: Sequence[Row]) -> list[str]:
@@ -210,10 +217,91 @@ def _course(trend: Trend) -> tuple[str, str]:
     return words, " ".join(f"{p.relative:+.1%}" for p in trend.points if p.relative is not None)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines, their columns padded to the widest cell."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+def csv_text(results: Results) -> str:
+    """Return `Results.to_frame` as CSV with a header line; a `noise_gap` not measured is empty."""
+    text: str = results.to_frame().to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def batches(spec: StudySpec) -> str:
+    """Say at which batch a step was trained and priced, why at two, and what it computes again."""
+    trained, priced = spec.task.batch_size, spec.priced_batch_size
+    blocks = ", ".join(spec.cost.recompute)
+    again = f", {blocks} computed again in backward" if blocks else ""
+    if trained == priced:
+        return f"trained and priced at batch {trained}{again}"
+    why = spec.cost.batch_size_reason
+    return f"trained at batch {trained}, priced at batch {priced} ({why}){again}"
+
+
+def speedups(results: Results, trial: Trial) -> str:
+    """Return the modeled speedups of a policy over each reference, with their intervals."""
+    texts = (
+        f"{x.value:.2f} ({x.low:.2f} to {x.high:.2f}) over {_name_beside(results, x.over)}"
+        for x in results.speedups(trial)
+    )
+    return "modeled speedup " + ", ".join(texts)
+
+
+def _name_beside(results: Results, name: str) -> str:
+    """Return what a reference is called beside others."""
+    if name == results.spec.study.baseline:
+        return f"the baseline {name}"
+    return {TF32: "TF32"}.get(name, name)
+
+
+def reference_names(results: Results) -> dict[str, float]:
+    """Return what else than strict float32 speed is compared with, and its speedup over that."""
+    others = list(results.reference_speedups.items())[1:]
+    return {_name_beside(results, name): speedup for name, speedup in others}
+
+
+def _references(results: Results) -> str:
+    """Say over what a speedup is, and how fast the other references are."""
+    others = (f"{name} is {value:.2f}x" for name, value in reference_names(results).items())
+    speeds = ", ".join(others)
+    return f" Speedup is over strict float32; {speeds} that." if speeds else ""
+
+
+def _spread(spec: StudySpec) -> str:
+    """Say over how many devices a step is spread, and what of that is emulated."""
+    base = spec.parallel.base
+    if base.devices == 1:
+        return ""
+    return (
+        f" Each of {spec.parallel.devices} devices, float32 with {base.summary}; trained is one "
+        "replica of the whole batch, gradients rounded once to the format they are reduced in."
+    )
+
+
+def _price_source(results: Results) -> str:
+    """Say what the prices are: with their error where they were compared with measured steps."""
+    labels = [trial.cost.label for trial in results.trials[:1]] or ["modeled"]
+    return "Modeled, not measured" if labels == ["modeled"] else labels[0].capitalize()
+
+
+def caption(results: Results) -> str:
+    """Return on what the results rest: device, stack, batches, seeds, accumulator, noise.
+
+    First, where it is so, that the recipe cannot rank policies.
+    """
+    spec = results.spec
+    accumulators = [accumulator_named(name) for name in results.accumulators or ("float32",)]
+    sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
+    seeds = ", ".join(str(seed) for seed in spec.study.seeds)
+    ways = ", ".join(sorted({EMULATORS.get(s.fast, "?") for t in results.trials for s in t.scores}))
+    between = "one seed, so no interval" if len(spec.study.seeds) == 1 else INTERVALS
+    if spec.study.searched != spec.study.seeds:
+        first = ", ".join(str(seed) for seed in spec.study.searched)
+        between = f"the front; others {first} alone; {between}"
+    noise = "not measured"
+    if results.noise_gap is not None:
+        noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
+    ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
+    return (
+        f"{ranks}{_price_source(results)}: speed and memory of {spec.cost.device} "
+        f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}{_spread(spec)}\n"
+        f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
+        f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
+        f"{f'Emulated by {ways}. ' if ways else ''}Accumulator, and what it does not model: {sums}."
+    )

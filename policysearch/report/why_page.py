@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 from policysearch.study.journal.trials import FailedTrial, Trial
 from policysearch.study.questions.one_more import Change
 from policysearch.study.questions.why import Tried, Why
@@ -21,8 +21,8 @@ def why_page(why: Why) -> str:
         return f"trial {here.number}: {here.name}: failed: {here.reason}"
     rows = [_row("as it is", "", here, here, "")]
     rows += [
-        _row(each.neighbour.step, _format(each), here, each.trial, each.verdict or "failed")
-        for each in why.tried
+        _row(row.neighbour.step, _format(row), here, row.trial, row.verdict or "failed")
+        for row in why.tried
     ]
     layers = ", ".join(why.layers)
     head = f"trial {here.number}: {here.label}; {why.group} ({layers}) one step away"
@@ -52,8 +52,8 @@ def bought_page(trial: Trial, changes: Sequence[Change]) -> str:
 
 
 def _format(tried: Tried) -> str:
-    asked = tried.neighbour.format
-    return asked if tried.runs_in == asked else f"{asked}, which runs as {tried.runs_in}"
+    format = tried.neighbour.format
+    return format if tried.runs_in == format else f"{format}, which runs as {tried.runs_in}"
 
 
 def _row(
@@ -62,8 +62,8 @@ def _row(
     if isinstance(trial, FailedTrial):
         return step, format, str(trial.number), trial.reason, "", "", "", verdict
     gap = "diverged" if trial.diverged else f"{trial.loss_gap:+.2e}"
-    lost = trial.diverged or here.diverged
-    more = "" if lost or trial is here else f"{trial.loss_gap - here.loss_gap:+.2e}"
+    no_gap = trial.diverged or here.diverged
+    more = "" if no_gap or trial is here else f"{trial.loss_gap - here.loss_gap:+.2e}"
     speed = trial.cost.speedup / here.cost.speedup
     memory = trial.cost.memory_ratio / here.cost.memory_ratio
     costs = ("", "") if trial is here else (f"{speed:.3f}x", f"{memory:.3f}x")

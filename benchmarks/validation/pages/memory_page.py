@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.validation.validate_memory import JudgedMemory, MemoryValidation
 from policysearch.cost.memory import CONTEXT_BYTES, GIB, VISIBLE_SHARE, visible_bytes
 from policysearch.cost.roofline import Array
-from policysearch.report.table import aligned
+from policysearch.report.text import aligned
 
 TITLES = (
     *("row", "network", "card", "mode", "batches", "published GiB", "modeled GiB", "live GiB"),

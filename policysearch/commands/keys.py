@@ -1,31 +1,17 @@
-"""The reference of the study file, made from the dataclasses that read it."""
+"""`keys`: the reference of the study file, made from the dataclasses that read it."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
+from functools import cache
 from typing import Any
 
-from policysearch.accumulators import ACCUMULATORS
-from policysearch.cost.devices import DEVICES
-from policysearch.cost.stacks import STACKS
-from policysearch.data.datasets import LOADERS
-from policysearch.formats import FORMATS
-from policysearch.nn.layers import ACTIVATIONS
-from policysearch.nn.models import MODELS
-from policysearch.ops.catalogue import FORWARD_OPS
-from policysearch.optimizers.optimizer import Optimizer
-from policysearch.policy.presets import PRESETS
-from policysearch.rewrite.placed_rules import LISTS
-from policysearch.space.decided.base import SAME
-from policysearch.study.optuna_samplers import SAMPLERS
-from policysearch.study.specification import StudySpec
-from policysearch.train.step import LOSSES
-from policysearch.train.tasks import Task
+from policysearch.commands.registry import Command
 from policysearch.values import choices
 
 HEAD = """# The study file
@@ -34,13 +20,29 @@ A study is one TOML file. These are all its tables and keys; a key without a def
 and one that is not listed is an error that names the place. This page is made from the code by
 `make docs`; `policysearch keys` prints it."""
 
-ELSEWHERE: Mapping[type, type] = MappingProxyType({Task: Optimizer})
-"""Where a class says more of its keys than in its own docstring."""
+SAME_ALLOWED = ("grad", "wgrad", "output", "param", "phase")
+"""Whose formats may be that of the layer's products."""
 
-_FORMATS = (*FORMATS, "e<2-8>m<1-23>[fn]")
 
-NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
-    {
+@cache
+def registries() -> Mapping[str, Iterable[str]]:
+    """Return by key what the keys that name a row of a registry take."""
+    from policysearch.accumulators import ACCUMULATORS
+    from policysearch.cost.devices import DEVICES
+    from policysearch.cost.stacks import STACKS
+    from policysearch.data.datasets import LOADERS
+    from policysearch.formats import FORMATS
+    from policysearch.nn.layers import ACTIVATIONS
+    from policysearch.nn.models import MODELS
+    from policysearch.ops.catalogue import FORWARD_OPS
+    from policysearch.policy.presets import PRESETS
+    from policysearch.rewrite.placed_rules import LISTS
+    from policysearch.space.decided.base import SAME
+    from policysearch.study.optuna_samplers import SAMPLERS
+    from policysearch.train.step import LOSSES
+
+    formats = (*FORMATS, "e<2-8>m<1-23>[fn]")
+    return {
         "study.sampler": SAMPLERS,
         "task.model": MODELS,
         "task.activation": ACTIVATIONS,
@@ -48,24 +50,18 @@ NAMES: Mapping[str, Iterable[str]] = MappingProxyType(
         "task.loss": LOSSES,
         "cost.device": DEVICES,
         "cost.stack": STACKS,
-        "space.formats": _FORMATS,
-        "space.grad_formats": (SAME, *_FORMATS),
-        "space.wgrad_formats": (SAME, *_FORMATS),
-        "space.output_formats": (SAME, *_FORMATS),
-        "space.param_formats": (SAME, *_FORMATS),
-        "space.phase_formats": (SAME, *_FORMATS),
+        "space.formats": formats,
+        **{f"space.{of}_formats": (SAME, *formats) for of in SAME_ALLOWED},
         "space.op_places": LISTS,
         "space.base": PRESETS,
         "space.ops": FORWARD_OPS,
-        "space.optimizer_states": _FORMATS,
+        "space.optimizer_states": formats,
         "space.accumulators": (*ACCUMULATORS, "chunked:<length>:<format>[:<rounding mode>]"),
         "space.ladder": PRESETS,
-        "parallel.all_reduce": _FORMATS,
-        "rules.formats": _FORMATS,
+        "parallel.all_reduce": formats,
+        "rules.formats": formats,
         "rules.ops": FORWARD_OPS,
     }
-)
-"""What the keys that name a row of a registry take."""
 
 
 def study_file_page() -> str:
@@ -79,6 +75,8 @@ def study_file_page() -> str:
 
 def tables() -> Iterator[tuple[str, type]]:
     """Yield every table of a study file with the class that reads it, tables within last."""
+    from policysearch.study.specification import StudySpec
+
     for name, hint in typing.get_type_hints(StudySpec).items():
         yield from _tables(name, _table_in(hint) or hint)
 
@@ -106,11 +104,14 @@ def _table_in(hint: Any) -> type | None:
 
 def meaning(kind: type) -> list[str]:
     """Return the paragraphs that say what the keys of the class mean."""
+    from policysearch.optimizers.optimizer import Optimizer
+    from policysearch.train.tasks import Task
+
     bases = [base for base in kind.__mro__[:0:-1] if base.__doc__]
     above = [base for base in bases if dataclasses.is_dataclass(base)]
-    docs = [inspect.getdoc(each) or "" for each in (kind, *above)]
-    if kind in ELSEWHERE:
-        docs.append((inspect.getdoc(ELSEWHERE[kind]) or "").partition("\n\n")[2])
+    docs = [inspect.getdoc(described) or "" for described in (kind, *above)]
+    if kind is Task:  # What its keys of the optimizer mean stands there.
+        docs.append((inspect.getdoc(Optimizer) or "").partition("\n\n")[2])
     return [paragraph for doc in docs for paragraph in doc.split("\n\n")]
 
 
@@ -159,11 +160,18 @@ def _toml(value: object) -> str:
 
 def _names(table: str, kind: type) -> str:
     """Return what the keys take that name a row of a registry, one line each."""
-    known = {
-        f.name: NAMES[f"{table}.{f.name}"]
+    rows = {
+        f.name: registries()[f"{table}.{f.name}"]
         for f in dataclasses.fields(kind)
-        if f"{table}.{f.name}" in NAMES
+        if f"{table}.{f.name}" in registries()
     }
     return "\n".join(
-        f"- `{key}`: {', '.join(f'`{n}`' for n in names)}" for key, names in known.items()
+        f"- `{key}`: {', '.join(f'`{n}`' for n in names)}" for key, names in rows.items()
     )
+
+
+def _keys_page(options: argparse.Namespace) -> None:
+    print(study_file_page())
+
+
+COMMANDS = (Command(200, "keys", "list the keys of a study file", _keys_page),)

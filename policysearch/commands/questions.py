@@ -1,0 +1,144 @@
+"""`try`, `why` and `propose`: what a study's own training runs answer about single policies."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import policysearch
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import (
+    add_policy,
+    add_processes,
+    add_storage,
+    add_study_option,
+    at_least_one,
+    places,
+    policy_in,
+    source,
+)
+from policysearch.files import make_folder
+
+if TYPE_CHECKING:
+    from policysearch.policy.policy import Policy
+    from policysearch.study.specification import StudySpec
+
+
+def _try_arguments(command: argparse.ArgumentParser) -> None:
+    add_policy(command)
+    add_study_option(command)
+    add_storage(command)
+    add_processes(command)
+
+
+def _try(options: argparse.Namespace) -> None:
+    from policysearch.report.one_trial import tried_page
+
+    spec = policysearch.load_study(options.study)
+    at_least_one(options, "processes")
+    policy = policy_in(spec, options.policy)
+    results, number, new = policysearch.try_policy(
+        policy, spec, options.storage, processes=options.processes
+    )
+    print(tried_page(results, number, new))
+    print(f"\nnext: policysearch show {places(options)} --trial {number}")
+
+
+def _why_arguments(why: argparse.ArgumentParser) -> None:
+    add_policy(why, "a trial of the study, ")
+    which = "with those decided together; without it, what one more decision would buy"
+    why.add_argument("layer", metavar="LAYER", nargs="?", help=which)
+    add_study_option(why)
+    add_storage(why)
+    add_processes(why)
+
+
+def _why(options: argparse.Namespace) -> None:
+    from policysearch.api import default_storage
+    from policysearch.report.why_page import why_page
+    from policysearch.study.questions.why import why
+
+    spec = policysearch.load_study(options.study)
+    at_least_one(options, "processes")
+    if options.policy.isdecimal():
+        policy = policysearch.load_results(spec, options.storage).trial(int(options.policy)).policy
+    else:
+        policy = policy_in(spec, options.policy)
+    if options.layer is None:
+        print(_one_more(spec, options.storage, policy, options.policy))
+        return
+    storage = options.storage or default_storage(spec)
+    make_folder(storage.parent)
+    print(why_page(why(spec, storage, policy, options.layer, processes=options.processes)))
+
+
+def _one_more(spec: StudySpec, storage: Path | None, policy: Policy, source: str) -> str:
+    """Return the page on what one more decision would buy a policy of the study."""
+    from policysearch.report.one_trial import number_of
+    from policysearch.report.why_page import bought_page
+    from policysearch.study.questions.one_more import one_more
+    from policysearch.study.specification import objective_of, space_of
+
+    results = policysearch.load_results(spec, storage)
+    trial = results.trial(number_of(results, policy, source))
+    return bought_page(trial, one_more(results, trial, space_of(spec), objective_of(spec)))
+
+
+def _propose_arguments(propose: argparse.ArgumentParser) -> None:
+    propose.add_argument("study", type=source, metavar="STUDY.toml")
+
+
+def _propose(options: argparse.Namespace) -> None:
+    from policysearch.space.decided.loss_scales import shares_of
+    from policysearch.study.questions.propose import largest_gradients, noise_ratio, schedule_for
+    from policysearch.study.specification import objective_of
+
+    spec = policysearch.load_study(options.study)
+    objective = objective_of(spec)
+    seed = min(spec.study.seeds)
+    largest = largest_gradients(objective, seed)
+    print(f"# The float32 run of {spec.study.name}, seed {seed}, {spec.task.steps} steps.")
+    below = _gradient_formats(spec)
+    if not below:
+        print("# No gradients below float32 are searched: there is nothing to propose.")
+    for name in below:
+        print(f"# Gradients in {name}: up to 2 to the powers that keep the largest below overflow.")
+        schedule = schedule_for(largest, name)
+        print(f'scale_schedules = ["{schedule}"]')
+        scale = 2.0 ** min(power for _, power in shares_of(schedule))
+        ratio = noise_ratio(objective, name, seed, scale)
+        low, last = min(ratio.means), ratio.means[-1]
+        print(f"# Gradient over its rounding noise in {name}: {low:.3g} at least, {last:.3g} last.")
+        if ratio.sinks_at is None:
+            print("# It never sinks below the square root of 3: no phase point is proposed.")
+        else:
+            print(f"phase_points = [{max(1, ratio.sinks_at) / spec.task.steps:.3g}]")
+
+
+def _gradient_formats(spec: StudySpec) -> list[str]:
+    """Return the formats below float32 that gradients can take in a study, widest first."""
+    from policysearch.formats import format_named
+    from policysearch.policy.policy import uniform_layer
+    from policysearch.space.decided.base import SAME
+
+    grads = [name for name in spec.space.grad_formats if name != SAME]
+    if SAME in spec.space.grad_formats:
+        grads += [uniform_layer(name).grad for name in spec.space.formats]
+    below = dict.fromkeys(name for name in grads if format_named(name).bits < 32)
+    return sorted(below, key=lambda name: -format_named(name).bits)
+
+
+COMMANDS = (
+    Command(50, "try", "train and price a policy of your own in a study", _try, _try_arguments),
+    Command(
+        60, "why", "train a layer one format wider and narrower, compare", _why, _why_arguments
+    ),
+    Command(
+        70,
+        "propose",
+        "a loss-scale schedule and phase points that the float32 run suggests",
+        _propose,
+        _propose_arguments,
+    ),
+)

@@ -1,0 +1,199 @@
+"""`run` and `confirm`: the training of a study, and of its front over longer runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import policysearch
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import (
+    add_out,
+    add_processes,
+    add_study,
+    at_least_one,
+    places,
+    say,
+)
+from policysearch.commands.views import next_commands, write_plots
+from policysearch.files import make_folder
+from policysearch.values import InputError
+
+if TYPE_CHECKING:
+    from policysearch.study.results.results import Results
+    from policysearch.study.specification import StudySpec
+    from policysearch.study.workers.cluster import Cluster
+
+INTERRUPTED = 130
+
+
+def _run_arguments(run: argparse.ArgumentParser) -> None:
+    from policysearch.rounding.rounder import FASTS
+
+    add_study(run)
+    run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
+    add_processes(run, " (one per core)")
+    run.add_argument(
+        "--cluster", metavar="ADDRESS|local:N", help="train on the workers of a dask scheduler"
+    )
+    run.add_argument("--fast", choices=FASTS, help="what emulates; the results are the same")
+    run.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="add to results that other code or libraries made; recorded",
+    )
+    run.add_argument(
+        "--no-confirm", action="store_true", help="leave out the longer runs of the front"
+    )
+    run.add_argument(
+        "--retry-failed", action="store_true", help="start runs again that were recorded as failed"
+    )
+    add_out(run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from policysearch.report.table import front_table
+    from policysearch.study.results.inert import inert_lines
+    from policysearch.study.specification import space_of
+
+    spec = policysearch.load_study(options.study)
+    at_least_one(options, "trials", "processes")
+    make_folder(options.out)
+    _say_overruled(spec)
+    on = f" --cluster {options.cluster}" if options.cluster else ""
+    try:
+        with _cluster_of(options) as cluster:
+            results = _search(options, spec, cluster)
+    except KeyboardInterrupt:
+        say(
+            f"policysearch: interrupted; `policysearch run {places(options)}{on}` goes on from here"
+        )
+        raise SystemExit(INTERRUPTED) from None
+    print(front_table(results))
+    print("\n".join(["", *inert_lines(results, space_of(spec))]))
+    write_plots(results, options.out)
+    print(next_commands(results, options))
+
+
+def _say_overruled(spec: StudySpec) -> None:
+    """Say which rules of the study win over which."""
+    from policysearch.rewrite.placed_rules import overruled
+    from policysearch.space.rules import rules_for
+
+    if spec.rules:
+        model = spec.task.build_model(spec.task.load_dataset())
+        for line in overruled(rules_for(spec.rules, model)):
+            say(line)
+
+
+@contextlib.contextmanager
+def _cluster_of(options: argparse.Namespace) -> Iterator[Cluster | None]:
+    """Yield the cluster that the command was told to train on, None where it was told none."""
+    from policysearch.study.workers.cluster import cluster_at
+
+    if options.cluster is None:
+        yield None
+        return
+    if options.processes is not None:
+        raise InputError("--processes: given with --cluster; expected one of them")
+    with cluster_at(options.cluster) as cluster:
+        say(f"dashboard {cluster.client.dashboard_link}")
+        yield cluster
+
+
+def _search(options: argparse.Namespace, spec: StudySpec, cluster: Cluster | None) -> Results:
+    from policysearch.report.progress import Bar
+
+    study = spec.study
+    with Bar(options.trials or study.trials, beside=cluster.status if cluster else None) as bar:
+        results = policysearch.run_study(
+            spec,
+            options.storage,
+            trials=options.trials,
+            processes=options.processes,
+            fast=options.fast,
+            progress=bar,
+            accept_changes=options.accept_changes,
+            retry_failed=options.retry_failed,
+            executor=cluster,
+        )
+    if options.no_confirm or not study.confirm_share or not results.front:
+        return results
+    return _longer_runs(
+        *(options, spec, study.confirm_factor, 1, study.confirm_share),
+        executor=cluster,
+        retry_failed=options.retry_failed,
+    )
+
+
+def _longer_runs(
+    options: argparse.Namespace,
+    spec: StudySpec,
+    factor: float,
+    seeds: int,
+    share: float | None = None,
+    every: bool = False,
+    executor: Cluster | None = None,
+    retry_failed: bool = False,
+) -> Results:
+    """Train the front, or `every` policy, `factor` times longer, and return the results."""
+    from policysearch.report.progress import Bar
+
+    what = "runs that confirm " + ("each policy" if every else "the front")
+    with Bar(what=what, beside=executor.status if executor else None) as bar:
+        return policysearch.confirm_study(
+            spec,
+            options.storage,
+            factor=factor,
+            seeds=seeds,
+            share=share,
+            every=every,
+            retry_failed=retry_failed,
+            processes=options.processes,
+            progress=bar,
+            executor=executor,
+        )
+
+
+def _confirm_arguments(confirm: argparse.ArgumentParser) -> None:
+    add_study(confirm)
+    confirm.add_argument("--steps", default="10x", metavar="10x|N", help="how long (10x)")
+    confirm.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds of each (1)")
+    confirm.add_argument("--all", action="store_true", help="each policy, not the front alone")
+    add_processes(confirm)
+
+
+def _confirm(options: argparse.Namespace) -> None:
+    from policysearch.report.table import confirmed_table
+
+    spec = policysearch.load_study(options.study)
+    at_least_one(options, "seeds", "processes")
+    factor = _factor(options.steps, spec)
+    print(
+        confirmed_table(
+            _longer_runs(options, spec, factor, options.seeds, every=options.all, retry_failed=True)
+        )
+    )
+
+
+def _factor(text: str, spec: StudySpec) -> float:
+    """Return how many times the task's steps `text` means: "10x", or a number of steps."""
+    try:
+        factor = float(text[:-1]) if text.endswith("x") else int(text) / spec.task.steps
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor < 1e6:
+        raise InputError(
+            f"--steps: {text!r}; expected a factor as 10x, or steps from the task's on"
+        )
+    return factor
+
+
+COMMANDS = (
+    Command(10, "run", "search; goes on with a study that was interrupted", _run, _run_arguments),
+    Command(
+        20, "confirm", "train the front longer, on seeds of its own", _confirm, _confirm_arguments
+    ),
+)
