@@ -13,8 +13,8 @@ from policysearch.files import make_folder, write_whole
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy_file import schema_text
 from policysearch.policy.presets import preset
-from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
@@ -29,8 +29,7 @@ from policysearch.study.study import load_results as read_journal
 from policysearch.study.study import run_study as run_spec
 from policysearch.study.study import try_policy as try_spec
 from policysearch.study.workers.cluster import workers_of
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Task, Tracing
 from policysearch.values import InputError, one_of
 from policysearch.verify.verdict import Verdict, verify
 

@@ -12,10 +12,10 @@ from policysearch.data.datasets import load_dataset
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.policy.presets import preset
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.optimizers import Optimizer
-from policysearch.train.schedule import Schedule
-from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.tasks import Schedule, Task
+from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 
 KINDS: dict[str, dict[str, Any]] = {

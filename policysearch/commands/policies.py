@@ -9,7 +9,7 @@ from policysearch import api
 from policysearch.commands.shared import Commands, add_task, model_of, policy_of, say, task_of
 from policysearch.commands.sources import WITHOUT_STUDY, policy_from
 from policysearch.policy.policy_file import write_policy
-from policysearch.rewrite.placed_rules import overruled
+from policysearch.rewrite.format_rules import overruled
 from policysearch.space.rules import rules_for
 from policysearch.space.rules_file import read_rules, rules_file_of
 

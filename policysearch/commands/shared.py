@@ -16,7 +16,7 @@ from policysearch.commands.sources import policy_for, policy_from, task_for
 from policysearch.nn.model import Model
 from policysearch.nn.models import MODELS
 from policysearch.policy.policy import Policy
-from policysearch.rewrite.placed_rules import overruled
+from policysearch.rewrite.format_rules import overruled
 from policysearch.space.rules import rules_for
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec

@@ -7,14 +7,51 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
-from policysearch.importers.own_gradients import refused
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.values import InputError
+
+REMEDY = "expected the gradients that torch derives; leave it out"
+
+
+def check_hooks(module: Any) -> None:
+    """Raise InputError where a parameter or a part of the module has a hook on gradients."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise InputError(f"parameter {name}: a hook on its gradient; {REMEDY}")
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise InputError(f"module {name or type(part).__name__}: a backward hook; {REMEDY}")
+
+
+@contextlib.contextmanager
+def own_gradients_refused() -> Iterator[None]:
+    """While it is entered, what a forward pass does to gradients itself raises InputError."""
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(_checked_apply)),
+        mock.patch.object(torch.Tensor, "register_hook", _refused_hook),
+    ):
+        yield
+
+
+_apply: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
+
+
+def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Apply a function of torch's own, which has the gradient of what it computes."""
+    if not function.__module__.startswith("torch."):
+        raise InputError(f"autograd.Function {function.__name__}: a gradient of its own; {REMEDY}")
+    return _apply(function, *arguments, **options)
+
+
+def _refused_hook(value: Any, hook: Any) -> Any:
+    raise InputError(f"Tensor.register_hook in forward: {REMEDY}")
+
 
 BATCHES = (2, 3, 5)
 """Numbers of examples that a module is exported with."""
@@ -45,7 +82,11 @@ def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), refused():
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            own_gradients_refused(),
+        ):
             warnings.simplefilter("ignore")
             return torch.export.export(module.train(), inputs, strict=False)
     except InputError as error:
@@ -270,3 +311,30 @@ def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:
     signature = program.graph_signature
     parameters = ((n, first[id(every[full])]) for n, full in signature.inputs_to_parameters.items())
     return (*parameters, *signature.inputs_to_buffers.items())
+
+
+def region_nodes(program: Any, node: Any) -> Iterator[Any]:
+    """Yield the nodes of the regions that a node calls, as of `with torch.no_grad()`."""
+    for given in node.all_input_nodes:
+        if given.op == "get_attr":
+            yield from program.graph_module.get_submodule(given.target).graph.nodes
+
+
+class BufferUpdates:
+    """Which of these `buffers`, by their placeholders, calls move, and the `nodes` in place."""
+
+    def __init__(self, program: Any, buffers: Collection[str]) -> None:
+        self.nodes: set[str] = set()
+        self.buffers: set[str] = set()
+        for node in program.graph.nodes:
+            changed = {base_of(node).name} if in_place(node) else set()
+            if any(in_place(part) for part in region_nodes(program, node)):
+                changed = {given.name for given in node.all_input_nodes}
+            self.buffers |= changed & set(buffers)
+            if in_place(node) and not changed.isdisjoint(buffers):
+                self.nodes.add(node.name)
+
+    def read_by(self, node: Any) -> str:
+        """Return the moved buffer that a node reads, "" where it reads none."""
+        read = (base_of(given).name for given in node.all_input_nodes)
+        return next((name for name in read if name in self.buffers), "")

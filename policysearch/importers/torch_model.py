@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import FloatArray, Shape
-from policysearch.importers.catalogue import RULES
+from policysearch.importers import (
+    attention,
+    convolution,
+    elementwise,
+    layers,
+    norms,
+    shapes,
+)
 from policysearch.importers.program import FLOATS, Call, Program, resolved
-from policysearch.importers.tracer import FILLED, Tensor, Tracer
+from policysearch.importers.tracer import FILLED, Rule, Tensor, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
     Input,
@@ -26,6 +33,16 @@ from policysearch.nn.model import (
 )
 from policysearch.ops.builder import Builder
 from policysearch.values import InputError
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        name: rule
+        for family in (attention, convolution, elementwise, layers, norms, shapes)
+        for name, rule in family.RULES.items()
+    }
+)
+"""Rules by name, without "aten." and without the overload; an in-place op has its plain name."""
+
 
 Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""

@@ -11,8 +11,10 @@ import torch
 from policysearch.graph import FloatArray
 from policysearch.importers.exported import (
     FLOAT_TYPES,
+    BufferUpdates,
     adds_apart,
     array_names,
+    check_hooks,
     differs,
     exports,
     extent_of,
@@ -31,8 +33,6 @@ from policysearch.importers.exported import (
     single_axes,
     value_of,
 )
-from policysearch.importers.moved_buffers import Moved
-from policysearch.importers.own_gradients import check_hooks
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Call, Constant, Program, Ref
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.values import InputError
@@ -72,7 +72,9 @@ class Reader:
         )
         self._statistics = self._running()
         plain = self._plain()
-        self._moved = Moved(self._two, {name for name, full in self._arrays if full in plain})
+        self._moved = BufferUpdates(
+            self._two, {name for name, full in self._arrays if full in plain}
+        )
         _check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
 
     def kept_names(self) -> list[str]:

@@ -9,18 +9,16 @@ from types import MappingProxyType
 
 from policysearch.graph import Shape, size
 from policysearch.nn.attention import (
+    Embedding,
     JoinTokens,
-    LayerNorm,
     Norm,
     Position,
-    RMSNorm,
     Tokens,
     transformer_block,
 )
 from policysearch.nn.chain import Chain
-from policysearch.nn.images import BatchNorm, Skip
-from policysearch.nn.language import Embedding
-from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, Squared
+from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, Skip, Squared
+from policysearch.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from policysearch.values import InputError
 
 

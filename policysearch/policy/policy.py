@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -269,3 +269,21 @@ def _pairs(data: object, where: str) -> list[tuple[str, LayerPolicy]]:
     return [
         (name, from_plain(LayerPolicy, value, f"{where}.{name}")) for name, value in data.items()
     ]
+
+
+def stretched(policy: Policy, factor: float) -> Policy:
+    """Return the policy for a run of `factor` times the steps: its steps are shares of the run.
+
+    Phases and a scheduled loss scale move with the run, as the learning rate does. Where several
+    fall on one step, the last holds. A growth interval counts steps of any run, and stays.
+    """
+    phases = {max(1, round(p.first_step * factor)): p.layers for p in policy.phases}
+    schedule = {round(step * factor): scale for step, scale in policy.loss_scale.schedule}
+    return replace(
+        policy,
+        phases=tuple(
+            replace(policy.phases[0], first_step=step, layers=layers)
+            for step, layers in phases.items()
+        ),
+        loss_scale=replace(policy.loss_scale, schedule=tuple(schedule.items())),
+    )

@@ -10,7 +10,7 @@ from policysearch.cost.parallel.states import spread_memory
 from policysearch.cost.reserved import GIB, GROWTH, LARGEST_BATCH, largest_batch, visible_bytes
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Tracing
 
 
 def memory_at(objective: Objective, policy: Policy, batch_size: int) -> StepMemory:

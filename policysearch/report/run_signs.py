@@ -11,7 +11,7 @@ from policysearch.report.table import aligned
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results
 from policysearch.study.results.trend import ONE_SEED, Trend
-from policysearch.train.lost import Lost
+from policysearch.train.lost_values import LostValues
 
 KINDS = ("overflow", "underflow", "swamped")
 ROLES = ("fprop", "dgrad", "wgrad", "update")
@@ -43,14 +43,14 @@ def lost_lines(trial: Trial) -> list[str]:
     return ["values lost in the probed steps, before rounding:", *aligned([titles, *cells])]
 
 
-def _place(row: Lost) -> tuple[int, str, int]:
+def _place(row: LostValues) -> tuple[int, str, int]:
     known = {role: place for place, role in enumerate(ROLES)}
     return KINDS.index(row.kind), row.layer, known.get(row.role, -1)
 
 
-def _summed(rows: Iterable[Lost]) -> list[Lost]:
+def _summed(rows: Iterable[LostValues]) -> list[LostValues]:
     """Return the rows of several runs as those of one."""
-    found: dict[tuple[str, str, str], Lost] = {}
+    found: dict[tuple[str, str, str], LostValues] = {}
     for row in rows:
         key = row.kind, row.layer, row.role
         old = found.get(key)
@@ -58,8 +58,8 @@ def _summed(rows: Iterable[Lost]) -> list[Lost]:
     return list(found.values())
 
 
-def _joined(one: Lost, other: Lost) -> Lost:
-    return Lost(
+def _joined(one: LostValues, other: LostValues) -> LostValues:
+    return LostValues(
         one.kind,
         one.layer,
         one.role,

@@ -19,7 +19,7 @@ from policysearch.nn.layers import ACTIVATIONS
 from policysearch.nn.models import MODELS
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.presets import PRESETS
-from policysearch.rewrite.placed_rules import LISTS
+from policysearch.rewrite.format_rules import LISTS
 from policysearch.space.decided.base import SAME
 from policysearch.study.optuna_samplers import SAMPLERS
 from policysearch.study.specification import StudySpec

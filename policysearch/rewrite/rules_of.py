@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
-from policysearch.rewrite.format_rules import PARTS, FormatRule, LayerMatch
+from policysearch.rewrite.format_rules import LISTS, PARTS, FormatRule, LayerMatch
 from policysearch.rewrite.patterns import block_of
-from policysearch.rewrite.placed_rules import LISTS
 
 MOST_PARTS = 3
 """Of more parts that differ from a uniform layer, all are said one by one."""

@@ -14,7 +14,7 @@ from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.shape import reshape
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
-from policysearch.rewrite.ruled_model import RuledModel
+from policysearch.rewrite.rules import RuledModel
 from policysearch.train.optimizers import Optimizer, emit_states, emit_update
 from policysearch.values import InputError, one_of
 

@@ -12,7 +12,7 @@ from policysearch.emulator.compile import Step
 from policysearch.formats import Format, Rounding, format_named
 from policysearch.graph import FloatArray, Graph, Node, size
 from policysearch.ops.source import state
-from policysearch.train.lost import Lost, Tally
+from policysearch.train.lost_values import LostValues, Tally
 
 UPDATE = "update of "
 """Before a parameter's name: the source that holds its last update."""
@@ -44,7 +44,7 @@ NOT_COUNTED = Swamped()
 """What is known without a step that was looked at."""
 
 
-def watched(graph: Graph) -> Graph:
+def with_update_sources(graph: Graph) -> Graph:
     """Return the step with, for each parameter, its update in the source UPDATE + its name.
 
     That is the node of the new parameter once more, in float32, from zeros in the parameter's
@@ -68,38 +68,38 @@ def watched(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What a `Watch` has counted: (step, share), and by layer of its last step, and all by role."""
+class SwampedCounts:
+    """What a `SwampedCounter` holds: (step, share), by layer of its last step, and all by role."""
 
     shares: tuple[tuple[int, float], ...] = ()
     projected: tuple[tuple[str, int], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    tally: tuple[Lost, ...] = ()
+    tally: tuple[LostValues, ...] = ()
 
 
-class Watch:
+class SwampedCounter:
     """Counts swamped updates in the steps it is told of: `before` the update and `after` it.
 
-    It goes on from what another had `watched`.
+    It goes on from the `counts` of another.
     """
 
-    def __init__(self, watched: Watched = Watched()) -> None:
-        self._shares = list(watched.shares)
-        self._projected = dict(watched.projected)
-        self._sizes = Counter(dict(watched.sizes))
-        self._tally = Tally(watched.tally)
+    def __init__(self, counts: SwampedCounts = SwampedCounts()) -> None:
+        self._shares = list(counts.shares)
+        self._projected = dict(counts.projected)
+        self._sizes = Counter(dict(counts.sizes))
+        self._tally = Tally(counts.tally)
         self._before: dict[str, FloatArray] = {}
 
     @property
-    def watched(self) -> Watched:
+    def counts(self) -> SwampedCounts:
         """What was counted so far."""
         sizes, projected = tuple(self._sizes.items()), tuple(self._projected.items())
-        return Watched(tuple(self._shares), projected, sizes, self._tally.rows)
+        return SwampedCounts(tuple(self._shares), projected, sizes, self._tally.rows)
 
     def before(self, step: Step) -> None:
-        """Remember the parameters of a `watched` step, and forget its last updates."""
+        """Remember the parameters of a step `with_update_sources`, and forget its last updates."""
         self._before = {}
-        for node, _ in _watched_parameters(step.graph):
+        for node, _ in _parameters_with_rounding(step.graph):
             self._before[node.name] = step.arrays[node.name].copy(order="K")
             step.arrays[UPDATE + node.name][...] = 0.0
 
@@ -108,7 +108,7 @@ class Watch:
         swamped = 0
         projected: Counter[str] = Counter()
         self._sizes = Counter()
-        for node, rounding in _watched_parameters(step.graph):
+        for node, rounding in _parameters_with_rounding(step.graph):
             self._sizes[node.layer] += size(node.shape)
             projected[node.layer] += 0
             if rounding.mode == "stochastic":
@@ -126,7 +126,7 @@ class Watch:
         self._shares.append((index, swamped / self._sizes.total()))
         self._projected = dict(projected)
 
-    def lost(self) -> tuple[Lost, ...]:
+    def lost(self) -> tuple[LostValues, ...]:
         """Return the swamped updates by layer, as they were, not projected."""
         return self._tally.lost()
 
@@ -141,7 +141,7 @@ class Watch:
         return Swamped(tuple(self._shares), share, *worst)
 
 
-def _watched_parameters(graph: Graph) -> list[tuple[Node, Rounding]]:
+def _parameters_with_rounding(graph: Graph) -> list[tuple[Node, Rounding]]:
     """Return, for each parameter, its source and how its new value is rounded."""
     pairs = [(graph.nodes[old], graph.nodes[new]) for old, new in graph.updates]
     return [(old, new.rounding) for old, new in pairs if old.op.name == "parameter"]

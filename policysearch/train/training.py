@@ -15,12 +15,13 @@ from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.checkpoint import read_checkpoint, training_digest, write_checkpoint
+from policysearch.train.checkpoint import Taken, read_checkpoint, training_digest, write_checkpoint
 from policysearch.train.divergence import has_diverged
+from policysearch.train.feeding import batch_order, initial_parameters
 from policysearch.train.loss_scale import gave_up
-from policysearch.train.run import Run, Taken, tail_of
+from policysearch.train.run import Run, tail_of
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, batch_order, initial_parameters
+from policysearch.train.trainer import Trainer
 
 Progress = Callable[[int, float], None]
 """Called after every step with the number of steps done and the loss."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from policysearch.train.divergence import tail_mean
-from policysearch.verify.moved import DRAWS, JITTER
-from policysearch.verify.verdict import BORDER, EARLY_GAP, EARLY_STEPS, Verdict
+from policysearch.verify.jittered_runs import BORDER, DRAWS, JITTER
+from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, Verdict
 
 SHOWN = 10
 """So many steps are listed, evenly spread, and all whose scale or skip differs."""

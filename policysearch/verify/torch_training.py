@@ -19,14 +19,13 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import DROPPED, OWN_LOSS, Model
 from policysearch.policy.policy import Policy
-from policysearch.train.feeding import dropout_mask
+from policysearch.train.feeding import batch_order, dropout_mask, initial_parameters
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import batch_order, initial_parameters
 from policysearch.values import InputError
 from policysearch.verify.as_a_gpu import AsAGpu
-from policysearch.verify.job import FILE, JOB, RESULT, Job
 from policysearch.verify.torch_twin import Twin
+from policysearch.verify.verdict import FILE, JOB, RESULT, Job
 
 VECTOR = 64
 """A multiple of the values in a vector of any CPU, below float32."""

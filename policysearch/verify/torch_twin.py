@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policysearch.nn import attention, images, language, layers
+from policysearch.nn import attention, layers, norms
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Layer, parts_of
 from policysearch.values import InputError
@@ -70,20 +70,20 @@ def _module(layer: Layer, made: Mapping[str, Any]) -> nn.Module:
             return {"max": nn.MaxPool2d, "average": nn.AvgPool2d}[layer.function](layer.window)
         case layers.Flatten():
             return nn.Flatten()
-        case images.BatchNorm():
+        case norms.BatchNorm():
             return nn.BatchNorm2d(layer.channels)
-        case attention.LayerNorm():
+        case norms.LayerNorm():
             return nn.LayerNorm(layer.width)
-        case attention.Residual():
+        case layers.Residual():
             return _Sum(_those(layer.layers, made), ())
-        case images.Skip():
+        case layers.Skip():
             return _Sum(_those(layer.inner, made), _those(layer.shortcut, made))
     return _of_tokens(layer, made)
 
 
 def _of_tokens(layer: Layer, made: Mapping[str, Any]) -> nn.Module:
     match layer:
-        case language.Embedding():
+        case attention.Embedding():
             return _Embedding(layer.tokens, layer.width)
         case attention.Tokens():
             return _Tokens()

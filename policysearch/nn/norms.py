@@ -1,18 +1,66 @@
-"""Layers of nets for images: batch normalisation, and sums around a chain of layers."""
+"""Normalisation layers: of the channels of images, and of tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from policysearch.graph import Shape, size
-from policysearch.nn.layers import Activation, Conv2d, Layer, traced_through
+from policysearch.nn.layers import Layer, expect_width
 from policysearch.nn.model import Fed, ParameterSpec
+from policysearch.ops.arithmetic import shift
 from policysearch.ops.batch_norm import batch_norm
 from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
 from policysearch.ops.builder import Builder
-from policysearch.ops.elementwise import add
+from policysearch.ops.elementwise import multiply
+from policysearch.ops.functions import pow_constant, rsqrt
+from policysearch.ops.layer_norm import layer_norm, layer_statistics
+from policysearch.ops.reduce import mean
 from policysearch.values import InputError
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Each token to mean 0 and variance 1, times a weight, plus a bias; torch's `LayerNorm`."""
+
+    name: str
+    width: int
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        expect_width(self.name, input_shape, self.width)
+        shape = (self.width,)
+        return (
+            ParameterSpec(f"{self.name}.weight", shape, self.name, self.width, 1.0),
+            ParameterSpec(f"{self.name}.bias", shape, self.name, self.width, 0.0),
+        )
+
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        owned = fed[f"{self.name}.weight"], fed[f"{self.name}.bias"]
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(layer_norm, x, b.emit(layer_statistics, x), *owned)
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """Each token x to x / sqrt(mean(x^2) + 1e-6), without a weight (arXiv 1910.07467).
+
+    Written out as models have it in their own code: every op of it is on a list of its own, where
+    a `LayerNorm` is one op that sums in float32.
+    """
+
+    name: str
+    width: int
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        expect_width(self.name, input_shape, self.width)
+        return ()
+
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        with b.scope(layer=self.name, role="fprop"):
+            square = b.emit(pow_constant, x, attrs={"exponent": 2.0})
+            average = b.emit(mean, square, attrs={"axes": (-1,), "keepdim": True})
+            shifted = b.emit(shift, average, attrs={"amount": 1e-6})
+            return b.emit(multiply, x, b.emit(rsqrt, shifted))
+
 
 MOMENTUM = 0.1
 """The share of a batch in the running statistics, torch's."""
@@ -68,48 +116,9 @@ class BatchNorm:
             return b.emit(batch_norm, x, mean, variance, weight, bias, attrs=attrs)
 
 
-@dataclass(frozen=True)
-class Skip:
-    """inner(x) + shortcut(x): chains of layers, the sum as a layer of its own.
-
-    Without a `shortcut`, x itself is added.
-    """
-
-    name: str
-    inner: tuple[Layer, ...]
-    shortcut: tuple[Layer, ...] = ()
-
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        return (*self.inner, *self.shortcut)
-
-    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        specs, made = traced_through(self.inner, input_shape)
-        more, kept = traced_through(self.shortcut, input_shape)
-        if made != kept:
-            given = f"{list(made)} from the inner layers, {list(kept)} beside them"
-            raise InputError(f"layer {self.name}: {given}; expected the same shape")
-        return (*specs, *more)
-
-    def trace(self, b: Builder, x: int, fed: Fed) -> int:
-        made, kept = x, x
-        for layer in self.inner:
-            made = layer.trace(b, made, fed)
-        for layer in self.shortcut:
-            kept = layer.trace(b, kept, fed)
-        with b.scope(layer=self.name, role="fprop"):
-            return b.emit(add, made, kept)
-
-
 EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
     (BatchNorm("norm", 3), (3, 4, 4)),
-    (
-        Skip(
-            "add",
-            (Conv2d("conv", 2, 3, 3, padding=1), Activation("tanh", "tanh")),
-            (Conv2d("side", 2, 3, 1),),
-        ),
-        (2, 4, 4),
-    ),
+    (LayerNorm("norm", 6), (6,)),
+    (RMSNorm("rms_norm", 6), (6,)),
 )
-"""Layers of this file, with the shape of an input."""
+"""Layers of this file, with the shape of an input (of a token where they work on tokens)."""
