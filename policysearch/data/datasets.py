@@ -56,14 +56,14 @@ def sentences(seed: int) -> Iterator[str]:
 
 def sums(seed: int) -> tuple[NDArray[np.int64], str]:
     """Return the text as numbers [WINDOWS, TIME + 1] of its characters, and those in order."""
-    wanted, found = WINDOWS * (TIME + 1), ""
+    wanted, text = WINDOWS * (TIME + 1), ""
     for sentence in sentences(seed):
-        found += sentence
-        if len(found) >= wanted:
+        text += sentence
+        if len(text) >= wanted:
             break
-    characters = "".join(sorted(set(found)))
+    characters = "".join(sorted(set(text)))
     place = {character: number for number, character in enumerate(characters)}
-    numbers = np.array([place[character] for character in found[:wanted]], np.int64)
+    numbers = np.array([place[character] for character in text[:wanted]], np.int64)
     return numbers.reshape(WINDOWS, TIME + 1), characters
 
 

@@ -71,8 +71,10 @@ def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -
         yield f"layer {layer}: the device accumulates in its own way, not as {formats.accumulator}"
     gradients = (formats.grad, formats.dgrad, formats.wgrad) if multiplies else (formats.dgrad,)
     if set(gradients) != {runs} and output in DTYPES:
-        given = f"{formats.grad} (operand), {formats.dgrad} (input), {formats.wgrad} (weight)"
-        yield f"layer {layer}: gradients are {runs}, not {given}"
+        gradients_asked = (
+            f"{formats.grad} (operand), {formats.dgrad} (input), {formats.wgrad} (weight)"
+        )
+        yield f"layer {layer}: gradients are {runs}, not {gradients_asked}"
 
 
 def _storage_losses(policy: Policy, layer: str, traced: Graph) -> Iterator[str]:
@@ -93,15 +95,15 @@ def _function_losses(graph: Graph, model: Model) -> Iterator[str]:
     """A function called in `forward` runs in the dtype of its input if no submodule owns it."""
     for layer in model.layer_names:
         nodes = [n for n in graph.nodes if n.layer == layer and n.role == "fprop"]
-        made = [n for n in nodes if n.op.name != "cast"]
-        if model.parameters_of(layer) or not made:
+        computed = [n for n in nodes if n.op.name != "cast"]
+        if model.parameters_of(layer) or not computed:
             continue  # nothing is left of a dropout in evaluation
-        wanted, first = made[-1].format, nodes[0]
-        given = graph.inputs_of(first)[0] if first.inputs else first
-        if given.format != wanted:
+        wanted, first = computed[-1].format, nodes[0]
+        operand = graph.inputs_of(first)[0] if first.inputs else first
+        if operand.format != wanted:
             yield (
                 f"layer {layer}: runs in {wanted} only if the module has a submodule of this "
-                f"name; a function there runs in {given.format}, the dtype of its input"
+                f"name; a function there runs in {operand.format}, the dtype of its input"
             )
 
 
@@ -118,7 +120,7 @@ def _attention_losses(policy: Policy, model: Model) -> Iterator[str]:
 
 def _move_losses(traced: Graph, policy: Policy) -> Iterator[str]:
     """Where a move rounds what it moves; it does not where its reader takes that format anyway."""
-    before, after = (apply_policy(traced, given) for given in (policy, with_free_moves(policy)))
+    before, after = (apply_policy(traced, moves) for moves in (policy, with_free_moves(policy)))
     if _paths(before) != _paths(after):
         listed = ", ".join(sorted(_rounding_moves(before)))
         yield f"{listed}: torch moves values in the dtype they have, without rounding them"
@@ -135,12 +137,12 @@ def _paths(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def _path(graph: Graph, node: Node) -> tuple[str, ...]:
-    found = [node.format]
+    formats = [node.format]
     while _passes(node):
         node = graph.inputs_of(node)[0]
-        if node.format != found[-1]:
-            found.append(node.format)
-    return tuple(found)
+        if node.format != formats[-1]:
+            formats.append(node.format)
+    return tuple(formats)
 
 
 def _passes(node: Node) -> bool:
@@ -191,10 +193,10 @@ def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str
 
 def _state_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
     for layer in model.layer_names:
-        kept = running.state_of(layer)
-        if model.parameters_of(layer) and policy.state_of(layer) != kept:
-            said = f"torch keeps {kept}, as parameters are stored, not {policy.optimizer_state}"
-            yield f"optimizer_state: {said}"
+        state = running.state_of(layer)
+        if model.parameters_of(layer) and policy.state_of(layer) != state:
+            line = f"torch keeps {state}, as parameters are stored, not {policy.optimizer_state}"
+            yield f"optimizer_state: {line}"
             return
 
 

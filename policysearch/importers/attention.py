@@ -19,24 +19,24 @@ from policysearch.ops import attention, dense, elementwise, masks
 def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
     """Multiply as torch.matmul: matrices over leading axes, or one matrix for all of them."""
     if len(a.shape) == 1:
-        made = matmul(t, t.view(a, (1, *a.shape)), b)
-        rest = () if len(b.shape) == 1 else (*made.shape[:-2], made.shape[-1])
-        return t.view(made, rest)
+        product = matmul(t, t.view(a, (1, *a.shape)), b)
+        rest = () if len(b.shape) == 1 else (*product.shape[:-2], product.shape[-1])
+        return t.view(product, rest)
     if len(b.shape) == 1:
-        made = matmul(t, a, t.view(b, (*b.shape, 1)))
-        return t.view(made, made.shape[:-1])
+        product = matmul(t, a, t.view(b, (*b.shape, 1)))
+        return t.view(product, product.shape[:-1])
     if len(b.shape) == 2 and len(a.shape) > 1:
         shape = (*a.shape[:-1], b.shape[1])
         stored = b.shape[::-1] if b.swapped else b.shape
         right = t.shaped(Tensor(b.id, stored), stored)
-        made = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
-        return t.view(made, shape)
+        product = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
+        return t.view(product, shape)
     lead = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     a, b = (x if x.shape[:-2] == lead else _spread(t, x, lead) for x in (a, b))
-    made = t.emit_nodes(
+    product = t.emit_nodes(
         dense.matmul, t.matrices(t.straight(a)), t.matrices(b), transpose_b=b.swapped
     )
-    return t.view(made, (*lead, a.shape[-2], b.shape[-1]))
+    return t.view(product, (*lead, a.shape[-2], b.shape[-1]))
 
 
 def _spread(t: Tracer, x: Tensor, lead: tuple[int, ...]) -> Tensor:
@@ -52,8 +52,8 @@ def softmax(
     x = t.straight(x)
     whole = t.b.shape(x.id)[-1:] == x.shape[-1:] and len(t.b.shape(x.id)) < 4
     attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
-    made = t.emit_nodes(attention.softmax, x.id if whole else t.rows(x), **attrs)
-    return Tensor(made.id, x.shape)
+    weights = t.emit_nodes(attention.softmax, x.id if whole else t.rows(x), **attrs)
+    return Tensor(weights.id, x.shape)
 
 
 def dropout(t: Tracer, x: Tensor, p: float, train: bool = True) -> Tensor:

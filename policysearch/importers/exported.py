@@ -92,9 +92,9 @@ def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"module {type(module).__name__}: torch.export: {said[0]}; expected a forward that it "
+            f"module {type(module).__name__}: torch.export: {lines[0]}; expected a forward that it "
             f"takes, here with {len(inputs[0])} examples and without branches on values"
         ) from error
     finally:
@@ -181,13 +181,13 @@ def is_random(node: Any) -> bool:
 
 def rows_read(node: Any) -> int:
     """Return how many rows the smallest table has that the numbers of `node` look up; 0 if none."""
-    found = []
+    counts = []
     for user in node.users:
         if op_of(user) == "aten.embedding" and user.args[1] is node:
-            found.append(int(user.args[0].meta["val"].shape[0]))
+            counts.append(int(user.args[0].meta["val"].shape[0]))
         elif op_of(user).removeprefix("aten.") in RELABELLED and user.args[0] is node:
-            found.append(rows_read(user))
-    return min((count for count in found if count), default=0)
+            counts.append(rows_read(user))
+    return min((count for count in counts if count), default=0)
 
 
 def seen_elsewhere(node: Any) -> bool:
@@ -240,25 +240,25 @@ def shape_at_first(node: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def extent_of(found: Sequence[int]) -> int | Extent:
+def extent_of(extents: Sequence[int]) -> int | Extent:
     """Return the number that is these at the BATCHES; InputError where it grows unevenly."""
-    made = extent(int(found[0]), int(found[1]))
-    if resolved(made, BATCHES[2]) != found[2]:
-        raise _depends(found)
-    return made
+    by_batch = extent(int(extents[0]), int(extents[1]))
+    if resolved(by_batch, BATCHES[2]) != extents[2]:
+        raise _depends(extents)
+    return by_batch
 
 
-def number_of(found: Sequence[Any]) -> Any:
+def number_of(numbers: Sequence[Any]) -> Any:
     """Return what is the same at all BATCHES; the second is of another format."""
-    if found[0] != found[2]:
-        raise _depends(found)
-    return found[0]
+    if numbers[0] != numbers[2]:
+        raise _depends(numbers)
+    return numbers[0]
 
 
-def _depends(found: Sequence[Any]) -> InputError:
+def _depends(values: Sequence[Any]) -> InputError:
     return InputError(
-        f"{found[0]} with {BATCHES[0]} examples, {found[2]} with {BATCHES[2]}; expected what does "
-        "not depend on their number, or grows evenly with it, and is not drawn at random"
+        f"{values[0]} with {BATCHES[0]} examples, {values[2]} with {BATCHES[2]}; expected what "
+        "does not depend on their number, or grows evenly with it, and is not drawn at random"
     )
 
 
@@ -280,22 +280,22 @@ def adds_apart(node: Any) -> bool:
     torch adds it before the one rounding to rows of two axes, or that lie side by side in memory
     (`aten/src/ATen/native/Linear.cpp`).
     """
-    given = node.args[0].meta["val"]
-    return given.dim() > 2 and not given.is_contiguous()
+    rows = node.args[0].meta["val"]
+    return rows.dim() > 2 and not rows.is_contiguous()
 
 
 def narrows(node: Any) -> bool:
     """Return whether a call casts float32 to 16 bits, as in a copy of the module in that format."""
     if op_of(node) not in CASTS:
         return False
-    given, made = (x.meta["val"].dtype for x in (node.args[0], node))
-    return given == torch.float32 and made in (torch.float16, torch.bfloat16)
+    source, target = (x.meta["val"].dtype for x in (node.args[0], node))
+    return source == torch.float32 and target in (torch.float16, torch.bfloat16)
 
 
 def hides_rows(mask: Any) -> bool:
     """Return whether a mask leaves nothing of a row, in the range of float16 for numbers."""
-    kept = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
-    return not bool(kept.any(-1).all())
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
+    return not bool(visible.any(-1).all())
 
 
 def differs(value: Any, whole: Any) -> bool:
@@ -315,9 +315,9 @@ def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:
 
 def region_nodes(program: Any, node: Any) -> Iterator[Any]:
     """Yield the nodes of the regions that a node calls, as of `with torch.no_grad()`."""
-    for given in node.all_input_nodes:
-        if given.op == "get_attr":
-            yield from program.graph_module.get_submodule(given.target).graph.nodes
+    for operand in node.all_input_nodes:
+        if operand.op == "get_attr":
+            yield from program.graph_module.get_submodule(operand.target).graph.nodes
 
 
 class BufferUpdates:
@@ -329,12 +329,12 @@ class BufferUpdates:
         for node in program.graph.nodes:
             changed = {base_of(node).name} if in_place(node) else set()
             if any(in_place(part) for part in region_nodes(program, node)):
-                changed = {given.name for given in node.all_input_nodes}
+                changed = {operand.name for operand in node.all_input_nodes}
             self.buffers |= changed & set(buffers)
             if in_place(node) and not changed.isdisjoint(buffers):
                 self.nodes.add(node.name)
 
     def read_by(self, node: Any) -> str:
         """Return the moved buffer that a node reads, "" where it reads none."""
-        read = (base_of(given).name for given in node.all_input_nodes)
+        read = (base_of(operand).name for operand in node.all_input_nodes)
         return next((name for name in read if name in self.buffers), "")

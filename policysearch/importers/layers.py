@@ -21,11 +21,11 @@ def linear(
     t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool = False
 ) -> Tensor:
     """x w^T + b over the last axis of x; `apart`: the product is rounded before b is added."""
-    made = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
+    product = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
     if bias is not None:
         attrs: dict[str, Any] = {"apart": True} if apart else {}
-        made = t.emit_nodes(dense.bias, made.id, t.full(bias), **attrs)
-    return t.view(made, (*x.shape[:-1], weight.shape[0]))
+        product = t.emit_nodes(dense.bias, product.id, t.full(bias), **attrs)
+    return t.view(product, (*x.shape[:-1], weight.shape[0]))
 
 
 def addmm(
@@ -33,8 +33,8 @@ def addmm(
 ) -> Tensor:
     if (beta, alpha) != (1, 1) or len(bias.shape) != 1:
         raise refuse(f"beta {beta}, alpha {alpha}", "use 1 and a bias vector")
-    made = matmul(t, a, b)
-    return t.view(t.emit_nodes(dense.bias, t.rows(made), t.full(bias)), made.shape)
+    product = matmul(t, a, b)
+    return t.view(t.emit_nodes(dense.bias, t.rows(product), t.full(bias)), product.shape)
 
 
 def embedding(
@@ -50,8 +50,8 @@ def embedding(
         raise refuse("scale_grad_by_freq", "leave it out")
     attrs: dict[str, Any] = {"padding_index": padding_idx} if padding_idx >= 0 else {}
     rows = t.shaped(indices, (size(indices.shape),))
-    made = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
-    return t.view(made, (*indices.shape, weight.shape[1]))
+    table_rows = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
+    return t.view(table_rows, (*indices.shape, weight.shape[1]))
 
 
 MEAN = 1
@@ -102,8 +102,8 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the outputs of the last layer, and the last h and c of all layers."""
-    ways, each = 2 if bidirectional else 1, 4 if has_biases else 2
-    if len(weights) != num_layers * ways * each:
+    ways, arrays = 2 if bidirectional else 1, 4 if has_biases else 2
+    if len(weights) != num_layers * ways * arrays:
         raise refuse("projections", "use proj_size=0")
     h0, c0 = states
     start = len(t.b.nodes)
@@ -113,7 +113,7 @@ def lstm(
         outputs = []
         for way in range(ways):
             place = layer * ways + way
-            own = weights[place * each : (place + 1) * each]
+            own = weights[place * arrays : (place + 1) * arrays]
             h, c = (select(t, state, 0, place) for state in (h0, c0))
             steps, end = _run(t, x, own, h, c, backwards=way == 1)
             outputs.append(steps)
@@ -125,9 +125,9 @@ def lstm(
         cat(t, [unsqueeze(t, state, 0) for state in states], 0)
         for states in zip(*ends, strict=True)
     )
-    found = (exchanged(t, x, 0, 1) if batch_first else x, *last)
+    results = (exchanged(t, x, 0, 1) if batch_first else x, *last)
     t.list_under("matmul", start)
-    return found  # type: ignore[return-value]
+    return results  # type: ignore[return-value]
 
 
 def _run(
@@ -136,16 +136,16 @@ def _run(
     """Return [time, batch, hidden] and the last states; the inputs of all steps go in at once."""
     w_in, w_state, *biases = weights
     b_in, b_state = biases or (None, None)
-    given = linear(t, x, w_in, b_in)
+    inputs = linear(t, x, w_in, b_in)
     times = range(x.shape[0])
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
     for time in reversed(times) if backwards else times:
-        gates = add(t, select(t, given, 0, time), linear(t, h, w_state, b_state))
+        gates = add(t, select(t, inputs, 0, time), linear(t, h, w_state, b_state))
         i, f, g, o = _quarters(t, gates)
         c = add(t, multiply(t, _sigmoid(t, f), c), multiply(t, _sigmoid(t, i), _tanh(t, g)))
         h = multiply(t, _sigmoid(t, o), _tanh(t, c))
-        found[time] = h
-    return cat(t, [unsqueeze(t, found[time], 0) for time in times], 0), (h, c)
+        outputs[time] = h
+    return cat(t, [unsqueeze(t, outputs[time], 0) for time in times], 0), (h, c)
 
 
 def _quarters(t: Tracer, gates: Tensor) -> Iterator[Tensor]:

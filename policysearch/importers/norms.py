@@ -37,8 +37,8 @@ def layer_norm(
     ]
     rows = t.rows(x, features)
     statistics = t.emit_nodes(layer_statistics, rows, epsilon=eps).id
-    made = t.emit_nodes(layer_norm_op, rows, statistics, *parameters)
-    return t.view(made, x.shape)
+    result = t.emit_nodes(layer_norm_op, rows, statistics, *parameters)
+    return t.view(result, x.shape)
 
 
 def rms_norm(
@@ -47,29 +47,35 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * weight in one call; float32's epsilon by default."""
     features = size(tuple(normalized))
     epsilon = float(np.finfo(np.float32).eps) if eps is None else float(eps)
-    given = [t.rows(x, features)]
+    operands = [t.rows(x, features)]
     if weight is not None:
-        given.append(t.shaped(weight, (features,)))
+        operands.append(t.shaped(weight, (features,)))
 
-    def emit(b: Builder, given: Sequence[int]) -> int:
-        square = b.emit(elementwise.multiply, given[0], given[0])
+    def emit(b: Builder, operands: Sequence[int]) -> int:
+        square = b.emit(elementwise.multiply, operands[0], operands[0])
         shifted = b.emit(
             arithmetic.shift,
             b.emit(mean, square, attrs={"axes": (1,), "keepdim": True}),
             attrs={"amount": epsilon},
         )
-        made = b.emit(elementwise.multiply, given[0], b.emit(functions.rsqrt, shifted))
-        return b.emit(elementwise.multiply, made, given[1]) if len(given) > 1 else made
+        result = b.emit(elementwise.multiply, operands[0], b.emit(functions.rsqrt, shifted))
+        return b.emit(elementwise.multiply, result, operands[1]) if len(operands) > 1 else result
 
-    return _called(t, "rms_norm", "rsqrt", given, emit, epsilon=epsilon, shape=x.shape)
+    return _called(t, "rms_norm", "rsqrt", operands, emit, epsilon=epsilon, shape=x.shape)
 
 
 def _called(
-    t: Tracer, name: str, source: str, given: Sequence[int], emit: Emit, shape: Shape, **attrs: Any
+    t: Tracer,
+    name: str,
+    source: str,
+    operands: Sequence[int],
+    emit: Emit,
+    shape: Shape,
+    **attrs: Any,
 ) -> Tensor:
     """Emit a call of torch as one op, in the op list of another; return its result in `shape`."""
-    op = called(name, [t.b.shape(i) for i in given], emit)
-    return t.view(t.emit_nodes(op, *given, source=source, **attrs), shape)
+    op = called(name, [t.b.shape(i) for i in operands], emit)
+    return t.view(t.emit_nodes(op, *operands, source=source, **attrs), shape)
 
 
 def batch_norm(
@@ -96,19 +102,19 @@ def batch_norm(
     ]
     attrs: dict[str, Any] = {"epsilon": eps}
     if running_mean is None or running_var is None:
-        batch, kept = training, []
+        batch, statistics = training, []
     else:
-        batch, kept = training and t.training, [t.full(running_mean), t.full(running_var)]
-    if batch or not kept:
+        batch, statistics = training and t.training, [t.full(running_mean), t.full(running_var)]
+    if batch or not statistics:
         attrs["training"] = True
-        found = [t.emit_nodes(op, node).id for op in (batch_mean, batch_variance)]
-        for old, new, factor in zip(kept, found, (1.0, _unbiased(x)), strict=False):
+        measured = [t.emit_nodes(op, node).id for op in (batch_mean, batch_variance)]
+        for old, new, factor in zip(statistics, measured, (1.0, _unbiased(x)), strict=False):
             name = t.b.nodes[old].name
             last = t.statistics.get(name, old)  # a norm that is called again goes on from there
             moved = t.emit_nodes(moving_average, last, new, momentum=momentum, factor=factor)
             t.statistics[name] = moved.id
-        kept = found
-    return t.emit_nodes(batch_norm_op, node, *kept, *scales, **attrs)
+        statistics = measured
+    return t.emit_nodes(batch_norm_op, node, *statistics, *scales, **attrs)
 
 
 def _unbiased(x: Tensor) -> float:
@@ -130,19 +136,19 @@ def group_norm(
     """Normalise each group of channels of each example, then scale each channel, in one call."""
     count, channels = x.shape[:2]
     places = size(x.shape[2:])
-    given = [t.rows(x, size(x.shape[1:]) // groups)]
-    given += [t.shaped(p, (channels, 1)) for p in (weight, bias) if p is not None]
+    operands = [t.rows(x, size(x.shape[1:]) // groups)]
+    operands += [t.shaped(p, (channels, 1)) for p in (weight, bias) if p is not None]
 
-    def emit(b: Builder, given: Sequence[int]) -> int:
-        statistics = b.emit(layer_statistics, given[0], attrs={"epsilon": eps})
-        plain = b.emit(layer_norm_op, given[0], statistics)
-        made = b.emit(reshape, plain, attrs={"shape": (count, channels, places)})
+    def emit(b: Builder, operands: Sequence[int]) -> int:
+        statistics = b.emit(layer_statistics, operands[0], attrs={"epsilon": eps})
+        plain = b.emit(layer_norm_op, operands[0], statistics)
+        result = b.emit(reshape, plain, attrs={"shape": (count, channels, places)})
         ops = (elementwise.multiply, elementwise.add)
-        for op, p in zip(ops, given[1:], strict=False):
-            made = b.emit(op, made, p)
-        return made
+        for op, p in zip(ops, operands[1:], strict=False):
+            result = b.emit(op, result, p)
+        return result
 
-    return _called(t, "group_norm", "layer_norm", given, emit, epsilon=eps, shape=x.shape)
+    return _called(t, "group_norm", "layer_norm", operands, emit, epsilon=eps, shape=x.shape)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

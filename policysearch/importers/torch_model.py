@@ -93,8 +93,8 @@ class TorchModel(Model):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 in hex of the program, the parameters' names and the initial values."""
-        said = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
-        digest = hashlib.sha256(repr(said).encode())
+        description = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
+        digest = hashlib.sha256(repr(description).encode())
         for values in (self.initial, self.fixed):
             for name, array in sorted(values.items()):
                 digest.update(name.encode() + array.tobytes())
@@ -128,13 +128,13 @@ class TorchModel(Model):
         fed = self._sources(b, 2)
         self.trace(b, fed, training=True)
         readers = b.graph({}).readers()
-        found = []
+        specs = []
         for spec in self.specs:
             layers = [name for name in spec.owners if name in self.layer_names]
             layers = layers or [n.layer for n in readers[fed[spec.name]] if n.role == "fprop"]
             first, *others = dict.fromkeys(layers or spec.owners)
-            found.append(replace(spec, layer=first, others=tuple(others)))
-        return tuple(found)
+            specs.append(replace(spec, layer=first, others=tuple(others)))
+        return tuple(specs)
 
     def statistics(self) -> tuple[ParameterSpec, ...]:
         return self.kept

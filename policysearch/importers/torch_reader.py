@@ -108,11 +108,11 @@ class Reader:
 
     def _running(self) -> set[str]:
         """Return the buffers that batch norms read as running statistics."""
-        found = set()
+        names = set()
         for node in self._two.graph.nodes:
             if op_of(node) == "aten.batch_norm":
-                found |= {self._known[x.name] for x in node.args[3:5] if x is not None}
-        return found
+                names |= {self._known[x.name] for x in node.args[3:5] if x is not None}
+        return names
 
     def program(self) -> Program:
         """Return the calls that depend on inputs or parameters; the others become constants."""
@@ -128,8 +128,8 @@ class Reader:
                 faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
                 calls.append(faulty)
         (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
-        found = self._told(output).args[0]
-        results = tuple(self._names[x] for x in found if isinstance(x, torch.fx.Node))
+        outputs = self._told(output).args[0]
+        results = tuple(self._names[x] for x in outputs if isinstance(x, torch.fx.Node))
         if not results or results[0] in fixed:
             raise InputError("results: first none of inputs and parameters; expected one")
         arrays = tuple((n, full) for n, full in self._arrays if full not in self._plain())
@@ -142,42 +142,42 @@ class Reader:
 
     def _fixed(self) -> dict[str, Any]:
         """Return the values, at the first and the last batch size, of what only constants enter."""
-        found: dict[str, Any] = {}
+        values_by_name: dict[str, Any] = {}
         ends = (self._exports[0], self._exports[-1])
         for two, _, five in self._nodes():
             pairs = tuple(zip(ends, (two, five), strict=True))
             if two.op == "placeholder":
                 values = tuple(self._held(program, node.name) for program, node in pairs)
                 if values[0] is not None:
-                    found[two.name] = values
+                    values_by_name[two.name] = values
             elif two.op == "get_attr":
                 parts = (program.graph_module.get_submodule(node.target) for program, node in pairs)
-                found[two.name] = tuple(parts)
+                values_by_name[two.name] = tuple(parts)
             elif two.op == "call_function" and not self._skipped(two):
                 names = [x.name for x in two.all_input_nodes]
-                if all(name in found for name in names) and not is_random(two):
-                    found[two.name] = tuple(
+                if all(name in values_by_name for name in names) and not is_random(two):
+                    values_by_name[two.name] = tuple(
                         value_of(
                             node,
                             {
-                                given.name: found[name][end]
-                                for given, name in zip(node.all_input_nodes, names, strict=True)
+                                operand.name: values_by_name[name][end]
+                                for operand, name in zip(node.all_input_nodes, names, strict=True)
                             },
                         )
                         for end, node in enumerate((two, five))
                     )
-        return found
+        return values_by_name
 
     def _nodes(self) -> Iterator[tuple[Any, ...]]:
         """Yield each node of the program, as it is in each export."""
         return zip(*(program.graph.nodes for program in self._exports), strict=True)
 
-    def _told(self, given: Sequence[Any]) -> Any:
+    def _told(self, versions: Sequence[Any]) -> Any:
         """Return the one of what the exports have that tells a value from a cast of it.
 
         In float32 `x.float()` is x, and what reads x later seems to read the cast.
         """
-        return given[1] if self._casts_known else given[0]
+        return versions[1] if self._casts_known else versions[0]
 
     def _held(self, program: Any, name: str) -> Any:
         """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
@@ -195,21 +195,21 @@ class Reader:
         two, op = nodes[0], op_of(nodes[0])
         self._check_call(two)
 
-        def read(given: Sequence[Any]) -> Any:
-            first = given[0]
+        def read(versions: Sequence[Any]) -> Any:
+            first = versions[0]
             if isinstance(first, torch.fx.Node):
-                name = self._names[self._told(given)]
+                name = self._names[self._told(versions)]
                 return Ref(self._constant(name, fixed) if name in fixed else name)
             if isinstance(first, list | tuple):
-                return tuple(read(parts) for parts in zip(*given, strict=True))
+                return tuple(read(parts) for parts in zip(*versions, strict=True))
             if isinstance(first, torch.dtype):
-                return self._cast_to(first, given[1])
+                return self._cast_to(first, versions[1])
             if isinstance(first, int) and not isinstance(first, bool):
-                return extent_of(given)
+                return extent_of(versions)
             known = isinstance(first, float | bool | str | type(None))
-            return number_of(given) if known else str(first)
+            return number_of(versions) if known else str(first)
 
-        arguments = tuple(read(given) for given in zip(*(n.args for n in nodes), strict=True))
+        arguments = tuple(read(versions) for versions in zip(*(n.args for n in nodes), strict=True))
         if op.removesuffix("_") == "aten.squeeze" and len(arguments) == 1:
             arguments = (*arguments, single_axes(two.args[0]))
         options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
@@ -261,16 +261,18 @@ class Reader:
     ) -> Any:
         """Give the causal mask as a constant; say whether a mask may leave nothing of a row."""
         named = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = {**dict(zip(named, arguments, strict=False)), **options}
-        if causal := given.pop("is_causal", False):
+        by_name = {**dict(zip(named, arguments, strict=False)), **options}
+        if causal := by_name.pop("is_causal", False):
             rows, columns = (x.meta["val"].shape[-2] for x in node.args[:2])
             mask = torch.ones(rows, columns, dtype=torch.bool).tril()
-            given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", mask, mask))
+            by_name["attn_mask"] = Ref(
+                self._kept_constant(f"causal {rows} x {columns}", mask, mask)
+            )
         mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
-        given["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
+        by_name["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
         if mask is not None:
-            given["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
-        return (), tuple(given.items())
+            by_name["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
+        return (), tuple(by_name.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
         return self._kept_constant(self._known.get(name, name), *fixed[name])

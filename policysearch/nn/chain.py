@@ -60,8 +60,8 @@ class Chain(Model):
     def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
         """The constants of every layer that has some."""
         parts = (part for layer in self.layers for part in parts_of(layer))
-        given = (part.constants() for part in parts if isinstance(part, WithConstants))
-        return MappingProxyType({name: array for own in given for name, array in own.items()})
+        arrays = (part.constants() for part in parts if isinstance(part, WithConstants))
+        return MappingProxyType({name: array for own in arrays for name, array in own.items()})
 
     @cached_property
     def _specs(self) -> tuple[ParameterSpec, ...]:

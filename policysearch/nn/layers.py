@@ -67,7 +67,7 @@ class WithConstants(Protocol):
 def parts_of(layer: Layer) -> tuple[Layer, ...]:
     """Return the layers inside the layer, and itself behind them."""
     inner = layer.layers if isinstance(layer, Composite) else ()
-    return (*(part for each in inner for part in parts_of(each)), layer)
+    return (*(part for child in inner for part in parts_of(child)), layer)
 
 
 def names_of(layer: Layer) -> tuple[str, ...]:
@@ -278,21 +278,21 @@ class Skip:
         return (*self.inner, *self.shortcut)
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        specs, made = traced_through(self.inner, input_shape)
-        more, kept = traced_through(self.shortcut, input_shape)
-        if made != kept:
-            given = f"{list(made)} from the inner layers, {list(kept)} beside them"
+        specs, inner_shape = traced_through(self.inner, input_shape)
+        more, shortcut_shape = traced_through(self.shortcut, input_shape)
+        if inner_shape != shortcut_shape:
+            given = f"{list(inner_shape)} from the inner layers, {list(shortcut_shape)} beside them"
             raise InputError(f"layer {self.name}: {given}; expected the same shape")
         return (*specs, *more)
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:
-        made, kept = x, x
+        inner, shortcut = x, x
         for layer in self.inner:
-            made = layer.trace(b, made, fed)
+            inner = layer.trace(b, inner, fed)
         for layer in self.shortcut:
-            kept = layer.trace(b, kept, fed)
+            shortcut = layer.trace(b, shortcut, fed)
         with b.scope(layer=self.name, role="fprop"):
-            return b.emit(add, made, kept)
+            return b.emit(add, inner, shortcut)
 
 
 EXAMPLES: tuple[tuple[Layer, Shape], ...] = (

@@ -128,8 +128,8 @@ class Model(ABC):
 
         That is its forward pass node by node, ops by their names, and the arrays it starts from.
         """
-        said = [self.inputs, self.parameters(), self.statistics(), self.loss, self.labels]
-        digest = hashlib.sha256(repr(said).encode())
+        description = [self.inputs, self.parameters(), self.statistics(), self.loss, self.labels]
+        digest = hashlib.sha256(repr(description).encode())
         for training in (True, False):
             b = Builder()
             fed = self.emit_inputs(b, 2) | emit_arrays(b, self.parameters())

@@ -104,14 +104,14 @@ class BatchNorm:
         with b.scope(layer=self.name, role="fprop"):
             if fed.training:
                 count = size(b.shape(x)) // self.channels
-                found = b.emit(batch_mean, x), b.emit(batch_variance, x)
+                measured = b.emit(batch_mean, x), b.emit(batch_variance, x)
                 # torch keeps the unbiased variance
                 factors = 1.0, count / max(1, count - 1)
-                for old, new, factor in zip((mean, variance), found, factors, strict=True):
+                for old, new, factor in zip((mean, variance), measured, factors, strict=True):
                     attrs = {"momentum": MOMENTUM, "factor": factor}
                     moved = b.emit(moving_average, old, new, attrs=attrs)
                     fed.moved.append((b.nodes[old].name, moved))
-                mean, variance = found
+                mean, variance = measured
             attrs = {"training": fed.training}
             return b.emit(batch_norm, x, mean, variance, weight, bias, attrs=attrs)
 

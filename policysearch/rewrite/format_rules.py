@@ -54,14 +54,14 @@ class LayerMatch:
             layer=self.layer,
             role="fprop",
         )
-        found = {m.nodes[0].layer for m in matches(graph, Pattern((wanted,)), model.layer_types)}
+        names = {m.nodes[0].layer for m in matches(graph, Pattern((wanted,)), model.layer_types)}
         if self.block:
-            found = {name for name in found if re.fullmatch(self.block, block_of(name))}
+            names = {name for name in names if re.fullmatch(self.block, block_of(name))}
         if self.position != "any":
             owners = [name for name in model.layer_names if model.parameters_of(name)]
             ends = {"first": owners[:1], "last": owners[-1:], "ends": [owners[0], owners[-1]]}
-            found &= set(ends[self.position])
-        return tuple(name for name in model.layer_names if name in found)
+            names &= set(ends[self.position])
+        return tuple(name for name in model.layer_names if name in names)
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class FormatRule:
             raise InputError(f"formats: {list(self.formats)}; expected different ones")
         if bool(self.ops) != bool(self.run):
             raise InputError(f"run: {self.run!r} with ops {list(self.ops)}; expected both or none")
-        said = [bool(self.formats or self.parts), bool(self.ops), bool(self.function)]
-        if sum(said) != 1:
+        statements = [bool(self.formats or self.parts), bool(self.ops), bool(self.function)]
+        if sum(statements) != 1:
             valid = "formats (or one of a layer's), ops with run, or function: one of these"
-            raise InputError(f"name: {self.name!r} says {sum(said)} things; expected {valid}")
+            raise InputError(f"name: {self.name!r} says {sum(statements)} things; expected {valid}")
 
     @property
     def parts(self) -> dict[str, str]:
@@ -219,16 +219,16 @@ def placed_rules(
         where = f"rules: rule {name!r}"
         if any(name == other.name for other in placed):
             raise InputError(f"{where}: the name is there twice; expected each name once")
-        found: tuple[tuple[str, Formats | None], ...]
+        layers: tuple[tuple[str, Formats | None], ...]
         if rule.function:
-            found = _called(where, load(f"{where}.function", rule.function), graph, model)
+            layers = _called(where, load(f"{where}.function", rule.function), graph, model)
         elif rule.ops:
-            found = ()
+            layers = ()
         else:
-            found = tuple((layer, None) for layer in rule.match.layers(graph, model))
-        if not (found or rule.optional or _runs(rule, graph)):
+            layers = tuple((layer, None) for layer in rule.match.layers(graph, model))
+        if not (layers or rule.optional or _runs(rule, graph)):
             raise InputError(f"{where}: {_no_match(rule, graph, model)}")
-        placed.append(PlacedRule(name, rule, found))
+        placed.append(PlacedRule(name, rule, layers))
     return tuple(placed)
 
 
@@ -249,29 +249,29 @@ def _no_match(rule: FormatRule, graph: Graph, model: Model) -> str:
 
 
 def _called(
-    where: str, found: object, graph: Graph, model: Model
+    where: str, function: object, graph: Graph, model: Model
 ) -> tuple[tuple[str, Formats | None], ...]:
-    if not isinstance(found, LayerFunction):
-        raise InputError(f"{where}.function: {type(found).__name__}; expected a layer_rule")
-    said: dict[str, Formats | None] = {}
-    for match in matches(graph, found.pattern, model.layer_types):
+    if not isinstance(function, LayerFunction):
+        raise InputError(f"{where}.function: {type(function).__name__}; expected a layer_rule")
+    by_layer: dict[str, Formats | None] = {}
+    for match in matches(graph, function.pattern, model.layer_types):
         try:
-            given = found(match)
+            answer = function(match)
         except Exception as error:  # Whatever the user's own code does is said in one line.
             text = " ".join(str(error).split())
             at = f"node [{match.nodes[-1].id}] {match.nodes[-1].op.name}"
             failed = f"{type(error).__name__}: {text}; expected formats"
             raise InputError(f"{where}.function: at {at}: {failed}") from error
         layers = [node.layer for node in match.nodes if node.op.kind != "source"]
-        every = given if isinstance(given, Mapping) else dict.fromkeys(layers, given)
+        every = answer if isinstance(answer, Mapping) else dict.fromkeys(layers, answer)
         for layer, formats in every.items():
             if layer not in model.layer_names or not isinstance(formats, (str, LayerPolicy)):
                 if formats is None:
                     continue
                 valid = "a format or LayerPolicy for layers of the model"
                 raise InputError(f"{where}.function: {layer!r}: {formats!r}; expected {valid}")
-            said[layer] = formats
-    return tuple((layer, said[layer]) for layer in model.layer_names if layer in said)
+            by_layer[layer] = formats
+    return tuple((layer, by_layer[layer]) for layer in model.layer_names if layer in by_layer)
 
 
 def apply_format_rules(
@@ -283,18 +283,18 @@ def apply_format_rules(
     """
     layers = dict(policy.layers)
     lists = {name: list(getattr(policy, name)) for name in LISTS.values()}
-    for each in placed:
-        option = (chosen or {}).get(each.name, each.rule.options[0])
+    for row in placed:
+        option = (chosen or {}).get(row.name, row.rule.options[0])
         if option == OFF:
             continue
-        for layer, given in each.layers:
-            formats = given or (option if each.rule.formats else None)
+        for layer, own in row.layers:
+            formats = own or (option if row.rule.formats else None)
             new = _layer_of(formats, layers[layer], policy.master_weights)
-            layers[layer] = replace(new, **each.rule.parts)
-        if each.rule.run:
+            layers[layer] = replace(new, **row.rule.parts)
+        if row.rule.run:
             for ops in lists.values():
-                ops[:] = [op for op in ops if op not in each.rule.ops]
-            lists[LISTS[each.rule.run]] += each.rule.ops
+                ops[:] = [op for op in ops if op not in row.rule.ops]
+            lists[LISTS[row.rule.run]] += row.rule.ops
     named = {key: tuple(ops) for key, ops in lists.items()}
     return replace(policy, layers=tuple(layers.items()), **named)  # type: ignore[arg-type]
 
@@ -308,16 +308,16 @@ def _layer_of(formats: Formats | None, old: LayerPolicy, master_weights: bool) -
 
 def overruled(placed: Iterable[PlacedRule]) -> tuple[str, ...]:
     """Return one line per pair of rules of which the later sets again what the earlier has set."""
-    said = []
+    lines = []
     earlier: list[PlacedRule] = []
-    for each in placed:
+    for row in placed:
         for other in earlier:
-            both = [name for name in each.layer_names if name in other.layer_names]
-            both += [op for op in each.rule.ops if op in other.rule.ops]
-            if both and (_sets(each) & _sets(other) or not each.layers):
-                said.append(f"rule {each.name!r} wins over rule {other.name!r}: {', '.join(both)}")
-        earlier.append(each)
-    return tuple(said)
+            both = [name for name in row.layer_names if name in other.layer_names]
+            both += [op for op in row.rule.ops if op in other.rule.ops]
+            if both and (_sets(row) & _sets(other) or not row.layers):
+                lines.append(f"rule {row.name!r} wins over rule {other.name!r}: {', '.join(both)}")
+        earlier.append(row)
+    return tuple(lines)
 
 
 def _sets(placed: PlacedRule) -> set[str]:

@@ -1,4 +1,7 @@
-"""The policy pass: from a float32 step and a policy to a graph where every cast is a node."""
+"""The policy pass: from a float32 step and a policy to a graph where every cast is a node.
+
+A policy is a list of rules, and the pass one sweep over the step that asks them at every node.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,10 @@ def policy_pass(graph: Graph, policy: Policy, rules: Rules = ()) -> Pass:
     """Return what `apply_policy` did, with the nodes that each rule took."""
     at = Casting(graph, policy)
     taken = sweep(graph, (*rules, *policy_rules(policy)), at, at.new)
-    made = without_unread(at.finished())
-    after = with_inner_formats(made) if policy.norm_inner == "format" else made
+    graph_with_casts = without_unread(at.finished())
+    after = (
+        with_inner_formats(graph_with_casts) if policy.norm_inner == "format" else graph_with_casts
+    )
     return Pass("policy", len(graph.nodes), graph, after, by_rule=taken)
 
 
@@ -106,8 +111,8 @@ def _as_fed(at: Casting, op: Node) -> int:
 
 def _low(at: Casting, op: Node) -> int:
     layer = at.layer(op)
-    made = at.emit(op, at.operands(op, layer.output), layer.output)
-    return at.forward(op, made, layer.dgrad)
+    new = at.emit(op, at.operands(op, layer.output), layer.output)
+    return at.forward(op, new, layer.dgrad)
 
 
 def _bias(at: Casting, bias: Node) -> int:
@@ -115,10 +120,11 @@ def _bias(at: Casting, bias: Node) -> int:
     layer = at.layer(bias)
     x, offset = bias.inputs
     summed = "float32" if at.policy.bias == "fp32" else layer.output
+    # a fused product is still in its accumulator, unrounded: a cast would round it twice
     fused = at.b.nodes[at.new[x]].fused
-    left = at.new[x] if fused else at.operand(x, summed, bias)
-    made = at.emit(bias, [left, at.operand(offset, summed, bias)], summed)
-    return at.forward(bias, made, layer.dgrad)
+    product = at.new[x] if fused else at.operand(x, summed, bias)
+    new = at.emit(bias, [product, at.operand(offset, summed, bias)], summed)
+    return at.forward(bias, new, layer.dgrad)
 
 
 def _float32(at: Casting, op: Node) -> int:
@@ -127,10 +133,10 @@ def _float32(at: Casting, op: Node) -> int:
 
 def _pinned(at: Casting, op: Node) -> int:
     if BACK in op.attributes:
-        left = at.left[op.attributes[BACK]]
-        return at.forward(op, at.operand(op.inputs[0], left, op), left)
+        before = at.formats_before[op.attributes[BACK]]
+        return at.forward(op, at.operand(op.inputs[0], before, op), before)
     if NUMBER in op.attributes:
-        at.left[op.attributes[NUMBER]] = at.format(at.read(op.inputs[0], op))
+        at.formats_before[op.attributes[NUMBER]] = at.format(at.read(op.inputs[0], op))
     wanted = str(op.attributes["format"])
     return at.forward(op, at.emit(op, at.operands(op, wanted), wanted), wanted)
 
@@ -142,8 +148,8 @@ def _pinned_gradient(at: Casting, op: Node) -> int:
 
 def _promoted(at: Casting, op: Node) -> int:
     wanted = widest(at.format(at.new[i]) for i in deciding(at.graph, op))
-    made = at.emit(op, at.operands(op, wanted), wanted)
-    return at.forward(op, made, at.gradients_widest(deciding(at.graph, op)))
+    new = at.emit(op, at.operands(op, wanted), wanted)
+    return at.forward(op, new, at.gradients_widest(deciding(at.graph, op)))
 
 
 def _mixed(at: Casting, op: Node) -> int | None:
@@ -151,8 +157,8 @@ def _mixed(at: Casting, op: Node) -> int | None:
     if not at.boundaries.find_mixed(op, lambda i: at.format(at.new[i])):
         return None
     wanted = widest(at.format(at.read(i, op)) for i in deciding(at.graph, op))
-    made = at.emit(op, at.operands(op, wanted), wanted)
-    return at.forward(op, made, widest(at.boundaries.arriving(op, at.gradient_formats)))
+    new = at.emit(op, at.operands(op, wanted), wanted)
+    return at.forward(op, new, widest(at.boundaries.arriving(op, at.gradient_formats)))
 
 
 def _gradient_sum(at: Casting, add: Node) -> int | None:
@@ -195,16 +201,16 @@ def _read_again(at: Casting, op: Node, parameters: str) -> int:
 
 def _unscaled(at: Casting, unscale: Node) -> int:
     """Without a loss scale the gradient is there already, all but reduced."""
-    kept = at.updating.gradient_format(unscale.layer)
-    made = _reduced(at, unscale.inputs[0], unscale, kept)
-    at.cast(made, "float32", unscale)  # As updates read it, in its layer: checks of all have none.
-    return made
+    stored = at.updating.gradient_format(unscale.layer)
+    new = _reduced(at, unscale.inputs[0], unscale, stored)
+    at.cast(new, "float32", unscale)  # As updates read it, in its layer: checks of all have none.
+    return new
 
 
 def _update(at: Casting, update: Node) -> int:
     """The new value of a state is rounded to the format it is stored in."""
-    kept = at.replaced_by.get(update.id)
-    stored = None if kept is None else at.format(at.new[kept])
+    source = at.replaced_by.get(update.id)
+    stored = None if source is None else at.format(at.new[source])
     rate = at.updating.rate_format(update, stored)
     inputs = [
         at.operand(i, rate, update)
@@ -213,19 +219,22 @@ def _update(at: Casting, update: Node) -> int:
         for i in update.inputs
     ]
     formats = [at.format(at.new[i]) for i in update.inputs]
+    # A fused kernel of torch goes on with a new velocity or moment in a register, as float32, and
+    # rounds the copy that it stores (FusedSgdKernel.cu): what is read further stays unrounded. The
+    # eager order reads back what it has stored.
     if stored is None or at.updating.eager or not at.readers[update.id]:
         return at.updating.emit(update, inputs, stored, formats)
-    made = at.updating.emit(update, inputs, "float32", formats)
-    at.stored[update.id] = at.cast(made, stored, update)
-    return made
+    new = at.updating.emit(update, inputs, "float32", formats)
+    at.stored[update.id] = at.cast(new, stored, update)
+    return new
 
 
 def _reduced(at: Casting, i: int, update: Node, wanted: str = "float32") -> int:
     """Return old node `i` in format `wanted`; a gradient first passes the all-reduce format."""
-    made = at.new[i]
+    new = at.new[i]
     if at.graph.nodes[i].role in BACKWARD and at.policy.all_reduce != "float32":
-        made = at.cast(made, at.policy.all_reduce, update)
-    return at.cast(made, wanted, update)
+        new = at.cast(new, at.policy.all_reduce, update)
+    return at.cast(new, wanted, update)
 
 
 def _refused(at: Casting, op: Node) -> int:
@@ -257,8 +266,8 @@ def _product_rules(name: str, product: Product, policy: Policy) -> tuple[Convers
         return forward(at, gemm, at.layer(gemm).output, False)
 
     def forward(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
-        made = product(at, gemm, stored, fused)
-        return None if made is None else at.forward(gemm, made, at.layer(gemm).dgrad)
+        new = product(at, gemm, stored, fused)
+        return None if new is None else at.forward(gemm, new, at.layer(gemm).dgrad)
 
     def gradient(at: Casting, gemm: Node) -> int | None:
         layer = at.layer(gemm)
@@ -305,12 +314,12 @@ def _scaled(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
 def _operand(at: Casting, gemm: Node, place: int) -> Operand:
     """Return an operand in its format, scaled into it where that is narrow."""
     i = gemm.inputs[place]
-    made, wanted, old = _before_cast(at, i, gemm), _operand_format(at, i, gemm), at.graph.nodes[i]
+    new, wanted, old = _before_cast(at, i, gemm), _operand_format(at, i, gemm), at.graph.nodes[i]
     if not is_narrow(wanted):
-        return Operand(at.cast(made, wanted, gemm))
+        return Operand(at.cast(new, wanted, gemm))
     side = f"{gemm.layer}.{'grad' if at.is_gradient(i) else 'input'}"
     name = old.name if old.op.name == "parameter" else side
-    return at.scaling.operand(made, wanted, gemm, place, name, at.rounding(gemm.role))
+    return at.scaling.operand(new, wanted, gemm, place, name, at.rounding(gemm.role))
 
 
 def _operand_format(at: Casting, i: int, gemm: Node) -> str:
@@ -323,6 +332,8 @@ def _before_cast(at: Casting, i: int, gemm: Node) -> int:
     """Return old node `i` as it is before a product reads it in its format."""
     layer = at.layer(gemm)
     if at.is_gradient(i):
+        # The gradient is rounded to the format it flows in before it is narrowed to an operand:
+        # autograd hands it over as a tensor, and what scales it reads that.
         return at.operand(i, layer.dgrad, gemm)
     # a copy of a parameter in the product's own narrow format is what is stored of it
     same = at.graph.nodes[i].op.name == "parameter" and layer.param == layer.compute

@@ -82,22 +82,22 @@ def rule(
     is said as an InputError that names rule and node.
     """
 
-    def made(function: Callable[[Editor, Match], None]) -> Rule:
+    def decorate(function: Callable[[Editor, Match], None]) -> Rule:
         @functools.wraps(function)  # so that its source can be had
-        def change(edit: Editor, found: Sequence[Match]) -> None:
-            for match in found:
+        def change(edit: Editor, places: Sequence[Match]) -> None:
+            for match in places:
                 edit.begin()
                 try:
                     function(edit, match)
                 except InputError:
                     raise
                 except Exception as error:  # Whatever the user's own code does is said in a line.
-                    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                    raise edit.refuse(match.nodes[-1], f"{said}; expected it to run") from error
+                    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    raise edit.refuse(match.nodes[-1], f"{reason}; expected it to run") from error
 
         return Rule(name or function.__name__, pattern, change, stage, optional, overlapping)
 
-    return made
+    return decorate
 
 
 def apply_rule(graph: Graph, rule: Rule, layer_types: Mapping[str, str] = NO_TYPES) -> Pass:
@@ -106,14 +106,14 @@ def apply_rule(graph: Graph, rule: Rule, layer_types: Mapping[str, str] = NO_TYP
     Raises InputError, naming the rule, where it matches nothing and is not optional, and naming
     the node too where what it makes does not fit.
     """
-    found = matches(graph, rule.pattern, layer_types)
-    found = found if rule.overlapping else disjoint(found)
-    if not found and not rule.optional:
+    places = matches(graph, rule.pattern, layer_types)
+    places = places if rule.overlapping else disjoint(places)
+    if not places and not rule.optional:
         raise InputError(f"rule {rule.name!r}: matches no node; expected a match, or optional")
     edit = Editor(graph, rule.name)
-    rule.change(edit, found)
-    after = edit.finished() if found else graph
-    return Pass(rule.name, len(found), graph, after, tuple(edit.copies))
+    rule.change(edit, places)
+    after = edit.finished() if places else graph
+    return Pass(rule.name, len(places), graph, after, tuple(edit.copies))
 
 
 def apply_rules(
@@ -124,22 +124,22 @@ def apply_rules(
     Raises InputError as `apply_rule`.
     """
     passes: list[Pass] = []
-    for each in rules:
-        passes.append(apply_rule(graph, each, layer_types))
+    for rule in rules:
+        passes.append(apply_rule(graph, rule, layer_types))
         graph = passes[-1].after
     return graph, tuple(passes)
 
 
 def node_lines(graph: Graph) -> list[str]:
     """Return one line per node that says all but its number: what it does, on what, as what."""
-    said = [_said(node) for node in graph.nodes]
+    names = [_node_name(node) for node in graph.nodes]
     return [
-        f"{said[node.id]} {node.format} <- {'; '.join(said[i] for i in node.inputs) or '-'}"
+        f"{names[node.id]} {node.format} <- {'; '.join(names[i] for i in node.inputs) or '-'}"
         for node in graph.nodes
     ]
 
 
-def _said(node: Node) -> str:
+def _node_name(node: Node) -> str:
     return f"{node.role} {node.layer or '-'} {node.op.name} {node.name}".rstrip()
 
 
@@ -186,9 +186,9 @@ def sweep(
     counts = dict.fromkeys((rule.name for rule in rules), 0)
     for node in graph.nodes:
         for rule, nodes in asked.at(node):
-            made = rule.becomes(state, *nodes)
-            if made is not None:
-                new[node.id] = made
+            new_id = rule.becomes(state, *nodes)
+            if new_id is not None:
+                new[node.id] = new_id
                 counts[rule.name] += 1
                 break
         else:
@@ -223,9 +223,9 @@ class _RulesByKind:
             if search is None:
                 yield rule, (node,)
             else:
-                found = next(search.at(node), None)
-                if found is not None:
-                    yield rule, found.nodes
+                match = next(search.at(node), None)
+                if match is not None:
+                    yield rule, match.nodes
 
 
 def _is_kind_alone(pattern: Pattern) -> bool:
@@ -339,9 +339,9 @@ def _is_plain(value: object) -> bool:
 
 def _copied(b: Builder, graph: Graph, fed: Mapping[str, int]) -> dict[int, int]:
     """Copy the graph behind what `b` holds, its sources `fed` by name; return the new ids."""
-    given = {b.nodes[i].name: i for i in fed.values()}
+    sources = {b.nodes[i].name: i for i in fed.values()}
     new: dict[int, int] = {}
     for node in graph.nodes:
-        known = node.op.kind == "source" and node.name in given
-        new[node.id] = given[node.name] if known else b.copy(node, [new[i] for i in node.inputs])
+        known = node.op.kind == "source" and node.name in sources
+        new[node.id] = sources[node.name] if known else b.copy(node, [new[i] for i in node.inputs])
     return new

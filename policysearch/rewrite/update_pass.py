@@ -71,6 +71,8 @@ class UpdatePass:
         """
         if not self.eager:
             return self._copy(node, inputs, stored or "float32")
+        # clip_grad.py: the norm of each gradient has that one's dtype, the norm of these norms the
+        # widest, and the factor has the dtype of that
         if node.op is global_norm and set(formats) != {"float32"}:
             rounded = replace(node, attrs=(*node.attrs, ("inner", tuple(formats))))
             return self._copy(rounded, inputs, join(set(map(format_named, formats))).name)
@@ -85,6 +87,7 @@ class UpdatePass:
 
     def rate_format(self, node: Node, stored: str | None) -> str:
         """Return the format of the learning rate that `node` reads."""
+        # `param.add_(grad, alpha=-lr)`: the rate is the number of an addition; Adam's, a factor
         alpha = self.eager and self.policy.optimizer_scalars == "storage"
         return stored if alpha and stored and node.op.name == "sgd_step" else "float32"
 
@@ -103,15 +106,19 @@ class UpdatePass:
 
     def velocity(self, node: Node, inputs: Sequence[int], stored: str) -> int:
         factor, fields = {"factor": node.attributes["momentum"]}, self._fields(node, stored)
-        kept = self.b.emit(scale, inputs[0], attrs=factor, fused=True, **fields)
-        return self.b.emit(add, kept, inputs[1], **fields)
+        # sgd.py: buf.mul_(momentum).add_(grad): two operations, in the place of one tensor
+        decayed = self.b.emit(scale, inputs[0], attrs=factor, fused=True, **fields)
+        return self.b.emit(add, decayed, inputs[1], **fields)
 
     def second_moment(self, node: Node, inputs: Sequence[int], stored: str) -> int:
         beta2, fields = node.attributes["beta2"], self._fields(node, stored)
-        kept = self.b.emit(scale, inputs[0], attrs={"factor": beta2}, fused=True, **fields)
-        return self.b.emit(add_square, kept, inputs[1], attrs={"share": 1.0 - beta2}, **fields)
+        # adam.py: exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        decayed = self.b.emit(scale, inputs[0], attrs={"factor": beta2}, fused=True, **fields)
+        return self.b.emit(add_square, decayed, inputs[1], attrs={"share": 1.0 - beta2}, **fields)
 
     def adam(self, node: Node, inputs: Sequence[int], stored: str) -> int:
+        # adam.py `_single_tensor_adam`: p *= 1 - lr wd; denom = sqrt(v) / sqrt(1 - beta2^t) + eps;
+        # p -= lr / (1 - beta1^t) m / denom. Every line writes a tensor, and so rounds.
         parameter, m, v, rate, step = inputs
         attrs, fields = node.attributes, self._fields(node, stored)
         if attrs.get("weight_decay"):

@@ -107,9 +107,9 @@ def read_checkpoint(path: Path, of: str) -> Checkpoint | None:
     A training without its checkpoint begins anew, to the same bits.
     """
     with suppress(InputError, OSError):
-        found = Checkpoint.from_bytes(path.read_bytes())
-        if (found.state.of, found.state.version) == (of, VERSION):
-            return found
+        checkpoint = Checkpoint.from_bytes(path.read_bytes())
+        if (checkpoint.state.of, checkpoint.state.version) == (of, VERSION):
+            return checkpoint
     return None
 
 

@@ -47,9 +47,9 @@ def arrays_by_input(
 
     A model that returns its own loss takes the labels as the input its `labels` names.
     """
-    given = iter(inputs)
+    arrays = iter(inputs)
     for item in model.inputs:
-        array = labels if item.name == model.labels else next(given, None)
+        array = labels if item.name == model.labels else next(arrays, None)
         if array is None:
             raise InputError(f"model {model.name}, input {item.name}: nothing; expected an array")
         yield item.name, array
@@ -96,8 +96,8 @@ def dropout_mask(count: int, share: float, seed: int, index: int, place: int) ->
     """Return the mask [count] of step `index` at a place of the model, as `feed_masks` has it."""
     key = np.random.SeedSequence([seed, index, place]).generate_state(1)[0]
     drawn = draw_table(count, int(key) & ~0xFF)
-    kept = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))
-    return kept.astype(np.float32) / np.float32(1.0 - share)
+    keeps = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))
+    return keeps.astype(np.float32) / np.float32(1.0 - share)
 
 
 def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str, FloatArray]:

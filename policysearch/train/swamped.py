@@ -53,16 +53,16 @@ def with_update_sources(graph: Graph) -> Graph:
     """
     nodes, updates = list(graph.nodes), list(graph.updates)
     for old, new in graph.updates:
-        parameter, made = graph.nodes[old], graph.nodes[new]
+        parameter, new_value = graph.nodes[old], graph.nodes[new]
         if parameter.op.name != "parameter":
             continue
-        kept = ("shape", parameter.shape)
+        shape = ("shape", parameter.shape)
         at, name = len(nodes), UPDATE + parameter.name
         nodes.append(
-            replace(parameter, id=at, op=state, name=name, format="float32", attrs=(kept,))
+            replace(parameter, id=at, op=state, name=name, format="float32", attrs=(shape,))
         )
-        exact = replace(made, format="float32", rounding=Rounding())
-        nodes.append(replace(exact, id=at + 1, inputs=(at, *made.inputs[1:])))
+        exact = replace(new_value, format="float32", rounding=Rounding())
+        nodes.append(replace(exact, id=at + 1, inputs=(at, *new_value.inputs[1:])))
         updates.append((at, at + 1))
     return replace(graph, nodes=tuple(nodes), updates=tuple(updates))
 
@@ -117,12 +117,12 @@ class SwampedCounter:
             half = half_unit(self._before[node.name], format_named(node.format))
             moving = update > 0.0
             small = update[moving & (update < half)]
-            found = self._tally.add("swamped", node.layer, "update", index, small, update.size)
-            swamped += found
+            count = self._tally.add("swamped", node.layer, "update", index, small, update.size)
+            swamped += count
             if factor != 1.0:
                 update *= np.float32(factor)
-                found = int(np.count_nonzero(moving & (update < half)))
-            projected[node.layer] += found
+                count = int(np.count_nonzero(moving & (update < half)))
+            projected[node.layer] += count
         self._shares.append((index, swamped / self._sizes.total()))
         self._projected = dict(projected)
 
@@ -155,8 +155,8 @@ def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
     if fmt.taper:
         _, above = np.frexp(values)
         exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)
-        found: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
-        return found
+        units: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
+        return units
     bits = np.empty(values.shape, np.uint32)  # stays an array where the value is a single one
     np.bitwise_and(values.view(np.uint32), np.uint32(EXPONENT), out=bits)
     powers: FloatArray = bits.view(np.float32)

@@ -309,9 +309,9 @@ def _check_labels(where: str, model: Model, labels: Array) -> None:
     """Class numbers have a logit each, and there is one label for each row of logits."""
     graph = trace_forward(model, 2)
     (shape,) = (graph.nodes[i].shape for name, i in graph.outputs if name == "logits")
-    kept = labels[labels != IGNORED]
-    if kept.size and kept.max() >= shape[-1]:
-        raise InputError(f"{where}: {kept.max()}; expected 0 to {shape[-1] - 1}, or {IGNORED}")
+    classes = labels[labels != IGNORED]
+    if classes.size and classes.max() >= shape[-1]:
+        raise InputError(f"{where}: {classes.max()}; expected 0 to {shape[-1] - 1}, or {IGNORED}")
     if labels.shape[1:] != shape[1:-1]:
         given, expected = list(labels.shape[1:]), list(shape[1:-1])
         raise InputError(f"{where}: {given} per example; expected {expected}")

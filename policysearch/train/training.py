@@ -70,11 +70,11 @@ def train(
 
 def _resumed(trainer: Trainer, path: Path | None, of: str, stop: int) -> Taken:
     """Let the trainer go on from its checkpoint, if there is one; return the steps it has."""
-    found = read_checkpoint(path, of) if path else None
-    if found is None or len(found.taken) > stop:
+    checkpoint = read_checkpoint(path, of) if path else None
+    if checkpoint is None or len(checkpoint.taken) > stop:
         return []
-    trainer.restore(found)
-    return list(found.taken)
+    trainer.restore(checkpoint)
+    return list(checkpoint.taken)
 
 
 def _keep(path: Path | None, trainer: Trainer, of: str, taken: Taken, ended: bool) -> None:

@@ -72,22 +72,22 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
 def generic_works(formats: Iterable[str], kind: str) -> tuple[Work, ...]:
     """Return kernels in `formats` of the `SIZES` of a kind of place."""
     sizes = SIZES[kind]
-    found = []
+    works = []
     for name in formats:
         for op, extents in itertools.product(
             ("linear", "matmul.nn", "matmul.tn"), itertools.product(sizes.sides, repeat=3)
         ):
-            found.append(Work(op, name, (1, *extents)))
+            works.append(Work(op, name, (1, *extents)))
         for op in ("matmul.nt", "matmul.nn", "matmul.tn"):
-            found += [Work(op, name, extents) for extents in sizes.batches]
-        found += [Work("transpose.0213", name, extents) for extents in sizes.heads]
+            works += [Work(op, name, extents) for extents in sizes.batches]
+        works += [Work("transpose.0213", name, extents) for extents in sizes.heads]
         ops = ELEMENTWISE if name != "float32" else (*ELEMENTWISE, *FLOAT32_OPS, *LOSSES)
-        found += [Work(op, name, extents) for op in ops for extents in sizes.passes]
+        works += [Work(op, name, extents) for op in ops for extents in sizes.passes]
         if name != "float32":
             casts = (f"float32>{name}", f"{name}>float32")
-            found += [Work("cast", cast, extents) for cast in casts for extents in sizes.passes]
+            works += [Work("cast", cast, extents) for cast in casts for extents in sizes.passes]
     updates = ("sgd_step", "sgd_velocity", "adam_m")
-    return (*found, *(Work(op, "float32", extents) for op in updates for extents in sizes.updates))
+    return (*works, *(Work(op, "float32", extents) for op in updates for extents in sizes.updates))
 
 
 Call = Callable[[], object]
@@ -111,8 +111,8 @@ class Bench:
         self, works: Iterable[Work], clock: Clock, rng: np.random.Generator, warm: bool = False
     ) -> None:
         self.clock, self.rng, self.warm = clock, rng, warm
-        made = {work: kernel(work, clock.place) for work in dict.fromkeys(works)}
-        self.calls = {work: call for work, call in made.items() if call is not None}
+        calls = {work: kernel(work, clock.place) for work in dict.fromkeys(works)}
+        self.calls = {work: call for work, call in calls.items() if call is not None}
         self.taken: dict[Work, list[tuple[float, float]]] = {work: [] for work in self.calls}
         for call in self.calls.values():
             call()
@@ -148,10 +148,10 @@ def host_seconds(
     They are those of two steps so small that nothing else counts, one of `DEPTHS` and one of more
     layers: what they take beyond their kernels is a line over the number of kernels.
     """
-    found = [_host(clock, device, rng, layers, rounds) for layers in DEPTHS]
-    (few, short), (many, long) = found
-    each = max(0.0, (long - short) / (many - few))
-    return each, max(0.0, short - each * few)
+    steps = [_host(clock, device, rng, layers, rounds) for layers in DEPTHS]
+    (few, short), (many, long) = steps
+    per_kernel = max(0.0, (long - short) / (many - few))
+    return per_kernel, max(0.0, short - per_kernel * few)
 
 
 def _host(
@@ -188,7 +188,7 @@ def calibrate(
     formats: Iterable[str],
     rounds: int,
     rng: np.random.Generator,
-    said: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Device:
     """Return the row of this machine from generic kernels, each timed `rounds` times."""
     clock = Clock(place)
@@ -196,8 +196,8 @@ def calibrate(
         bench = Bench(generic_works(formats, place.type), clock, rng, warm=True)
         for number in range(rounds):
             bench.round()
-            said(f"round {number + 1} of {rounds}: {len(bench.calls)} kernels")
+            progress(f"round {number + 1} of {rounds}: {len(bench.calls)} kernels")
         source = f"measured, policysearch calibrate, torch {torch.__version__}"
         bare = timed_device(name, bench.timings(), machine_of(place), source)
-        each, step = host_seconds(clock, bare, rng)
-        return replace(bare, host_seconds=each, host_step_seconds=step)
+        per_kernel, step = host_seconds(clock, bare, rng)
+        return replace(bare, host_seconds=per_kernel, host_step_seconds=step)

@@ -43,9 +43,9 @@ class Clock:
             return self._cuda_seconds(call, calls)
         start = time.process_time()
         for _ in range(calls):
-            made = call()
+            result = call()
         taken = time.process_time() - start
-        del made
+        del result
         return taken / calls
 
     def _cuda_seconds(self, call: Call, calls: int) -> float:

@@ -133,8 +133,8 @@ def is_borderline(
             trainer.step([array[indices] for array in inputs], labels[indices])
         batch = [array[order[at]] for array in inputs], labels[order[at]]
         scale = trainer.scale_state.scale
-        found = [
+        finite = [
             trainer._forward_backward(False, *batch, scale * share).value("finite") == 1.0
             for share in (1.0 - BORDER, 1.0 + BORDER)
         ]
-    return bool(found[0] != found[1])
+    return bool(finite[0] != finite[1])

@@ -123,13 +123,13 @@ class Verdict:
     @property
     def faults(self) -> tuple[str, ...]:
         """Return what does not agree, one line each."""
-        found = [line for line, chaotic in self._partings() if not chaotic]
+        lines = [line for line, chaotic in self._partings() if not chaotic]
         for name, wanted in self.formats.items():
             if self.dtypes[name] != wanted:
-                found.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
+                lines.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
         if not self.same_keys:
-            found.append("state_dict: other keys than without the policy")
-        return tuple(found)
+            lines.append("state_dict: other keys than without the policy")
+        return tuple(lines)
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -143,9 +143,9 @@ class Verdict:
 
     def _partings(self) -> Iterator[tuple[str, bool]]:
         """Yield where losses, then scales, part; and whether the emulator's own do as well."""
-        found, own = self.gaps[: self.compared], max(EARLY_GAP, 2.0 * self.own_early_gap)
+        gaps_compared, own = self.gaps[: self.compared], max(EARLY_GAP, 2.0 * self.own_early_gap)
         for early_gap in (own, EARLY_GAP):
-            beyond = np.flatnonzero(found > self._limits(early_gap)[: self.compared])
+            beyond = np.flatnonzero(gaps_compared > self._limits(early_gap)[: self.compared])
             if len(beyond):
                 first = int(beyond[0])
                 yield self._said(first), early_gap < own or self._is_chaotic(first)
@@ -188,9 +188,9 @@ def verify(
     order = batch_order(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
-    found = trained_in_torch(policy, task, model, seed, place)
+    result = trained_in_torch(policy, task, model, seed, place)
     first, *moved = emulator_runs(task, running, model, dataset, seed, order)
-    there = np.array(found["steps"], np.float64).T
+    there = np.array(result["steps"], np.float64).T
     ours = reference_of(first, moved, *there[1:])
     losses, scales, skipped = there[:, : len(ours.run.losses)]
     apart = parting(ours.run, scales, skipped)
@@ -205,10 +205,10 @@ def verify(
         skipped=skipped.astype(bool),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
-        dtypes=found["dtypes"],
-        formats=_formats(running, model, set(found["leaves"]) & set(found["dtypes"])),
-        state_keys=found["keys"],
-        same_keys=found["same_keys"],
+        dtypes=result["dtypes"],
+        formats=_formats(running, model, set(result["leaves"]) & set(result["dtypes"])),
+        state_keys=result["keys"],
+        same_keys=result["same_keys"],
         unlike=exporter.losses(running, model),
     )
 
@@ -233,24 +233,24 @@ def trained_in_torch(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(target_named("torch").export(policy, model))
-        given = None if isinstance(task.model, str) else getattr(model, "source", None)
-        job = Job(task, target_named("torch").runs(policy, model), seed, given, place)
+        source = None if isinstance(task.model, str) else getattr(model, "source", None)
+        job = Job(task, target_named("torch").runs(policy, model), seed, source, place)
         (folder / JOB).write_bytes(pickle.dumps(job))
         module = "policysearch.verify.torch_training"
         done = subprocess.run(
             [sys.executable, "-m", module, name], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            _check_installed(said)
-            raise InputError(f"verify in torch: {said}; expected it to train")
-        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
-        return found
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            _check_installed(reason)
+            raise InputError(f"verify in torch: {reason}; expected it to train")
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text())
+        return result
 
 
-def _check_installed(said: str) -> None:
+def _check_installed(reason: str) -> None:
     """Raise InputError with the extra that installs it where a package is what is missing."""
-    missing = re.search(r"No module named '(\w+)", said)
+    missing = re.search(r"No module named '(\w+)", reason)
     if missing and missing[1] in EXTRAS:
         raise InputError(
             f"verify in torch: {missing[1]} is not installed; expected pip install "
