@@ -1,4 +1,7 @@
-"""What torch makes of a policy: the nearest one that an exported file obeys."""
+"""What torch makes of a policy: the nearest one that an exported file obeys.
+
+Linear layers in float8 are those that torchao computes.
+"""
 
 from __future__ import annotations
 
@@ -132,10 +135,10 @@ def runs(policy: Policy, model: Model) -> Policy:
     narrow = any(formats.compute == DTYPE for _, formats in layers)
     power_of_two = policy.scaling.power_of_two
     lists = dict.fromkeys(LOSSES, LISTS["fp32"])
-    if "bias" in _placed(policy):
-        lists["bias"] = _placed(policy).get("matmul", _placed(policy)["bias"])
+    if "bias" in _lists_by_op(policy):
+        lists["bias"] = _lists_by_op(policy).get("matmul", _lists_by_op(policy)["bias"])
     return replace(
-        _moved(with_free_moves(policy), lists),
+        _with_lists(with_free_moves(policy), lists),
         layers=layers,
         bias="fused",
         optimizer_order="fused" if is_stored_wide(policy) else "eager",
@@ -185,6 +188,7 @@ def _layer(name: str, policy: Policy, model: Model) -> LayerPolicy:
     formats = policy.layer(name)
     if offers(formats, "Linear") and not why_not(policy, name, model):
         return formats
+    # under autograd a gradient has the dtype of the value it belongs to: there is no other choice
     compute = runs_in(formats)
     stored = formats.param if formats.param in DTYPES and not policy.master_weights else "float32"
     return LayerPolicy(
@@ -198,17 +202,17 @@ def _layer(name: str, policy: Policy, model: Model) -> LayerPolicy:
 
 def with_free_moves(policy: Policy) -> Policy:
     """Return the policy whose moves keep the format of what they move."""
-    return _moved(policy, dict.fromkeys(MOVES, LISTS["promote"]))
+    return _with_lists(policy, dict.fromkeys(MOVES, LISTS["promote"]))
 
 
-def _placed(policy: Policy) -> dict[str, str]:
+def _lists_by_op(policy: Policy) -> dict[str, str]:
     """Return {op: name of its list}."""
     return {op: name for name in LISTS.values() for op in getattr(policy, name)}
 
 
-def _moved(policy: Policy, to: Mapping[str, str]) -> Policy:
+def _with_lists(policy: Policy, to: Mapping[str, str]) -> Policy:
     """Return the policy with those of its ops in other lists."""
-    of = _placed(policy)
+    of = _lists_by_op(policy)
     of |= {op: name for op, name in to.items() if op in of}
     low, wide, promoted = (tuple(op for op in of if of[op] == name) for name in LISTS.values())
     return replace(policy, low_precision_ops=low, fp32_ops=wide, promote_ops=promoted)

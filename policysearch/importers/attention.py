@@ -26,6 +26,7 @@ def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
         product = matmul(t, a, t.view(b, (*b.shape, 1)))
         return t.view(product, product.shape[:-1])
     if len(b.shape) == 2 and len(a.shape) > 1:
+        # torch, too, folds the leading axes of a into the rows of one product
         shape = (*a.shape[:-1], b.shape[1])
         stored = b.shape[::-1] if b.swapped else b.shape
         right = t.shaped(Tensor(b.id, stored), stored)
@@ -50,6 +51,7 @@ def softmax(
         raise refuse(f"softmax over axis {dim}", "move that axis to the end")
     x = cast(t, x, dtype)
     x = t.straight(x)
+    # rows as they lie, where the node has them last already: a view would cost a node
     whole = t.b.shape(x.id)[-1:] == x.shape[-1:] and len(t.b.shape(x.id)) < 4
     attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
     weights = t.emit_nodes(attention.softmax, x.id if whole else t.rows(x), **attrs)
@@ -90,6 +92,7 @@ def scaled_dot_product_attention(
         key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     *lead, rows, columns = key.shape
     swapped = Tensor(t.straight(key).id, (*lead, columns, rows), True)
+    # the formula of torch's documentation; the transposed key is a view, which costs nothing
     factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
     alike = multiply(t, matmul(t, query, swapped), factor)
     if is_causal:
@@ -112,6 +115,7 @@ def masked_fill(t: Tracer, x: Tensor, mask: Tensor, value: float, outside: bool 
     if isinstance(value, Tensor):
         raise refuse("a fill value that is a tensor", "use a number")
     attrs: dict[str, Any] = {"value": float(value), "outside": outside}
+    # A mask that is one matrix for all heads and examples is read as such; any other is broadcast.
     x = expand(t, x, np.broadcast_shapes(x.shape, mask.shape))
     if size(mask.shape[:-2]) > 1 or len(x.shape) < 3:
         return t.emit(masks.masked_fill, x, mask, **attrs)
@@ -139,6 +143,7 @@ def where(t: Tracer, mask: Tensor, a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor):
         return masked_fill(t, a, mask, b, outside=True)
     if not isinstance(b, Tensor):
+        # two numbers: one fills a tensor of the mask's shape first
         b = add(t, multiply(t, mask, 0.0), b)
     return masked_fill(t, b, mask, a)
 

@@ -45,6 +45,7 @@ def conv2d(
 def _named_padding(name: str, weight: Tensor, stride: Pair, dilation: Pair) -> Pair:
     if name == "valid":
         return (0, 0)
+    # "same" in torch: d (k - 1) in all, of which an odd one would be more on one side
     needed = [d * (window - 1) for d, window in zip(dilation, weight.shape[2:], strict=True)]
     if stride != (1, 1) or any(extent % 2 for extent in needed):
         raise refuse(f"padding {name!r}", "give it as numbers, the same on both sides")
@@ -141,6 +142,7 @@ def _plain(extents: Any) -> int | Pair:
 
 def adaptive_average_pool(t: Tracer, x: Tensor, sizes: Any) -> Tensor:
     """Average over windows that tile the image; torch's overlap where the size does not divide."""
+    # torch averages from floor(i n / m) to ceil((i + 1) n / m): plain windows where m divides n
     rows, columns = _pair(sizes)
     height, width = x.shape[-2:]
     if (rows, columns) == (1, 1):

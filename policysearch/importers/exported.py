@@ -1,4 +1,8 @@
-"""Programs of torch.export, and what their nodes say."""
+"""Programs of torch.export, and what their nodes say.
+
+What a module does to gradients itself, and buffers that it moves itself, are refused: the forward
+pass, all that is read, does not show them.
+"""
 
 from __future__ import annotations
 
@@ -16,42 +20,7 @@ import torch
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.values import InputError
 
-REMEDY = "expected the gradients that torch derives; leave it out"
-
-
-def check_hooks(module: Any) -> None:
-    """Raise InputError where a parameter or a part of the module has a hook on gradients."""
-    for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise InputError(f"parameter {name}: a hook on its gradient; {REMEDY}")
-    for name, part in module.named_modules():
-        if part._backward_hooks or part._backward_pre_hooks:
-            raise InputError(f"module {name or type(part).__name__}: a backward hook; {REMEDY}")
-
-
-@contextlib.contextmanager
-def own_gradients_refused() -> Iterator[None]:
-    """While it is entered, what a forward pass does to gradients itself raises InputError."""
-    with (
-        mock.patch.object(torch.autograd.Function, "apply", classmethod(_checked_apply)),
-        mock.patch.object(torch.Tensor, "register_hook", _refused_hook),
-    ):
-        yield
-
-
-_apply: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
-
-
-def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Apply a function of torch's own, which has the gradient of what it computes."""
-    if not function.__module__.startswith("torch."):
-        raise InputError(f"autograd.Function {function.__name__}: a gradient of its own; {REMEDY}")
-    return _apply(function, *arguments, **options)
-
-
-def _refused_hook(value: Any, hook: Any) -> Any:
-    raise InputError(f"Tensor.register_hook in forward: {REMEDY}")
-
+GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
 
 BATCHES = (2, 3, 5)
 """Numbers of examples that a module is exported with."""
@@ -71,6 +40,44 @@ VIEWS = frozenset(
     }
 )
 """Ops whose result may share the memory of what they read."""
+
+
+def check_hooks(module: Any) -> None:
+    """Raise InputError where a parameter or a part of the module has a hook on gradients."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise InputError(f"parameter {name}: a hook on its gradient; {GRADIENT_REMEDY}")
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise InputError(
+                f"module {name or type(part).__name__}: a backward hook; {GRADIENT_REMEDY}"
+            )
+
+
+@contextlib.contextmanager
+def own_gradients_refused() -> Iterator[None]:
+    """While it is entered, what a forward pass does to gradients itself raises InputError."""
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(_checked_apply)),
+        mock.patch.object(torch.Tensor, "register_hook", _refused_hook),
+    ):
+        yield
+
+
+_apply: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
+
+
+def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Apply a function of torch's own, which has the gradient of what it computes."""
+    if not function.__module__.startswith("torch."):
+        raise InputError(
+            f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
+        )
+    return _apply(function, *arguments, **options)
+
+
+def _refused_hook(value: Any, hook: Any) -> Any:
+    raise InputError(f"Tensor.register_hook in forward: {GRADIENT_REMEDY}")
 
 
 def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
@@ -109,6 +116,8 @@ def exports(module: Any, example: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any]
     Two tell what depends on the batch and a third whether as they say; the second is of a bfloat16
     copy where there are casts, whose format shows what they follow.
     """
+    # In float32 `x.float()` is x, and torch.export leaves no trace of which was meant. A bfloat16
+    # copy of the module tells them apart: there the cast changes the dtype.
     first = exported(module, with_batch(example, BATCHES[0]))
     second, casts_known = _second_export(module, example, first)
     third = exported(module, with_batch(example, BATCHES[2]))
@@ -192,6 +201,7 @@ def rows_read(node: Any) -> int:
 
 def seen_elsewhere(node: Any) -> bool:
     """Return whether an op in place changes what is read later through another view."""
+    # Here values are new nodes, not memory: another view, made before, would not see the change.
     nodes = list(node.graph.nodes)
     changed, root = _value(node), base_of(node)
     place = nodes.index(node)

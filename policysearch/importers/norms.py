@@ -52,6 +52,7 @@ def rms_norm(
         operands.append(t.shaped(weight, (features,)))
 
     def emit(b: Builder, operands: Sequence[int]) -> int:
+        # in torch's order (`aten/src/ATen/native/layer_norm.cpp`), of which each step can round
         square = b.emit(elementwise.multiply, operands[0], operands[0])
         shifted = b.emit(
             arithmetic.shift,

@@ -146,6 +146,7 @@ def reduced(op: Any) -> Rule:
         axes = (axes,) if isinstance(axes, int) else axes
         axes = tuple(axis % len(x.shape) for axis in axes)
         if axes == (len(x.shape) - 1,) and not x.swapped:
+            # over the last axis: rows, whatever views there have been, without a reshape between
             shape = (*x.shape[:-1], 1) if keepdim else x.shape[:-1]
             sums = t.emit_nodes(op, t.rows(x), axes=(1,), keepdim=True)
             return t.view(sums, shape)

@@ -94,6 +94,8 @@ def feed_masks(step: Step, seed: int, index: int) -> None:
 
 def dropout_mask(count: int, share: float, seed: int, index: int, place: int) -> FloatArray:
     """Return the mask [count] of step `index` at a place of the model, as `feed_masks` has it."""
+    # A word per element of one mixer, from a place that the seed chooses: the mask is the same in
+    # every policy, process and machine, and needs no state between steps.
     key = np.random.SeedSequence([seed, index, place]).generate_state(1)[0]
     drawn = draw_table(count, int(key) & ~0xFF)
     keeps = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))

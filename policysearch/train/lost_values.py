@@ -1,4 +1,7 @@
-"""Values that a format lost in a training: how many by layer and role, when first, how large."""
+"""Values that a format lost in a training: how many by layer and role, when first, how large.
+
+`Probe` counts over- and underflows where values are rounded; `Tally` adds all kinds up.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,8 @@ class Probe:
 
     def __call__(self, node: Node, before: FloatArray, after: FloatArray) -> None:
         """Count finite values too large for the format, and non-zero ones that became zero."""
+        # Without saturation what overflows is infinite. A saturated value shows nothing, so that
+        # its size before rounding decides; up to half a step above the largest it only rounds.
         size = np.abs(before)
         rounded = np.abs(after)
         if node.rounding.overflow == "inf":

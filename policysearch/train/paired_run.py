@@ -96,5 +96,6 @@ def norm(gradients: Gradients) -> float:
 
 def ratio(size: Gradients, low: Gradients, exact: Gradients) -> float:
     """Return the norm of `size` over that of what `low` and `exact` differ by."""
+    # |g| / |g_low - g|: how far the gradient stands out of what low precision adds to it
     noise = norm({name: low[name] - exact[name] for name in low})
     return norm(size) / noise if noise else math.inf

@@ -61,6 +61,7 @@ def with_update_sources(graph: Graph) -> Graph:
         nodes.append(
             replace(parameter, id=at, op=state, name=name, format="float32", attrs=(shape,))
         )
+        # p' = p + u with p = 0 is the update u itself, whatever rule computes it
         exact = replace(new_value, format="float32", rounding=Rounding())
         nodes.append(replace(exact, id=at + 1, inputs=(at, *new_value.inputs[1:])))
         updates.append((at, at + 1))
@@ -152,6 +153,9 @@ def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
 
     Below float32's smallest number that is zero.
     """
+    # A number of exponent e and m mantissa bits lies 2**(e - m) from the next, so that half a unit
+    # is 2**(e - m - 1). The power of two is what masking leaves of the float32; below the smallest
+    # normal number the distance stays (subnormals). Tapered formats have their own m for every e.
     if fmt.taper:
         _, above = np.frexp(values)
         exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)

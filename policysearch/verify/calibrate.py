@@ -150,6 +150,7 @@ def host_seconds(
     """
     steps = [_host(clock, device, rng, layers, rounds) for layers in DEPTHS]
     (few, short), (many, long) = steps
+    # two points of the line: its slope is a kernel's share, what it has at no kernels the step's
     per_kernel = max(0.0, (long - short) / (many - few))
     return per_kernel, max(0.0, short - per_kernel * few)
 

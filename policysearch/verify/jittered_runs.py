@@ -65,6 +65,8 @@ def initials(model: Model, seed: int) -> Iterator[dict[str, FloatArray]]:
 def reference_of(run: Run, moved: Sequence[Run], scales: Array, skipped: Array) -> Reference:
     """Return what a training with these scales and skips [steps] is compared with."""
     steps = len(scales)
+    # A gradient at the edge of overflow overflows in one of two trainings that are as good. From
+    # there they have other scales and cannot be compared, but a draw that went the other way can.
     apart = parting(run, scales, skipped)
     alike = [other for other in moved if parting(other, scales, skipped) == steps]
     if apart < len(run.losses) and alike:
