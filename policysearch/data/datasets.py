@@ -1,4 +1,7 @@
-"""Data sets as arrays, split and normalised the same way every time, and their batches."""
+"""Data sets as arrays, split and normalised the same way every time, and their batches.
+
+The sums are English text that is made on the machine, the same on every one.
+"""
 
 from __future__ import annotations
 

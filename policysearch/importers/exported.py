@@ -199,7 +199,7 @@ def rows_read(node: Any) -> int:
     return min((count for count in counts if count), default=0)
 
 
-def seen_elsewhere(node: Any) -> bool:
+def changes_a_view(node: Any) -> bool:
     """Return whether an op in place changes what is read later through another view."""
     # Here values are new nodes, not memory: another view, made before, would not see the change.
     nodes = list(node.graph.nodes)

@@ -112,8 +112,8 @@ def batch_norm(
         for old, new, factor in zip(statistics, measured, (1.0, _unbiased(x)), strict=False):
             name = t.b.nodes[old].name
             last = t.statistics.get(name, old)  # a norm that is called again goes on from there
-            moved = t.emit_nodes(moving_average, last, new, momentum=momentum, factor=factor)
-            t.statistics[name] = moved.id
+            average = t.emit_nodes(moving_average, last, new, momentum=momentum, factor=factor)
+            t.statistics[name] = average.id
         statistics = measured
     return t.emit_nodes(batch_norm_op, node, *statistics, *scales, **attrs)
 

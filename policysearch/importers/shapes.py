@@ -64,7 +64,7 @@ def permute(t: Tracer, x: Tensor, dims: Sequence[int]) -> Tensor:
     # four axes are stored as images are: the matrices of attention are kept as three
     emitted = (size(shape[:-2]), *shape[-2:]) if len(shape) > 3 else shape
     attrs = {"split": x.shape, "axes": axes, "shape": emitted}
-    return Tensor(t.moved(transpose, x.id, attrs), shape)
+    return Tensor(t.emit_move(transpose, x.id, attrs), shape)
 
 
 def exchanged(t: Tracer, x: Tensor, dim0: int, dim1: int) -> Tensor:

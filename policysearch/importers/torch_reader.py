@@ -14,6 +14,7 @@ from policysearch.importers.exported import (
     BufferUpdates,
     adds_apart,
     array_names,
+    changes_a_view,
     check_hooks,
     differs,
     exports,
@@ -27,7 +28,6 @@ from policysearch.importers.exported import (
     op_of,
     path_of,
     rows_read,
-    seen_elsewhere,
     shape_at_first,
     shape_of,
     single_axes,
@@ -72,7 +72,7 @@ class Reader:
         )
         self._statistics = self._running()
         plain = self._plain()
-        self._moved = BufferUpdates(
+        self._buffer_updates = BufferUpdates(
             self._two, {name for name, full in self._arrays if full in plain}
         )
         _check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
@@ -128,7 +128,7 @@ class Reader:
                 faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
                 calls.append(faulty)
         (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
-        outputs = self._told(output).args[0]
+        outputs = self._version_with_casts(output).args[0]
         results = tuple(self._names[x] for x in outputs if isinstance(x, torch.fx.Node))
         if not results or results[0] in fixed:
             raise InputError("results: first none of inputs and parameters; expected one")
@@ -172,7 +172,7 @@ class Reader:
         """Yield each node of the program, as it is in each export."""
         return zip(*(program.graph.nodes for program in self._exports), strict=True)
 
-    def _told(self, versions: Sequence[Any]) -> Any:
+    def _version_with_casts(self, versions: Sequence[Any]) -> Any:
         """Return the one of what the exports have that tells a value from a cast of it.
 
         In float32 `x.float()` is x, and what reads x later seems to read the cast.
@@ -182,14 +182,16 @@ class Reader:
     def _held(self, program: Any, name: str) -> Any:
         """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
         full = program.graph_signature.inputs_to_buffers.get(name)
-        if full in self._plain() and name not in self._moved.buffers:
+        if full in self._plain() and name not in self._buffer_updates.buffers:
             return self._buffers((full,))[full].detach().clone()
         lifted = program.graph_signature.inputs_to_lifted_tensor_constants
         return program.constants[lifted[name]] if name in lifted else None
 
     def _skipped(self, node: Any) -> bool:
         """Return whether a call computes nothing that counts: a check, a counter of batches."""
-        return node.name in self._moved.nodes or op_of(node).removeprefix("aten.") in SKIPPED
+        return (
+            node.name in self._buffer_updates.nodes or op_of(node).removeprefix("aten.") in SKIPPED
+        )
 
     def _call(self, nodes: Sequence[Any], fixed: Mapping[str, Any]) -> Call:
         two, op = nodes[0], op_of(nodes[0])
@@ -198,7 +200,7 @@ class Reader:
         def read(versions: Sequence[Any]) -> Any:
             first = versions[0]
             if isinstance(first, torch.fx.Node):
-                name = self._names[self._told(versions)]
+                name = self._names[self._version_with_casts(versions)]
                 return Ref(self._constant(name, fixed) if name in fixed else name)
             if isinstance(first, list | tuple):
                 return tuple(read(parts) for parts in zip(*versions, strict=True))
@@ -226,7 +228,7 @@ class Reader:
             arguments,
             tuple((key, value) for key, value in options if key not in ("device", "pin_memory")),
             shape_of(nodes),
-            self._names[self._told(nodes).args[0]] if in_place(two) else "",
+            self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
             kind=kind_of(two),
         )
 
@@ -234,12 +236,12 @@ class Reader:
         """Raise InputError for a call that computes what no graph of one step says."""
         if op_of(node) in REGIONS:
             raise InputError(f"a region {REGIONS[op_of(node)]}")
-        if moved := self._moved.read_by(node):
+        if buffer := self._buffer_updates.read_by(node):
             raise InputError(
-                f"buffer {self._known[moved]}: moved by forward itself; expected one that stays, "
+                f"buffer {self._known[buffer]}: moved by forward itself; expected one that stays, "
                 "or running statistics of a batch norm"
             )
-        if in_place(node) and seen_elsewhere(node):
+        if in_place(node) and changes_a_view(node):
             raise InputError("changes what another view reads later; write it out of place")
 
     def _cast_to(self, wanted: Any, in_copy: Any) -> str:

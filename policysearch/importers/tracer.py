@@ -88,7 +88,7 @@ class Tracer:
         axis = constant.batch_axis
         if axis is not None:
             shape = (*constant.shape[:axis], self.batch, *constant.shape[axis + 1 :])
-            tensor = Tensor(self.moved(broadcast_to, source, {"shape": shape}), shape)
+            tensor = Tensor(self.emit_move(broadcast_to, source, {"shape": shape}), shape)
         if constant.kind == TRUTHS:
             self._truths.add(tensor.id)
         return tensor
@@ -163,9 +163,9 @@ class Tracer:
         x = self.straight(x)
         if self.b.shape(x.id) == tuple(shape):
             return x.id
-        return self.moved(reshape, x.id, {"shape": tuple(shape)})
+        return self.emit_move(reshape, x.id, {"shape": tuple(shape)})
 
-    def moved(self, op: Op, node: int, attrs: dict[str, Any]) -> int:
+    def emit_move(self, op: Op, node: int, attrs: dict[str, Any]) -> int:
         """Emit an op that moves values: whole numbers stay such."""
         role = {"role": "input"} if is_whole(self.b.nodes[node]) else {}
         return self.b.emit(op, node, attrs=attrs, source=op.name, **role)
@@ -197,7 +197,7 @@ class Tracer:
             "axes": (0, 2, 1),
             "shape": x.shape if len(x.shape) < 4 else (size(tuple(lead)), rows, columns),
         }
-        return Tensor(self.moved(transpose, x.id, attrs), x.shape)
+        return Tensor(self.emit_move(transpose, x.id, attrs), x.shape)
 
     def list_under(self, source: str, start: int) -> None:
         """Put all nodes from `start` on in the op list of `source`: torch calls them as one op."""

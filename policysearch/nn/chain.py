@@ -91,7 +91,7 @@ class Chain(Model):
         nodes, x = Fed(fed, training), fed[self.inputs[0].name]
         for layer in self.layers:
             x = layer.trace(b, x, nodes)
-        return Traced(x, statistics=tuple(nodes.moved))
+        return Traced(x, statistics=tuple(nodes.new_statistics))
 
 
 def _initial(spec: ParameterSpec, rng: np.random.Generator) -> FloatArray:

@@ -68,12 +68,12 @@ class Input:
 class Fed:
     """What layers are traced on: the nodes of parameters and statistics by their full names.
 
-    In `training`, layers add to `moved` the (name, node of its new value) of each statistic.
+    In `training`, layers add the (name, node of its new value) of statistics to `new_statistics`.
     """
 
     nodes: Mapping[str, int]
     training: bool = False
-    moved: list[tuple[str, int]] = field(default_factory=list)
+    new_statistics: list[tuple[str, int]] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> int:
         return self.nodes[name]

@@ -109,8 +109,8 @@ class BatchNorm:
                 factors = 1.0, count / max(1, count - 1)
                 for old, new, factor in zip((mean, variance), measured, factors, strict=True):
                     attrs = {"momentum": MOMENTUM, "factor": factor}
-                    moved = b.emit(moving_average, old, new, attrs=attrs)
-                    fed.moved.append((b.nodes[old].name, moved))
+                    average = b.emit(moving_average, old, new, attrs=attrs)
+                    fed.new_statistics.append((b.nodes[old].name, average))
                 mean, variance = measured
             attrs = {"training": fed.training}
             return b.emit(batch_norm, x, mean, variance, weight, bias, attrs=attrs)

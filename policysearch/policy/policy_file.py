@@ -1,4 +1,4 @@
-"""Policy files: JSON on disk, written whole or not at all."""
+"""Policy files: JSON on disk, written whole or not at all, and the JSON Schema they fulfil."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rules that say formats: the shortest form of a policy, and those that are often wanted."""
+"""Rules that say formats: the shortest form of a policy, and those that are often wanted.
+
+`placed_rules` finds the layers of one model that they are for; `apply_format_rules` makes a policy
+of them, in their order.
+"""
 
 from __future__ import annotations
 

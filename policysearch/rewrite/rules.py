@@ -1,4 +1,9 @@
-"""Rules: a pattern, and what becomes of each place where it is found."""
+"""Rules: a pattern, and what becomes of each place where it is found.
+
+A `Rule` changes a graph in places. Where every node changes, as under a policy, a `sweep` builds
+the graph anew, once and in order: at every node, the first `Conversion` that fits says what it
+becomes. A `RuledModel` is a model under rules, wherever it is traced.
+"""
 
 from __future__ import annotations
 
@@ -319,8 +324,8 @@ class RuledModel(Model):
         graph, _ = apply_rules(part.graph(outputs), holding, self.layer_types)
         new = _copied(b, graph, fed)
         at = {name: new[i] for name, i in graph.outputs}
-        moved = tuple((name, at[NEXT + name]) for name, _ in traced.statistics)
-        return Traced(at[OUTPUT], at.get(LOSS), moved)
+        statistics = tuple((name, at[NEXT + name]) for name, _ in traced.statistics)
+        return Traced(at[OUTPUT], at.get(LOSS), statistics)
 
 
 def _code(change: Callable[..., None]) -> str:

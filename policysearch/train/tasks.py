@@ -1,4 +1,7 @@
-"""A task: the model, data and recipe that every policy of a study is trained on."""
+"""A task: the model, data and recipe that every policy of a study is trained on.
+
+Whether they fit each other and the machine is said before anything is trained.
+"""
 
 from __future__ import annotations
 

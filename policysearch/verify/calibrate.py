@@ -1,4 +1,4 @@
-"""A device row from kernels that are timed on this machine."""
+"""A device row from kernels of no net in particular, timed on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator's own trainings, its initial values as they are and moved a little."""
+"""The emulator's own trainings, with its initial values as they are and jittered."""
 
 from __future__ import annotations
 
