@@ -35,9 +35,10 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.train.beside import Beside, Moment, ratio
+from policysearch.train.feeding import initial_parameters
+from policysearch.train.paired_run import Moment, PairedRun, ratio
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters
+from policysearch.train.trainer import PROBE_INTERVAL, Trainer
 from policysearch.values import InputError
 
 FORMATS = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e5m2")
@@ -86,7 +87,7 @@ def train(task: Task, policy: Policy, data: Dataset, model: Model) -> Seen:
     )
     plain = preset("float32", model.layer_names)
     others = (policy, plain, replace(policy, layers=layers))
-    steps = [Beside(task, model, other, 0) for other in others]
+    steps = [PairedRun(task, model, other, 0) for other in others]
     losses, ratios = [], []
     drawn = batches(data, task.batch_size, task.steps, np.random.default_rng([0, 1]))
     for index, chosen in enumerate(drawn):

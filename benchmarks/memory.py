@@ -29,9 +29,10 @@ from policysearch.emulator.plan import Plan
 from policysearch.graph import Graph, size
 from policysearch.nn.chain import Chain
 from policysearch.ops.builder import renumbered
-from policysearch.train.swamped import watched
+from policysearch.train.feeding import initial_parameters
+from policysearch.train.swamped import with_update_sources
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import Trainer
 
 ALLOWED = 1.3
 COLUMNS = (
@@ -160,7 +161,7 @@ def main() -> None:
             plain = bound_bytes(graph, in_place=False)
             strict = bound_bytes(graph, in_place=True)
             arena, sources, peak = measure(model, name, batch)
-            two = 4 * (Plan(step).elements + Plan(watched(step)).elements)
+            two = 4 * (Plan(step).elements + Plan(with_update_sources(step)).elements)
             one, training = measure_training(model, name, batch)
             given_bytes = [plain, strict, arena, sources, peak, two, one, training]
             lines.append([net, batch, name, *given_bytes])

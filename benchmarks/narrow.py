@@ -33,7 +33,8 @@ from policysearch.search.fidelity import SHORT, beyond_prices, carry, proposed, 
 from policysearch.search.hypervolume import Array
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.workers.executors import Job
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.feeding import initial_parameters
+from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 
 TITLES = (

@@ -34,7 +34,7 @@ from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.study.specification import StudySpec, load_spec, objective_of
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Tracing
 
 DRAWS = 60
 MOST_REVERSED = 0.05

@@ -14,17 +14,11 @@ import torch
 from torch.nn import functional
 
 from policysearch.graph import FloatArray
-from policysearch.nn.attention import (
-    JoinTokens,
-    LayerNorm,
-    Position,
-    Residual,
-    SelfAttention,
-    Tokens,
-)
+from policysearch.nn.attention import JoinTokens, Position, SelfAttention, Tokens
 from policysearch.nn.chain import Chain
-from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool
+from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, Residual
 from policysearch.nn.model import Model
+from policysearch.nn.norms import LayerNorm
 from policysearch.policy.policy import Policy
 
 ACTIVATIONS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {

@@ -22,8 +22,9 @@ from torch.nn import functional
 from benchmarks.peers import Round
 from benchmarks.torch_resnet import resnet
 from policysearch.graph import FloatArray
-from policysearch.nn.attention import Residual, SelfAttention
+from policysearch.nn.attention import SelfAttention
 from policysearch.nn.chain import Chain
+from policysearch.nn.layers import Residual
 from policysearch.policy.policy import LayerPolicy
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9

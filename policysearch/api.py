@@ -15,8 +15,8 @@ from policysearch.policy.loss_scale import LossScale as LossScale
 from policysearch.policy.policy import LayerPolicy as LayerPolicy
 from policysearch.policy.policy import Policy as Policy
 from policysearch.policy.policy import uniform_layer as uniform_layer
+from policysearch.policy.policy_file import schema_text
 from policysearch.policy.presets import preset as preset
-from policysearch.policy.schema import schema_text
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
@@ -33,7 +33,7 @@ from policysearch.study.study import run_study as run_spec
 from policysearch.study.study import try_policy as try_spec
 from policysearch.study.workers.cluster import workers_of
 from policysearch.train.tasks import Task as Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Tracing
 from policysearch.values import InputError as InputError
 from policysearch.values import one_of
 from policysearch.verify.verdict import Verdict, verify

@@ -61,8 +61,8 @@ def near_miss(given: object, valid: Iterable[str]) -> str:
     if not isinstance(given, str) or len(given) > SHOWN:
         return ""
     names = {name.lower(): name for name in valid}
-    found = difflib.get_close_matches(given.lower(), names, n=1)
-    return f"; did you mean {names[found[0]]!r}?" if found else ""
+    matches = difflib.get_close_matches(given.lower(), names, n=1)
+    return f"; did you mean {names[matches[0]]!r}?" if matches else ""
 
 
 def number(where: str, given: object, lowest: float = -math.inf, highest: float = math.inf) -> None:
@@ -180,11 +180,11 @@ def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...
 
 def names_once(where: str, names: Iterable[str]) -> None:
     """Raise InputError, beginning with `where`, for a name that is there twice."""
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in earlier:
             raise InputError(f"{where}: {shown(name)} is given twice; expected each name once")
-        seen.add(name)
+        earlier.add(name)
 
 
 def json_value(text: str, where: str, what: str) -> object:

@@ -15,7 +15,7 @@ import torch
 from benchmarks.torch_nets import TorchNet
 from benchmarks.torch_training import train_in_torch
 from policysearch.data.datasets import batches, load_dataset
-from policysearch.train.trainer import initial_parameters
+from policysearch.train.feeding import initial_parameters
 from tests.recorded_runs import BATCH, CASES, FILE, STEPS
 
 JITTERS = 32

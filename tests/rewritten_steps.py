@@ -9,10 +9,10 @@ import numpy as np
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
-from policysearch.nn.images import BatchNorm
 from policysearch.nn.layers import Activation, Conv2d, Flatten, Linear, Pool
 from policysearch.nn.model import Model
 from policysearch.nn.models import resnet
+from policysearch.nn.norms import BatchNorm
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.train.step import trace_step
 

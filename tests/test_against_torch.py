@@ -12,8 +12,8 @@ import pytest
 from policysearch.data.datasets import Dataset, batches, load_dataset
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters
 from policysearch.train.training import train
 
 pytestmark = pytest.mark.torch

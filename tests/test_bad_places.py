@@ -15,7 +15,7 @@ from policysearch import files
 from policysearch.cli import main
 from policysearch.data.idx import read_idx
 from policysearch.files import write_whole
-from policysearch.train import size
+from policysearch.train import tasks
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 from tests.test_bad_input import refused
@@ -122,12 +122,12 @@ def test_sizes_are_checked_before_anything_is_created(
 
 
 def test_what_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(size, "machine_bytes", lambda: 1000)
-    size.check_memory("task", 1000)
+    monkeypatch.setattr(tasks, "machine_bytes", lambda: 1000)
+    tasks.check_memory("task", 1000)
     with pytest.raises(InputError, match="task: needs about"):
-        size.check_memory("task", 1001)
-    monkeypatch.setattr(size, "machine_bytes", lambda: None)
-    size.check_memory("task", 2**60)
+        tasks.check_memory("task", 1001)
+    monkeypatch.setattr(tasks, "machine_bytes", lambda: None)
+    tasks.check_memory("task", 2**60)
 
 
 def test_a_gzip_file_that_swells_is_read_no_further_than_its_header_says(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from policysearch.rewrite.clipping import clip_by_norm, clip_by_value
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.folding import FOLDING
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.rewrite.ruled_model import RuledModel
-from policysearch.rewrite.rules import Rule, apply_rule, apply_rules, node_lines
+from policysearch.rewrite.rules import Rule, RuledModel, apply_rule, apply_rules, node_lines
 from policysearch.train.step import trace_forward
 from policysearch.values import InputError
 from tests.emulated_steps import fill, started

@@ -20,8 +20,7 @@ from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast
 from policysearch.train.checkpoint import Checkpoint
 from policysearch.train.run import Run
-from policysearch.train.schedule import Schedule
-from policysearch.train.tasks import Task
+from policysearch.train.tasks import Schedule, Task
 from policysearch.train.training import train
 from policysearch.values import InputError
 

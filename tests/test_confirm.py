@@ -26,7 +26,7 @@ from policysearch.study.results.confirmation import (
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import confirm_study, load_results, run_study
-from policysearch.train.schedule import Schedule
+from policysearch.train.tasks import Schedule
 from tests.studies import replaced_training, write_study
 from tests.test_failures import is_float32
 

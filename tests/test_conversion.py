@@ -20,12 +20,11 @@ from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.casting import Casting
-from policysearch.rewrite.conversion import Conversion, conversion, sweep
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import Match
 from policysearch.rewrite.patterns import Pattern, Wanted, chain, node
 from policysearch.rewrite.policy_pass import apply_policy, policy_pass, policy_rules
-from policysearch.rewrite.rules import apply_rule, rule
+from policysearch.rewrite.rules import Conversion, apply_rule, conversion, rule, sweep
 from policysearch.train.step import trace_step
 from policysearch.values import InputError
 from tests.rewritten_steps import LOSS, feeds, run

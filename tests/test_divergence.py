@@ -12,8 +12,8 @@ from policysearch.data.datasets import Dataset, batches, load_dataset
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
 from policysearch.train.divergence import has_diverged, tail_mean
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters
 from policysearch.train.training import train
 
 TASK = Task(

@@ -21,8 +21,8 @@ from policysearch.study.journal.trials import SWAMPED, Trial
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import confirm_study, load_results, run_study
-from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import Swamped
+from policysearch.train.tasks import Schedule
 from tests.studies import write_study
 from tests.test_confirm import CHANGES, decaying
 

@@ -16,8 +16,8 @@ from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters
 from policysearch.train.training import train
 
 MODEL = lenet5()

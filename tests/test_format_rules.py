@@ -17,15 +17,13 @@ from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import (
     FormatRule,
     LayerMatch,
+    PlacedRule,
+    apply_format_rules,
     first_and_last,
     float32_gradients,
     float_function,
     half_function,
     norms_and_softmax_float32,
-)
-from policysearch.rewrite.placed_rules import (
-    PlacedRule,
-    apply_format_rules,
     overruled,
     placed_rules,
 )

@@ -13,7 +13,7 @@ from benchmarks.gradient_noise import Seen, policies, train
 from policysearch import from_torch
 from policysearch.data.datasets import load_dataset
 from policysearch.policy.presets import preset
-from policysearch.train.beside import Beside, along, ratio
+from policysearch.train.paired_run import PairedRun, along, ratio
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 
@@ -54,7 +54,7 @@ def assert_subtracted(task: Task) -> None:
     data = task.load_dataset()
     model = task.build_model(data)
     policy = preset("mindspore.O2.fixed128", model.layer_names)
-    beside = Beside(task, model, policy, 0)
+    beside = PairedRun(task, model, policy, 0)
     moments = islice(along(Trainer(model, task, policy, 0), data), 3)
     for here, after in pairwise(moments):
         _, found = beside.at(here)

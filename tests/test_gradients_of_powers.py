@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.policy.presets import preset
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Task, Tracing
 from policysearch.verify.as_a_gpu import AsAGpu
 from tests.imported_steps import LOSS, imported
 

@@ -16,7 +16,7 @@ from policysearch.nn.models import lenet5
 from policysearch.policy.presets import preset
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rewrite.rules import node_lines
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Tracing
 
 
 def test_the_passes_end_at_the_step_that_is_trained() -> None:

@@ -19,13 +19,11 @@ from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.format_rules import LayerMatch
 from policysearch.rewrite.matching import Match
 from policysearch.rewrite.patterns import chain, node
-from policysearch.rewrite.ruled_model import RuledModel
-from policysearch.rewrite.rules import rule
+from policysearch.rewrite.rules import RuledModel, rule
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from policysearch.train.step import trace_forward, trace_step
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Task, Tracing
 from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.studies import write_study

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.graph import Shape
-from policysearch.importers.catalogue import RULES
+from policysearch.importers.torch_model import RULES
 from policysearch.train.step import trace_forward
 from tests.imported_steps import BATCH, assert_as_torch
 

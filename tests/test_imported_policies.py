@@ -24,8 +24,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways
 from policysearch.train.feeding import feed_constants
 from policysearch.train.step import trace_forward
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Task, Tracing
 from policysearch.train.trainer import Trainer
 from tests.imported_steps import LOSS, evaluated, imported
 from tests.nets_of_torch import LlamaBlock, tokens

@@ -15,7 +15,7 @@ from policysearch.cost.price import step_price
 from policysearch.cost.stacks import STACKS
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray, Graph, Shape
-from policysearch.nn.language import Embedding
+from policysearch.nn.attention import Embedding
 from policysearch.nn.layers import Layer, WithConstants, names_of
 from policysearch.nn.model import Fed, ParameterSpec, emit_arrays
 from policysearch.ops.builder import Builder, backward

@@ -13,9 +13,10 @@ import pytest
 from policysearch.nn.models import mlp
 from policysearch.policy.loss_scale import RULES, LossScale
 from policysearch.policy.policy import from_json
+from policysearch.policy.policy_file import policy_schema
 from policysearch.policy.presets import preset
-from policysearch.policy.schema import policy_schema
 from policysearch.train.checkpoint import Checkpoint
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.loss_scale import (
     ScaleState,
     gave_up,
@@ -27,7 +28,7 @@ from policysearch.train.loss_scale import (
     skips_update,
 )
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 
 ALL = pytest.mark.parametrize("rule", RULES)

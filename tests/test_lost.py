@@ -16,10 +16,10 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, fast_ways
-from policysearch.train.lost import Lost, Tally
-from policysearch.train.probe import Probe
+from policysearch.train.feeding import initial_parameters
+from policysearch.train.lost_values import LostValues, Probe, Tally
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import PROBE_INTERVAL, Trainer, initial_parameters
+from policysearch.train.trainer import PROBE_INTERVAL, Trainer
 from policysearch.train.training import train
 
 TASK = Task(
@@ -90,7 +90,7 @@ def test_counts_by_layer_and_role_with_first_step_and_largest(
     assert max(row.first_step for row in probe.lost()) == {"float16": 25, "apex.O3": 40}[name]
 
 
-def rows(fast: Fast, policy: Policy, digits: Dataset) -> tuple[Lost, ...]:
+def rows(fast: Fast, policy: Policy, digits: Dataset) -> tuple[LostValues, ...]:
     return train(TASK, policy, 0, dataset=digits, fast=fast).lost
 
 
@@ -131,7 +131,7 @@ def test_what_lost_nothing_yet_has_its_first_step_still_to_come() -> None:
     tally.add("overflow", "a", "wgrad", 20, np.array([9.0], np.float32), 10)
     tally.add("overflow", "a", "dgrad", 40, np.array([4.0], np.float32), 10)
     assert tally.lost() == (
-        Lost("overflow", "a", "dgrad", 3, 30, 20, 5.0),
-        Lost("overflow", "a", "wgrad", 1, 10, 20, 9.0),
+        LostValues("overflow", "a", "dgrad", 3, 30, 20, 5.0),
+        LostValues("overflow", "a", "wgrad", 1, 10, 20, 9.0),
     )
     assert tally.by_layer("overflow") == (("a", 4),) and tally.by_layer("underflow") == ()

@@ -33,9 +33,8 @@ from policysearch.nn.models import mlp, transformer
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants
 from policysearch.values import InputError
-from policysearch.verify.calibrate import Bench, machine_of
+from policysearch.verify.calibrate import SIZES, Bench, generic_works, machine_of
 from policysearch.verify.clock import Clock, one_thread
-from policysearch.verify.generic_works import SIZES, generic_works
 from policysearch.verify.torch_kernels import KERNELS, kernel
 from policysearch.verify.torch_step import Net, net
 

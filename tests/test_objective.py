@@ -16,7 +16,7 @@ from policysearch.objective.score import DIVERGED_GAP, Measurement, gap, score
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.train import tracing
+from policysearch.train import tasks
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
@@ -152,7 +152,7 @@ def test_float32_is_traced_once_however_many_policies_are_priced(
         traced.append(arguments[-1])
         return trace_step(*arguments)
 
-    monkeypatch.setattr(tracing, "trace_step", counted)
+    monkeypatch.setattr(tasks, "trace_step", counted)
     own = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
     layers = own.model.layer_names
     policies = [preset(name, layers) for name in ("float16", "bfloat16", "te.current")]

@@ -31,9 +31,10 @@ from policysearch.rounding.rounder import Fast, fast_ways, quantise
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from policysearch.train.checkpoint import Checkpoint
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
 from tests.studies import write_study

@@ -13,8 +13,8 @@ from policysearch.data.datasets import Dataset, batches, load_dataset
 from policysearch.graph import FloatArray
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import initial_parameters
 from policysearch.train.training import train
 
 TASK = Task(activation="tanh", optimizer="adam", learning_rate=1e-3, steps=40, tail_steps=20)

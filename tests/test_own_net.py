@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policysearch.cli import main
-from policysearch.importers.catalogue import RULES
+from policysearch.importers.torch_model import RULES
 from policysearch.nn.model import Model
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
@@ -159,7 +159,7 @@ def test_a_net_that_a_file_makes_without_a_seed_is_the_same_in_every_process(fol
     for seed in (1, 2):
         user_code._module.cache_clear()
         torch.manual_seed(seed)
-        found.append(user_code.called("task.model", "net.py:net", Model))
+        found.append(user_code.result_of("task.model", "net.py:net", Model))
         left.append(torch.rand(1).item())
         torch.manual_seed(seed)
         assert left[-1] == torch.rand(1).item()

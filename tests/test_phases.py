@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from policysearch.objective.objective import Objective
-from policysearch.policy.horizon import stretched
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import Phase, Policy, uniform_layer
+from policysearch.policy.policy import Phase, Policy, stretched, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task
 from policysearch.train.training import train

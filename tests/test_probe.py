@@ -12,7 +12,7 @@ import pytest
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import FloatArray, Node
 from policysearch.ops.source import cast
-from policysearch.train.probe import Probe
+from policysearch.train.lost_values import Probe
 
 Overflow = Literal["inf", "saturate"]
 

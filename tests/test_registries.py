@@ -18,8 +18,7 @@ from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rounding.rounder import FASTS, fast_ways
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Task, Tracing
 from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started

@@ -23,8 +23,7 @@ from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.folding import FOLDING
 from policysearch.rewrite.matching import Match
 from policysearch.rewrite.patterns import Pattern, chain, node
-from policysearch.rewrite.ruled_model import RuledModel
-from policysearch.rewrite.rules import Pass, apply_rule, apply_rules, rule
+from policysearch.rewrite.rules import Pass, RuledModel, apply_rule, apply_rules, rule
 from policysearch.train.step import trace_forward
 from policysearch.values import InputError
 from tests.emulated_steps import started

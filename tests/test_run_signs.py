@@ -20,14 +20,14 @@ from policysearch.study.journal.records import Records
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
 from policysearch.study.study import confirm_study, load_results, run_study
-from policysearch.train.lost import Lost
+from policysearch.train.lost_values import LostValues
 from policysearch.values import InputError, from_plain, to_plain
 from tests.studies import measured, replaced_training, write_study
 
 LOST = (
-    Lost("underflow", "fc2", "dgrad", 30, 1000, 20, 2e-8),
-    Lost("overflow", "fc1", "wgrad", 4, 1000, 20, 7e4),
-    Lost("swamped", "fc1", "update", 5, 1000, 0, 1e-5),
+    LostValues("underflow", "fc2", "dgrad", 30, 1000, 20, 2e-8),
+    LostValues("overflow", "fc1", "wgrad", 4, 1000, 20, 7e4),
+    LostValues("swamped", "fc1", "update", 5, 1000, 0, 1e-5),
 )
 STEPS = (1, 2, 3, 6)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 
 from policysearch.policy.policy import LayerPolicy, Policy, from_data, to_data
+from policysearch.policy.policy_file import FORMAT_FIELDS, policy_schema
 from policysearch.policy.presets import PRESETS, preset
-from policysearch.policy.schema import FORMAT_FIELDS, policy_schema
 from policysearch.values import InputError
 from tests.policy_strategies import policies
 

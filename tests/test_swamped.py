@@ -20,11 +20,11 @@ from policysearch.policy.policy import Phase, Policy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train import trainer as trainer_module
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.run import Run
-from policysearch.train.schedule import Schedule
-from policysearch.train.swamped import NOT_COUNTED, Watch, half_unit
-from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.swamped import NOT_COUNTED, SwampedCounter, half_unit
+from policysearch.train.tasks import Schedule, Task
+from policysearch.train.trainer import Trainer
 from policysearch.train.training import train
 from tests.rounding_oracle import FASTS
 
@@ -187,7 +187,7 @@ def test_a_step_that_is_skipped_has_no_update(digits: Dataset) -> None:
     run = train(TASK, policy, 0, dataset=digits)
     assert run.skipped[0]
     assert all(not run.skipped[step] for step, _ in run.swamped.shares)
-    assert Watch().swamped() == NOT_COUNTED
+    assert SwampedCounter().swamped() == NOT_COUNTED
 
 
 def test_the_rate_of_an_update_is_that_of_its_step(digits: Dataset) -> None:
@@ -231,7 +231,7 @@ def test_half_a_unit_of_a_single_value_is_one() -> None:
     assert half.shape == () and half == 2.0**-7
 
 
-class Blind(Watch):
+class Blind(SwampedCounter):
     """Sees nothing."""
 
     def before(self, step: object) -> None: ...

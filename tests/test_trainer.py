@@ -19,9 +19,10 @@ from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_laye
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
 from policysearch.train import trainer as trainer_module
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.run import Run
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import Trainer
 from policysearch.train.training import train
 from policysearch.values import InputError
 

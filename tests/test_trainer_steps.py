@@ -16,9 +16,10 @@ from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import preset
+from policysearch.train.feeding import initial_parameters
 from policysearch.train.loss_scale import ScaleState, initial_state, next_state
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, initial_parameters
+from policysearch.train.trainer import Trainer
 from policysearch.train.training import train
 
 TASK = Task(

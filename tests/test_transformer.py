@@ -13,10 +13,11 @@ from policysearch.data.datasets import Dataset
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray, Graph
-from policysearch.nn.attention import LayerNorm, Residual, SelfAttention, Tokens
+from policysearch.nn.attention import SelfAttention, Tokens
 from policysearch.nn.chain import Chain
-from policysearch.nn.layers import Linear
+from policysearch.nn.layers import Linear, Residual
 from policysearch.nn.models import MODELS, transformer
+from policysearch.nn.norms import LayerNorm
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.source import data

@@ -23,8 +23,9 @@ from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
 from policysearch.values import InputError
+from policysearch.verify import jittered_runs
 from policysearch.verify import verdict as verdicts
-from policysearch.verify.moved import DRAWS, gaps, own_training
+from policysearch.verify.jittered_runs import DRAWS, gaps, reference_of
 from policysearch.verify.page import verdict_page
 from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, LATE_GAP, Verdict, verify
 
@@ -168,11 +169,11 @@ def test_a_training_is_compared_with_a_draw_that_has_its_scales(mlp_verdict: Ver
         return replace(run, losses=losses, scales=scales, skipped=skipped)
 
     draws = [moved(step, 1e-5 * n) for n, step in enumerate((20, 12, 12, 14, 12, 14, 12, 20))]
-    alike = own_training(run, draws, run.scales, run.skipped)
+    alike = reference_of(run, draws, run.scales, run.skipped)
     assert alike.run is run and alike.followed_from == 20
     assert alike.partings.tolist() == [20, 12, 12, 14, 12, 14, 12, 20]
     assert alike.gaps == pytest.approx(7e-5)  # by the last draw, not by those that parted
-    other = own_training(run, draws, draws[3].scales, draws[3].skipped)
+    other = reference_of(run, draws, draws[3].scales, draws[3].skipped)
     assert other.followed_from == 14 and np.array_equal(other.run.skipped, draws[3].skipped)
     assert np.array_equal(other.run.losses[:14], run.losses[:14])
     assert np.array_equal(other.run.losses[14:], draws[3].losses[14:])
@@ -182,13 +183,13 @@ def test_a_training_is_compared_with_a_draw_that_has_its_scales(mlp_verdict: Ver
     assert "from step 14 on compared with" in page and "2 of the 8 draws have those" in page
     assert "(the largest of 8 draws; 6 only until" in page and "from step 12)" in page
     nobody = moved(16, 0.0)
-    alone = own_training(run, draws, nobody.scales, nobody.skipped)
+    alone = reference_of(run, draws, nobody.scales, nobody.skipped)
     assert alone.run is run and alone.followed_from == 20
     ended = [
         replace(x, losses=x.losses[:16], scales=x.scales[:16], skipped=x.skipped[:16])
         for x in draws
     ]
-    cut = own_training(run, ended, draws[3].scales, draws[3].skipped)
+    cut = reference_of(run, ended, draws[3].scales, draws[3].skipped)
     assert cut.run is run and cut.partings.max() == 16 and np.all(cut.gaps[16:] == 0.0)
 
 
@@ -232,7 +233,7 @@ def test_a_gradient_near_overflow_is_found() -> None:
 
     def borderline(scale: float) -> bool:
         given = replace(policy, loss_scale=LossScale("fixed", scale))
-        return verdicts._is_borderline(task, given, model, dataset, 0, 1)
+        return jittered_runs.is_borderline(task, given, model, dataset, 0, 1)
 
     low, high = 2.0**10, 2.0**30
     while high / low > 1.001:  # between them overflow begins

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import Step, compile_graph
+from policysearch.nn.attention import Embedding
 from policysearch.nn.chain import Chain
-from policysearch.nn.language import Embedding
 from policysearch.nn.layers import Linear
 from policysearch.nn.model import Model
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants, feed_inputs
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Task, Tracing
 
 PRESETS = ("float32", "bfloat16", "apex.O3", "mindspore.O3", "mindspore.O2.graph", "te.current")
 ROWS, BATCH = 5000, 4

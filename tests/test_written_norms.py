@@ -12,10 +12,10 @@ import pytest
 from benchmarks.op_lists import in_float32, lists, low_policy
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray
-from policysearch.nn.attention import RMSNorm
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Squared
 from policysearch.nn.model import Model
+from policysearch.nn.norms import RMSNorm
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.exported.cases import Case
-from policysearch.verify.moved import gaps
+from policysearch.verify.jittered_runs import gaps
 from policysearch.verify.verdict import EARLY_STEPS, Verdict, trained_in_torch, verify
 
 

@@ -28,8 +28,8 @@ MODULES = (
     *("objective/objective.py", "objective/score.py"),
     *("rewrite/policy_pass.py", "rewrite/scaling_pass.py", "rewrite/update_pass.py"),
     *("ops/update.py", "ops/optimizers.py", "ops/eager_update.py"),
-    *("train/loss_scale.py", "train/trainer.py", "train/divergence.py", "train/probe.py"),
-    *("train/tracing.py", "train/training.py", "train/checkpoint.py"),
+    *("train/loss_scale.py", "train/trainer.py", "train/divergence.py", "train/lost_values.py"),
+    *("train/tasks.py", "train/training.py", "train/checkpoint.py"),
     *(
         "study/results/results.py",
         "search/hypervolume.py",

@@ -14,7 +14,7 @@ from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.train.beside import Beside, Gradients, Moment, along
+from policysearch.train.paired_run import Gradients, Moment, PairedRun, along
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 
@@ -33,7 +33,7 @@ def seen_under(
     task: Task, policy: Policy, seed: int, met: Sequence[Moment], model: Model
 ) -> list[tuple[float, Gradients]]:
     """Return at each moment the loss and the unscaled gradients as computed under `policy`."""
-    beside = Beside(task, model, policy, seed)
+    beside = PairedRun(task, model, policy, seed)
     with threadpool_limits(1):
         return [beside.at(moment) for moment in met]
 

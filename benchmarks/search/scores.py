@@ -14,7 +14,7 @@ from policysearch.rounding.rounder import quantise
 from policysearch.search.hypervolume import Array
 from policysearch.space.encoding import Effective
 from policysearch.space.space import Space
-from policysearch.train.beside import Gradients, Moment
+from policysearch.train.paired_run import Gradients, Moment
 
 
 def scores(objective: Objective, space: Space, effective: Effective, seed: int) -> dict[str, Array]:

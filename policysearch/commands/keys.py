@@ -36,7 +36,7 @@ def registries() -> Mapping[str, Iterable[str]]:
     from policysearch.nn.models import MODELS
     from policysearch.ops.catalogue import FORWARD_OPS
     from policysearch.policy.presets import PRESETS
-    from policysearch.rewrite.placed_rules import LISTS
+    from policysearch.rewrite.format_rules import LISTS
     from policysearch.space.decided.base import SAME
     from policysearch.study.optuna_samplers import SAMPLERS
     from policysearch.train.step import LOSSES

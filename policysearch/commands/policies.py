@@ -57,7 +57,7 @@ def _apply_arguments(apply: argparse.ArgumentParser) -> None:
 
 def _apply(options: argparse.Namespace) -> None:
     from policysearch.policy.policy_file import write_policy
-    from policysearch.rewrite.placed_rules import overruled
+    from policysearch.rewrite.format_rules import overruled
     from policysearch.space.rules import rules_for
     from policysearch.space.rules_file import read_rules
 

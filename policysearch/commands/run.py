@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _say_overruled(spec: StudySpec) -> None:
     """Say which rules of the study win over which."""
-    from policysearch.rewrite.placed_rules import overruled
+    from policysearch.rewrite.format_rules import overruled
     from policysearch.space.rules import rules_for
 
     if spec.rules:

@@ -1,10 +1,13 @@
-"""Data sets as arrays, split and normalised the same way every time, and their batches."""
+"""Data sets as arrays, split and normalised the same way every time, and their batches.
+
+The sums are English text that is made on the machine, the same on every one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -16,9 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
-from policysearch.data.sums import VALIDATION_WINDOWS, WINDOWS, sums
 from policysearch.ops.token_loss import IGNORED
 from policysearch.values import InputError, one_of
+
+TIME = 32
+"""Characters of the text of sums that a model sees at once."""
+
+WINDOWS = 2000
+VALIDATION_WINDOWS = 400
 
 SPLIT_SEED = 0
 
@@ -263,6 +271,48 @@ def _mean_and_std(pixels: NDArray[np.uint8], white: int) -> tuple[float, float]:
     values = np.arange(256) / white
     mean = math.fsum(share * values)
     return mean, math.sqrt(math.fsum(share * (values - mean) ** 2))
+
+
+_ONES = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+    "nineteen",
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def in_words(number: int) -> str:
+    """Return a number from 0 to 199 in English."""
+    if not 0 <= number < 200:
+        raise InputError(f"in_words: {number}; expected 0 to 199")
+    if number >= 100:
+        rest = in_words(number - 100)
+        return "one hundred" if number == 100 else f"one hundred and {rest}"
+    if number < 20:
+        return _ONES[number]
+    tens, ones = _TENS[number // 10 - 2], number % 10
+    return f"{tens}-{_ONES[ones]}" if ones else tens
+
+
+def sentences(seed: int) -> Iterator[str]:
+    """Yield sums of two numbers below 100, for ever: "forty-two plus nine is fifty-one. "."""
+    rng = np.random.default_rng(seed)
+    while True:
+        a, b = (int(n) for n in rng.integers(0, 100, 2))
+        yield f"{in_words(a)} plus {in_words(b)} is {in_words(a + b)}. "
+
+
+def sums(seed: int) -> tuple[NDArray[np.int64], str]:
+    """Return the text as numbers [WINDOWS, TIME + 1] of its characters, and those in order."""
+    wanted, text = WINDOWS * (TIME + 1), ""
+    for sentence in sentences(seed):
+        text += sentence
+        if len(text) >= wanted:
+            break
+    characters = "".join(sorted(set(text)))
+    place = {character: number for number, character in enumerate(characters)}
+    numbers = np.array([place[character] for character in text[:wanted]], np.int64)
+    return numbers.reshape(WINDOWS, TIME + 1), characters
 
 
 LOADERS: Mapping[str, Callable[[str, Path | None, int | None], Dataset]] = MappingProxyType(

@@ -44,8 +44,8 @@ class SharedDataset(Dataset):
         file = state.pop("_file")
         if context.get_spawning_popen() is None:
             return state
-        kept = {name: value for name, value in state.items() if name not in ARRAYS}
-        return {**kept, "_file": reduction.DupFd(file)}
+        rest = {name: value for name, value in state.items() if name not in ARRAYS}
+        return {**rest, "_file": reduction.DupFd(file)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         file = state.pop("_file", None)
@@ -68,12 +68,12 @@ def shared(dataset: Dataset) -> SharedDataset:
             places.append((array.dtype.str, array.shape, offset))
             file.write(np.ascontiguousarray(array).data)
         file.flush()
-        kept = os.dup(file.fileno())
-    made = SharedDataset.__new__(SharedDataset)
+        handle = os.dup(file.fileno())
+    result = SharedDataset.__new__(SharedDataset)
     fields = (field.name for field in dataclasses.fields(Dataset) if field.name not in ARRAYS)
-    made.__dict__.update({name: getattr(dataset, name) for name in fields}, _places=tuple(places))
-    made._map(kept)
-    return made
+    result.__dict__.update({name: getattr(dataset, name) for name in fields}, _places=tuple(places))
+    result._map(handle)
+    return result
 
 
 def _nameless() -> IO[bytes]:

@@ -41,12 +41,12 @@ class Target(Protocol):
 
 def targets() -> dict[str, Target]:
     """Return the target modules by name; a new file in this package is found on its own."""
-    found: dict[str, Target] = {}
+    by_name: dict[str, Target] = {}
     for info in pkgutil.iter_modules(policysearch.export.__path__):
         module = importlib.import_module(f"{policysearch.export.__name__}.{info.name}")
         if hasattr(module, "export") and hasattr(module, "losses"):
-            found[info.name] = cast(Target, module)
-    return found
+            by_name[info.name] = cast(Target, module)
+    return by_name
 
 
 def target_named(name: str) -> Target:

@@ -6,15 +6,223 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
-from policysearch.export.torch_float8 import DTYPE, FLOAT8
-from policysearch.export.torch_losses import losses
-from policysearch.export.torch_runs import offers, runs
+from policysearch.export.torch_runs import (
+    DTYPE,
+    DTYPES,
+    FLOAT8,
+    MOVES,
+    is_stored_wide,
+    offers,
+    refused,
+    runs,
+    runs_in,
+    why_not,
+    with_free_moves,
+)
 from policysearch.export.torch_template import TEMPLATE
+from policysearch.formats import Rounding, format_named
+from policysearch.graph import Graph, Node
+from policysearch.importers.torch_model import TorchModel
+from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
+from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.loss_scale import first_scale
-from policysearch.train.step import trace_forward
+from policysearch.train.step import LOSSES, trace_forward
+
+
+def losses(policy: Policy, model: Model) -> tuple[str, ...]:
+    """Return what the exported file does not do as the policy says, one line each."""
+    policy.check_layers(model.layer_names)
+    running, traced = runs(policy, model), trace_forward(model, 1)
+    lines: list[str] = []
+    for layer in model.layer_names:
+        nodes = [n for n in traced.nodes if n.layer == layer and n.role == "fprop"]
+        lines += _layer_losses(policy, layer, nodes, model)
+        if model.parameters_of(layer):
+            lines += _storage_losses(policy, layer, traced)
+    if isinstance(model, Chain):  # those of an imported net are modules
+        lines += _function_losses(apply_policy(traced, running), model)
+    lines += _attention_losses(policy, model)
+    lines += _move_losses(traced, policy)
+    lines += _bias_losses(policy, list(traced.nodes))
+    return (*lines, *_whole_losses(policy, running, model))
+
+
+def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -> Iterator[str]:
+    """Only the ops in the low-precision list have the formats of their layer."""
+    low = [n for n in nodes if n.source in policy.low_precision_ops and n.op.kind != "move"]
+    if not low:
+        return
+    formats, multiplies = policy.layer(layer), any(n.op.kind == "gemm" for n in low)
+    compute, output = formats.compute, formats.output
+    runs = runs_in(formats) if multiplies else output
+    if multiplies and compute == DTYPE and not why_not(policy, layer, model):
+        return
+    if multiplies and compute != runs:
+        why = f" ({why_not(policy, layer, model)})" if compute == DTYPE else ""
+        yield f"layer {layer}: torch does not compute it in {compute}{why}; it runs in {runs}"
+    if output not in DTYPES:
+        yield f"layer {layer}: torch has no {output} result; it returns float32"
+    elif output != runs:
+        yield f"layer {layer}: its result is rounded to {runs} before it becomes {output}"
+    if multiplies and formats.accumulator != LayerPolicy().accumulator:
+        yield f"layer {layer}: the device accumulates in its own way, not as {formats.accumulator}"
+    gradients = (formats.grad, formats.dgrad, formats.wgrad) if multiplies else (formats.dgrad,)
+    if set(gradients) != {runs} and output in DTYPES:
+        gradients_asked = (
+            f"{formats.grad} (operand), {formats.dgrad} (input), {formats.wgrad} (weight)"
+        )
+        yield f"layer {layer}: gradients are {runs}, not {gradients_asked}"
+
+
+def _storage_losses(policy: Policy, layer: str, traced: Graph) -> Iterator[str]:
+    formats = policy.layer(layer)
+    if not policy.master_weights:
+        if formats.param not in DTYPES:
+            yield f"layer {layer}: parameters are stored in float32, not {formats.param}"
+        return
+    held = {n.id for n in traced.nodes if n.op.name == "parameter" and n.layer == layer}
+    readers = [n for n in traced.nodes if held & set(n.inputs)]
+    same = formats.param == formats.compute == formats.output
+    low = all(n.source in policy.low_precision_ops for n in readers)
+    if formats.param != "float32" and not (same and low):
+        yield f"layer {layer}: parameters are read as float32, without a {formats.param} copy"
+
+
+def _function_losses(graph: Graph, model: Model) -> Iterator[str]:
+    """A function called in `forward` runs in the dtype of its input if no submodule owns it."""
+    for layer in model.layer_names:
+        nodes = [n for n in graph.nodes if n.layer == layer and n.role == "fprop"]
+        computed = [n for n in nodes if n.op.name != "cast"]
+        if model.parameters_of(layer) or not computed:
+            continue  # nothing is left of a dropout in evaluation
+        wanted, first = computed[-1].format, nodes[0]
+        operand = graph.inputs_of(first)[0] if first.inputs else first
+        if operand.format != wanted:
+            yield (
+                f"layer {layer}: runs in {wanted} only if the module has a submodule of this "
+                f"name; a function there runs in {operand.format}, the dtype of its input"
+            )
+
+
+def _attention_losses(policy: Policy, model: Model) -> Iterator[str]:
+    """One call of torch is two products and a softmax here."""
+    if not isinstance(model, TorchModel) or "matmul" not in policy.low_precision_ops:
+        return
+    call = "scaled_dot_product_attention"
+    for layer in dict.fromkeys(c.path for c in model.program.calls if c.op == f"aten.{call}"):
+        if policy.layer(layer).output != "float32":
+            line = f"layer {layer}: {call} keeps its scores in float32 inside"
+            yield f"{line}; two products and a softmax, written out, do not"
+
+
+def _move_losses(traced: Graph, policy: Policy) -> Iterator[str]:
+    """Where a move rounds what it moves; it does not where its reader takes that format anyway."""
+    before, after = (apply_policy(traced, moves) for moves in (policy, with_free_moves(policy)))
+    if _paths(before) != _paths(after):
+        listed = ", ".join(sorted(_rounding_moves(before)))
+        yield f"{listed}: torch moves values in the dtype they have, without rounding them"
+
+
+def _paths(graph: Graph) -> list[tuple[str, ...]]:
+    """Return the formats that each operand of a forward op goes through since it was computed."""
+    return [
+        _path(graph, operand)
+        for node in graph.nodes
+        if node.role == "fprop" and not _passes(node)
+        for operand in graph.inputs_of(node)
+    ]
+
+
+def _path(graph: Graph, node: Node) -> tuple[str, ...]:
+    formats = [node.format]
+    while _passes(node):
+        node = graph.inputs_of(node)[0]
+        if node.format != formats[-1]:
+            formats.append(node.format)
+    return tuple(formats)
+
+
+def _passes(node: Node) -> bool:
+    return node.op.name == "cast" or node.op.kind == "move"
+
+
+def _rounding_moves(graph: Graph) -> set[str]:
+    return {n.source for n in graph.nodes if n.op.name == "cast" and n.source in MOVES}
+
+
+def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
+    biases = [n for n in nodes if n.op.name == "bias"]
+    has_low_bias = any(format_named(policy.layer(n.layer).compute).bits < 32 for n in biases)
+    if policy.casts != "op":
+        yield f"casts: autocast casts what every op reads, not what enters a {policy.casts}"
+    if policy.norm_inner != "float32":
+        yield "norm_inner: torch's norms sum in float32, not in their format"
+    if has_low_bias and policy.bias != "fused":
+        yield f"bias: torch adds it before the one rounding of the result, not {policy.bias!r}"
+    lists = (policy.low_precision_ops, policy.fp32_ops, policy.promote_ops)
+    if biases and not any("bias" in ops and "matmul" in ops for ops in lists):
+        yield "bias: torch adds it where its product runs"
+
+
+def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
+    for op in LOSSES:
+        if op in policy.low_precision_ops:
+            yield f"{op}: the module returns float32, so the loss is float32, not low precision"
+    if policy.rounding != RoleRounding():
+        yield f"rounding: torch rounds as {Rounding()}"
+    yield from _state_losses(policy, running, model)
+    yield from _order_losses(policy)
+    if policy.all_reduce != "float32":
+        yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
+    if policy.parallel.summary:
+        yield f"parallel: the training script has to set up {policy.parallel.summary}"
+    if policy.scaling.recipe != running.scaling.recipe:
+        yield f"scaling: no tensor is scaled ({policy.scaling.recipe!r} asked)"
+    if policy.phases:
+        yield "phases: the formats of step 0 stay in force"
+    if policy.gradient_clip_norm is not None:
+        yield (
+            f"gradient_clip_norm: the training loop has to clip to {policy.gradient_clip_norm} "
+            "after scaler.unscale_"
+        )
+    yield from _scale_losses(policy, model)
+
+
+def _state_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
+    for layer in model.layer_names:
+        state = running.state_of(layer)
+        if model.parameters_of(layer) and policy.state_of(layer) != state:
+            line = f"torch keeps {state}, as parameters are stored, not {policy.optimizer_state}"
+            yield f"optimizer_state: {line}"
+            return
+
+
+def _order_losses(policy: Policy) -> Iterator[str]:
+    """Both orders are torch's own; they differ where the parameters are stored low."""
+    if is_stored_wide(policy):
+        return
+    if policy.optimizer_order == "fused":
+        yield "optimizer_order: torch updates op by op unless its optimizer has fused=True"
+    else:
+        given = policy.optimizer_scalars
+        device = "CUDA" if given == "float32" else "a CPU"
+        yield f"optimizer_scalars: {given!r} is what torch does on {device} alone"
+
+
+def _scale_losses(policy: Policy, model: Model) -> Iterator[str]:
+    scale = policy.loss_scale
+    if scale.kind == "none":
+        return
+    if layers := refused(policy, model):
+        given = f"float16 gradients, as {layers[0]} has ({len(layers)} such layers)"
+        yield f"loss_scale: nothing is scaled: GradScaler refuses {given}"
+        return
+    if scale.rule != "torch.GradScaler":
+        yield f"loss_scale: events follow the order of GradScaler, not of {scale.rule}"
+
 
 __all__ = ["SUFFIX", "export", "losses", "offers", "runs"]
 

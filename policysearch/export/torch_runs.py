@@ -1,19 +1,117 @@
-"""What torch makes of a policy: the nearest one that an exported file obeys."""
+"""What torch makes of a policy: the nearest one that an exported file obeys.
+
+Linear layers in float8 are those that torchao computes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policysearch.export.torch_float8 import DTYPE, is_float8, why_not
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding
+from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
 from policysearch.policy.scaling import Scaling
-from policysearch.rewrite.placed_rules import LISTS
+from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
 from policysearch.train.step import LOSSES
+
+DTYPE = "float8_e4m3fn"
+"""The format of the operands that torchao takes, `float8_e5m2` for gradients."""
+
+MULTIPLE = 16
+"""What both sides of a weight are multiples of where float8 products run."""
+
+FLOAT8 = f'''\
+
+from torchao.float8 import Float8GemmConfig, Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
+POWER_OF_TWO = $power_of_two  # the scales
+
+
+class _Rounded(torch.autograd.Function):
+    """A value in float32 whose gradient is rounded to a dtype."""
+
+    @staticmethod
+    def forward(ctx, x, dtype):
+        ctx.dtype = dtype
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.to(ctx.dtype).to(gradient.dtype), None
+
+
+class _Float8Forward(_Forward):
+    """The forward of an nn.Linear that becomes a Float8Linear, its biases added before rounding.
+
+    On a GPU without float8 products, and on a CPU, they are emulated.
+    """
+
+    def __init__(self, part, row, device_type, result):
+        super().__init__(part, (row[1], *row[1:]), device_type, result)
+        self.dtype = getattr(torch, row[1])
+        emulate = device_type != "cuda" or torch.cuda.get_device_capability() < (8, 9)
+        sums = Float8GemmConfig(use_fast_accum=False)
+        config = Float8LinearConfig(
+            gemm_config_output=sums, round_scales_to_power_of_2=POWER_OF_TWO, emulate=emulate
+        )
+        other = convert_to_float8_training(torch.nn.Sequential(part), config=config)[0]
+        self.own = [name for name in other.__dict__ if name not in part.__dict__]
+        part.__dict__.update({{name: other.__dict__[name] for name in self.own}})
+        part.__class__ = type(other)
+
+    def run(self, input):
+        device_type = self.mode.device_type
+        with torch._C.DisableTorchFunction(), torch.autocast(device_type, enabled=False):
+            made = self.product(input.float()).to(self.dtype)
+        return made if self.result is None else made.to(self.result)
+
+    def product(self, x):
+        part, dtype = self.part, self.dtype
+        x, weight = _Rounded.apply(x, dtype), _Rounded.apply(part.weight, dtype)
+        options = part.linear_mm_config, part.config
+        made = matmul_with_hp_or_float8_args.apply(x, weight.t(), *options)
+        return made if part.bias is None else made + part.bias.to(dtype).float()
+
+    def put_back(self):
+        super().put_back()
+        self.part.__class__ = torch.nn.Linear
+        for name in self.own:
+            self.part.__dict__.pop(name)
+
+
+FORWARDS["{DTYPE}"] = _Float8Forward
+'''
+"""The text of the file that needs torchao."""
+
+
+def is_float8(formats: LayerPolicy) -> bool:
+    """Return whether these are the formats of torchao's linears: those of `uniform_layer`."""
+    wanted = uniform_layer(DTYPE)
+    return formats.compute == DTYPE and formats == LayerPolicy(
+        DTYPE, formats.output, wanted.grad, formats.output, "float32"
+    )
+
+
+def why_not(policy: Policy, layer: str, model: Model) -> str:
+    """Return why torchao does not compute a float8 layer as the policy says, "" if it does."""
+    if model.layer_types.get(layer) != "Linear":
+        return "torch has float8 products in linears alone"
+    for spec in model.parameters_of(layer):
+        if len(spec.shape) == 2 and any(side % MULTIPLE for side in spec.shape):
+            sides = " x ".join(map(str, spec.shape))
+            return f"torchao wants multiples of {MULTIPLE}, and its weight is {sides}"
+    if policy.scaling.recipe != "current" or policy.scaling.margin:
+        return "torchao scales by the tensor itself, recipe 'current' without a margin"
+    if not policy.master_weights:
+        return "torchao reads float32 parameters"
+    if not is_float8(policy.layer(layer)) or "matmul" not in policy.low_precision_ops:
+        return "torchao takes float8_e4m3fn operands and float8_e5m2 gradients"
+    return ""
+
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Formats that modules of torch compute and store in."""
@@ -37,10 +135,10 @@ def runs(policy: Policy, model: Model) -> Policy:
     narrow = any(formats.compute == DTYPE for _, formats in layers)
     power_of_two = policy.scaling.power_of_two
     lists = dict.fromkeys(LOSSES, LISTS["fp32"])
-    if "bias" in _placed(policy):
-        lists["bias"] = _placed(policy).get("matmul", _placed(policy)["bias"])
+    if "bias" in _lists_by_op(policy):
+        lists["bias"] = _lists_by_op(policy).get("matmul", _lists_by_op(policy)["bias"])
     return replace(
-        _moved(with_free_moves(policy), lists),
+        _with_lists(with_free_moves(policy), lists),
         layers=layers,
         bias="fused",
         optimizer_order="fused" if is_stored_wide(policy) else "eager",
@@ -90,6 +188,7 @@ def _layer(name: str, policy: Policy, model: Model) -> LayerPolicy:
     formats = policy.layer(name)
     if offers(formats, "Linear") and not why_not(policy, name, model):
         return formats
+    # under autograd a gradient has the dtype of the value it belongs to: there is no other choice
     compute = runs_in(formats)
     stored = formats.param if formats.param in DTYPES and not policy.master_weights else "float32"
     return LayerPolicy(
@@ -103,17 +202,17 @@ def _layer(name: str, policy: Policy, model: Model) -> LayerPolicy:
 
 def with_free_moves(policy: Policy) -> Policy:
     """Return the policy whose moves keep the format of what they move."""
-    return _moved(policy, dict.fromkeys(MOVES, LISTS["promote"]))
+    return _with_lists(policy, dict.fromkeys(MOVES, LISTS["promote"]))
 
 
-def _placed(policy: Policy) -> dict[str, str]:
+def _lists_by_op(policy: Policy) -> dict[str, str]:
     """Return {op: name of its list}."""
     return {op: name for name in LISTS.values() for op in getattr(policy, name)}
 
 
-def _moved(policy: Policy, to: Mapping[str, str]) -> Policy:
+def _with_lists(policy: Policy, to: Mapping[str, str]) -> Policy:
     """Return the policy with those of its ops in other lists."""
-    of = _placed(policy)
+    of = _lists_by_op(policy)
     of |= {op: name for op, name in to.items() if op in of}
     low, wide, promoted = (tuple(op for op in of if of[op] == name) for name in LISTS.values())
     return replace(policy, low_precision_ops=low, fp32_ops=wide, promote_ops=promoted)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from policysearch.export.torch_casts import CASTS
-from policysearch.export.torch_check import CHECK
-from policysearch.export.torch_ops import OPS
-from policysearch.export.torch_scaler import SCALER
-
-_HEAD = '''\
+TEMPLATE = '''\
 """A mixed-precision policy for a torch module, obeyed call by call.
 
     module = apply_policy(module, device_type="cuda")
@@ -49,9 +44,83 @@ DEFAULT = ("float32", "float32", None)
 # Where ops run: in the dtypes of their layer, in float32, or (all others) in the widest given.
 LOW = $low
 FLOAT32 = $wide
-'''
 
-_APPLY = '''\
+PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
+
+# op: names of the functions of torch that are it
+NAMES = {
+    "matmul": "linear matmul mm bmm mv dot vdot inner outer addmm addmv addbmm baddbmm einsum "
+    "bilinear tensordot scaled_dot_product_attention multi_head_attention_forward lstm gru "
+    "rnn_tanh rnn_relu lstm_cell gru_cell",
+    "conv2d": "conv1d conv2d conv3d",
+    "conv_transpose2d": "conv_transpose1d conv_transpose2d conv_transpose3d",
+    "add": "add",
+    "subtract": "sub subtract",
+    "multiply": "mul multiply",
+    "divide": "div divide true_divide truediv",
+    "scale": "neg negative",
+    "relu": "relu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "gelu": "gelu",
+    "silu": "silu mish",
+    "hardtanh": "hardtanh relu6",
+    "leaky_relu": "leaky_relu prelu",
+    "hardswish": "hardswish",
+    "softmax": "softmax log_softmax",
+    "dropout": "dropout dropout1d dropout2d dropout3d",
+    "exp": "exp exp2 expm1 log log1p log2 log10",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt rms_norm",
+    "pow": "pow square reciprocal",
+    "sum": "sum logsumexp cumsum prod norm std var",
+    "mean": "mean",
+    "where": "where",
+    "masked_fill": "masked_fill",
+    "concatenate": "cat concat concatenate stack",
+    "embedding": "embedding",
+    "max_pool": "max_pool1d max_pool2d max_pool3d",
+    "average_pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
+    "adaptive_avg_pool3d",
+    "layer_norm": "layer_norm group_norm instance_norm",
+    "batch_norm": "batch_norm",
+    "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
+    "binary_cross_entropy binary_cross_entropy_with_logits ctc_loss",
+}
+PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special)
+
+
+def _functions(pattern):
+    """Return {function of torch: its op}; `pattern` makes a name of one in NAMES."""
+    named = [(pattern.format(x), op) for op, names in NAMES.items() for x in names.split()]
+    found = [(getattr(place, name, None), op) for name, op in named for place in PLACES]
+    return {function: op for function, op in found if function is not None}
+
+
+IN_PLACE = {**_functions("{}_"), **_functions("__i{}__")}
+OP = {**_functions("{}"), **_functions("__{}__"), **_functions("__r{}__"), **IN_PLACE}
+
+def _written_out(function):
+    """Return a function of torch written in Python that does not hand its call to a mode."""
+    seen = {**function.__globals__, "has_torch_function": lambda given: False}
+    made = types.FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+# With the weights that it returns it is several ops, each in its own dtype.
+ATTENTION = torch.nn.functional.multi_head_attention_forward
+WRITTEN_OUT = _written_out(ATTENTION)
+
+# A number divided by a tensor, which torch computes as a reciprocal and a product.
+QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)
+
+# The op that one of two operands leaves, the other being a number.
+WITH_A_NUMBER = {"add": "shift", "subtract": "shift", "multiply": "scale", "divide": "scale"}
+
+# Functions that torch refuses to call with two dtypes.
+ONE_DTYPE = (*PRODUCTS, "layer_norm", "leaky_relu")
+
 # Names that wrappers of torch put into the names of submodules.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
@@ -258,6 +327,164 @@ class _Layer(TorchFunctionMode):
             widest = torch.promote_types(widest, value.dtype)
         return widest, widest
 
-'''
+def _batch_norm(function, args, kwargs, wanted, result):
+    """Call it with parameters and statistics in float32, and move the statistics where they lie."""
+    names = "input running_mean running_var weight bias training momentum eps".split()
+    given = {**dict(zip(names, args)), **kwargs}
+    if wanted is not None:
+        given["input"] = given["input"].to(wanted)
+    for name in ("weight", "bias"):
+        given[name] = _cast(given.get(name), torch.float32)
+    moved = {}
+    for name in ("running_mean", "running_var"):
+        statistics = given.get(name)
+        if statistics is not None and statistics.dtype != torch.float32:  # of a module moved there
+            moved[name] = statistics
+            given[name] = statistics.float()
+    made = function(**given)
+    for name, statistics in moved.items():
+        statistics.copy_(given[name])
+    return made if result is None else made.to(result)
 
-TEMPLATE = _HEAD + OPS + _APPLY + CASTS + SCALER + CHECK
+
+def _floats(value):
+    """Return the floating tensors of an argument, inside containers too."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [x for item in value for x in _floats(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _cast(value, dtype):
+    """Return `value` with its floating tensors as `dtype`, also those inside containers."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value) if field.init)
+        return dataclasses.replace(value, **{x: _cast(getattr(value, x), dtype) for x in fields})
+    if type(value) is dict:
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: _cast(item, dtype) for key, item in value.items()})
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cast(item, dtype) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)([_cast(item, dtype) for item in value])
+    return value
+
+
+
+class PolicyScaler(torch.amp.GradScaler):
+    """The loss scale of the policy, with the number of steps taken and skipped.
+
+    All of it is in `state_dict`.
+    """
+
+    kind = $kind
+    schedule = $schedule
+    lowest, highest = $lowest, $highest
+    skips = $skips
+    steps = skipped = 0
+
+    def step(self, optimizer, *args, **kwargs):
+        """Take the step, unless a gradient is not finite and the policy skips such steps."""
+        if self.skips or not self.is_enabled():
+            return super().step(optimizer, *args, **kwargs)
+        state = self._per_optimizer_states[id(optimizer)]
+        stepped = torch.amp.grad_scaler.OptState.STEPPED
+        if state["stage"] is stepped:
+            raise RuntimeError("step() has already been called since the last update().")
+        if not state["found_inf_per_device"]:
+            self.unscale_(optimizer)
+        made = optimizer.step(*args, **kwargs)
+        state["stage"] = stepped
+        return made
+
+    def update(self, new_scale=None):
+        """Move the scale as the policy says, or set it to `new_scale`."""
+        if not self.is_enabled():
+            return
+        states = self._per_optimizer_states.values()
+        found = [float(x) for state in states for x in state["found_inf_per_device"].values()]
+        self.steps += 1
+        self.skipped += bool(self.skips and sum(found))
+        if new_scale is not None or self.kind == "dynamic":
+            super().update(new_scale)
+        else:
+            super().update(self.scale_at(self.steps))
+        if new_scale is None and self.kind == "dynamic":
+            scale = self.get_scale()
+            bounded = min(max(scale, self.lowest), self.highest)
+            if bounded != scale:
+                super().update(bounded)
+
+    def scale_at(self, step):
+        """Return the scale of a step, counted from 0, that does not look at gradients."""
+        begun = [scale for first, scale in self.schedule if first <= step]
+        return begun[-1] if begun else $init_scale
+
+    def state_dict(self):
+        """Return what `load_state_dict` takes; empty where the policy scales nothing."""
+        state = super().state_dict()
+        own = ("schedule", "lowest", "highest", "steps", "skipped")
+        return {**state, **{name: getattr(self, name) for name in own}} if state else state
+
+    def load_state_dict(self, state):
+        """Go on from a state; that of a plain GradScaler will do."""
+        state = dict(state)
+        for name in ("schedule", "lowest", "highest", "steps", "skipped"):
+            setattr(self, name, state.pop(name, getattr(self, name)))
+        super().load_state_dict(state)
+
+
+def make_grad_scaler(device_type="cpu"):
+    """Return the loss scale; where the policy has none it passes everything through."""
+    return PolicyScaler(
+        device_type,
+        init_scale=$first_scale,
+        growth_factor=$growth_factor,
+        backoff_factor=$backoff_factor,
+        growth_interval=$growth_interval,
+        enabled=$enabled,
+    )
+
+
+def check(module, inputs, targets, loss_function=torch.nn.functional.cross_entropy):
+    """Return {parameter: (with the policy, without)}: how far torch.compile moves its gradient.
+
+    Each is the largest difference of the compiled from the eager gradient on one batch, as a share
+    of the largest eager one. Where both are large, it is not the policy. `inputs` is a tensor or a
+    tuple; `module` and the state of random numbers stay as they are.
+    """
+    bare = remove_policy(copy.deepcopy(module))
+    pairs = [_moved(net, inputs, targets, loss_function) for net in (module, bare)]
+    return {name: (share, pairs[1][name]) for name, share in pairs[0].items()}
+
+
+def _moved(module, inputs, targets, loss_function):
+    eager = _gradients(module, inputs, targets, loss_function, False)
+    compiled = _gradients(module, inputs, targets, loss_function, True)
+    shares = {}
+    for name, expected in eager.items():
+        largest = expected.abs().max().item()
+        difference = (compiled[name] - expected).abs().max().item()
+        shares[name] = difference / largest if largest else difference
+    return shares
+
+
+def _gradients(module, inputs, targets, loss_function, compiled):
+    """Return the float32 gradients of a copy of the module, by parameter."""
+    module = copy.deepcopy(module)
+    module.zero_grad()
+    # Compiled dropout draws as eager dropout does only if told so.
+    run = torch.compile(module, options={"fallback_random": True}) if compiled else module
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = run(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+        loss_function(made, targets).backward()
+    named = module.named_parameters()
+    return {name: x.grad.float() for name, x in named if x.grad is not None}
+'''

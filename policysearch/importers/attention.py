@@ -19,24 +19,25 @@ from policysearch.ops import attention, dense, elementwise, masks
 def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
     """Multiply as torch.matmul: matrices over leading axes, or one matrix for all of them."""
     if len(a.shape) == 1:
-        made = matmul(t, t.view(a, (1, *a.shape)), b)
-        rest = () if len(b.shape) == 1 else (*made.shape[:-2], made.shape[-1])
-        return t.view(made, rest)
+        product = matmul(t, t.view(a, (1, *a.shape)), b)
+        rest = () if len(b.shape) == 1 else (*product.shape[:-2], product.shape[-1])
+        return t.view(product, rest)
     if len(b.shape) == 1:
-        made = matmul(t, a, t.view(b, (*b.shape, 1)))
-        return t.view(made, made.shape[:-1])
+        product = matmul(t, a, t.view(b, (*b.shape, 1)))
+        return t.view(product, product.shape[:-1])
     if len(b.shape) == 2 and len(a.shape) > 1:
+        # torch, too, folds the leading axes of a into the rows of one product
         shape = (*a.shape[:-1], b.shape[1])
         stored = b.shape[::-1] if b.swapped else b.shape
         right = t.shaped(Tensor(b.id, stored), stored)
-        made = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
-        return t.view(made, shape)
+        product = t.emit_nodes(dense.matmul, t.rows(a), right, transpose_b=b.swapped)
+        return t.view(product, shape)
     lead = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     a, b = (x if x.shape[:-2] == lead else _spread(t, x, lead) for x in (a, b))
-    made = t.emit_nodes(
+    product = t.emit_nodes(
         dense.matmul, t.matrices(t.straight(a)), t.matrices(b), transpose_b=b.swapped
     )
-    return t.view(made, (*lead, a.shape[-2], b.shape[-1]))
+    return t.view(product, (*lead, a.shape[-2], b.shape[-1]))
 
 
 def _spread(t: Tracer, x: Tensor, lead: tuple[int, ...]) -> Tensor:
@@ -50,10 +51,11 @@ def softmax(
         raise refuse(f"softmax over axis {dim}", "move that axis to the end")
     x = cast(t, x, dtype)
     x = t.straight(x)
+    # rows as they lie, where the node has them last already: a view would cost a node
     whole = t.b.shape(x.id)[-1:] == x.shape[-1:] and len(t.b.shape(x.id)) < 4
     attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
-    made = t.emit_nodes(attention.softmax, x.id if whole else t.rows(x), **attrs)
-    return Tensor(made.id, x.shape)
+    weights = t.emit_nodes(attention.softmax, x.id if whole else t.rows(x), **attrs)
+    return Tensor(weights.id, x.shape)
 
 
 def dropout(t: Tracer, x: Tensor, p: float, train: bool = True) -> Tensor:
@@ -90,6 +92,7 @@ def scaled_dot_product_attention(
         key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
     *lead, rows, columns = key.shape
     swapped = Tensor(t.straight(key).id, (*lead, columns, rows), True)
+    # the formula of torch's documentation; the transposed key is a view, which costs nothing
     factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
     alike = multiply(t, matmul(t, query, swapped), factor)
     if is_causal:
@@ -112,6 +115,7 @@ def masked_fill(t: Tracer, x: Tensor, mask: Tensor, value: float, outside: bool 
     if isinstance(value, Tensor):
         raise refuse("a fill value that is a tensor", "use a number")
     attrs: dict[str, Any] = {"value": float(value), "outside": outside}
+    # A mask that is one matrix for all heads and examples is read as such; any other is broadcast.
     x = expand(t, x, np.broadcast_shapes(x.shape, mask.shape))
     if size(mask.shape[:-2]) > 1 or len(x.shape) < 3:
         return t.emit(masks.masked_fill, x, mask, **attrs)
@@ -139,6 +143,7 @@ def where(t: Tracer, mask: Tensor, a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor):
         return masked_fill(t, a, mask, b, outside=True)
     if not isinstance(b, Tensor):
+        # two numbers: one fills a tensor of the mask's shape first
         b = add(t, multiply(t, mask, 0.0), b)
     return masked_fill(t, b, mask, a)
 

@@ -14,14 +14,14 @@ from policysearch.ops.reduce import mean
 Pair = tuple[int, int]
 
 
-def _pair(given: Any) -> Pair:
+def _pair(extents: Any) -> Pair:
     """Return (of the height, of the width) of a number, or of one or two of them."""
-    values = tuple(given) if isinstance(given, Sequence) else (given,)
+    values = tuple(extents) if isinstance(extents, Sequence) else (extents,)
     return (values[0], values[-1])
 
 
-def _with_bias(t: Tracer, made: Tensor, bias: Tensor | None) -> Tensor:
-    return made if bias is None else t.emit_nodes(dense.bias, made.id, t.full(bias))
+def _with_bias(t: Tracer, product: Tensor, bias: Tensor | None) -> Tensor:
+    return product if bias is None else t.emit_nodes(dense.bias, product.id, t.full(bias))
 
 
 def conv2d(
@@ -45,6 +45,7 @@ def conv2d(
 def _named_padding(name: str, weight: Tensor, stride: Pair, dilation: Pair) -> Pair:
     if name == "valid":
         return (0, 0)
+    # "same" in torch: d (k - 1) in all, of which an odd one would be more on one side
     needed = [d * (window - 1) for d, window in zip(dilation, weight.shape[2:], strict=True)]
     if stride != (1, 1) or any(extent % 2 for extent in needed):
         raise refuse(f"padding {name!r}", "give it as numbers, the same on both sides")
@@ -67,8 +68,8 @@ def conv1d(
     flat = t.view(x, (*x.shape[:2], 1, x.shape[2]))
     kernel = t.view(weight, (*weight.shape[:2], 1, weight.shape[2]))
     rows = (1, _pair(stride)[0]), (0, _pair(padding)[0]), (1, _pair(dilation)[0])
-    made = conv2d(t, flat, kernel, bias, rows[0], rows[1], rows[2], groups)
-    return t.view(made, (*made.shape[:2], made.shape[3]))
+    image = conv2d(t, flat, kernel, bias, rows[0], rows[1], rows[2], groups)
+    return t.view(image, (*image.shape[:2], image.shape[3]))
 
 
 def transposed(
@@ -134,18 +135,19 @@ def _window(window: Any, stride: Any, padding: Any, ceil_mode: bool) -> dict[str
     return attrs
 
 
-def _plain(given: Any) -> int | Pair:
-    high, wide = _pair(given)
+def _plain(extents: Any) -> int | Pair:
+    high, wide = _pair(extents)
     return high if high == wide else (high, wide)
 
 
 def adaptive_average_pool(t: Tracer, x: Tensor, sizes: Any) -> Tensor:
     """Average over windows that tile the image; torch's overlap where the size does not divide."""
+    # torch averages from floor(i n / m) to ceil((i + 1) n / m): plain windows where m divides n
     rows, columns = _pair(sizes)
     height, width = x.shape[-2:]
     if (rows, columns) == (1, 1):
-        made: Tensor = reduced(mean)(t, x, (-1, -2), True)
-        return made
+        average: Tensor = reduced(mean)(t, x, (-1, -2), True)
+        return average
     if height % rows or width % columns:
         raise refuse(f"{height} x {width} to {rows} x {columns}", "use a size that divides")
     return t.emit(

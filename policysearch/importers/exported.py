@@ -1,4 +1,8 @@
-"""Programs of torch.export, and what their nodes say."""
+"""Programs of torch.export, and what their nodes say.
+
+What a module does to gradients itself, and buffers that it moves itself, are refused: the forward
+pass, all that is read, does not show them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
-from policysearch.importers.own_gradients import refused
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.values import InputError
+
+GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
 
 BATCHES = (2, 3, 5)
 """Numbers of examples that a module is exported with."""
@@ -36,6 +42,44 @@ VIEWS = frozenset(
 """Ops whose result may share the memory of what they read."""
 
 
+def check_hooks(module: Any) -> None:
+    """Raise InputError where a parameter or a part of the module has a hook on gradients."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise InputError(f"parameter {name}: a hook on its gradient; {GRADIENT_REMEDY}")
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise InputError(
+                f"module {name or type(part).__name__}: a backward hook; {GRADIENT_REMEDY}"
+            )
+
+
+@contextlib.contextmanager
+def own_gradients_refused() -> Iterator[None]:
+    """While it is entered, what a forward pass does to gradients itself raises InputError."""
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(_checked_apply)),
+        mock.patch.object(torch.Tensor, "register_hook", _refused_hook),
+    ):
+        yield
+
+
+_apply: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
+
+
+def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Apply a function of torch's own, which has the gradient of what it computes."""
+    if not function.__module__.startswith("torch."):
+        raise InputError(
+            f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
+        )
+    return _apply(function, *arguments, **options)
+
+
+def _refused_hook(value: Any, hook: Any) -> Any:
+    raise InputError(f"Tensor.register_hook in forward: {GRADIENT_REMEDY}")
+
+
 def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
     """Return the training form of the module, before decomposition; InputError where it has none.
 
@@ -45,15 +89,19 @@ def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), refused():
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            own_gradients_refused(),
+        ):
             warnings.simplefilter("ignore")
             return torch.export.export(module.train(), inputs, strict=False)
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"module {type(module).__name__}: torch.export: {said[0]}; expected a forward that it "
+            f"module {type(module).__name__}: torch.export: {lines[0]}; expected a forward that it "
             f"takes, here with {len(inputs[0])} examples and without branches on values"
         ) from error
     finally:
@@ -68,6 +116,8 @@ def exports(module: Any, example: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any]
     Two tell what depends on the batch and a third whether as they say; the second is of a bfloat16
     copy where there are casts, whose format shows what they follow.
     """
+    # In float32 `x.float()` is x, and torch.export leaves no trace of which was meant. A bfloat16
+    # copy of the module tells them apart: there the cast changes the dtype.
     first = exported(module, with_batch(example, BATCHES[0]))
     second, casts_known = _second_export(module, example, first)
     third = exported(module, with_batch(example, BATCHES[2]))
@@ -140,17 +190,18 @@ def is_random(node: Any) -> bool:
 
 def rows_read(node: Any) -> int:
     """Return how many rows the smallest table has that the numbers of `node` look up; 0 if none."""
-    found = []
+    counts = []
     for user in node.users:
         if op_of(user) == "aten.embedding" and user.args[1] is node:
-            found.append(int(user.args[0].meta["val"].shape[0]))
+            counts.append(int(user.args[0].meta["val"].shape[0]))
         elif op_of(user).removeprefix("aten.") in RELABELLED and user.args[0] is node:
-            found.append(rows_read(user))
-    return min((count for count in found if count), default=0)
+            counts.append(rows_read(user))
+    return min((count for count in counts if count), default=0)
 
 
-def seen_elsewhere(node: Any) -> bool:
+def changes_a_view(node: Any) -> bool:
     """Return whether an op in place changes what is read later through another view."""
+    # Here values are new nodes, not memory: another view, made before, would not see the change.
     nodes = list(node.graph.nodes)
     changed, root = _value(node), base_of(node)
     place = nodes.index(node)
@@ -199,25 +250,25 @@ def shape_at_first(node: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def extent_of(found: Sequence[int]) -> int | Extent:
+def extent_of(extents: Sequence[int]) -> int | Extent:
     """Return the number that is these at the BATCHES; InputError where it grows unevenly."""
-    made = extent(int(found[0]), int(found[1]))
-    if resolved(made, BATCHES[2]) != found[2]:
-        raise _depends(found)
-    return made
+    by_batch = extent(int(extents[0]), int(extents[1]))
+    if resolved(by_batch, BATCHES[2]) != extents[2]:
+        raise _depends(extents)
+    return by_batch
 
 
-def number_of(found: Sequence[Any]) -> Any:
+def number_of(numbers: Sequence[Any]) -> Any:
     """Return what is the same at all BATCHES; the second is of another format."""
-    if found[0] != found[2]:
-        raise _depends(found)
-    return found[0]
+    if numbers[0] != numbers[2]:
+        raise _depends(numbers)
+    return numbers[0]
 
 
-def _depends(found: Sequence[Any]) -> InputError:
+def _depends(values: Sequence[Any]) -> InputError:
     return InputError(
-        f"{found[0]} with {BATCHES[0]} examples, {found[2]} with {BATCHES[2]}; expected what does "
-        "not depend on their number, or grows evenly with it, and is not drawn at random"
+        f"{values[0]} with {BATCHES[0]} examples, {values[2]} with {BATCHES[2]}; expected what "
+        "does not depend on their number, or grows evenly with it, and is not drawn at random"
     )
 
 
@@ -239,22 +290,22 @@ def adds_apart(node: Any) -> bool:
     torch adds it before the one rounding to rows of two axes, or that lie side by side in memory
     (`aten/src/ATen/native/Linear.cpp`).
     """
-    given = node.args[0].meta["val"]
-    return given.dim() > 2 and not given.is_contiguous()
+    rows = node.args[0].meta["val"]
+    return rows.dim() > 2 and not rows.is_contiguous()
 
 
 def narrows(node: Any) -> bool:
     """Return whether a call casts float32 to 16 bits, as in a copy of the module in that format."""
     if op_of(node) not in CASTS:
         return False
-    given, made = (x.meta["val"].dtype for x in (node.args[0], node))
-    return given == torch.float32 and made in (torch.float16, torch.bfloat16)
+    source, target = (x.meta["val"].dtype for x in (node.args[0], node))
+    return source == torch.float32 and target in (torch.float16, torch.bfloat16)
 
 
 def hides_rows(mask: Any) -> bool:
     """Return whether a mask leaves nothing of a row, in the range of float16 for numbers."""
-    kept = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
-    return not bool(kept.any(-1).all())
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(torch.float16).min
+    return not bool(visible.any(-1).all())
 
 
 def differs(value: Any, whole: Any) -> bool:
@@ -270,3 +321,30 @@ def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:
     signature = program.graph_signature
     parameters = ((n, first[id(every[full])]) for n, full in signature.inputs_to_parameters.items())
     return (*parameters, *signature.inputs_to_buffers.items())
+
+
+def region_nodes(program: Any, node: Any) -> Iterator[Any]:
+    """Yield the nodes of the regions that a node calls, as of `with torch.no_grad()`."""
+    for operand in node.all_input_nodes:
+        if operand.op == "get_attr":
+            yield from program.graph_module.get_submodule(operand.target).graph.nodes
+
+
+class BufferUpdates:
+    """Which of these `buffers`, by their placeholders, calls move, and the `nodes` in place."""
+
+    def __init__(self, program: Any, buffers: Collection[str]) -> None:
+        self.nodes: set[str] = set()
+        self.buffers: set[str] = set()
+        for node in program.graph.nodes:
+            changed = {base_of(node).name} if in_place(node) else set()
+            if any(in_place(part) for part in region_nodes(program, node)):
+                changed = {operand.name for operand in node.all_input_nodes}
+            self.buffers |= changed & set(buffers)
+            if in_place(node) and not changed.isdisjoint(buffers):
+                self.nodes.add(node.name)
+
+    def read_by(self, node: Any) -> str:
+        """Return the moved buffer that a node reads, "" where it reads none."""
+        read = (base_of(operand).name for operand in node.all_input_nodes)
+        return next((name for name in read if name in self.buffers), "")

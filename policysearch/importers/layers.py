@@ -1,37 +1,31 @@
-"""Import rules: the layers torch keeps whole, with their parameters and statistics."""
+"""Import rules: the layers and losses torch keeps whole; an LSTM is unrolled over its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from policysearch.graph import Shape, size
-from policysearch.importers.attention import matmul
+from policysearch.graph import size
+from policysearch.importers.attention import dropout, matmul
+from policysearch.importers.elementwise import add, multiply, plain
+from policysearch.importers.shapes import cat, exchanged, part, select, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import arithmetic, dense, elementwise, functions
-from policysearch.ops.batch_norm import batch_norm as batch_norm_op
-from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
-from policysearch.ops.builder import Builder
-from policysearch.ops.called import Emit, called
+from policysearch.ops import activations, dense
 from policysearch.ops.embedding import embedding as embedding_op
-from policysearch.ops.layer_norm import layer_norm as layer_norm_op
-from policysearch.ops.layer_norm import layer_statistics
-from policysearch.ops.reduce import mean
-from policysearch.ops.shape import reshape
+from policysearch.ops.loss import mean_squared_error
+from policysearch.ops.token_loss import IGNORED, token_cross_entropy
 
 
 def linear(
     t: Tracer, x: Tensor, weight: Tensor, bias: Tensor | None = None, apart: bool = False
 ) -> Tensor:
     """x w^T + b over the last axis of x; `apart`: the product is rounded before b is added."""
-    made = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
+    product = t.emit_nodes(dense.matmul, t.rows(x), t.full(weight), transpose_b=True)
     if bias is not None:
         attrs: dict[str, Any] = {"apart": True} if apart else {}
-        made = t.emit_nodes(dense.bias, made.id, t.full(bias), **attrs)
-    return t.view(made, (*x.shape[:-1], weight.shape[0]))
+        product = t.emit_nodes(dense.bias, product.id, t.full(bias), **attrs)
+    return t.view(product, (*x.shape[:-1], weight.shape[0]))
 
 
 def addmm(
@@ -39,8 +33,8 @@ def addmm(
 ) -> Tensor:
     if (beta, alpha) != (1, 1) or len(bias.shape) != 1:
         raise refuse(f"beta {beta}, alpha {alpha}", "use 1 and a bias vector")
-    made = matmul(t, a, b)
-    return t.view(t.emit_nodes(dense.bias, t.rows(made), t.full(bias)), made.shape)
+    product = matmul(t, a, b)
+    return t.view(t.emit_nodes(dense.bias, t.rows(product), t.full(bias)), product.shape)
 
 
 def embedding(
@@ -56,132 +50,107 @@ def embedding(
         raise refuse("scale_grad_by_freq", "leave it out")
     attrs: dict[str, Any] = {"padding_index": padding_idx} if padding_idx >= 0 else {}
     rows = t.shaped(indices, (size(indices.shape),))
-    made = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
-    return t.view(made, (*indices.shape, weight.shape[1]))
+    table_rows = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
+    return t.view(table_rows, (*indices.shape, weight.shape[1]))
 
 
-def layer_norm(
+MEAN = 1
+"""torch's number for the reduction "mean"."""
+
+
+def cross_entropy(
     t: Tracer,
-    x: Tensor,
-    normalized: Sequence[int],
+    logits: Tensor,
+    targets: Tensor,
     weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *_: Any,
+    reduction: int = MEAN,
+    ignore_index: int = IGNORED,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
-    features = size(tuple(normalized))
-    parameters = [
-        t.shaped(p, (features,)) if p is not None else t.filled(value, (features,))
-        for p, value in ((weight, 1.0), (bias, 0.0))
-    ]
-    rows = t.rows(x, features)
-    statistics = t.emit_nodes(layer_statistics, rows, epsilon=eps).id
-    made = t.emit_nodes(layer_norm_op, rows, statistics, *parameters)
-    return t.view(made, x.shape)
+    if weight is not None or reduction != MEAN or len(logits.shape) != 2:
+        raise refuse("class weights, a sum or more axes", "use the mean over [rows, classes]")
+    if targets.shape != logits.shape[:1]:
+        raise refuse(f"targets {list(targets.shape)}", "give class numbers, one per row")
+    attrs: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    rows = t.shaped(targets, (size(targets.shape),))
+    return t.emit_nodes(token_cross_entropy, t.rows(logits), rows, **attrs)
 
 
-def rms_norm(
-    t: Tracer, x: Tensor, normalized: Sequence[int], weight: Tensor | None = None, eps: Any = None
-) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight in one call; float32's epsilon by default."""
-    features = size(tuple(normalized))
-    epsilon = float(np.finfo(np.float32).eps) if eps is None else float(eps)
-    given = [t.rows(x, features)]
-    if weight is not None:
-        given.append(t.shaped(weight, (features,)))
-
-    def emit(b: Builder, given: Sequence[int]) -> int:
-        square = b.emit(elementwise.multiply, given[0], given[0])
-        shifted = b.emit(
-            arithmetic.shift,
-            b.emit(mean, square, attrs={"axes": (1,), "keepdim": True}),
-            attrs={"amount": epsilon},
-        )
-        made = b.emit(elementwise.multiply, given[0], b.emit(functions.rsqrt, shifted))
-        return b.emit(elementwise.multiply, made, given[1]) if len(given) > 1 else made
-
-    return _called(t, "rms_norm", "rsqrt", given, emit, epsilon=epsilon, shape=x.shape)
+def squared_error(t: Tracer, a: Tensor, b: Tensor, reduction: int = MEAN) -> Tensor:
+    if reduction != MEAN:
+        raise refuse("a sum", "use the mean")
+    if t.is_trained(b):
+        a, b = b, a
+    if t.is_trained(b):
+        raise refuse("values to be met that depend on parameters", "write the mean of the square")
+    return t.emit(mean_squared_error, a, b)
 
 
-def _called(
-    t: Tracer, name: str, source: str, given: Sequence[int], emit: Emit, shape: Shape, **attrs: Any
-) -> Tensor:
-    """Emit a call of torch as one op, in the op list of another; return its result in `shape`."""
-    op = called(name, [t.b.shape(i) for i in given], emit)
-    return t.view(t.emit_nodes(op, *given, source=source, **attrs), shape)
+_sigmoid, _tanh = plain(activations.sigmoid), plain(activations.tanh)
 
 
-def batch_norm(
+def lstm(
     t: Tracer,
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    *_: Any,
-) -> Tensor:
-    """Normalise by the batch in training, by the running statistics in evaluation.
-
-    The running variance takes the unbiased one, as in torch.
-    """
-    channels = (x.shape[1],)
-    node = t.full(x)
-    scales = [
-        t.full(p) if p is not None else t.filled(value, channels)
-        for p, value in ((weight, 1.0), (bias, 0.0))
-    ]
-    attrs: dict[str, Any] = {"epsilon": eps}
-    if running_mean is None or running_var is None:
-        batch, kept = training, []
-    else:
-        batch, kept = training and t.training, [t.full(running_mean), t.full(running_var)]
-    if batch or not kept:
-        attrs["training"] = True
-        found = [t.emit_nodes(op, node).id for op in (batch_mean, batch_variance)]
-        for old, new, factor in zip(kept, found, (1.0, _unbiased(x)), strict=False):
-            name = t.b.nodes[old].name
-            last = t.statistics.get(name, old)  # a norm that is called again goes on from there
-            moved = t.emit_nodes(moving_average, last, new, momentum=momentum, factor=factor)
-            t.statistics[name] = moved.id
-        kept = found
-    return t.emit_nodes(batch_norm_op, node, *kept, *scales, **attrs)
-
-
-def _unbiased(x: Tensor) -> float:
-    count = size(x.shape) // x.shape[1]
-    if count < 2:
-        raise refuse("one value per channel in training", "use a larger batch")
-    return count / (count - 1)
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout_share: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the outputs of the last layer, and the last h and c of all layers."""
+    ways, arrays = 2 if bidirectional else 1, 4 if has_biases else 2
+    if len(weights) != num_layers * ways * arrays:
+        raise refuse("projections", "use proj_size=0")
+    h0, c0 = states
+    start = len(t.b.nodes)
+    x = exchanged(t, x, 0, 1) if batch_first else x
+    ends: list[tuple[Tensor, Tensor]] = []
+    for layer in range(num_layers):
+        outputs = []
+        for way in range(ways):
+            place = layer * ways + way
+            own = weights[place * arrays : (place + 1) * arrays]
+            h, c = (select(t, state, 0, place) for state in (h0, c0))
+            steps, end = _run(t, x, own, h, c, backwards=way == 1)
+            outputs.append(steps)
+            ends.append(end)
+        x = outputs[0] if ways == 1 else cat(t, outputs, 2)
+        if layer < num_layers - 1:
+            x = dropout(t, x, dropout_share, train)
+    last = (
+        cat(t, [unsqueeze(t, state, 0) for state in states], 0)
+        for states in zip(*ends, strict=True)
+    )
+    results = (exchanged(t, x, 0, 1) if batch_first else x, *last)
+    t.list_under("matmul", start)
+    return results  # type: ignore[return-value]
 
 
-def group_norm(
-    t: Tracer,
-    x: Tensor,
-    groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *_: Any,
-) -> Tensor:
-    """Normalise each group of channels of each example, then scale each channel, in one call."""
-    count, channels = x.shape[:2]
-    places = size(x.shape[2:])
-    given = [t.rows(x, size(x.shape[1:]) // groups)]
-    given += [t.shaped(p, (channels, 1)) for p in (weight, bias) if p is not None]
+def _run(
+    t: Tracer, x: Tensor, weights: Sequence[Tensor], h: Tensor, c: Tensor, *, backwards: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return [time, batch, hidden] and the last states; the inputs of all steps go in at once."""
+    w_in, w_state, *biases = weights
+    b_in, b_state = biases or (None, None)
+    inputs = linear(t, x, w_in, b_in)
+    times = range(x.shape[0])
+    outputs: dict[int, Tensor] = {}
+    for time in reversed(times) if backwards else times:
+        gates = add(t, select(t, inputs, 0, time), linear(t, h, w_state, b_state))
+        i, f, g, o = _quarters(t, gates)
+        c = add(t, multiply(t, _sigmoid(t, f), c), multiply(t, _sigmoid(t, i), _tanh(t, g)))
+        h = multiply(t, _sigmoid(t, o), _tanh(t, c))
+        outputs[time] = h
+    return cat(t, [unsqueeze(t, outputs[time], 0) for time in times], 0), (h, c)
 
-    def emit(b: Builder, given: Sequence[int]) -> int:
-        statistics = b.emit(layer_statistics, given[0], attrs={"epsilon": eps})
-        plain = b.emit(layer_norm_op, given[0], statistics)
-        made = b.emit(reshape, plain, attrs={"shape": (count, channels, places)})
-        ops = (elementwise.multiply, elementwise.add)
-        for op, p in zip(ops, given[1:], strict=False):
-            made = b.emit(op, made, p)
-        return made
 
-    return _called(t, "group_norm", "layer_norm", given, emit, epsilon=eps, shape=x.shape)
+def _quarters(t: Tracer, gates: Tensor) -> Iterator[Tensor]:
+    width = gates.shape[1] // 4
+    return (part(t, gates, 1, place * width, (place + 1) * width) for place in range(4))
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -189,9 +158,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "linear": linear,
         "addmm": addmm,
         "embedding": embedding,
-        "layer_norm": layer_norm,
-        "rms_norm": rms_norm,
-        "batch_norm": batch_norm,
-        "group_norm": group_norm,
+        "lstm": lstm,
+        "cross_entropy_loss": cross_entropy,
+        "mse_loss": squared_error,
     }
 )

@@ -19,11 +19,11 @@ from policysearch.ops.transpose import transpose
 
 
 def view(t: Tracer, x: Tensor, *shape: Any) -> Tensor:
-    given = tuple(shape[0]) if shape and isinstance(shape[0], tuple) else shape
-    if -1 in given:
-        rest = size(x.shape) // -size(given)
-        given = tuple(rest if extent == -1 else extent for extent in given)
-    return t.view(x, given)
+    extents = tuple(shape[0]) if shape and isinstance(shape[0], tuple) else shape
+    if -1 in extents:
+        rest = size(x.shape) // -size(extents)
+        extents = tuple(rest if extent == -1 else extent for extent in extents)
+    return t.view(x, extents)
 
 
 def flatten(t: Tracer, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -47,8 +47,8 @@ def unsqueeze(t: Tracer, x: Tensor, dim: int) -> Tensor:
 def squeeze(t: Tracer, x: Tensor, dim: Any) -> Tensor:
     named = dim if isinstance(dim, tuple) else (dim,)
     axes = {axis % len(x.shape) for axis in named}
-    kept = (e for axis, e in enumerate(x.shape) if not (axis in axes and e == 1))
-    return t.view(x, tuple(kept))
+    rest = (e for axis, e in enumerate(x.shape) if not (axis in axes and e == 1))
+    return t.view(x, tuple(rest))
 
 
 def permute(t: Tracer, x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -64,7 +64,7 @@ def permute(t: Tracer, x: Tensor, dims: Sequence[int]) -> Tensor:
     # four axes are stored as images are: the matrices of attention are kept as three
     emitted = (size(shape[:-2]), *shape[-2:]) if len(shape) > 3 else shape
     attrs = {"split": x.shape, "axes": axes, "shape": emitted}
-    return Tensor(t.moved(transpose, x.id, attrs), shape)
+    return Tensor(t.emit_move(transpose, x.id, attrs), shape)
 
 
 def exchanged(t: Tracer, x: Tensor, dim0: int, dim1: int) -> Tensor:
@@ -75,8 +75,8 @@ def exchanged(t: Tracer, x: Tensor, dim0: int, dim1: int) -> Tensor:
 
 def expand(t: Tracer, x: Tensor, sizes: Sequence[int], implicit: bool = False) -> Tensor:
     lead = len(sizes) - len(x.shape)
-    given = [1] * lead + list(x.shape)
-    shape = tuple(old if new == -1 else new for old, new in zip(given, sizes, strict=True))
+    padded = [1] * lead + list(x.shape)
+    shape = tuple(old if new == -1 else new for old, new in zip(padded, sizes, strict=True))
     return x if shape == x.shape else t.emit(broadcast_to, x, shape=shape)
 
 
@@ -146,9 +146,10 @@ def reduced(op: Any) -> Rule:
         axes = (axes,) if isinstance(axes, int) else axes
         axes = tuple(axis % len(x.shape) for axis in axes)
         if axes == (len(x.shape) - 1,) and not x.swapped:
-            kept = (*x.shape[:-1], 1) if keepdim else x.shape[:-1]
-            made = t.emit_nodes(op, t.rows(x), axes=(1,), keepdim=True)
-            return t.view(made, kept)
+            # over the last axis: rows, whatever views there have been, without a reshape between
+            shape = (*x.shape[:-1], 1) if keepdim else x.shape[:-1]
+            sums = t.emit_nodes(op, t.rows(x), axes=(1,), keepdim=True)
+            return t.view(sums, shape)
         return t.emit(op, x, axes=axes, keepdim=bool(keepdim))
 
     return rule

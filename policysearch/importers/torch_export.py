@@ -71,19 +71,19 @@ def _check(model: TorchModel) -> None:
 class _Draw:
     """Makes a module anew for a seed; kept apart from the model so that it can be pickled."""
 
-    def __init__(self, make: Callable[[], Any], kept: Sequence[str] = ()) -> None:
-        self._make, self._kept = make, tuple(kept)
+    def __init__(self, make: Callable[[], Any], names: Sequence[str] = ()) -> None:
+        self._make, self._kept = make, tuple(names)
 
-    def of(self, kept: Sequence[str]) -> _Draw:
-        return _Draw(self._make, kept)
+    def of(self, names: Sequence[str]) -> _Draw:
+        return _Draw(self._make, names)
 
     def module(self, seed: int) -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = self._make()
-        if not isinstance(made, torch.nn.Module):
-            raise InputError(f"module: {type(made).__name__}; expected an nn.Module or its maker")
-        return made
+            module = self._make()
+        if not isinstance(module, torch.nn.Module):
+            raise InputError(f"module: {type(module).__name__}; expected an nn.Module or its maker")
+        return module
 
     def __getstate__(self) -> dict[str, Any]:
         try:

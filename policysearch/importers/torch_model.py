@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import FloatArray, Shape
-from policysearch.importers.catalogue import RULES
+from policysearch.importers import (
+    attention,
+    convolution,
+    elementwise,
+    layers,
+    norms,
+    shapes,
+)
 from policysearch.importers.program import FLOATS, Call, Program, resolved
-from policysearch.importers.tracer import FILLED, Tensor, Tracer
+from policysearch.importers.tracer import FILLED, Rule, Tensor, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
     Input,
@@ -26,6 +33,16 @@ from policysearch.nn.model import (
 )
 from policysearch.ops.builder import Builder
 from policysearch.values import InputError
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        name: rule
+        for family in (attention, convolution, elementwise, layers, norms, shapes)
+        for name, rule in family.RULES.items()
+    }
+)
+"""Rules by name, without "aten." and without the overload; an in-place op has its plain name."""
+
 
 Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
@@ -76,8 +93,8 @@ class TorchModel(Model):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 in hex of the program, the parameters' names and the initial values."""
-        said = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
-        digest = hashlib.sha256(repr(said).encode())
+        description = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
+        digest = hashlib.sha256(repr(description).encode())
         for values in (self.initial, self.fixed):
             for name, array in sorted(values.items()):
                 digest.update(name.encode() + array.tobytes())
@@ -111,13 +128,13 @@ class TorchModel(Model):
         fed = self._sources(b, 2)
         self.trace(b, fed, training=True)
         readers = b.graph({}).readers()
-        found = []
+        specs = []
         for spec in self.specs:
             layers = [name for name in spec.owners if name in self.layer_names]
             layers = layers or [n.layer for n in readers[fed[spec.name]] if n.role == "fprop"]
             first, *others = dict.fromkeys(layers or spec.owners)
-            found.append(replace(spec, layer=first, others=tuple(others)))
-        return tuple(found)
+            specs.append(replace(spec, layer=first, others=tuple(others)))
+        return tuple(specs)
 
     def statistics(self) -> tuple[ParameterSpec, ...]:
         return self.kept

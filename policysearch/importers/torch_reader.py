@@ -11,8 +11,11 @@ import torch
 from policysearch.graph import FloatArray
 from policysearch.importers.exported import (
     FLOAT_TYPES,
+    BufferUpdates,
     adds_apart,
     array_names,
+    changes_a_view,
+    check_hooks,
     differs,
     exports,
     extent_of,
@@ -25,14 +28,11 @@ from policysearch.importers.exported import (
     op_of,
     path_of,
     rows_read,
-    seen_elsewhere,
     shape_at_first,
     shape_of,
     single_axes,
     value_of,
 )
-from policysearch.importers.moved_buffers import Moved
-from policysearch.importers.own_gradients import check_hooks
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Call, Constant, Program, Ref
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.values import InputError
@@ -72,7 +72,9 @@ class Reader:
         )
         self._statistics = self._running()
         plain = self._plain()
-        self._moved = Moved(self._two, {name for name, full in self._arrays if full in plain})
+        self._buffer_updates = BufferUpdates(
+            self._two, {name for name, full in self._arrays if full in plain}
+        )
         _check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
 
     def kept_names(self) -> list[str]:
@@ -106,11 +108,11 @@ class Reader:
 
     def _running(self) -> set[str]:
         """Return the buffers that batch norms read as running statistics."""
-        found = set()
+        names = set()
         for node in self._two.graph.nodes:
             if op_of(node) == "aten.batch_norm":
-                found |= {self._known[x.name] for x in node.args[3:5] if x is not None}
-        return found
+                names |= {self._known[x.name] for x in node.args[3:5] if x is not None}
+        return names
 
     def program(self) -> Program:
         """Return the calls that depend on inputs or parameters; the others become constants."""
@@ -126,8 +128,8 @@ class Reader:
                 faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
                 calls.append(faulty)
         (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
-        found = self._told(output).args[0]
-        results = tuple(self._names[x] for x in found if isinstance(x, torch.fx.Node))
+        outputs = self._version_with_casts(output).args[0]
+        results = tuple(self._names[x] for x in outputs if isinstance(x, torch.fx.Node))
         if not results or results[0] in fixed:
             raise InputError("results: first none of inputs and parameters; expected one")
         arrays = tuple((n, full) for n, full in self._arrays if full not in self._plain())
@@ -140,74 +142,76 @@ class Reader:
 
     def _fixed(self) -> dict[str, Any]:
         """Return the values, at the first and the last batch size, of what only constants enter."""
-        found: dict[str, Any] = {}
+        values_by_name: dict[str, Any] = {}
         ends = (self._exports[0], self._exports[-1])
         for two, _, five in self._nodes():
             pairs = tuple(zip(ends, (two, five), strict=True))
             if two.op == "placeholder":
                 values = tuple(self._held(program, node.name) for program, node in pairs)
                 if values[0] is not None:
-                    found[two.name] = values
+                    values_by_name[two.name] = values
             elif two.op == "get_attr":
                 parts = (program.graph_module.get_submodule(node.target) for program, node in pairs)
-                found[two.name] = tuple(parts)
+                values_by_name[two.name] = tuple(parts)
             elif two.op == "call_function" and not self._skipped(two):
                 names = [x.name for x in two.all_input_nodes]
-                if all(name in found for name in names) and not is_random(two):
-                    found[two.name] = tuple(
+                if all(name in values_by_name for name in names) and not is_random(two):
+                    values_by_name[two.name] = tuple(
                         value_of(
                             node,
                             {
-                                given.name: found[name][end]
-                                for given, name in zip(node.all_input_nodes, names, strict=True)
+                                operand.name: values_by_name[name][end]
+                                for operand, name in zip(node.all_input_nodes, names, strict=True)
                             },
                         )
                         for end, node in enumerate((two, five))
                     )
-        return found
+        return values_by_name
 
     def _nodes(self) -> Iterator[tuple[Any, ...]]:
         """Yield each node of the program, as it is in each export."""
         return zip(*(program.graph.nodes for program in self._exports), strict=True)
 
-    def _told(self, given: Sequence[Any]) -> Any:
+    def _version_with_casts(self, versions: Sequence[Any]) -> Any:
         """Return the one of what the exports have that tells a value from a cast of it.
 
         In float32 `x.float()` is x, and what reads x later seems to read the cast.
         """
-        return given[1] if self._casts_known else given[0]
+        return versions[1] if self._casts_known else versions[0]
 
     def _held(self, program: Any, name: str) -> Any:
         """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
         full = program.graph_signature.inputs_to_buffers.get(name)
-        if full in self._plain() and name not in self._moved.buffers:
+        if full in self._plain() and name not in self._buffer_updates.buffers:
             return self._buffers((full,))[full].detach().clone()
         lifted = program.graph_signature.inputs_to_lifted_tensor_constants
         return program.constants[lifted[name]] if name in lifted else None
 
     def _skipped(self, node: Any) -> bool:
         """Return whether a call computes nothing that counts: a check, a counter of batches."""
-        return node.name in self._moved.nodes or op_of(node).removeprefix("aten.") in SKIPPED
+        return (
+            node.name in self._buffer_updates.nodes or op_of(node).removeprefix("aten.") in SKIPPED
+        )
 
     def _call(self, nodes: Sequence[Any], fixed: Mapping[str, Any]) -> Call:
         two, op = nodes[0], op_of(nodes[0])
         self._check_call(two)
 
-        def read(given: Sequence[Any]) -> Any:
-            first = given[0]
+        def read(versions: Sequence[Any]) -> Any:
+            first = versions[0]
             if isinstance(first, torch.fx.Node):
-                name = self._names[self._told(given)]
+                name = self._names[self._version_with_casts(versions)]
                 return Ref(self._constant(name, fixed) if name in fixed else name)
             if isinstance(first, list | tuple):
-                return tuple(read(parts) for parts in zip(*given, strict=True))
+                return tuple(read(parts) for parts in zip(*versions, strict=True))
             if isinstance(first, torch.dtype):
-                return self._cast_to(first, given[1])
+                return self._cast_to(first, versions[1])
             if isinstance(first, int) and not isinstance(first, bool):
-                return extent_of(given)
+                return extent_of(versions)
             known = isinstance(first, float | bool | str | type(None))
-            return number_of(given) if known else str(first)
+            return number_of(versions) if known else str(first)
 
-        arguments = tuple(read(given) for given in zip(*(n.args for n in nodes), strict=True))
+        arguments = tuple(read(versions) for versions in zip(*(n.args for n in nodes), strict=True))
         if op.removesuffix("_") == "aten.squeeze" and len(arguments) == 1:
             arguments = (*arguments, single_axes(two.args[0]))
         options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
@@ -224,7 +228,7 @@ class Reader:
             arguments,
             tuple((key, value) for key, value in options if key not in ("device", "pin_memory")),
             shape_of(nodes),
-            self._names[self._told(nodes).args[0]] if in_place(two) else "",
+            self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
             kind=kind_of(two),
         )
 
@@ -232,12 +236,12 @@ class Reader:
         """Raise InputError for a call that computes what no graph of one step says."""
         if op_of(node) in REGIONS:
             raise InputError(f"a region {REGIONS[op_of(node)]}")
-        if moved := self._moved.read_by(node):
+        if buffer := self._buffer_updates.read_by(node):
             raise InputError(
-                f"buffer {self._known[moved]}: moved by forward itself; expected one that stays, "
+                f"buffer {self._known[buffer]}: moved by forward itself; expected one that stays, "
                 "or running statistics of a batch norm"
             )
-        if in_place(node) and seen_elsewhere(node):
+        if in_place(node) and changes_a_view(node):
             raise InputError("changes what another view reads later; write it out of place")
 
     def _cast_to(self, wanted: Any, in_copy: Any) -> str:
@@ -259,16 +263,18 @@ class Reader:
     ) -> Any:
         """Give the causal mask as a constant; say whether a mask may leave nothing of a row."""
         named = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = {**dict(zip(named, arguments, strict=False)), **options}
-        if causal := given.pop("is_causal", False):
+        by_name = {**dict(zip(named, arguments, strict=False)), **options}
+        if causal := by_name.pop("is_causal", False):
             rows, columns = (x.meta["val"].shape[-2] for x in node.args[:2])
             mask = torch.ones(rows, columns, dtype=torch.bool).tril()
-            given["attn_mask"] = Ref(self._kept_constant(f"causal {rows} x {columns}", mask, mask))
+            by_name["attn_mask"] = Ref(
+                self._kept_constant(f"causal {rows} x {columns}", mask, mask)
+            )
         mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
-        given["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
+        by_name["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
         if mask is not None:
-            given["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
-        return (), tuple(given.items())
+            by_name["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
+        return (), tuple(by_name.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
         return self._kept_constant(self._known.get(name, name), *fixed[name])

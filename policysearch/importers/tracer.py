@@ -84,14 +84,14 @@ class Tracer:
 
     def _constant(self, constant: Constant) -> Tensor:
         source = emit_data(self.b, constant.name, constant.shape, whole=constant.kind != FLOATS)
-        found = Tensor(source, constant.shape)
+        tensor = Tensor(source, constant.shape)
         axis = constant.batch_axis
         if axis is not None:
             shape = (*constant.shape[:axis], self.batch, *constant.shape[axis + 1 :])
-            found = Tensor(self.moved(broadcast_to, source, {"shape": shape}), shape)
+            tensor = Tensor(self.emit_move(broadcast_to, source, {"shape": shape}), shape)
         if constant.kind == TRUTHS:
-            self._truths.add(found.id)
-        return found
+            self._truths.add(tensor.id)
+        return tensor
 
     def filled(self, value: float, shape: Shape) -> int:
         """Return a node of this shape full of `value`, a key of FILLED."""
@@ -105,31 +105,31 @@ class Tracer:
         if dtype is not None or not self.is_trained(x):
             return Tensor(self.filled(value, x.shape), x.shape)
         everywhere = Tensor(self.filled(1.0, x.shape), x.shape)
-        made = self.emit(masked_fill, x, everywhere, value=value)
-        self._full.add(made.id)
-        return made
+        result = self.emit(masked_fill, x, everywhere, value=value)
+        self._full.add(result.id)
+        return result
 
     def is_trained(self, x: Tensor) -> bool:
         """Return whether x depends on a parameter; what is full of one number does not."""
-        found, seen = list({x.id} - self._full), set(self._full)
-        while found:
-            node = self.b.nodes[found.pop()]
+        waiting, visited = list({x.id} - self._full), set(self._full)
+        while waiting:
+            node = self.b.nodes[waiting.pop()]
             if node.op.name == "parameter":
                 return True
-            found += [i for i in node.inputs if i not in seen]
-            seen.update(node.inputs)
+            waiting += [i for i in node.inputs if i not in visited]
+            visited.update(node.inputs)
         return False
 
     def widened_at(self, x: Tensor) -> int | None:
         """Return the number of the nearest cast to float32 of the user's own that x depends on."""
-        found, seen = [x.id], {x.id}
-        for i in found:
+        waiting, visited = [x.id], {x.id}
+        for i in waiting:
             attributes = self.b.nodes[i].attributes
             if NUMBER in attributes:
                 return int(attributes[NUMBER])
-            new = [j for j in self.b.nodes[i].inputs if j not in seen]
-            seen.update(new)
-            found += new
+            new = [j for j in self.b.nodes[i].inputs if j not in visited]
+            visited.update(new)
+            waiting += new
         return None
 
     def is_mask(self, x: Tensor) -> bool:
@@ -163,9 +163,9 @@ class Tracer:
         x = self.straight(x)
         if self.b.shape(x.id) == tuple(shape):
             return x.id
-        return self.moved(reshape, x.id, {"shape": tuple(shape)})
+        return self.emit_move(reshape, x.id, {"shape": tuple(shape)})
 
-    def moved(self, op: Op, node: int, attrs: dict[str, Any]) -> int:
+    def emit_move(self, op: Op, node: int, attrs: dict[str, Any]) -> int:
         """Emit an op that moves values: whole numbers stay such."""
         role = {"role": "input"} if is_whole(self.b.nodes[node]) else {}
         return self.b.emit(op, node, attrs=attrs, source=op.name, **role)
@@ -197,7 +197,7 @@ class Tracer:
             "axes": (0, 2, 1),
             "shape": x.shape if len(x.shape) < 4 else (size(tuple(lead)), rows, columns),
         }
-        return Tensor(self.moved(transpose, x.id, attrs), x.shape)
+        return Tensor(self.emit_move(transpose, x.id, attrs), x.shape)
 
     def list_under(self, source: str, start: int) -> None:
         """Put all nodes from `start` on in the op list of `source`: torch calls them as one op."""

@@ -10,17 +10,14 @@ from functools import cached_property
 import numpy as np
 
 from policysearch.graph import FloatArray, Shape, size
-from policysearch.nn.layers import Layer, Linear, expect, expect_width
+from policysearch.nn.layers import Layer, Linear, Residual, expect
 from policysearch.nn.model import Fed, ParameterSpec, emit_data
-from policysearch.ops.arithmetic import shift
+from policysearch.nn.norms import LayerNorm
 from policysearch.ops.attention import scale, softmax
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
-from policysearch.ops.elementwise import add, multiply
-from policysearch.ops.functions import pow_constant, rsqrt
-from policysearch.ops.layer_norm import layer_norm, layer_statistics
+from policysearch.ops.embedding import embedding
 from policysearch.ops.masks import masked_fill
-from policysearch.ops.reduce import mean
 from policysearch.ops.shape import reshape
 from policysearch.ops.transpose import transpose
 from policysearch.values import InputError
@@ -85,50 +82,6 @@ class Position:
 
 
 @dataclass(frozen=True)
-class LayerNorm:
-    """Each token to mean 0 and variance 1, times a weight, plus a bias; torch's `LayerNorm`."""
-
-    name: str
-    width: int
-
-    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        expect_width(self.name, input_shape, self.width)
-        shape = (self.width,)
-        return (
-            ParameterSpec(f"{self.name}.weight", shape, self.name, self.width, 1.0),
-            ParameterSpec(f"{self.name}.bias", shape, self.name, self.width, 0.0),
-        )
-
-    def trace(self, b: Builder, x: int, fed: Fed) -> int:
-        owned = fed[f"{self.name}.weight"], fed[f"{self.name}.bias"]
-        with b.scope(layer=self.name, role="fprop"):
-            return b.emit(layer_norm, x, b.emit(layer_statistics, x), *owned)
-
-
-@dataclass(frozen=True)
-class RMSNorm:
-    """Each token x to x / sqrt(mean(x^2) + 1e-6), without a weight (arXiv 1910.07467).
-
-    Written out as models have it in their own code: every op of it is on a list of its own, where
-    a `LayerNorm` is one op that sums in float32.
-    """
-
-    name: str
-    width: int
-
-    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        expect_width(self.name, input_shape, self.width)
-        return ()
-
-    def trace(self, b: Builder, x: int, fed: Fed) -> int:
-        with b.scope(layer=self.name, role="fprop"):
-            square = b.emit(pow_constant, x, attrs={"exponent": 2.0})
-            average = b.emit(mean, square, attrs={"axes": (-1,), "keepdim": True})
-            shifted = b.emit(shift, average, attrs={"amount": 1e-6})
-            return b.emit(multiply, x, b.emit(rsqrt, shifted))
-
-
-@dataclass(frozen=True)
 class SelfAttention:
     """Every token looks at all tokens of its example, in `heads` parts of its width.
 
@@ -187,32 +140,6 @@ class SelfAttention:
             return b.emit(transpose, tokens, attrs=attrs)
 
 
-@dataclass(frozen=True)
-class Residual:
-    """x + inner(x) for tokens: the inner layers in a chain, then the sum as a layer of its own."""
-
-    name: str
-    layers: tuple[Layer, ...]
-
-    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
-        specs: list[ParameterSpec] = []
-        shape = input_shape
-        for layer in self.layers:
-            specs += layer.parameters(shape)
-            shape = (layer.n_out,) if isinstance(layer, Linear) else shape
-        if shape != input_shape:
-            given, valid = list(shape), list(input_shape)
-            raise InputError(f"layer {self.name}: {given} from the inner layers; expected {valid}")
-        return tuple(specs)
-
-    def trace(self, b: Builder, x: int, fed: Fed) -> int:
-        inner = x
-        for layer in self.layers:
-            inner = layer.trace(b, inner, fed)
-        with b.scope(layer=self.name, role="fprop"):
-            return b.emit(add, x, inner)
-
-
 Norm = Callable[[str, int], Layer]
 """Makes a norm of tokens from its name and their width."""
 
@@ -253,14 +180,32 @@ def transformer_block(
     )
 
 
+@dataclass(frozen=True)
+class Embedding:
+    """Token numbers [batch, time] to rows of a table: tokens [batch * time, width]."""
+
+    name: str
+    tokens: int
+    width: int
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        if len(input_shape) != 1:
+            raise InputError(f"layer {self.name}: input {list(input_shape)}; expected [time]")
+        shape = (self.tokens, self.width)
+        return (ParameterSpec(f"{self.name}.weight", shape, self.name, self.width),)
+
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        with b.scope(layer=self.name, role="fprop"):
+            flat = b.emit(reshape, x, attrs={"shape": (size(b.shape(x)),)}, role="input")
+            return b.emit(embedding, fed[f"{self.name}.weight"], flat)
+
+
 EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
+    (Embedding("embedding", 50, 6), (4,)),
     (Tokens("tokens"), (4, 6)),
     (JoinTokens("join", 4), (6,)),
     (Position("position", 4), (6,)),
-    (LayerNorm("norm", 6), (6,)),
-    (RMSNorm("rms_norm", 6), (6,)),
     (SelfAttention("attention", 6, 2, 4), (6,)),
     (SelfAttention("causal", 6, 2, 4, causal=True), (6,)),
-    (Residual("add", (Linear("inner", 6, 6),)), (6,)),
 )
 """Layers of this file, with the shape of an input (of a token where they work on tokens)."""

@@ -60,8 +60,8 @@ class Chain(Model):
     def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
         """The constants of every layer that has some."""
         parts = (part for layer in self.layers for part in parts_of(layer))
-        given = (part.constants() for part in parts if isinstance(part, WithConstants))
-        return MappingProxyType({name: array for own in given for name, array in own.items()})
+        arrays = (part.constants() for part in parts if isinstance(part, WithConstants))
+        return MappingProxyType({name: array for own in arrays for name, array in own.items()})
 
     @cached_property
     def _specs(self) -> tuple[ParameterSpec, ...]:
@@ -91,7 +91,7 @@ class Chain(Model):
         nodes, x = Fed(fed, training), fed[self.inputs[0].name]
         for layer in self.layers:
             x = layer.trace(b, x, nodes)
-        return Traced(x, statistics=tuple(nodes.moved))
+        return Traced(x, statistics=tuple(nodes.new_statistics))
 
 
 def _initial(spec: ParameterSpec, rng: np.random.Generator) -> FloatArray:

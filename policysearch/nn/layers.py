@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ from policysearch.ops.activations import sigmoid, tanh
 from policysearch.ops.builder import Builder
 from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
-from policysearch.ops.elementwise import multiply, relu
+from policysearch.ops.elementwise import add, multiply, relu
 from policysearch.ops.gelu import gelu
 from policysearch.ops.pool import max_pool
 from policysearch.ops.pool_average import average_pool
@@ -66,7 +67,7 @@ class WithConstants(Protocol):
 def parts_of(layer: Layer) -> tuple[Layer, ...]:
     """Return the layers inside the layer, and itself behind them."""
     inner = layer.layers if isinstance(layer, Composite) else ()
-    return (*(part for each in inner for part in parts_of(each)), layer)
+    return (*(part for child in inner for part in parts_of(child)), layer)
 
 
 def names_of(layer: Layer) -> tuple[str, ...]:
@@ -95,7 +96,9 @@ def traced_through(
     return tuple(specs), b.shape(x)[1:]
 
 
-def _owned(layer: str, weight: Shape, outputs: int, with_bias: bool) -> tuple[ParameterSpec, ...]:
+def _weight_and_bias(
+    layer: str, weight: Shape, outputs: int, with_bias: bool
+) -> tuple[ParameterSpec, ...]:
     fan_in = size(weight[1:])
     specs = (ParameterSpec(f"{layer}.weight", weight, layer, fan_in),)
     if not with_bias:
@@ -125,7 +128,7 @@ class Linear:
 
     def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
         expect_width(self.name, input_shape, self.n_in)
-        return _owned(self.name, (self.n_out, self.n_in), self.n_out, self.bias)
+        return _weight_and_bias(self.name, (self.n_out, self.n_in), self.n_out, self.bias)
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:
         with b.scope(layer=self.name, role="fprop"):
@@ -151,7 +154,7 @@ class Conv2d:
         fits = fits and min(input_shape[1:]) >= least
         expect(self.name, input_shape, fits, f"[{self.c_in}, height, width] of at least {least}")
         weight = (self.c_out, self.c_in, self.window, self.window)
-        return _owned(self.name, weight, self.c_out, self.bias)
+        return _weight_and_bias(self.name, weight, self.c_out, self.bias)
 
     def trace(self, b: Builder, x: int, fed: Fed) -> int:
         attrs = {"stride": self.stride, "padding": self.padding}
@@ -233,6 +236,65 @@ class Flatten:
             return b.emit(reshape, x, attrs={"shape": (shape[0], size(shape[1:]))})
 
 
+@dataclass(frozen=True)
+class Residual:
+    """x + inner(x) for tokens: the inner layers in a chain, then the sum as a layer of its own."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        specs: list[ParameterSpec] = []
+        shape = input_shape
+        for layer in self.layers:
+            specs += layer.parameters(shape)
+            shape = (layer.n_out,) if isinstance(layer, Linear) else shape
+        if shape != input_shape:
+            given, valid = list(shape), list(input_shape)
+            raise InputError(f"layer {self.name}: {given} from the inner layers; expected {valid}")
+        return tuple(specs)
+
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        inner = x
+        for layer in self.layers:
+            inner = layer.trace(b, inner, fed)
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(add, x, inner)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """inner(x) + shortcut(x): chains of layers, the sum as a layer of its own.
+
+    Without a `shortcut`, x itself is added.
+    """
+
+    name: str
+    inner: tuple[Layer, ...]
+    shortcut: tuple[Layer, ...] = ()
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        return (*self.inner, *self.shortcut)
+
+    def parameters(self, input_shape: Shape) -> tuple[ParameterSpec, ...]:
+        specs, inner_shape = traced_through(self.inner, input_shape)
+        more, shortcut_shape = traced_through(self.shortcut, input_shape)
+        if inner_shape != shortcut_shape:
+            given = f"{list(inner_shape)} from the inner layers, {list(shortcut_shape)} beside them"
+            raise InputError(f"layer {self.name}: {given}; expected the same shape")
+        return (*specs, *more)
+
+    def trace(self, b: Builder, x: int, fed: Fed) -> int:
+        inner, shortcut = x, x
+        for layer in self.inner:
+            inner = layer.trace(b, inner, fed)
+        for layer in self.shortcut:
+            shortcut = layer.trace(b, shortcut, fed)
+        with b.scope(layer=self.name, role="fprop"):
+            return b.emit(add, inner, shortcut)
+
+
 EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
     (Linear("linear", 5, 3), (5,)),
     (Conv2d("conv", 2, 3, 3, padding=1), (2, 5, 4)),
@@ -240,5 +302,14 @@ EXAMPLES: tuple[tuple[Layer, Shape], ...] = (
     (Squared("squared", "relu"), (7,)),
     *((Pool(function, 2, function), (2, 4, 6)) for function in POOLS),
     (Flatten("flatten"), (2, 3, 4)),
+    (Residual("add", (Linear("inner", 6, 6),)), (6,)),
+    (
+        Skip(
+            "add",
+            (Conv2d("conv", 2, 3, 3, padding=1), Activation("tanh", "tanh")),
+            (Conv2d("side", 2, 3, 1),),
+        ),
+        (2, 4, 4),
+    ),
 )
 """Layers of this file, with the shape of an input: what their tests are made from."""

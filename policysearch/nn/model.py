@@ -68,12 +68,12 @@ class Input:
 class Fed:
     """What layers are traced on: the nodes of parameters and statistics by their full names.
 
-    In `training`, layers add to `moved` the (name, node of its new value) of each statistic.
+    In `training`, layers add the (name, node of its new value) of statistics to `new_statistics`.
     """
 
     nodes: Mapping[str, int]
     training: bool = False
-    moved: list[tuple[str, int]] = field(default_factory=list)
+    new_statistics: list[tuple[str, int]] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> int:
         return self.nodes[name]
@@ -128,8 +128,8 @@ class Model(ABC):
 
         That is its forward pass node by node, ops by their names, and the arrays it starts from.
         """
-        said = [self.inputs, self.parameters(), self.statistics(), self.loss, self.labels]
-        digest = hashlib.sha256(repr(said).encode())
+        description = [self.inputs, self.parameters(), self.statistics(), self.loss, self.labels]
+        digest = hashlib.sha256(repr(description).encode())
         for training in (True, False):
             b = Builder()
             fed = self.emit_inputs(b, 2) | emit_arrays(b, self.parameters())

@@ -9,18 +9,16 @@ from types import MappingProxyType
 
 from policysearch.graph import Shape, size
 from policysearch.nn.attention import (
+    Embedding,
     JoinTokens,
-    LayerNorm,
     Norm,
     Position,
-    RMSNorm,
     Tokens,
     transformer_block,
 )
 from policysearch.nn.chain import Chain
-from policysearch.nn.images import BatchNorm, Skip
-from policysearch.nn.language import Embedding
-from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, Squared
+from policysearch.nn.layers import Activation, Conv2d, Flatten, Layer, Linear, Pool, Skip, Squared
+from policysearch.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from policysearch.values import InputError
 
 
@@ -217,11 +215,13 @@ def narrower(model: str, widths: tuple[int, ...], share: float) -> tuple[int, ..
     none or none becomes smaller.
     """
     given = (widths or WIDTHS[model]) if model in WIDTHS else ()
-    found = tuple(min(w, max(1, round(w * share / WIDTHS_IN)) * WIDTHS_IN) for w in given)
-    if found == given:
-        said = f"{share:g} of the widths {list(given)} of model {model!r}"
-        raise InputError(f"{said}; expected a model of {', '.join(WIDTHS)} that becomes narrower")
-    return found
+    narrow = tuple(min(w, max(1, round(w * share / WIDTHS_IN)) * WIDTHS_IN) for w in given)
+    if narrow == given:
+        request = f"{share:g} of the widths {list(given)} of model {model!r}"
+        raise InputError(
+            f"{request}; expected a model of {', '.join(WIDTHS)} that becomes narrower"
+        )
+    return narrow
 
 
 ModelBuilder = Callable[[Shape, int, str, tuple[int, ...]], Chain]
@@ -251,13 +251,13 @@ def _rms_transformer(
 ) -> Chain:
     """The blocks of small language models that are trained for speed: squared ReLU, bare norms."""
     width, *hidden = widths or WIDTHS["rms_transformer"]
-    made = transformer(
+    model = transformer(
         *(input_shape, classes, width, tuple(hidden)),
         activation=activation,
         norm=RMSNorm,
         between=Squared,
     )
-    return replace(made, name="rms_transformer")
+    return replace(model, name="rms_transformer")
 
 
 def _gpt(input_shape: Shape, classes: int, activation: str, widths: tuple[int, ...]) -> Chain:

@@ -18,16 +18,14 @@ from policysearch.data.shared import shared
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.objective.score import Measurement, Score, curve_of, score
-from policysearch.policy.horizon import stretched
 from policysearch.policy.parallel import Parallel
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import Policy, stretched
 from policysearch.policy.presets import preset
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.run import Run
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Task, Tracing
 from policysearch.train.training import train
 from policysearch.values import number
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.cost.price import PolicyCost
-from policysearch.train.lost import Lost
+from policysearch.train.lost_values import LostValues
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 
 DIVERGED_GAP = 100.0
@@ -45,7 +45,7 @@ class Measurement:
     fast: str = ""
     curve: tuple[tuple[int, float], ...] = ()
     swamped: Swamped = NOT_COUNTED
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostValues, ...] = ()
     scales: tuple[tuple[int, float], ...] = ()
     skips: tuple[int, ...] = ()
     first_loss: float | None = None
@@ -96,7 +96,7 @@ class Score:
     cost: PolicyCost
     fast: str = ""
     swamped: Swamped = NOT_COUNTED
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostValues, ...] = ()
     scales: tuple[tuple[int, float], ...] = ()
     skips: tuple[int, ...] = ()
     gap_curve: GapCurve = ()

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -60,6 +60,7 @@ class LayerPolicy:
     @property
     def dgrad(self) -> str:
         """Format of the result of dgrad."""
+        # a product reads operands in these formats, and its result is written in a wider one
         return self.output if format_named(self.grad).operands_only else self.grad
 
 
@@ -73,6 +74,7 @@ def uniform_layer(
     """
     if format_named(name).bits >= 16:
         return LayerPolicy(name, name, name, name, param, accumulator)
+    # gradients need range more than precision: E5M2 for them, E4M3 for the rest (arXiv 2209.05433)
     grad = "float8_e5m2" if name == "float8_e4m3fn" else name
     return LayerPolicy(name, "bfloat16", grad, "bfloat16", param, accumulator)
 
@@ -199,6 +201,7 @@ class Policy:
 
     def at_step(self, step: int) -> Policy:
         """Return the policy in force at `step`, with the last phase that began applied."""
+        # phases do not add up: each says all that differs from the policy without phases
         layers = dict(self.layers)
         begun = [phase for phase in self.phases if phase.first_step <= step]
         if begun:
@@ -223,6 +226,8 @@ class Policy:
     @property
     def digest(self) -> str:
         """SHA-256 of all but the name (and see LATER): equal digests train and cost the same."""
+        # A field that came later is left out where it says what held before it: digests, and the
+        # results stored under them, outlive new fields.
         left_out = {"name": self.name, **LATER}
         plain = {k: v for k, v in to_data(self).items() if k not in left_out or v != left_out[k]}
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
@@ -269,3 +274,21 @@ def _pairs(data: object, where: str) -> list[tuple[str, LayerPolicy]]:
     return [
         (name, from_plain(LayerPolicy, value, f"{where}.{name}")) for name, value in data.items()
     ]
+
+
+def stretched(policy: Policy, factor: float) -> Policy:
+    """Return the policy for a run of `factor` times the steps: its steps are shares of the run.
+
+    Phases and a scheduled loss scale move with the run, as the learning rate does. Where several
+    fall on one step, the last holds. A growth interval counts steps of any run, and stays.
+    """
+    phases = {max(1, round(p.first_step * factor)): p.layers for p in policy.phases}
+    schedule = {round(step * factor): scale for step, scale in policy.loss_scale.schedule}
+    return replace(
+        policy,
+        phases=tuple(
+            replace(policy.phases[0], first_step=step, layers=layers)
+            for step, layers in phases.items()
+        ),
+        loss_scale=replace(policy.loss_scale, schedule=tuple(schedule.items())),
+    )

@@ -1,12 +1,20 @@
-"""Policy files: JSON on disk, written whole or not at all."""
+"""Policy files: JSON on disk, written whole or not at all, and the JSON Schema they fulfil."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import json
+import types
+import typing
 from pathlib import Path
+from typing import Any
 
+from policysearch.accumulators import ACCUMULATORS
 from policysearch.files import read_text, write_whole
-from policysearch.policy.policy import Policy, from_json
-from policysearch.values import InputError
+from policysearch.formats import FORMATS
+from policysearch.policy.policy import AS_STORED, VERSION, LayerPolicy, Layers, Policy, from_json
+from policysearch.values import InputError, choices
 
 
 def write_policy(policy: Policy, path: Path, *, overwrite: bool = False) -> None:
@@ -24,3 +32,104 @@ def write_policy(policy: Policy, path: Path, *, overwrite: bool = False) -> None
 def read_policy(path: Path) -> Policy:
     """Return the policy in the file `path`; InputError names the file and the place in it."""
     return from_json(read_text(path, "a policy file in JSON"), str(path))
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+FORMAT_FIELDS = ("compute", "output", "grad", "wgrad", "param", "optimizer_state", "all_reduce")
+"""Text fields that hold the name of a number format."""
+
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def policy_schema() -> dict[str, Any]:
+    """Return the schema (draft 2020-12) that every file of `Policy.to_json` fulfils.
+
+    It is as strict as JSON Schema can be about keys, types and names. Reading a file checks more:
+    ranges of numbers, rising steps, each op in one list only.
+    """
+    definitions: dict[str, Any] = {
+        "Format": _format_schema(),
+        "Accumulator": _accumulator_schema(),
+    }
+    schema = _object_schema(Policy, definitions)
+    schema["properties"]["version"] = {"const": VERSION}
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:policysearch:policy:{VERSION}",
+        "title": "policysearch policy",
+        **schema,
+        "$defs": definitions,
+    }
+
+
+def schema_text() -> str:
+    """Return `policy_schema` as JSON text, as it is exported beside a policy."""
+    return json.dumps(policy_schema(), indent=2) + "\n"
+
+
+def _format_schema() -> dict[str, Any]:
+    custom = "^e[2-8]m([1-9]|1[0-9]|2[0-3])(fn)?$"
+    return {
+        "description": "A number format by name, or e<exponent bits>m<mantissa bits>[fn].",
+        "anyOf": [{"enum": list(FORMATS)}, {"type": "string", "pattern": custom}],
+    }
+
+
+def _accumulator_schema() -> dict[str, Any]:
+    chunked = "^chunked:[1-9][0-9]{0,8}:[^:]+(:[^:]+)?$"
+    return {
+        "description": "An accumulator by name, or chunked:<length>:<format>[:<rounding mode>].",
+        "anyOf": [{"enum": list(ACCUMULATORS)}, {"type": "string", "pattern": chunked}],
+    }
+
+
+def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = dataclasses.fields(kind)
+    missing = dataclasses.MISSING
+    required = [f.name for f in fields if f.default is missing and f.default_factory is missing]
+    return {
+        "description": " ".join(inspect.getdoc(kind).split()),  # type: ignore[union-attr]
+        "type": "object",
+        "properties": {f.name: _field_schema(f.name, hints[f.name], definitions) for f in fields},
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _field_schema(name: str, hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if hint is str and name in FORMAT_FIELDS:
+        named = {"$ref": "#/$defs/Format"}
+        return {"anyOf": [named, {"const": AS_STORED}]} if name == "optimizer_state" else named
+    if hint is str and name == "accumulator":
+        return {"$ref": "#/$defs/Accumulator"}
+    return _type_schema(hint, definitions)
+
+
+def _type_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint == Layers:
+        return {
+            "type": "object",
+            "additionalProperties": _type_schema(LayerPolicy, definitions),
+        }
+    if names := choices(hint):
+        return {"enum": list(names)}
+    if origin in (typing.Union, types.UnionType):
+        options = [_type_schema(a, definitions) for a in arguments if a is not type(None)]
+        return {"anyOf": [*options, {"type": "null"}]}
+    if origin is tuple:
+        return _tuple_schema(arguments, definitions)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = _object_schema(hint, definitions)
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    return {"type": _SCALARS[hint]}
+
+
+def _tuple_schema(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return {"type": "array", "items": _type_schema(arguments[0], definitions)}
+    items = [_type_schema(argument, definitions) for argument in arguments]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "items": False}

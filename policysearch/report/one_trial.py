@@ -26,7 +26,7 @@ from policysearch.study.proposer import lists_sorted
 from policysearch.study.results.results import Results
 from policysearch.study.results.trend import ONE_SEED, Trend
 from policysearch.study.specification import objective_of
-from policysearch.train.lost import Lost
+from policysearch.train.lost_values import LostValues
 from policysearch.values import InputError
 
 KINDS = ("overflow", "underflow", "swamped")
@@ -268,14 +268,14 @@ def lost_lines(trial: Trial) -> list[str]:
     return ["values lost in the probed steps, before rounding:", *aligned([titles, *cells])]
 
 
-def _place(row: Lost) -> tuple[int, str, int]:
+def _place(row: LostValues) -> tuple[int, str, int]:
     places = {role: place for place, role in enumerate(ROLES)}
     return KINDS.index(row.kind), row.layer, places.get(row.role, -1)
 
 
-def _sum_by_place(rows: Iterable[Lost]) -> list[Lost]:
+def _sum_by_place(rows: Iterable[LostValues]) -> list[LostValues]:
     """Return the rows of several runs as those of one."""
-    sums: dict[tuple[str, str, str], Lost] = {}
+    sums: dict[tuple[str, str, str], LostValues] = {}
     for row in rows:
         key = row.kind, row.layer, row.role
         old = sums.get(key)
@@ -283,8 +283,8 @@ def _sum_by_place(rows: Iterable[Lost]) -> list[Lost]:
     return list(sums.values())
 
 
-def _sum(one: Lost, other: Lost) -> Lost:
-    return Lost(
+def _sum(one: LostValues, other: LostValues) -> LostValues:
+    return LostValues(
         one.kind,
         one.layer,
         one.role,

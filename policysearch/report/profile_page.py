@@ -33,7 +33,7 @@ from policysearch.report.step_cost import (
     time_lines,
 )
 from policysearch.report.text import aligned
-from policysearch.train.tracing import Tracing
+from policysearch.train.tasks import Tracing
 
 MOST_CAUSES = 8
 """So many changes are shown, the largest gain first."""

@@ -17,6 +17,7 @@ from policysearch.rounding.inclusion import contains
 
 
 def _widens(edit: Editor, source: int, wanted: str) -> bool:
+    # only a cast that holds every value of its source is exact, so that it can be left out
     return contains(format_named(wanted), format_named(edit.nodes[source].format))
 
 
@@ -32,6 +33,7 @@ def cancel_casts(edit: Editor, match: Match) -> None:
     back = match["back"]
     if not _widens(edit, source, match["wide"].format):
         return
+    # From the source to the last format in one cast: it rounds what the first has not changed.
     if edit.nodes[source].format == back.format:
         edit.redirect(back, source, same_value=True)
     else:
@@ -50,6 +52,7 @@ def sink_casts(edit: Editor, match: Match) -> None:
     """Widen behind a reshape or transpose instead of before it: fewer bytes are moved."""
     cast, move = match["cast"], match["move"]
     (source,) = edit.inputs(cast)
+    # a move that rounds as well is left alone: behind it the cast would see other values
     if move.format != cast.format or not _widens(edit, source, cast.format):
         return
     moved = edit.copy(replace(move, format=edit.nodes[source].format), (source,))

@@ -45,11 +45,11 @@ class Editor:
     @cached_property
     def _readers(self) -> list[set[int]]:
         """For each node, the ids of those that read it."""
-        found: list[set[int]] = [set() for _ in self.nodes]
+        readers: list[set[int]] = [set() for _ in self.nodes]
         for node in self.nodes:
             for i in node.inputs:
-                found[i].add(node.id)
-        return found
+                readers[i].add(node.id)
+        return readers
 
     @cached_property
     def _gradients(self) -> dict[int, Node]:
@@ -76,22 +76,27 @@ class Editor:
         `fields` are those of `Node` that differ. Raises InputError, naming rule and node, where
         the inputs do not fit the op.
         """
-        given = dict(attrs or {})
+        attributes = dict(attrs or {})
         shapes = [self.nodes[i].shape for i in inputs]
         try:
-            shape = op.shape(shapes, given)
+            shape = op.shape(shapes, attributes)
         except (InputError, ValueError, IndexError, KeyError, AssertionError, TypeError) as error:
             raise self._fault(at, f"op {op.name!r} on shapes {shapes}: {error}") from None
         usual = {"role": at.role, "layer": at.layer, "source": op.name}
-        made = Node(
-            len(self.nodes), op, inputs, shape, attrs=tuple(given.items()), **{**usual, **fields}
+        node = Node(
+            len(self.nodes),
+            op,
+            inputs,
+            shape,
+            attrs=tuple(attributes.items()),
+            **{**usual, **fields},
         )
-        return self._add(made, at, op.name)
+        return self._add(node, at, op.name)
 
     def copy(self, node: Node, inputs: Sequence[int], at: Node | None = None) -> int:
         """Add a copy of `node` that reads `inputs`, placed behind `at`; return its id."""
-        made = changed(node, id=len(self.nodes), inputs=tuple(inputs))
-        return self._add(made, at or node, node.name or node.op.name)
+        new = changed(node, id=len(self.nodes), inputs=tuple(inputs))
+        return self._add(new, at or node, node.name or node.op.name)
 
     def duplicate(self, node: Node, state: Literal["shared", "copied"] = "shared") -> int:
         """Add a second node that computes what `node` does; return its id.
@@ -101,9 +106,9 @@ class Editor:
         """
         inputs = list(self.inputs(node))
         if state == "copied":
-            kept = ("parameter", "state", "buffer")
+            states = ("parameter", "state", "buffer")
             inputs = [
-                self.copied_source(self.nodes[i]) if self.nodes[i].op.name in kept else i
+                self.copied_source(self.nodes[i]) if self.nodes[i].op.name in states else i
                 for i in inputs
             ]
         return self.copy(node, inputs)
@@ -124,11 +129,12 @@ class Editor:
 
     def _copied_way(self, source: int, copied: int, value: int) -> int:
         """Copy the nodes between a source and `value`, its next one; return the copy of that."""
-        made = {source: copied}
+        copies = {source: copied}
+        # only what depends on the source is copied: the gradient that moves it is shared
         for node in [self.nodes[i] for i in sorted(self._needed({value}))]:
-            if node.id != source and any(i in made for i in self.inputs(node)):
-                made[node.id] = self.copy(node, [made.get(i, i) for i in self.inputs(node)])
-        return made.get(value, value)
+            if node.id != source and any(i in copies for i in self.inputs(node)):
+                copies[node.id] = self.copy(node, [copies.get(i, i) for i in self.inputs(node)])
+        return copies.get(value, value)
 
     def redirect(
         self,
@@ -146,14 +152,14 @@ class Editor:
         where the new node has another shape or format and `changes` does not allow it, and where
         gradients of `old` were already made and `new` has not the `same_value`.
         """
-        made = self.nodes[new]
+        target = self.nodes[new]
         for what in ("shape", "format"):
-            before, after = getattr(old, what), getattr(made, what)
+            before, after = getattr(old, what), getattr(target, what)
             if before != after and what not in changes:
-                raise self._fault(old, f"{what} {_said(after)}; expected {_said(before)}")
+                raise self._fault(old, f"{what} {_shown(after)}; expected {_shown(before)}")
         if old.id in self._gradients and old.role == "fprop" and not same_value:
-            given = f"its gradient {self._gradients[old.id].op.name!r} is there already"
-            raise self._fault(old, f"{given}; expected the rule before the backward pass")
+            fault = f"its gradient {self._gradients[old.id].op.name!r} is there already"
+            raise self._fault(old, f"{fault}; expected the rule before the backward pass")
         for id in sorted(i for i in self._readers[old.id] if i < self._begun):
             node = self.nodes[id]
             if readers(node):
@@ -176,8 +182,9 @@ class Editor:
 
         Sources stay. Raises InputError where a node would need itself.
         """
-        kept = set(self.outputs.values()) | {i for pair in self.updates for i in pair}
-        needed = self._needed(kept)
+        # a gradient node names the forward node it belongs to: where that is gone, its replacement
+        roots = set(self.outputs.values()) | {i for pair in self.updates for i in pair}
+        needed = self._needed(roots)
         sources = {node.id for node in self.nodes if node.op.kind == "source"}
         ordered = self._ordered(needed | sources)
         moved = [
@@ -202,15 +209,18 @@ class Editor:
         return node.id
 
     def _needed(self, wanted: set[int]) -> set[int]:
-        found, waiting = set(wanted), list(wanted)
+        needed, waiting = set(wanted), list(wanted)
         while waiting:
-            fresh = set(self.nodes[waiting.pop()].inputs) - found
-            found |= fresh
+            fresh = set(self.nodes[waiting.pop()].inputs) - needed
+            needed |= fresh
             waiting += fresh
-        return found
+        return needed
 
     def _ordered(self, wanted: set[int]) -> list[Node]:
         """Return the wanted nodes, inputs first and otherwise in the order they were in."""
+        # A topological sort (A. B. Kahn, CACM 5(11), 1962) whose ready nodes wait in a heap by the
+        # place they had: what a rule did not touch keeps its order, and with it its numbers, and a
+        # new node comes right behind the one it was made at.
         missing = {i: len(set(self.nodes[i].inputs)) for i in wanted}
         readers: dict[int, list[int]] = {i: [] for i in wanted}
         for i in wanted:
@@ -231,10 +241,10 @@ class Editor:
             raise self._fault(stuck, "it would need its own value; expected no cycle")
         return ordered
 
-    def _fault(self, node: Node, said: str) -> InputError:
+    def _fault(self, node: Node, reason: str) -> InputError:
         where = f"[{node.id}] {node.name or node.op.name} of layer {node.layer!r}"
-        return InputError(f"rule {self.rule!r}: node {where}: {said}")
+        return InputError(f"rule {self.rule!r}: node {where}: {reason}")
 
 
-def _said(given: object) -> str:
-    return str(list(given) if isinstance(given, tuple) else given)
+def _shown(value: object) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)

@@ -30,7 +30,7 @@ def _fold(edit: Editor, found: Sequence[Match]) -> None:
 
 def _fold_one(edit: Editor, conv: Node, norm: Node, with_bias: bool) -> None:
     """y = (conv(x, w) + b - mean) f + bias, f = weight / sqrt(variance + epsilon), is a convolution
-    by w f plus (b - mean) f + bias."""
+    by w f plus (b - mean) f + bias (`torch/nn/utils/fusion.py`)."""
     if norm.attributes.get("training"):
         raise edit.refuse(norm, "it normalises by the batch in training; expected evaluation")
     x, mean, variance, weight, offset = edit.inputs(norm)
@@ -45,8 +45,8 @@ def _fold_one(edit: Editor, conv: Node, norm: Node, with_bias: bool) -> None:
     moved = edit.emit(multiply, mean, factor, at=norm)
     offset = edit.emit(subtract, offset, moved, at=norm)
     if with_bias:
-        given = edit.emit(multiply, edit.nodes[x].inputs[1], factor, at=norm)
-        offset = edit.emit(add, given, offset, at=norm)
+        scaled_bias = edit.emit(multiply, edit.nodes[x].inputs[1], factor, at=norm)
+        offset = edit.emit(add, scaled_bias, offset, at=norm)
     edit.redirect(norm, edit.emit(bias, folded, offset, at=norm, layer=conv.layer))
 
 

@@ -1,19 +1,24 @@
-"""Rules that say formats: the shortest form of a policy, and those that are often wanted."""
+"""Rules that say formats: the shortest form of a policy, and those that are often wanted.
+
+`placed_rules` finds the layers of one model that they are for; `apply_format_rules` makes a policy
+of them, in their order.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Literal
 
 from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LayerPolicy
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
 from policysearch.rewrite.matching import Match, matches
 from policysearch.rewrite.patterns import Pattern, block_of, node
-from policysearch.values import InputError
+from policysearch.values import InputError, near_miss
 
 PARTS = tuple(field.name for field in fields(LayerPolicy))
 OFF, ON = "off", "on"
@@ -53,14 +58,14 @@ class LayerMatch:
             layer=self.layer,
             role="fprop",
         )
-        found = {m.nodes[0].layer for m in matches(graph, Pattern((wanted,)), model.layer_types)}
+        names = {m.nodes[0].layer for m in matches(graph, Pattern((wanted,)), model.layer_types)}
         if self.block:
-            found = {name for name in found if re.fullmatch(self.block, block_of(name))}
+            names = {name for name in names if re.fullmatch(self.block, block_of(name))}
         if self.position != "any":
             owners = [name for name in model.layer_names if model.parameters_of(name)]
             ends = {"first": owners[:1], "last": owners[-1:], "ends": [owners[0], owners[-1]]}
-            found &= set(ends[self.position])
-        return tuple(name for name in model.layer_names if name in found)
+            names &= set(ends[self.position])
+        return tuple(name for name in model.layer_names if name in names)
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,10 @@ class FormatRule:
             raise InputError(f"formats: {list(self.formats)}; expected different ones")
         if bool(self.ops) != bool(self.run):
             raise InputError(f"run: {self.run!r} with ops {list(self.ops)}; expected both or none")
-        said = [bool(self.formats or self.parts), bool(self.ops), bool(self.function)]
-        if sum(said) != 1:
+        statements = [bool(self.formats or self.parts), bool(self.ops), bool(self.function)]
+        if sum(statements) != 1:
             valid = "formats (or one of a layer's), ops with run, or function: one of these"
-            raise InputError(f"name: {self.name!r} says {sum(said)} things; expected {valid}")
+            raise InputError(f"name: {self.name!r} says {sum(statements)} things; expected {valid}")
 
     @property
     def parts(self) -> dict[str, str]:
@@ -175,3 +180,150 @@ def float32_gradients(layer: str) -> FormatRule:
     match = LayerMatch(layer=layer)
     name = f"float32 gradients {layer}"
     return FormatRule(name=name, match=match, grad="float32", wgrad="float32")
+
+
+LISTS: Mapping[str, str] = MappingProxyType(
+    {"low": "low_precision_ops", "fp32": "fp32_ops", "promote": "promote_ops"}
+)
+"""The op list of a policy that `run` means."""
+
+
+@dataclass(frozen=True)
+class PlacedRule:
+    """A rule for one model: what it is called, and per layer what it sets, None the rule's own."""
+
+    name: str
+    rule: FormatRule
+    layers: tuple[tuple[str, Formats | None], ...]
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        return tuple(layer for layer, _ in self.layers)
+
+
+Load = Callable[[str, str], object]
+"""From where a function is named, and "file.py:function", to the function."""
+
+
+def no_files(where: str, name: str) -> object:
+    """Raise InputError: functions are not loaded here."""
+    raise InputError(f"{where}: {name!r}; expected a rule without a function")
+
+
+def placed_rules(
+    rules: Iterable[FormatRule], graph: Graph, model: Model, load: Load = no_files
+) -> tuple[PlacedRule, ...]:
+    """Return the rules with the layers they match in `model`, whose forward pass `graph` is.
+
+    Raises InputError, naming the rule, for one that matches nothing and is not optional.
+    """
+    placed: list[PlacedRule] = []
+    for number, rule in enumerate(rules, 1):
+        name = rule.name or str(number)
+        where = f"rules: rule {name!r}"
+        if any(name == other.name for other in placed):
+            raise InputError(f"{where}: the name is there twice; expected each name once")
+        layers: tuple[tuple[str, Formats | None], ...]
+        if rule.function:
+            layers = _called(where, load(f"{where}.function", rule.function), graph, model)
+        elif rule.ops:
+            layers = ()
+        else:
+            layers = tuple((layer, None) for layer in rule.match.layers(graph, model))
+        if not (layers or rule.optional or _runs(rule, graph)):
+            raise InputError(f"{where}: {_no_match(rule, graph, model)}")
+        placed.append(PlacedRule(name, rule, layers))
+    return tuple(placed)
+
+
+def _runs(rule: FormatRule, graph: Graph) -> bool:
+    return any(node.source in rule.ops for node in graph.nodes)
+
+
+def _no_match(rule: FormatRule, graph: Graph, model: Model) -> str:
+    valid = "a match, or optional = true"
+    if rule.function:
+        return f"{rule.function} matches nothing; expected {valid}"
+    if rule.ops:
+        return f"ops {list(rule.ops)} are not in the model; expected {valid}"
+    given = {f.name: getattr(rule.match, f.name) for f in fields(LayerMatch)}
+    said = ", ".join(f"{key} {value!r}" for key, value in given.items() if value not in ((), ""))
+    hint = near_miss(rule.match.layer, model.layer_names)
+    return f"match {said} fits no layer; expected {valid}{hint}"
+
+
+def _called(
+    where: str, function: object, graph: Graph, model: Model
+) -> tuple[tuple[str, Formats | None], ...]:
+    if not isinstance(function, LayerFunction):
+        raise InputError(f"{where}.function: {type(function).__name__}; expected a layer_rule")
+    by_layer: dict[str, Formats | None] = {}
+    for match in matches(graph, function.pattern, model.layer_types):
+        try:
+            answer = function(match)
+        except Exception as error:  # Whatever the user's own code does is said in one line.
+            text = " ".join(str(error).split())
+            at = f"node [{match.nodes[-1].id}] {match.nodes[-1].op.name}"
+            failed = f"{type(error).__name__}: {text}; expected formats"
+            raise InputError(f"{where}.function: at {at}: {failed}") from error
+        layers = [node.layer for node in match.nodes if node.op.kind != "source"]
+        every = answer if isinstance(answer, Mapping) else dict.fromkeys(layers, answer)
+        for layer, formats in every.items():
+            if layer not in model.layer_names or not isinstance(formats, (str, LayerPolicy)):
+                if formats is None:
+                    continue
+                valid = "a format or LayerPolicy for layers of the model"
+                raise InputError(f"{where}.function: {layer!r}: {formats!r}; expected {valid}")
+            by_layer[layer] = formats
+    return tuple((layer, by_layer[layer]) for layer in model.layer_names if layer in by_layer)
+
+
+def apply_format_rules(
+    policy: Policy, placed: Iterable[PlacedRule], chosen: Mapping[str, str] | None = None
+) -> Policy:
+    """Return the policy as the rules leave it, applied in order.
+
+    `chosen` gives the option of each rule by its name, the first of its options where it has none.
+    """
+    layers = dict(policy.layers)
+    lists = {name: list(getattr(policy, name)) for name in LISTS.values()}
+    for row in placed:
+        option = (chosen or {}).get(row.name, row.rule.options[0])
+        if option == OFF:
+            continue
+        for layer, own in row.layers:
+            formats = own or (option if row.rule.formats else None)
+            new = _layer_of(formats, layers[layer], policy.master_weights)
+            layers[layer] = replace(new, **row.rule.parts)
+        if row.rule.run:
+            for ops in lists.values():
+                ops[:] = [op for op in ops if op not in row.rule.ops]
+            lists[LISTS[row.rule.run]] += row.rule.ops
+    named = {key: tuple(ops) for key, ops in lists.items()}
+    return replace(policy, layers=tuple(layers.items()), **named)  # type: ignore[arg-type]
+
+
+def _layer_of(formats: Formats | None, old: LayerPolicy, master_weights: bool) -> LayerPolicy:
+    if formats is None or isinstance(formats, LayerPolicy):
+        return formats or old
+    param = "float32" if master_weights else usual_storage(formats)
+    return uniform_layer(formats, param=param, accumulator=old.accumulator)
+
+
+def overruled(placed: Iterable[PlacedRule]) -> tuple[str, ...]:
+    """Return one line per pair of rules of which the later sets again what the earlier has set."""
+    lines = []
+    earlier: list[PlacedRule] = []
+    for row in placed:
+        for other in earlier:
+            both = [name for name in row.layer_names if name in other.layer_names]
+            both += [op for op in row.rule.ops if op in other.rule.ops]
+            if both and (_sets(row) & _sets(other) or not row.layers):
+                lines.append(f"rule {row.name!r} wins over rule {other.name!r}: {', '.join(both)}")
+        earlier.append(row)
+    return tuple(lines)
+
+
+def _sets(placed: PlacedRule) -> set[str]:
+    whole = placed.rule.formats or placed.rule.function
+    return {*PARTS} if whole else {*placed.rule.parts}

@@ -41,15 +41,15 @@ def matches(
     return tuple(match for node in graph.nodes for match in search.at(node))
 
 
-def disjoint(found: Iterable[Match]) -> tuple[Match, ...]:
+def disjoint(candidates: Iterable[Match]) -> tuple[Match, ...]:
     """Return the matches without those that share a node with one before them that is kept."""
     taken: set[int] = set()
-    kept = []
-    for match in found:
+    chosen = []
+    for match in candidates:
         if taken.isdisjoint(match.ids):
             taken.update(match.ids)
-            kept.append(match)
-    return tuple(kept)
+            chosen.append(match)
+    return tuple(chosen)
 
 
 class Surroundings:
@@ -67,9 +67,9 @@ class Surroundings:
     @cached_property
     def once(self) -> list[bool]:
         """For each node, whether one node reads it and no output or state takes it."""
-        kept = {i for _, i in self.graph.outputs} | {new for _, new in self.graph.updates}
+        results = {i for _, i in self.graph.outputs} | {new for _, new in self.graph.updates}
         return [
-            len(readers) == 1 and node.id not in kept
+            len(readers) == 1 and node.id not in results
             for node, readers in zip(self.graph.nodes, self.readers, strict=True)
         ]
 
@@ -83,14 +83,14 @@ class Surroundings:
         """Return the ids of all nodes that are computed from this one."""
         if source in self.found_below:
             return self.found_below[source]
-        found = self.found_below[source] = set()
+        ids = self.found_below[source] = set()
         waiting = [source]
         while waiting:
             for reader in self.readers[waiting.pop()]:
-                if reader.id not in found:
-                    found.add(reader.id)
+                if reader.id not in ids:
+                    ids.add(reader.id)
                     waiting.append(reader.id)
-        return found
+        return ids
 
 
 class Search:
@@ -123,14 +123,17 @@ class Search:
         key = place, bound[-1].id, block
         if key in self.dead:
             return
-        found = False
+        # Depth first, one place of the pattern at a time, candidates by id: so come matches in
+        # the order that is promised, and the first of them without the others.
+        any_match = False
         for node in self.candidates(bound):
             if self.joins(node, bound, block):
                 for nodes in self.extended((*bound, node), block):
-                    found = True
+                    any_match = True
                     yield nodes
-        if not found and self.pattern.is_chain:
-            # what follows in a chain depends on its last node alone
+        if not any_match and self.pattern.is_chain:
+            # What follows in a chain depends on its last node alone, so that a node that once led
+            # nowhere is not tried again: linear in nodes and edges, where it were exponential.
             self.dead.add(key)
 
     def joins(self, node: Node, bound: tuple[Node, ...], block: str) -> bool:

@@ -1,25 +1,35 @@
-"""The policy pass: from a float32 step and a policy to a graph where every cast is a node."""
+"""The policy pass: from a float32 step and a policy to a graph where every cast is a node.
+
+A policy is a list of rules, and the pass one sweep over the step that asks them at every node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from policysearch.graph import Graph, Node
+from policysearch.ops import called
 from policysearch.ops.builder import without_unread
+from policysearch.ops.rounded_norms import INNER
 from policysearch.ops.source import BACK, NUMBER
 from policysearch.policy.policy import Policy
-from policysearch.rewrite.boundaries import deciding
-from policysearch.rewrite.casting import Casting, widest
-from policysearch.rewrite.conversion import Becomes, Conversion, sweep
-from policysearch.rewrite.norm_pass import with_inner_formats
-from policysearch.rewrite.patterns import Pattern, node
-from policysearch.rewrite.product_rules import product_rules
-from policysearch.rewrite.rules import Pass
+from policysearch.policy.presets import NORMS
+from policysearch.rewrite.casting import Casting, deciding, widest
+from policysearch.rewrite.patterns import Edge, Pattern, node
+from policysearch.rewrite.rules import Becomes, Conversion, Pass, sweep
+from policysearch.rewrite.scaling_pass import Operand, is_narrow
 from policysearch.values import InputError
 
 Rules = Sequence[Conversion]
 BACKWARD = ("dgrad", "wgrad")
+
+Product = Callable[[Casting, Node, str, bool], int | None]
+"""Of the step, a product, the format of its result, and whether its bias is added inside."""
+
+COMPOSITE_NORMS = ("group_norm", "rms_norm")
+"""Norms that an imported net has as one op each, and their gradients."""
 
 
 def apply_policy(graph: Graph, policy: Policy, rules: Rules = ()) -> Graph:
@@ -36,14 +46,19 @@ def policy_pass(graph: Graph, policy: Policy, rules: Rules = ()) -> Pass:
     """Return what `apply_policy` did, with the nodes that each rule took."""
     at = Casting(graph, policy)
     taken = sweep(graph, (*rules, *policy_rules(policy)), at, at.new)
-    made = without_unread(at.finished())
-    after = with_inner_formats(made) if policy.norm_inner == "format" else made
+    graph_with_casts = without_unread(at.finished())
+    after = (
+        with_inner_formats(graph_with_casts) if policy.norm_inner == "format" else graph_with_casts
+    )
     return Pass("policy", len(graph.nodes), graph, after, by_rule=taken)
 
 
 def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
-    """Return the rules that are this policy, in the order in which they are asked."""
-    kept = (_rule("unscaling", _unscaled, op="unscale", role="update"),)
+    """Return the rules that are this policy, in the order in which they are asked.
+
+    The first that takes a node decides, so that exceptions stand before the op lists.
+    """
+    unscaling = (_rule("unscaling", _unscaled, op="unscale", role="update"),)
     low, wide, promoted = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
     return (
         _rule("source", _source, kind="source"),
@@ -56,7 +71,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         *_both("low-precision op", _low, _low_gradient, low),
         *_both("float32 op", _float32, _float32_gradient, ("scale_loss", *wide)),
         *_both("promoted op", _promoted, _promoted_gradient, promoted),
-        *(kept if policy.loss_scale.kind == "none" else ()),
+        *(unscaling if policy.loss_scale.kind == "none" else ()),
         _rule("update", _update, role="update"),
         _rule("op in no list", _refused),
     )
@@ -96,8 +111,8 @@ def _as_fed(at: Casting, op: Node) -> int:
 
 def _low(at: Casting, op: Node) -> int:
     layer = at.layer(op)
-    made = at.emit(op, at.operands(op, layer.output), layer.output)
-    return at.forward(op, made, layer.dgrad)
+    new = at.emit(op, at.operands(op, layer.output), layer.output)
+    return at.forward(op, new, layer.dgrad)
 
 
 def _bias(at: Casting, bias: Node) -> int:
@@ -105,10 +120,11 @@ def _bias(at: Casting, bias: Node) -> int:
     layer = at.layer(bias)
     x, offset = bias.inputs
     summed = "float32" if at.policy.bias == "fp32" else layer.output
+    # a fused product is still in its accumulator, unrounded: a cast would round it twice
     fused = at.b.nodes[at.new[x]].fused
-    left = at.new[x] if fused else at.operand(x, summed, bias)
-    made = at.emit(bias, [left, at.operand(offset, summed, bias)], summed)
-    return at.forward(bias, made, layer.dgrad)
+    product = at.new[x] if fused else at.operand(x, summed, bias)
+    new = at.emit(bias, [product, at.operand(offset, summed, bias)], summed)
+    return at.forward(bias, new, layer.dgrad)
 
 
 def _float32(at: Casting, op: Node) -> int:
@@ -117,10 +133,10 @@ def _float32(at: Casting, op: Node) -> int:
 
 def _pinned(at: Casting, op: Node) -> int:
     if BACK in op.attributes:
-        left = at.left[op.attributes[BACK]]
-        return at.forward(op, at.operand(op.inputs[0], left, op), left)
+        before = at.formats_before[op.attributes[BACK]]
+        return at.forward(op, at.operand(op.inputs[0], before, op), before)
     if NUMBER in op.attributes:
-        at.left[op.attributes[NUMBER]] = at.format(at.read(op.inputs[0], op))
+        at.formats_before[op.attributes[NUMBER]] = at.format(at.read(op.inputs[0], op))
     wanted = str(op.attributes["format"])
     return at.forward(op, at.emit(op, at.operands(op, wanted), wanted), wanted)
 
@@ -132,8 +148,8 @@ def _pinned_gradient(at: Casting, op: Node) -> int:
 
 def _promoted(at: Casting, op: Node) -> int:
     wanted = widest(at.format(at.new[i]) for i in deciding(at.graph, op))
-    made = at.emit(op, at.operands(op, wanted), wanted)
-    return at.forward(op, made, at.gradients_widest(deciding(at.graph, op)))
+    new = at.emit(op, at.operands(op, wanted), wanted)
+    return at.forward(op, new, at.gradients_widest(deciding(at.graph, op)))
 
 
 def _mixed(at: Casting, op: Node) -> int | None:
@@ -141,8 +157,8 @@ def _mixed(at: Casting, op: Node) -> int | None:
     if not at.boundaries.find_mixed(op, lambda i: at.format(at.new[i])):
         return None
     wanted = widest(at.format(at.read(i, op)) for i in deciding(at.graph, op))
-    made = at.emit(op, at.operands(op, wanted), wanted)
-    return at.forward(op, made, widest(at.boundaries.arriving(op, at.gradient_formats)))
+    new = at.emit(op, at.operands(op, wanted), wanted)
+    return at.forward(op, new, widest(at.boundaries.arriving(op, at.gradient_formats)))
 
 
 def _gradient_sum(at: Casting, add: Node) -> int | None:
@@ -185,16 +201,16 @@ def _read_again(at: Casting, op: Node, parameters: str) -> int:
 
 def _unscaled(at: Casting, unscale: Node) -> int:
     """Without a loss scale the gradient is there already, all but reduced."""
-    kept = at.updating.gradient_format(unscale.layer)
-    made = _reduced(at, unscale.inputs[0], unscale, kept)
-    at.cast(made, "float32", unscale)  # As updates read it, in its layer: checks of all have none.
-    return made
+    stored = at.updating.gradient_format(unscale.layer)
+    new = _reduced(at, unscale.inputs[0], unscale, stored)
+    at.cast(new, "float32", unscale)  # As updates read it, in its layer: checks of all have none.
+    return new
 
 
 def _update(at: Casting, update: Node) -> int:
     """The new value of a state is rounded to the format it is stored in."""
-    kept = at.replaced_by.get(update.id)
-    stored = None if kept is None else at.format(at.new[kept])
+    source = at.replaced_by.get(update.id)
+    stored = None if source is None else at.format(at.new[source])
     rate = at.updating.rate_format(update, stored)
     inputs = [
         at.operand(i, rate, update)
@@ -203,19 +219,22 @@ def _update(at: Casting, update: Node) -> int:
         for i in update.inputs
     ]
     formats = [at.format(at.new[i]) for i in update.inputs]
+    # A fused kernel of torch goes on with a new velocity or moment in a register, as float32, and
+    # rounds the copy that it stores (FusedSgdKernel.cu): what is read further stays unrounded. The
+    # eager order reads back what it has stored.
     if stored is None or at.updating.eager or not at.readers[update.id]:
         return at.updating.emit(update, inputs, stored, formats)
-    made = at.updating.emit(update, inputs, "float32", formats)
-    at.stored[update.id] = at.cast(made, stored, update)
-    return made
+    new = at.updating.emit(update, inputs, "float32", formats)
+    at.stored[update.id] = at.cast(new, stored, update)
+    return new
 
 
 def _reduced(at: Casting, i: int, update: Node, wanted: str = "float32") -> int:
     """Return old node `i` in format `wanted`; a gradient first passes the all-reduce format."""
-    made = at.new[i]
+    new = at.new[i]
     if at.graph.nodes[i].role in BACKWARD and at.policy.all_reduce != "float32":
-        made = at.cast(made, at.policy.all_reduce, update)
-    return at.cast(made, wanted, update)
+        new = at.cast(new, at.policy.all_reduce, update)
+    return at.cast(new, wanted, update)
 
 
 def _refused(at: Casting, op: Node) -> int:
@@ -223,3 +242,138 @@ def _refused(at: Casting, op: Node) -> int:
         f"policy {at.policy.name!r}: op {op.source!r} of layer {op.layer!r} is in "
         "no list; expected it in low_precision_ops, fp32_ops or promote_ops"
     )
+
+
+def product_rules(policy: Policy) -> tuple[Conversion, ...]:
+    """Return the rules of products in the policy's low precision.
+
+    With a fused bias a product that feeds its bias alone stays in the accumulator, unless the bias
+    is added `apart`.
+    """
+    rules = [*_product_rules("product", _plain, policy)]
+    if policy.scaling.recipe != "none":
+        rules = [*_product_rules("scaled product", _scaled, policy), *rules]
+    return tuple(rules)
+
+
+def _product_rules(name: str, product: Product, policy: Policy) -> tuple[Conversion, ...]:
+    low = policy.low_precision_ops
+
+    def before_bias(at: Casting, gemm: Node, bias: Node) -> int | None:
+        return None if bias.attributes.get("apart") else forward(at, gemm, "float32", True)
+
+    def alone(at: Casting, gemm: Node) -> int | None:
+        return forward(at, gemm, at.layer(gemm).output, False)
+
+    def forward(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
+        new = product(at, gemm, stored, fused)
+        return None if new is None else at.forward(gemm, new, at.layer(gemm).dgrad)
+
+    def gradient(at: Casting, gemm: Node) -> int | None:
+        layer = at.layer(gemm)
+        return product(at, gemm, layer.wgrad if gemm.role == "wgrad" else layer.dgrad, False)
+
+    gemm = node("gemm", kind="gemm", role="fprop", source=low, single_user=True)
+    bias = node("bias", op="bias", role="fprop", source=low)
+    fused = Pattern((gemm, bias), (Edge("gemm", "bias", 0),))
+    before = (Conversion(f"{name} with its bias", fused, before_bias),)
+    return (
+        *(before if policy.bias == "fused" else ()),
+        Conversion(name, Pattern((node(kind="gemm", role="fprop", source=low),)), alone),
+        Conversion(
+            f"{name} of a gradient",
+            Pattern((node(kind="gemm", role=("dgrad", "wgrad"), source=low),)),
+            gradient,
+        ),
+    )
+
+
+def _plain(at: Casting, gemm: Node, stored: str, fused: bool) -> int:
+    layer = at.layer(gemm)
+    inputs = [
+        at.cast(_before_cast(at, i, gemm), _operand_format(at, i, gemm), gemm) for i in gemm.inputs
+    ]
+    rounding, sums = at.rounding(gemm.role), layer.accumulator
+    return at.b.copy(gemm, inputs, format=stored, fused=fused, accumulator=sums, rounding=rounding)
+
+
+def _scaled(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
+    if not any(is_narrow(_operand_format(at, i, gemm)) for i in gemm.inputs):
+        return None
+    operands = [_operand(at, gemm, place) for place in range(len(gemm.inputs))]
+    return at.scaling.product(
+        gemm,
+        operands,
+        format=stored,
+        fused=fused,
+        accumulator=at.layer(gemm).accumulator,
+        rounding=at.rounding(gemm.role),
+    )
+
+
+def _operand(at: Casting, gemm: Node, place: int) -> Operand:
+    """Return an operand in its format, scaled into it where that is narrow."""
+    i = gemm.inputs[place]
+    new, wanted, old = _before_cast(at, i, gemm), _operand_format(at, i, gemm), at.graph.nodes[i]
+    if not is_narrow(wanted):
+        return Operand(at.cast(new, wanted, gemm))
+    side = f"{gemm.layer}.{'grad' if at.is_gradient(i) else 'input'}"
+    name = old.name if old.op.name == "parameter" else side
+    return at.scaling.operand(new, wanted, gemm, place, name, at.rounding(gemm.role))
+
+
+def _operand_format(at: Casting, i: int, gemm: Node) -> str:
+    """Return the format in which a product reads old node `i`."""
+    layer = at.layer(gemm)
+    return layer.grad if at.is_gradient(i) else layer.compute
+
+
+def _before_cast(at: Casting, i: int, gemm: Node) -> int:
+    """Return old node `i` as it is before a product reads it in its format."""
+    layer = at.layer(gemm)
+    if at.is_gradient(i):
+        # The gradient is rounded to the format it flows in before it is narrowed to an operand:
+        # autograd hands it over as a tensor, and what scales it reads that.
+        return at.operand(i, layer.dgrad, gemm)
+    # a copy of a parameter in the product's own narrow format is what is stored of it
+    same = at.graph.nodes[i].op.name == "parameter" and layer.param == layer.compute
+    return at.new[i] if same and is_narrow(layer.compute) else at.read(i, gemm)
+
+
+def with_inner_formats(graph: Graph) -> Graph:
+    """Return the step, whose formats are chosen, with norms that round all they compute.
+
+    A norm below float32 has its own format inside, and so have its statistics and gradients.
+    Running averages of statistics stay float32.
+    """
+    formats: dict[int, str] = {}
+    for norm in graph.nodes:
+        if norm.op.name in NORMS and norm.format != "float32":
+            formats[norm.id] = norm.format
+            formats |= dict.fromkeys(_statistics(graph, norm, first=1), norm.format)
+    nodes = tuple(_with_inner_format(graph, op, formats) for op in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+def _statistics(graph: Graph, norm: Node, first: int) -> tuple[int, ...]:
+    """Return what of the inputs from `first` on says what x is normalised by."""
+    return tuple(i for i in norm.inputs[first : first + 2] if not _is_parameter(graph.nodes[i]))
+
+
+def _is_parameter(value: Node) -> bool:
+    # A layer norm has one input of statistics, so that what comes after it is its weight, or a
+    # cast of that; statistics are pinned inputs, which are never cast.
+    return value.op.name in ("parameter", "cast")
+
+
+def _with_inner_format(graph: Graph, op: Node, formats: dict[int, str]) -> Node:
+    if op.op.name.removesuffix("_grad") in COMPOSITE_NORMS and op.format != "float32":
+        return replace(op, attrs=(*op.attrs, (called.INNER, op.format)))
+    if op.op.name not in INNER:
+        return op
+    # a gradient reads the incoming gradient first, and what its norm has read after that
+    related = (op.id, *(_statistics(graph, op, first=2) if op.role != "fprop" else ()))
+    inner = next((formats[i] for i in related if i in formats), None)
+    if inner is None:
+        return op
+    return replace(op, op=INNER[op.op.name], attrs=(*op.attrs, ("inner", inner)))

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
-from policysearch.rewrite.format_rules import PARTS, FormatRule, LayerMatch
+from policysearch.rewrite.format_rules import LISTS, PARTS, FormatRule, LayerMatch
 from policysearch.rewrite.patterns import block_of
-from policysearch.rewrite.placed_rules import LISTS
 
 MOST_PARTS = 3
 """Of more parts that differ from a uniform layer, all are said one by one."""
@@ -25,16 +24,18 @@ def rules_of(policy: Policy, base: Policy, graph: Graph, model: Model) -> tuple[
     among layers with parameters, types, blocks, ops, a type in some blocks, or names. Both
     policies are of `model`, whose forward pass `graph` is, with the same master weights.
     """
-    wanted, given = dict(policy.layers), dict(base.layers)
+    wanted, old = dict(policy.layers), dict(base.layers)
     groups: dict[LayerPolicy, set[str]] = {}
     for name, layer in wanted.items():
         groups.setdefault(layer, set()).add(name)
-    needed = [v for v, names in groups.items() if any(given[name] != v for name in names)]
+    needed = [v for v, names in groups.items() if any(old[name] != v for name in names)]
     # the most frequent first: what comes later wins, so that exceptions can be short
     needed.sort(key=lambda layer: -len(groups[layer]))
     fitting = _Matches(graph, model)
-    summed = any(layer.accumulator != "float32" for layer in (*groups, *given.values()))
+    summed = any(layer.accumulator != "float32" for layer in (*groups, *old.values()))
     rules = []
+    # A rule may take in layers that a later one sets anyway, which lets it be said more shortly:
+    # "all layers" and then the exceptions.
     for place, layer in enumerate(needed):
         later = set().union(*(groups[other] for other in needed[place + 1 :]))
         match = fitting.shortest(groups[layer], groups[layer] | later)
@@ -45,10 +46,10 @@ def rules_of(policy: Policy, base: Policy, graph: Graph, model: Model) -> tuple[
 def _rule(layer: LayerPolicy, match: LayerMatch, master_weights: bool, summed: bool) -> FormatRule:
     stored = "float32" if master_weights else usual_storage(layer.compute)
     uniform = uniform_layer(layer.compute, param=stored)
-    said = {part: getattr(layer, part) for part in PARTS}
-    parts = {part: given for part, given in said.items() if given != getattr(uniform, part)}
+    formats = {part: getattr(layer, part) for part in PARTS}
+    parts = {part: fmt for part, fmt in formats.items() if fmt != getattr(uniform, part)}
     if len(parts) > MOST_PARTS:
-        return FormatRule(match=match, **said)
+        return FormatRule(match=match, **formats)
     if summed:
         parts["accumulator"] = layer.accumulator
     return FormatRule(match=match, formats=(layer.compute,), **parts)
@@ -109,11 +110,11 @@ class _Matches:
 
 
 def _inverted(members: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    by_key: dict[str, set[str]] = {}
     for name, keys in members.items():
         for key in keys:
-            found.setdefault(key, set()).add(name)
-    return found
+            by_key.setdefault(key, set()).add(name)
+    return by_key
 
 
 def _touching(sets: Mapping[str, set[str]], wanted: set[str], allowed: set[str]) -> list[str]:

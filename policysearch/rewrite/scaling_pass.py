@@ -85,33 +85,39 @@ class ScalingPass:
         self._delayed: list[tuple[int, int, int, int, str]] = []
 
     def operand(
-        self, made: int, wanted: str, node: Node, position: int, name: str, rounding: Rounding
+        self, new: int, wanted: str, node: Node, position: int, name: str, rounding: Rounding
     ) -> Operand:
-        """Return new node `made` scaled into format `wanted`, as operand `position` of `node`.
+        """Return new node `new` scaled into format `wanted`, as operand `position` of `node`.
 
         `name` calls its state, `rounding` is that of the cast, which saturates.
         """
-        recipe, axes = self.scaling.recipe, self._axes(node, position, self.b.shape(made))
-        if (made, wanted, axes) in self._made:
-            return self._made[made, wanted, axes]
+        # One tensor has other scales where another product sums it over other axes: the weight of
+        # fprop and of dgrad, under a recipe with a scale per row or block, is scaled twice.
+        recipe, axes = self.scaling.recipe, self._axes(node, position, self.b.shape(new))
+        if (new, wanted, axes) in self._made:
+            return self._made[new, wanted, axes]
         cast = _saturating(rounding)
+        # To nearest, what is below half of the smallest number is always lost; by chance it is
+        # there on average. NVFP4BlockScaling rounds gradients so, and these alone.
         if recipe == "nvfp4" and name == f"{node.layer}.grad":
             cast = replace(cast, mode="stochastic")
         with self.b.scope(layer=node.layer, role=node.role, source=node.source):
             if recipe in BLOCKS:
-                operand = self._blocks(made, format_named(wanted), axes[0], cast)
+                operand = self._blocks(new, format_named(wanted), axes[0], cast)
             else:
                 name = self._unused(name)
-                scale = self._scale(made, wanted, axes, name)
+                scale = self._scale(new, wanted, axes, name)
                 fields: dict[str, Any] = {"format": wanted, "rounding": cast}
-                operand = Operand(self.b.emit(scaled_cast, made, scale, **fields), scale)
+                operand = Operand(self.b.emit(scaled_cast, new, scale, **fields), scale)
                 if recipe == "delayed":
-                    self._record(made, scale, name)
-        self._made[made, wanted, axes] = operand
+                    self._record(new, scale, name)
+        self._made[new, wanted, axes] = operand
         return operand
 
     def product(self, node: Node, operands: Sequence[Operand], **fields: Any) -> int:
         """Emit the product and what takes the scales out; `fields` are those of its result."""
+        # sum_k (s a_k) (t b_k) = s t sum_k a_k b_k: a scale that is the same all along the sum is
+        # divided out of the finished sum. That of a block is not, so the product itself reads it.
         inputs = [operand.node for operand in operands]
         op, attrs = node.op, dict(node.attrs)
         cut = [(i, o.block_scales) for i, o in enumerate(operands) if o.block_scales is not None]
@@ -123,15 +129,16 @@ class ScalingPass:
             attrs["blocks"] = tuple((i, at, block) for (i, _), at in zip(cut, firsts, strict=True))
             inputs += [scales for _, scales in cut]
         scaled = [(i, o.scale) for i, o in enumerate(operands) if o.scale is not None]
+        # with a scale to take out, the sum stays in the accumulator and `descale` rounds it once
         whole = {**fields, "format": "float32", "fused": True} if scaled else fields
-        made = self.b.copy(node, inputs, op=op, attrs=tuple(attrs.items()), **whole)
+        new = self.b.copy(node, inputs, op=op, attrs=tuple(attrs.items()), **whole)
         if not scaled:
-            return made
+            return new
         swap, axes = self._swaps(node, [i for i, _ in scaled])
         after = {**fields, "accumulator": "float32"}
         with self.b.scope(layer=node.layer, role=node.role, source=node.source):
             scales = [scale for _, scale in scaled]
-            return self.b.emit(descale, made, *scales, attrs={"axes": axes, "swap": swap}, **after)
+            return self.b.emit(descale, new, *scales, attrs={"axes": axes, "swap": swap}, **after)
 
     def _unused(self, name: str) -> str:
         """Return `name`, with a number from 2 where a layer multiplies several such tensors."""
@@ -148,7 +155,7 @@ class ScalingPass:
             pairs += [(history, new), (old, scale)]
         return pairs
 
-    def _scale(self, made: int, wanted: str, axes: tuple[int, ...], name: str) -> int:
+    def _scale(self, new: int, wanted: str, axes: tuple[int, ...], name: str) -> int:
         row = self.scaling
         attrs = {
             "maximum": format_named(wanted).max,
@@ -157,7 +164,7 @@ class ScalingPass:
         }
         if row.recipe != "delayed":
             over = {"axes": axes} if axes else {}
-            return self.b.emit(tensor_scale, self.b.emit(amax, made, attrs=over), attrs=attrs)
+            return self.b.emit(tensor_scale, self.b.emit(amax, new, attrs=over), attrs=attrs)
         history = self._state(f"{name}.amax_history", (row.history,))
         old = self._state(f"{name}.scale", ())
         # a step's scales depend on states alone, so they can all be computed in one launch
@@ -168,34 +175,38 @@ class ScalingPass:
     def _state(self, name: str, shape: tuple[int, ...]) -> int:
         return self.b.emit(state, attrs={"shape": shape}, role="input", name=name)
 
-    def _record(self, made: int, scale: int, name: str) -> None:
+    def _record(self, new: int, scale: int, name: str) -> None:
         """Note the amax of this step, an output so that it is taken while the tensor is there."""
         if not self.trains:
             return
         history, old = self.b.nodes[scale].inputs
-        largest = self.b.emit(amax, made)
+        largest = self.b.emit(amax, new)
         self.outputs[f"amax:{name}"] = largest
         self._delayed.append((history, old, scale, largest, self.b.nodes[scale].layer))
 
-    def _blocks(self, made: int, element: Format, axis: int, cast: Rounding) -> Operand:
+    def _blocks(self, new: int, element: Format, axis: int, cast: Rounding) -> Operand:
         block = BLOCKS[self.scaling.recipe]
-        largest = self.b.emit(amax, made, attrs={"axes": (axis,), "block": block})
+        largest = self.b.emit(amax, new, attrs={"axes": (axis,), "block": block})
         along = {"axis": axis, "block": block}
         fields: dict[str, Any] = {"format": element.name, "rounding": cast}
         if self.scaling.recipe != "nvfp4":
+            # OCP MX v1.0, 6.3: 2**(floor(log2 amax) - emax). The top of a block
+            # may lie above the element's largest number and saturates; rounded up, nothing does.
             of: dict[str, Any] = {"emax": element.max_exponent}
             rule = mx_scale
             if self.scaling.recipe == "mx_rceil":
                 rule, of = mx_rceil_scale, {"maximum": element.max}
             scales = self.b.emit(rule, largest, attrs=of, format=E8M0)
-            cut = self.b.emit(block_cast, made, scales, attrs=along, **fields)
+            cut = self.b.emit(block_cast, new, scales, attrs=along, **fields)
             return Operand(cut, None, scales)
+        # Two levels, since float8_e4m3fn scales reach from 2**-9 to 448 alone: the scale of the
+        # tensor brings its largest block to the top of both formats, those of blocks follow it.
         maximum = {"maximum": format_named(NVFP4_SCALE).max * element.max}
-        tensor = self.b.emit(tensor_scale, self.b.emit(amax, made), attrs=maximum)
+        tensor = self.b.emit(tensor_scale, self.b.emit(amax, new), attrs=maximum)
         stored: dict[str, Any] = {"format": NVFP4_SCALE, "rounding": NEAREST}
         attrs = {"maximum": element.max}
         scales = self.b.emit(nvfp4_scale, largest, tensor, attrs=attrs, **stored)
-        cut = self.b.emit(block_cast, made, scales, tensor, attrs=along, **fields)
+        cut = self.b.emit(block_cast, new, scales, tensor, attrs=along, **fields)
         return Operand(cut, tensor, scales)
 
     def _axes(self, node: Node, position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -205,6 +216,7 @@ class ScalingPass:
         if node.op.name in _CONV_AXES and node.attributes.get("groups", 1) == 1:
             return _CONV_AXES[node.op.name][position]
         if node.op.name == "matmul":
+            # [rows, depth] by [depth, columns], either of them transposed: the depth is summed over
             attrs = node.attributes
             first = attrs.get("transpose_a") if position == 0 else not attrs.get("transpose_b")
             return (len(shape) - 2,) if first else (len(shape) - 1,)
@@ -217,6 +229,9 @@ class ScalingPass:
         """Return, per scale, whether its two axes trade places to line up with the result's."""
         if self.scaling.recipe != "rowwise":
             return (False,) * len(scaled), (0, 1)
+        # Scales have extent 1 where their operand is summed over. Those of a first operand that is
+        # summed over its columns are a column, one per row of the result, and fit; a transposed
+        # operand's, and those of a convolution's filters, lie along the other axis.
         rows, columns = (0, 1) if node.op.name in _CONV_AXES else (-2, -1)
         ndim = len(node.shape)
         wanted = (columns % ndim, rows % ndim)

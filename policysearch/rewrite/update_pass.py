@@ -71,6 +71,8 @@ class UpdatePass:
         """
         if not self.eager:
             return self._copy(node, inputs, stored or "float32")
+        # clip_grad.py: the norm of each gradient has that one's dtype, the norm of these norms the
+        # widest, and the factor has the dtype of that
         if node.op is global_norm and set(formats) != {"float32"}:
             rounded = replace(node, attrs=(*node.attrs, ("inner", tuple(formats))))
             return self._copy(rounded, inputs, join(set(map(format_named, formats))).name)

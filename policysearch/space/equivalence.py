@@ -11,7 +11,7 @@ from policysearch.formats import format_named
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
-from policysearch.rewrite.placed_rules import LISTS
+from policysearch.rewrite.format_rules import LISTS
 
 FOLLOWING = ("current", "rowwise", "mx", "mx_rceil", "nvfp4")
 """Recipes whose scales follow a power of two exactly; a delayed one knows no step before the first.

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
-from policysearch.rewrite.format_rules import OFF, FormatRule
-from policysearch.rewrite.placed_rules import LISTS, PlacedRule, placed_rules
+from policysearch.rewrite.format_rules import LISTS, OFF, FormatRule, PlacedRule, placed_rules
 from policysearch.train.step import trace_forward
 from policysearch.train.user_code import function_of, is_user_code
 from policysearch.values import InputError, from_plain, shown

@@ -13,8 +13,13 @@ from policysearch.files import read_text
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy, from_data, to_data
 from policysearch.policy.presets import PRESETS, preset
-from policysearch.rewrite.format_rules import FormatRule, LayerMatch
-from policysearch.rewrite.placed_rules import LISTS, apply_format_rules, placed_rules
+from policysearch.rewrite.format_rules import (
+    LISTS,
+    FormatRule,
+    LayerMatch,
+    apply_format_rules,
+    placed_rules,
+)
 from policysearch.rewrite.rules_of import rules_of
 from policysearch.space.rules import SMALLEST_BATCH, rules_for, rules_from_data
 from policysearch.train.step import trace_forward

@@ -14,8 +14,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.presets import preset
 from policysearch.products.product import product
-from policysearch.rewrite.format_rules import FormatRule
-from policysearch.rewrite.placed_rules import PlacedRule
+from policysearch.rewrite.format_rules import FormatRule, PlacedRule
 from policysearch.space.decided.base import Group, Params, Setting
 from policysearch.space.decided.loss_scales import Scale
 from policysearch.space.equivalence import normal

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.rewrite.placed_rules import LISTS
+from policysearch.rewrite.format_rules import LISTS
 from policysearch.space.decided.base import Params
 from policysearch.space.section import ALL_UNIFORM
 from policysearch.space.space import Space

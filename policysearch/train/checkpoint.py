@@ -20,11 +20,13 @@ from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import ScaleState
-from policysearch.train.lost import Lost
-from policysearch.train.run import Taken
-from policysearch.train.swamped import Watched
+from policysearch.train.lost_values import LostValues
+from policysearch.train.swamped import SwampedCounts
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, to_plain
+
+Taken = list[tuple[float, float, bool]]
+"""Loss, loss scale and whether the update was skipped, per step."""
 
 VERSION = 1
 """Of the files: one of another version is none."""
@@ -45,8 +47,8 @@ class State:
     version: int
     updates_done: int
     scale: ScaleState
-    probed: tuple[Lost, ...]
-    watched: Watched
+    probed: tuple[LostValues, ...]
+    watched: SwampedCounts
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +107,9 @@ def read_checkpoint(path: Path, of: str) -> Checkpoint | None:
     A training without its checkpoint begins anew, to the same bits.
     """
     with suppress(InputError, OSError):
-        found = Checkpoint.from_bytes(path.read_bytes())
-        if (found.state.of, found.state.version) == (of, VERSION):
-            return found
+        checkpoint = Checkpoint.from_bytes(path.read_bytes())
+        if (checkpoint.state.of, checkpoint.state.version) == (of, VERSION):
+            return checkpoint
     return None
 
 

@@ -18,6 +18,8 @@ def has_diverged(losses: Sequence[float], skipped: Sequence[bool]) -> bool:
     DIVERGED_STEPS in a row stay above DIVERGED_FACTOR times the first of all; where a loss of one's
     own has been zero or below, above as many times the largest size before them.
     """
+    # The scale may need many halvings from 2**24 or 2**16 until nothing overflows: a run of skipped
+    # steps at the start is no divergence, unless it is longer than any such search.
     if not math.isfinite(losses[-1]):
         latest = losses[-NON_FINITE_STEPS:]
         alone = len(latest) == NON_FINITE_STEPS and not any(map(math.isfinite, latest))

@@ -52,8 +52,13 @@ def accuracy(
         for name, array in arrays_by_input(model, inputs, labels):
             executable.arrays[name][: len(wanted)] = array[part]
         executable.forward_backward()
-        logits = executable.value("logits")
-        logits = logits.reshape(batch_size, *wanted.shape[1:], -1)[: len(wanted)]
-        hit = (logits.argmax(axis=-1) == wanted) & np.isfinite(logits).all(axis=-1)
-        right += int(hit.sum())
+        right += _hits(executable.value("logits"), wanted, batch_size)
     return right / counted
+
+
+def _hits(logits: FloatArray, labels: Array, batch_size: int) -> int:
+    """Return how many rows of logits are largest at their label."""
+    # the last batch may be short: what is left in its rows from the one before is not read
+    rows = logits.reshape(batch_size, *labels.shape[1:], -1)[: len(labels)]
+    # argmax would find a class in rows of NaN, and the labels of IGNORED never match one
+    return int(((rows.argmax(axis=-1) == labels) & np.isfinite(rows).all(axis=-1)).sum())

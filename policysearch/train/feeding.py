@@ -1,21 +1,28 @@
-"""What a step is fed: the inputs and labels of a batch, constants, and the masks of dropout."""
+"""What a training is fed: initial parameters, the order of batches, their arrays, dropout masks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.compile import Step
-from policysearch.graph import FloatArray, size
-from policysearch.nn.model import DROPPED, Model
+from policysearch.formats import format_named
+from policysearch.graph import FloatArray, Node, size
+from policysearch.nn.model import DROPPED, Model, ParameterSpec
+from policysearch.rounding.rounder import quantise
 from policysearch.rounding.stochastic import draw_table
 from policysearch.train.step import TARGETS
+from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 Array = NDArray[Any]
+
+KEPT = ("parameter", "state", "buffer")
+"""Sources that one step leaves to the next."""
 
 
 def feed_constants(step: Step, model: Model) -> None:
@@ -40,9 +47,9 @@ def arrays_by_input(
 
     A model that returns its own loss takes the labels as the input its `labels` names.
     """
-    given = iter(inputs)
+    arrays = iter(inputs)
     for item in model.inputs:
-        array = labels if item.name == model.labels else next(given, None)
+        array = labels if item.name == model.labels else next(arrays, None)
         if array is None:
             raise InputError(f"model {model.name}, input {item.name}: nothing; expected an array")
         yield item.name, array
@@ -87,7 +94,42 @@ def feed_masks(step: Step, seed: int, index: int) -> None:
 
 def dropout_mask(count: int, share: float, seed: int, index: int, place: int) -> FloatArray:
     """Return the mask [count] of step `index` at a place of the model, as `feed_masks` has it."""
+    # A word per element of one mixer, from a place that the seed chooses: the mask is the same in
+    # every policy, process and machine, and needs no state between steps.
     key = np.random.SeedSequence([seed, index, place]).generate_state(1)[0]
     drawn = draw_table(count, int(key) & ~0xFF)
-    kept = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))
-    return kept.astype(np.float32) / np.float32(1.0 - share)
+    keeps = drawn >= np.uint32(min(share * 2.0**32, 2.0**32 - 1))
+    return keeps.astype(np.float32) / np.float32(1.0 - share)
+
+
+def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str, FloatArray]:
+    """Return the parameters every policy starts from with this seed.
+
+    `jitter` multiplies each by 1 + jitter * a standard normal draw, to measure the noise floor.
+    """
+    params = model.init(np.random.default_rng([seed, 0]))
+    if jitter:
+        rng = np.random.default_rng([seed, 2])
+        params = {
+            name: (value * (1.0 + jitter * rng.standard_normal(value.shape))).astype(np.float32)
+            for name, value in params.items()
+        }
+    return params
+
+
+def batch_order(task: Task, dataset: Dataset, seed: int) -> NDArray[np.int64]:
+    """Return the training examples [steps, batch_size] of every policy's batches with this seed."""
+    return batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
+
+
+def as_stored(node: Node, array: Array) -> FloatArray:
+    """Return the array rounded to the format that its source keeps it in."""
+    return quantise(array, format_named(node.format))
+
+
+def check_initial(specs: Iterable[ParameterSpec], arrays: Mapping[str, FloatArray]) -> None:
+    """Raise InputError for initial arrays, by name, that are missing or of another shape."""
+    for spec in specs:
+        if spec.name not in arrays or arrays[spec.name].shape != spec.shape:
+            given = arrays[spec.name].shape if spec.name in arrays else "nothing"
+            raise InputError(f"initial {spec.name}: {given}; expected shape {spec.shape}")

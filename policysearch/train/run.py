@@ -11,11 +11,8 @@ from numpy.typing import NDArray
 from policysearch.graph import FloatArray
 from policysearch.rounding.rounder import Fast
 from policysearch.train.divergence import tail_mean
-from policysearch.train.lost import Lost
+from policysearch.train.lost_values import LostValues
 from policysearch.train.swamped import Swamped
-
-Taken = list[tuple[float, float, bool]]
-"""Loss, loss scale and whether the update was skipped, per step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +42,7 @@ class Run:
     overflows: tuple[tuple[str, int], ...]
     underflows: tuple[tuple[str, int], ...]
     swamped: Swamped
-    lost: tuple[Lost, ...]
+    lost: tuple[LostValues, ...]
     params: dict[str, FloatArray]
     fast: Fast
     resumed_at: int = 0

@@ -15,7 +15,7 @@ from policysearch.ops.elementwise import add
 from policysearch.ops.shape import reshape
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
 from policysearch.optimizers.optimizer import Optimizer, emit_states, emit_update
-from policysearch.rewrite.ruled_model import RuledModel
+from policysearch.rewrite.rules import RuledModel
 from policysearch.values import InputError, one_of
 
 LOSSES: Mapping[str, Op] = MappingProxyType(
@@ -109,12 +109,12 @@ def _gradients(
 ) -> dict[str, int]:
     """Emit backward and return the unscaled gradients of the parameters `root` depends on."""
     # d(scaled loss)/d(loss) is the scale itself, so backward starts from that source.
-    found = backward(b, root, scalars["loss_scale"], list(params.values()), add)
+    gradient_of = backward(b, root, scalars["loss_scale"], list(params.values()), add)
     grads = {}
     for name, node in params.items():
-        if node in found:
+        if node in gradient_of:
             with b.scope(role="update", layer=b.nodes[node].layer):
-                grads[name] = b.emit(unscale, found[node], scalars["inverse_scale"])
+                grads[name] = b.emit(unscale, gradient_of[node], scalars["inverse_scale"])
     return grads
 
 

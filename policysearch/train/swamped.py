@@ -12,7 +12,7 @@ from policysearch.emulator.compile import Step
 from policysearch.formats import Format, Rounding, format_named
 from policysearch.graph import FloatArray, Graph, Node, size
 from policysearch.ops.source import state
-from policysearch.train.lost import Lost, Tally
+from policysearch.train.lost_values import LostValues, Tally
 
 UPDATE = "update of "
 """Before a parameter's name: the source that holds its last update."""
@@ -44,7 +44,7 @@ NOT_COUNTED = Swamped()
 """What is known without a step that was looked at."""
 
 
-def watched(graph: Graph) -> Graph:
+def with_update_sources(graph: Graph) -> Graph:
     """Return the step with, for each parameter, its update in the source UPDATE + its name.
 
     That is the node of the new parameter once more, in float32, from zeros in the parameter's
@@ -53,53 +53,54 @@ def watched(graph: Graph) -> Graph:
     """
     nodes, updates = list(graph.nodes), list(graph.updates)
     for old, new in graph.updates:
-        parameter, made = graph.nodes[old], graph.nodes[new]
+        parameter, new_value = graph.nodes[old], graph.nodes[new]
         if parameter.op.name != "parameter":
             continue
-        kept = ("shape", parameter.shape)
+        shape = ("shape", parameter.shape)
         at, name = len(nodes), UPDATE + parameter.name
         nodes.append(
-            replace(parameter, id=at, op=state, name=name, format="float32", attrs=(kept,))
+            replace(parameter, id=at, op=state, name=name, format="float32", attrs=(shape,))
         )
-        exact = replace(made, format="float32", rounding=Rounding())
-        nodes.append(replace(exact, id=at + 1, inputs=(at, *made.inputs[1:])))
+        # p' = p + u with p = 0 is the update u itself, whatever rule computes it
+        exact = replace(new_value, format="float32", rounding=Rounding())
+        nodes.append(replace(exact, id=at + 1, inputs=(at, *new_value.inputs[1:])))
         updates.append((at, at + 1))
     return replace(graph, nodes=tuple(nodes), updates=tuple(updates))
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What a `Watch` has counted: (step, share), and by layer of its last step, and all by role."""
+class SwampedCounts:
+    """What a `SwampedCounter` holds: (step, share), by layer of its last step, and all by role."""
 
     shares: tuple[tuple[int, float], ...] = ()
     projected: tuple[tuple[str, int], ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
-    tally: tuple[Lost, ...] = ()
+    tally: tuple[LostValues, ...] = ()
 
 
-class Watch:
+class SwampedCounter:
     """Counts swamped updates in the steps it is told of: `before` the update and `after` it.
 
-    It goes on from what another had `watched`.
+    It goes on from the `counts` of another.
     """
 
-    def __init__(self, watched: Watched = Watched()) -> None:
-        self._shares = list(watched.shares)
-        self._projected = dict(watched.projected)
-        self._sizes = Counter(dict(watched.sizes))
-        self._tally = Tally(watched.tally)
+    def __init__(self, counts: SwampedCounts = SwampedCounts()) -> None:
+        self._shares = list(counts.shares)
+        self._projected = dict(counts.projected)
+        self._sizes = Counter(dict(counts.sizes))
+        self._tally = Tally(counts.tally)
         self._before: dict[str, FloatArray] = {}
 
     @property
-    def watched(self) -> Watched:
+    def counts(self) -> SwampedCounts:
         """What was counted so far."""
         sizes, projected = tuple(self._sizes.items()), tuple(self._projected.items())
-        return Watched(tuple(self._shares), projected, sizes, self._tally.rows)
+        return SwampedCounts(tuple(self._shares), projected, sizes, self._tally.rows)
 
     def before(self, step: Step) -> None:
-        """Remember the parameters of a `watched` step, and forget its last updates."""
+        """Remember the parameters of a step `with_update_sources`, and forget its last updates."""
         self._before = {}
-        for node, _ in _watched_parameters(step.graph):
+        for node, _ in _parameters_with_rounding(step.graph):
             self._before[node.name] = step.arrays[node.name].copy(order="K")
             step.arrays[UPDATE + node.name][...] = 0.0
 
@@ -108,7 +109,7 @@ class Watch:
         swamped = 0
         projected: Counter[str] = Counter()
         self._sizes = Counter()
-        for node, rounding in _watched_parameters(step.graph):
+        for node, rounding in _parameters_with_rounding(step.graph):
             self._sizes[node.layer] += size(node.shape)
             projected[node.layer] += 0
             if rounding.mode == "stochastic":
@@ -117,16 +118,16 @@ class Watch:
             half = half_unit(self._before[node.name], format_named(node.format))
             moving = update > 0.0
             small = update[moving & (update < half)]
-            found = self._tally.add("swamped", node.layer, "update", index, small, update.size)
-            swamped += found
+            count = self._tally.add("swamped", node.layer, "update", index, small, update.size)
+            swamped += count
             if factor != 1.0:
                 update *= np.float32(factor)
-                found = int(np.count_nonzero(moving & (update < half)))
-            projected[node.layer] += found
+                count = int(np.count_nonzero(moving & (update < half)))
+            projected[node.layer] += count
         self._shares.append((index, swamped / self._sizes.total()))
         self._projected = dict(projected)
 
-    def lost(self) -> tuple[Lost, ...]:
+    def lost(self) -> tuple[LostValues, ...]:
         """Return the swamped updates by layer, as they were, not projected."""
         return self._tally.lost()
 
@@ -141,7 +142,7 @@ class Watch:
         return Swamped(tuple(self._shares), share, *worst)
 
 
-def _watched_parameters(graph: Graph) -> list[tuple[Node, Rounding]]:
+def _parameters_with_rounding(graph: Graph) -> list[tuple[Node, Rounding]]:
     """Return, for each parameter, its source and how its new value is rounded."""
     pairs = [(graph.nodes[old], graph.nodes[new]) for old, new in graph.updates]
     return [(old, new.rounding) for old, new in pairs if old.op.name == "parameter"]
@@ -152,11 +153,14 @@ def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
 
     Below float32's smallest number that is zero.
     """
+    # A number of exponent e and m mantissa bits lies 2**(e - m) from the next, so that half a unit
+    # is 2**(e - m - 1). The power of two is what masking leaves of the float32; below the smallest
+    # normal number the distance stays (subnormals). Tapered formats have their own m for every e.
     if fmt.taper:
         _, above = np.frexp(values)
         exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)
-        found: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
-        return found
+        units: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
+        return units
     bits = np.empty(values.shape, np.uint32)  # stays an array where the value is a single one
     np.bitwise_and(values.view(np.uint32), np.uint32(EXPONENT), out=bits)
     powers: FloatArray = bits.view(np.float32)

@@ -1,29 +1,83 @@
-"""A task: the model, data and recipe that every policy of a study is trained on."""
+"""A task: the model, data and recipe that every policy of a study is trained on.
+
+Whether they fit each other and the machine is said before anything is trained.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
-from policysearch.nn.model import Model
+from policysearch.graph import Graph
+from policysearch.nn.model import OWN_LOSS, Input, Model
 from policysearch.nn.models import MODELS, narrower
+from policysearch.ops.token_loss import IGNORED
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
-from policysearch.rewrite.ruled_model import RuledModel
-from policysearch.rewrite.rules import Rule
-from policysearch.train.fitting import check_fits
-from policysearch.train.schedule import Schedule
-from policysearch.train.size import check_memory, needed_bytes
+from policysearch.policy.policy import Policy
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.rewrite.rules import Rule, RuledModel
 from policysearch.train.step import LOSSES, trace_forward, trace_step
-from policysearch.train.user_code import called, is_user_code, value_of
+from policysearch.train.user_code import is_user_code, result_of, value_of
 from policysearch.values import InputError, number, one_of, to_plain
+
+ScheduleKind = Literal["constant", "step", "cosine"]
+# Source: torch 2.13 `torch/optim/lr_scheduler.py`: `LinearLR`, then `StepLR`, `CosineAnnealingLR`
+# or nothing, joined by `SequentialLR`, with one `scheduler.step()` after every training step,
+# skipped or not. Its closed forms are evaluated here in float64; torch's recursive ones agree with
+# them to a few units in the last place of a float64: the float32 number a step reads is the same.
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the learning rate is multiplied by, over steps counted from 0.
+
+    Of the values of `kind`, "step" multiplies by `factor` every `period_steps`; "cosine" falls
+    along half a cosine to `final_factor` of the rate within `period_steps`, 0 standing for the
+    rest of the training. Before either, `warmup_steps` rise in a line from `warmup_factor` of
+    the rate to all of it.
+    """
+
+    kind: ScheduleKind = "constant"
+    period_steps: int = 0
+    factor: float = 0.1
+    final_factor: float = 0.0
+    warmup_steps: int = 0
+    warmup_factor: float = 1.0 / 3.0
+
+    def __post_init__(self) -> None:
+        one_of("schedule kind", self.kind, get_args(ScheduleKind))
+        number("schedule period_steps", self.period_steps, 0, 2**31)
+        number("schedule factor", self.factor, 0.0, 1e6)
+        number("schedule final_factor", self.final_factor, 0.0, 1.0)
+        number("schedule warmup_steps", self.warmup_steps, 0, 2**31)
+        number("schedule warmup_factor", self.warmup_factor, 2.0**-126, 1.0)
+        if self.kind == "step" and not self.period_steps:
+            raise InputError("schedule period_steps: 0 with kind 'step'; expected at least 1")
+
+    def rate(self, learning_rate: float, step: int, steps: int) -> float:
+        """Return the learning rate of `step` in a training of `steps`."""
+        if step < self.warmup_steps:
+            gone = step / self.warmup_steps
+            return learning_rate * (self.warmup_factor + (1.0 - self.warmup_factor) * gone)
+        since = step - self.warmup_steps
+        if self.kind == "step":
+            return learning_rate * self.factor ** (since // self.period_steps)
+        if self.kind == "cosine":
+            period = self.period_steps or max(steps - self.warmup_steps, 1)
+            least = learning_rate * self.final_factor
+            return least + (learning_rate - least) * (1.0 + math.cos(math.pi * since / period)) / 2
+        return learning_rate
+
 
 DEEPEST = 10_000
 """Most hidden layers of a net."""
@@ -149,7 +203,7 @@ class Task:
         if isinstance(self.data, Dataset):
             return self.data
         if is_user_code(self.data):
-            own: Dataset = called("data", self.data, Dataset)
+            own: Dataset = result_of("data", self.data, Dataset)
             return own
         folder = None if self.data_folder is None else Path(self.data_folder).expanduser()
         return load_dataset(self.data, folder)
@@ -166,7 +220,7 @@ class Task:
     def _model(self, dataset: Dataset) -> Model:
         if isinstance(self.model, Model) or is_user_code(self.model):
             given = self.model
-            own: Model = given if isinstance(given, Model) else called("model", given, Model)
+            own: Model = given if isinstance(given, Model) else result_of("model", given, Model)
             check_fits(own, dataset)
             return own
         shape = dataset.image_shape
@@ -218,3 +272,104 @@ def _rule(given: str | Rule) -> Rule:
     if not is_user_code(given):
         raise InputError(f"{given!r}; expected file.py:rule")
     return value_of("rule", given, Rule)
+
+
+Array = NDArray[Any]
+
+
+def check_fits(model: Model, dataset: Dataset) -> None:
+    """Raise InputError where inputs or labels of the data set are not those the model takes."""
+    where = f"data set {dataset.name}"
+    taken = [item for item in model.inputs if item.name != model.labels]
+    if len(taken) != len(dataset.inputs):
+        names = ", ".join(item.name for item in taken)
+        given = f"{len(dataset.inputs)} inputs"
+        raise InputError(f"{where}: {given}; model {model.name} expected {len(taken)}: {names}")
+    for place, (item, array) in enumerate(zip(taken, dataset.inputs, strict=True)):
+        _check_input(f"{where}, inputs[{place}]", f"{item.name} of model {model.name}", item, array)
+    for item in model.inputs:
+        if item.name == model.labels:
+            _check_shape(f"{where}, labels", item, dataset.labels)
+    if model.loss != OWN_LOSS and dataset.labels.dtype == np.int64:
+        _check_labels(f"{where}, labels", model, dataset.labels)
+
+
+def _check_shape(where: str, item: Input, array: Array) -> None:
+    if array.shape[1:] != item.shape:
+        given, expected = (
+            f"[count, {', '.join(map(str, s))}]" for s in (array.shape[1:], item.shape)
+        )
+        raise InputError(f"{where}: {given}; expected {expected}")
+
+
+def _check_input(where: str, named: str, item: Input, array: Array) -> None:
+    _check_shape(where, item, array)
+    if item.whole != (array.dtype == np.int64):
+        expected = "int64" if item.whole else "float32"
+        raise InputError(f"{where}: {array.dtype}; expected {expected} for {named}")
+    if item.below and (array.min() < 0 or array.max() >= item.below):
+        worst = array.min() if array.min() < 0 else array.max()
+        raise InputError(f"{where}: {worst}; expected 0 to {item.below - 1} for {named}")
+
+
+def _check_labels(where: str, model: Model, labels: Array) -> None:
+    """Class numbers have a logit each, and there is one label for each row of logits."""
+    graph = trace_forward(model, 2)
+    (shape,) = (graph.nodes[i].shape for name, i in graph.outputs if name == "logits")
+    classes = labels[labels != IGNORED]
+    if classes.size and classes.max() >= shape[-1]:
+        raise InputError(f"{where}: {classes.max()}; expected 0 to {shape[-1] - 1}, or {IGNORED}")
+    if labels.shape[1:] != shape[1:-1]:
+        given, expected = list(labels.shape[1:]), list(shape[1:-1])
+        raise InputError(f"{where}: {given} per example; expected {expected}")
+
+
+COPIES_PER_PARAMETER = 8
+"""Parameter, gradient, two moments, their low-precision copies and scratch; float32 each."""
+
+BYTES_PER_STEP = 128
+"""Loss, scale and skip flag of a step, as Python and numpy keep them."""
+
+
+def needed_bytes(model: Model, steps: int, batch_size: int) -> int:
+    """Return about how many bytes a training holds at least: parameters, batches, records."""
+    parameters = sum(math.prod(spec.shape) for spec in model.parameters())
+    indices = steps * batch_size * 8
+    return parameters * 4 * COPIES_PER_PARAMETER + 2 * indices + steps * BYTES_PER_STEP
+
+
+def machine_bytes() -> int | None:
+    """Return the machine's memory in bytes; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def check_memory(where: str, needed: int) -> None:
+    """Raise InputError if `needed` bytes are more than the machine has."""
+    there = machine_bytes()
+    if there is not None and needed > there:
+        raise InputError(
+            f"{where}: needs about {needed / 2**30:.3g} GiB of memory; "
+            f"expected at most the {there / 2**30:.3g} GiB of this machine"
+        )
+
+
+class Tracing:
+    """Traces the float32 step of a task, once for each norm that gradients are clipped to."""
+
+    def __init__(self, task: Task, model: Model, batch_size: int) -> None:
+        self._task, self._model, self._batch_size = task, model, batch_size
+        self._float32: dict[float | None, Graph] = {}
+
+    def step_graph(self, policy: Policy) -> Graph:
+        """Return one training step under `policy`; InputError where it does not fit the model."""
+        policy.check_layers(self._model.layer_names)
+        clip_norm = policy.gradient_clip_norm
+        if clip_norm not in self._float32:
+            task, optimizer = self._task, self._task.build_optimizer()
+            self._float32[clip_norm] = trace_step(
+                self._model, task.loss, optimizer, self._batch_size, clip_norm
+            )
+        return apply_policy(self._float32[clip_norm], policy)

@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import Step, compile_graph
-from policysearch.formats import format_named
-from policysearch.graph import FloatArray
 from policysearch.nn.model import NEXT, Model
 from policysearch.policy.policy import Policy
-from policysearch.rounding.rounder import Fast, check_fast, quantise
-from policysearch.train.checkpoint import VERSION, Checkpoint, State
+from policysearch.rounding.rounder import Fast, check_fast
+from policysearch.train.checkpoint import VERSION, Checkpoint, State, Taken
 from policysearch.train.evaluation import accuracy
-from policysearch.train.feeding import Array, feed_constants, feed_inputs, feed_masks
+from policysearch.train.feeding import (
+    KEPT,
+    Array,
+    as_stored,
+    check_initial,
+    feed_constants,
+    feed_inputs,
+    feed_masks,
+)
 from policysearch.train.loss_scale import initial_state, inverse, next_state, skips_update
-from policysearch.train.lost import Tally
-from policysearch.train.probe import Probe
-from policysearch.train.run import Taken
-from policysearch.train.swamped import Watch, watched
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
-from policysearch.values import InputError
+from policysearch.train.lost_values import Probe, Tally
+from policysearch.train.swamped import SwampedCounter, with_update_sources
+from policysearch.train.tasks import Task, Tracing
 
 PROBE_INTERVAL = 20
-
-KEPT = ("parameter", "state", "buffer")
-"""Sources that one step leaves to the next."""
+"""Steps between those whose roundings are all observed: observing them takes time."""
 
 
 class Trainer:
@@ -47,10 +45,10 @@ class Trainer:
         self.fast = check_fast(fast)
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = self.step_index = 0
-        self.probe, self.watch = Probe(), Watch()
+        self.probe, self.watch = Probe(), SwampedCounter()
         self.arena, self._tracing = Arena(), Tracing(task, model, task.batch_size)
         self._compiled: dict[bool, Step] = {}
-        self._shared: dict[str, FloatArray] = {}
+        self._shared: dict[str, Array] = {}
         self.phase = policy.at_step(0)
         self._enter(self.phase)
 
@@ -62,7 +60,7 @@ class Trainer:
         for node in executable.graph.nodes:
             if node.op.name in KEPT:
                 array = self._shared.setdefault(node.name, executable.arrays[node.name])
-                array[...] = quantise(array, format_named(node.format))
+                array[...] = as_stored(node, array)
 
     def _compile(self, phase: Policy) -> None:
         """Compile the steps of `phase` in the place of those of the phase before."""
@@ -72,7 +70,7 @@ class Trainer:
         sources = self._shared
         for observed in (True, False):  # the one that needs more of the arena first
             self._compiled[observed] = step = compile_graph(
-                watched(graph) if observed else graph,
+                with_update_sources(graph) if observed else graph,
                 seed=self.seed,
                 fast=self.fast,
                 sources=sources,
@@ -82,37 +80,38 @@ class Trainer:
             sources = step.arrays
         feed_constants(step, self.model)
 
-    def load(self, params: Mapping[str, FloatArray]) -> None:
+    def load(self, params: Mapping[str, Array]) -> None:
         """Write the initial arrays (logical, by name), rounded to where they are kept."""
-        for spec in (*self.model.parameters(), *self.model.statistics()):
-            if spec.name not in params or params[spec.name].shape != spec.shape:
-                given = params[spec.name].shape if spec.name in params else "nothing"
-                raise InputError(f"initial {spec.name}: {given}; expected shape {spec.shape}")
+        specs = (*self.model.parameters(), *self.model.statistics())
+        check_initial(specs, params)
+        for spec in specs:
             self._shared[spec.name][...] = params[spec.name]
         self._enter(self.phase)
 
     def checkpoint(self, of: str, taken: Taken) -> Checkpoint:
         """Return all that the steps after those `taken` depend on, of the training `of`."""
-        probed, watched = self.probe.tally.rows, self.watch.watched
+        probed, watched = self.probe.tally.rows, self.watch.counts
         state = State(of, VERSION, self.updates_done, self.scale_state, probed, watched)
         arrays = {name: np.array(array, order="C") for name, array in self._shared.items()}
         return Checkpoint(state, list(taken), arrays)
 
-    def restore(self, found: Checkpoint) -> None:
-        """Go on after the steps of `found`, a checkpoint of the same training.
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on after the steps of a checkpoint of the same training.
 
         Arrays are made by every phase in its turn, as they were: each lays out what it adds.
         """
-        self.step_index = len(found.taken)
-        begun = {phase.first_step for phase in self.policy.phases}
-        for first in sorted(step for step in begun if 0 < step < self.step_index):
+        self.step_index = len(checkpoint.taken)
+        first_steps = {phase.first_step for phase in self.policy.phases}
+        for first in sorted(step for step in first_steps if 0 < step < self.step_index):
             self._enter(self.policy.at_step(first))
         for name, array in self._shared.items():
-            array[...] = found.arrays[name]
-        self.updates_done, self.scale_state = found.state.updates_done, found.state.scale
-        self.probe.tally, self.watch = Tally(found.state.probed), Watch(found.state.watched)
+            array[...] = checkpoint.arrays[name]
+        state = checkpoint.state
+        self.updates_done, self.scale_state = state.updates_done, state.scale
+        self.probe.tally = Tally(state.probed)
+        self.watch = SwampedCounter(state.watched)
 
-    def params(self) -> dict[str, FloatArray]:
+    def params(self) -> dict[str, Array]:
         """Return copies of the parameters and running statistics as they are kept now."""
         specs = (*self.model.parameters(), *self.model.statistics())
         names = [spec.name for spec in specs]
@@ -130,6 +129,8 @@ class Trainer:
         executable = self._forward_backward(probed, inputs, labels, scale)
         finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
         if not finite and not probed:
+            # What overflowed where is counted in every step that is not finite. The forward and
+            # backward pass has no state, so that it can be run again with its roundings observed.
             executable = self._forward_backward(True, inputs, labels, scale)
         for spec in self.model.statistics():
             self._shared[spec.name][...] = executable.value(NEXT + spec.name)
@@ -147,6 +148,8 @@ class Trainer:
         self.updates_done += 1
         if probed:
             rate = self.task.rate_at(self.step_index)
+            # An update is proportional to the rate, so that what is lost at the smallest rate of
+            # the schedule can be told from an update at the present one.
             factor = self.task.smallest_rate / rate if rate else 1.0
             self.watch.after(executable, self.step_index, factor)
 
@@ -187,23 +190,3 @@ class Trainer:
             fast=self.fast,
             arena=self.arena,
         )
-
-
-def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str, FloatArray]:
-    """Return the parameters every policy starts from with this seed.
-
-    `jitter` multiplies each by 1 + jitter * a standard normal draw, to measure the noise floor.
-    """
-    params = model.init(np.random.default_rng([seed, 0]))
-    if jitter:
-        rng = np.random.default_rng([seed, 2])
-        params = {
-            name: (value * (1.0 + jitter * rng.standard_normal(value.shape))).astype(np.float32)
-            for name, value in params.items()
-        }
-    return params
-
-
-def batch_order(task: Task, dataset: Dataset, seed: int) -> NDArray[np.int64]:
-    """Return the training examples [steps, batch_size] of every policy's batches with this seed."""
-    return batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))

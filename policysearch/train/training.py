@@ -15,12 +15,13 @@ from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.checkpoint import read_checkpoint, training_digest, write_checkpoint
+from policysearch.train.checkpoint import Taken, read_checkpoint, training_digest, write_checkpoint
 from policysearch.train.divergence import has_diverged
+from policysearch.train.feeding import batch_order, initial_parameters
 from policysearch.train.loss_scale import gave_up
-from policysearch.train.run import Run, Taken, tail_of
+from policysearch.train.run import Run, tail_of
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, batch_order, initial_parameters
+from policysearch.train.trainer import Trainer
 
 Progress = Callable[[int, float], None]
 """Called after every step with the number of steps done and the loss."""
@@ -69,11 +70,11 @@ def train(
 
 def _resumed(trainer: Trainer, path: Path | None, of: str, stop: int) -> Taken:
     """Let the trainer go on from its checkpoint, if there is one; return the steps it has."""
-    found = read_checkpoint(path, of) if path else None
-    if found is None or len(found.taken) > stop:
+    checkpoint = read_checkpoint(path, of) if path else None
+    if checkpoint is None or len(checkpoint.taken) > stop:
         return []
-    trainer.restore(found)
-    return list(found.taken)
+    trainer.restore(checkpoint)
+    return list(checkpoint.taken)
 
 
 def _keep(path: Path | None, trainer: Trainer, of: str, taken: Taken, ended: bool) -> None:

@@ -22,7 +22,7 @@ def is_user_code(name: str) -> bool:
     return ENDING in name
 
 
-def called(where: str, name: str, wanted: type) -> Any:
+def result_of(where: str, name: str, wanted: type) -> Any:
     """Call the function "file.py:function", which runs the file, and return what it gives.
 
     The file is looked for from the folder that the program runs in. Raises InputError, in one line
@@ -30,8 +30,8 @@ def called(where: str, name: str, wanted: type) -> Any:
     result that is no `wanted`.
     """
     path, _, function = name.rpartition(":")
-    found = function_of(where, path, function)
-    result = _tried(f"{where}: {name}", functools.partial(_seeded, found))
+    call = function_of(where, path, function)
+    result = _run(f"{where}: {name}", functools.partial(_seeded, call))
     if not isinstance(result, wanted):
         given = type(result).__name__
         raise InputError(f"{where}: {name} returned {given}; expected a {wanted.__name__}")
@@ -40,27 +40,27 @@ def called(where: str, name: str, wanted: type) -> Any:
 
 def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
     """Return the function of the file at `path`."""
-    found: Callable[[], Any] = _found(where, path, function, "function", callable)
-    return found
+    member: Callable[[], Any] = _member(where, path, function, "function", callable)
+    return member
 
 
 def value_of(where: str, name: str, wanted: type[T]) -> T:
     """Return the value "file.py:name", a `wanted`, which runs the file; errors as of `called`."""
     path, _, own = name.rpartition(":")
     kind = wanted.__name__.lower()
-    found: T = _found(where, path, own, kind, lambda value: isinstance(value, wanted))
-    return found
+    member: T = _member(where, path, own, kind, lambda value: isinstance(value, wanted))
+    return member
 
 
-def _found(where: str, path: str, name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+def _member(where: str, path: str, name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     if not Path(path).is_file():
         raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
-    module = _tried(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
-    found = getattr(module, name, None)
-    if not fits(found):
+    module = _run(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
+    member = getattr(module, name, None)
+    if not fits(member):
         names = [n for n, value in vars(module).items() if fits(value) and n[0] != "_"]
         raise InputError(f"{where}: {path}: no {kind} {name!r}; expected one of {', '.join(names)}")
-    return found
+    return member
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,11 +89,13 @@ def _seeded(call: Callable[[], T]) -> T:
         return call()
 
 
-def _tried(where: str, call: Callable[[], Any]) -> Any:
+def _run(where: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except (Exception, SystemExit) as error:  # Whatever the user's own code does is said so.
-        said = " ".join(str(error).split())
-        raise InputError(f"{where}: {type(error).__name__}: {said}; expected it to run") from error
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{where}: {type(error).__name__}: {reason}; expected it to run"
+        ) from error

@@ -48,20 +48,20 @@ class AsAGpu(TorchDispatchMode):
         if function in SUMS:
             dtype = torch.result_type(*args[:2])
             if dtype in LOW:
-                made = SUMS[function](*map(_wide, args), **kwargs).to(dtype)
-                return made if SUMS[function] is function else args[0].copy_(made)
+                result = SUMS[function](*map(_wide, args), **kwargs).to(dtype)
+                return result if SUMS[function] is function else args[0].copy_(result)
         elif function in (*WIDE, *STATISTICS) and args[0].dtype in LOW:
-            dtype, made = args[0].dtype, function(*map(_wide, args), **kwargs)
+            dtype, result = args[0].dtype, function(*map(_wide, args), **kwargs)
             if function in STATISTICS:
-                return (made[0].to(dtype), *made[1:])
-            return _rounded(made, dtype)
+                return (result[0].to(dtype), *result[1:])
+            return _rounded(result, dtype)
         return function(*args, **kwargs)
 
 
-def _rounded(made: Any, dtype: Any) -> Any:
-    if isinstance(made, torch.Tensor):
-        return made.to(dtype)
-    return made if made is None else tuple(_rounded(x, dtype) for x in made)
+def _rounded(result: Any, dtype: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return result.to(dtype)
+    return result if result is None else tuple(_rounded(x, dtype) for x in result)
 
 
 def _wide(x: Any) -> Any:

@@ -1,10 +1,11 @@
-"""A device row from kernels that are timed on this machine."""
+"""A device row from kernels of no net in particular, timed on this machine."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -14,13 +15,81 @@ from policysearch.cost.device_file import Machine, timed_device
 from policysearch.cost.devices import Device
 from policysearch.cost.measured import calls_of
 from policysearch.cost.stacks import stack_named
-from policysearch.cost.timings import Timing, Timings, Work
+from policysearch.cost.timings import Extents, Timing, Timings, Work
 from policysearch.nn.models import mlp
+from policysearch.optimizers.optimizer import timed_updates
 from policysearch.policy.presets import preset
 from policysearch.verify.clock import Clock, cache_bytes, one_thread, quartile
-from policysearch.verify.generic_works import generic_works
 from policysearch.verify.torch_kernels import kernel
 from policysearch.verify.torch_step import net
+
+FLOAT32_OPS = ("softmax", "softmax_grad", "layer_norm", "layer_norm_grad")
+"""Ops that low-precision policies keep in float32."""
+ELEMENTWISE = ("add", "scale", "relu", "relu_grad", "gelu", "gelu_grad", "bias_grad")
+LOSSES = ("softmax_cross_entropy", "softmax_cross_entropy_grad")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Extents of what is timed, as `Work` has them.
+
+    `sides`: rows, columns and depth of products take each of them; `batches`: of batched products;
+    `heads`: of transposes; `passes`: of ops that pass over memory; `updates`: of optimizers.
+    """
+
+    sides: tuple[int, ...]
+    batches: tuple[Extents, ...]
+    heads: tuple[Extents, ...]
+    passes: tuple[Extents, ...]
+    updates: tuple[Extents, ...]
+
+
+SIZES: Mapping[str, Sizes] = MappingProxyType(
+    {
+        "cpu": Sizes(
+            sides=(16, 64, 256, 1024),
+            batches=((64, 16, 16, 16), (64, 32, 32, 64), (64, 64, 16, 64), (64, 128, 128, 32)),
+            heads=((16, 16, 4, 16), (16, 32, 4, 64), (64, 64, 8, 64)),
+            passes=((8, 32), (64, 64), (128, 512), (1024, 1024)),
+            updates=((2, 2**10), (16, 2**16), (16, 2**20), (16, 2**22)),
+        ),
+        "cuda": Sizes(
+            sides=(64, 512, 2048, 8192),
+            batches=(
+                (64, 64, 64, 64),
+                (64, 512, 512, 64),
+                (64, 512, 64, 512),
+                (64, 1024, 1024, 64),
+            ),
+            heads=((16, 64, 4, 64), (16, 512, 16, 64), (64, 512, 16, 64)),
+            passes=((64, 64), (1024, 1024), (8192, 1024), (8192, 8192)),
+            updates=((2, 2**10), (16, 2**20), (16, 2**24), (16, 2**27)),
+        ),
+    }
+)
+"""By the kind of place: its smallest kernels are all launch, its largest reach the peak."""
+
+
+def generic_works(formats: Iterable[str], kind: str) -> tuple[Work, ...]:
+    """Return kernels in `formats` of the `SIZES` of a kind of place."""
+    sizes = SIZES[kind]
+    works = []
+    for name in formats:
+        for op, extents in itertools.product(
+            ("linear", "matmul.nn", "matmul.tn"), itertools.product(sizes.sides, repeat=3)
+        ):
+            works.append(Work(op, name, (1, *extents)))
+        for op in ("matmul.nt", "matmul.nn", "matmul.tn"):
+            works += [Work(op, name, extents) for extents in sizes.batches]
+        works += [Work("transpose.0213", name, extents) for extents in sizes.heads]
+        ops = ELEMENTWISE if name != "float32" else (*ELEMENTWISE, *FLOAT32_OPS, *LOSSES)
+        works += [Work(op, name, extents) for op in ops for extents in sizes.passes]
+        if name != "float32":
+            casts = (f"float32>{name}", f"{name}>float32")
+            works += [Work("cast", cast, extents) for cast in casts for extents in sizes.passes]
+    updates = timed_updates()
+    return (*works, *(Work(op, "float32", extents) for op in updates for extents in sizes.updates))
+
 
 Call = Callable[[], object]
 FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -43,8 +112,8 @@ class Bench:
         self, works: Iterable[Work], clock: Clock, rng: np.random.Generator, warm: bool = False
     ) -> None:
         self.clock, self.rng, self.warm = clock, rng, warm
-        made = {work: kernel(work, clock.place) for work in dict.fromkeys(works)}
-        self.calls = {work: call for work, call in made.items() if call is not None}
+        calls = {work: kernel(work, clock.place) for work in dict.fromkeys(works)}
+        self.calls = {work: call for work, call in calls.items() if call is not None}
         self.taken: dict[Work, list[tuple[float, float]]] = {work: [] for work in self.calls}
         for call in self.calls.values():
             call()
@@ -80,10 +149,11 @@ def host_seconds(
     They are those of two steps so small that nothing else counts, one of `DEPTHS` and one of more
     layers: what they take beyond their kernels is a line over the number of kernels.
     """
-    found = [_host(clock, device, rng, layers, rounds) for layers in DEPTHS]
-    (few, short), (many, long) = found
-    each = max(0.0, (long - short) / (many - few))
-    return each, max(0.0, short - each * few)
+    steps = [_host(clock, device, rng, layers, rounds) for layers in DEPTHS]
+    (few, short), (many, long) = steps
+    # two points of the line: its slope is a kernel's share, what it has at no kernels the step's
+    per_kernel = max(0.0, (long - short) / (many - few))
+    return per_kernel, max(0.0, short - per_kernel * few)
 
 
 def _host(
@@ -120,7 +190,7 @@ def calibrate(
     formats: Iterable[str],
     rounds: int,
     rng: np.random.Generator,
-    said: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Device:
     """Return the row of this machine from generic kernels, each timed `rounds` times."""
     clock = Clock(place)
@@ -128,8 +198,8 @@ def calibrate(
         bench = Bench(generic_works(formats, place.type), clock, rng, warm=True)
         for number in range(rounds):
             bench.round()
-            said(f"round {number + 1} of {rounds}: {len(bench.calls)} kernels")
+            progress(f"round {number + 1} of {rounds}: {len(bench.calls)} kernels")
         source = f"measured, policysearch calibrate, torch {torch.__version__}"
         bare = timed_device(name, bench.timings(), machine_of(place), source)
-        each, step = host_seconds(clock, bare, rng)
-        return replace(bare, host_seconds=each, host_step_seconds=step)
+        per_kernel, step = host_seconds(clock, bare, rng)
+        return replace(bare, host_seconds=per_kernel, host_step_seconds=step)

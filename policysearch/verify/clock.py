@@ -41,11 +41,12 @@ class Clock:
         """Return the seconds of one of `calls` calls in a row."""
         if self._cuda:
             return self._cuda_seconds(call, calls)
+        # the time of the process, not of the wall: what else runs on the machine is left out
         start = time.process_time()
         for _ in range(calls):
-            made = call()
+            result = call()
         taken = time.process_time() - start
-        del made
+        del result
         return taken / calls
 
     def _cuda_seconds(self, call: Call, calls: int) -> float:
@@ -61,6 +62,8 @@ class Clock:
 
     def host_seconds(self, call: Call, calls: int = 100) -> float:
         """Return the seconds the host takes for a call that it does not wait for."""
+        # No wait at the end: what is timed is how long the host is busy until it can go on. The
+        # calls must not fill the device's queue, or the host would wait after all.
         call()
         if self._cuda:
             torch.cuda.synchronize(self.place)

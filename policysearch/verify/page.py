@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from policysearch.train.divergence import tail_mean
-from policysearch.verify.moved import DRAWS, JITTER
-from policysearch.verify.verdict import BORDER, EARLY_GAP, EARLY_STEPS, Verdict
+from policysearch.verify.jittered_runs import BORDER, DRAWS, JITTER
+from policysearch.verify.verdict import EARLY_GAP, EARLY_STEPS, Verdict
 
 SHOWN = 10
 """So many steps are listed, evenly spread, and all whose scale or skip differs."""
@@ -70,9 +70,9 @@ def _summary(verdict: Verdict) -> list[str]:
     lines += [f"{verdict.target} does otherwise: {line}" for line in verdict.unlike]
     if verdict.undecided and 2.0 * verdict.own_early_gap > EARLY_GAP:
         lines.append("single roundings move the first losses as far: --batch averages over more")
-    found = [f"FAIL: {line}" for line in verdict.faults]
-    found += [f"undecided: {line}" for line in verdict.undecided]
-    return [*lines, *(found or ["pass"])]
+    outcome = [f"FAIL: {line}" for line in verdict.faults]
+    outcome += [f"undecided: {line}" for line in verdict.undecided]
+    return [*lines, *(outcome or ["pass"])]
 
 
 def _until(verdict: Verdict) -> str:

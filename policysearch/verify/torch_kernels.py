@@ -47,6 +47,7 @@ def _product(o: Operands) -> Call:
     sides = "nt" if o.work.op == "linear" else o.work.op[-2:]
     first, second = sides[0], sides[1]
     lead = (batch,) if batch > 1 else ()
+    # A side that is read transposed is made so, as a view: its place in memory decides the kernel.
     a = o.normal(*lead, *((depth, rows) if first == "t" else (rows, depth)))
     b = o.normal(*lead, *((columns, depth) if second == "t" else (depth, columns)))
     if o.work.op == "linear":
@@ -98,6 +99,7 @@ def _cross_entropy(o: Operands) -> Call:
 def _cross_entropy_grad(o: Operands) -> Call:
     x, labels = o.normal(), o.labels()
     logs = torch.log_softmax(x, -1)
+    # what autograd calls for cross_entropy, without its graph: 1 is the mean, -100 is ignored
     _, total = aten.nll_loss_forward(logs, labels, None, 1, -100)
     one = torch.ones((), device=o.place, dtype=x.dtype)
 
@@ -121,7 +123,7 @@ def _update(row: Rule) -> Make:
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
         optimizer = torch_optimizer(Optimizer(row.name), parameters, SMALL_RATE, fused=True)
-        optimizer.step()
+        optimizer.step()  # the first makes the states
         return lambda: optimizer.step()
 
     return kernel

@@ -19,15 +19,14 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import DROPPED, OWN_LOSS, Model
 from policysearch.policy.policy import Policy
-from policysearch.train.feeding import dropout_mask
+from policysearch.train.feeding import batch_order, dropout_mask, initial_parameters
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import batch_order, initial_parameters
 from policysearch.values import InputError
 from policysearch.verify.as_a_gpu import AsAGpu
-from policysearch.verify.job import FILE, JOB, RESULT, Job
 from policysearch.verify.torch_optimizer import torch_optimizer
 from policysearch.verify.torch_twin import Twin
+from policysearch.verify.verdict import FILE, JOB, RESULT, Job
 
 VECTOR = 64
 """A multiple of the values in a vector of any CPU, below float32."""
@@ -76,15 +75,15 @@ def _written_out(lstm: Any) -> Any:
     Products of steps that are not side by side in memory would be rounded before the bias is added.
     """
 
-    def call(x: Any, states: Any, *given: Any) -> Any:
-        batch_first = given[-1]
+    def call(x: Any, states: Any, *arguments: Any) -> Any:
+        batch_first = arguments[-1]
         steps = x.transpose(0, 1).contiguous() if batch_first else x
         torch._C._set_mkldnn_enabled(False)
         try:
-            made, *last = lstm(steps, states, *given[:-1], False)
+            outputs, *last = lstm(steps, states, *arguments[:-1], False)
         finally:
             torch._C._set_mkldnn_enabled(True)
-        return (made.transpose(0, 1) if batch_first else made, *last)
+        return (outputs.transpose(0, 1) if batch_first else outputs, *last)
 
     return call
 
@@ -92,8 +91,8 @@ def _written_out(lstm: Any) -> Any:
 def _module(model: Model, source: Any) -> Any:
     if isinstance(model, Chain):
         return Twin(model)
-    given: Any = source if source is not None else getattr(model, "source", None)
-    return given if isinstance(given, torch.nn.Module) else given()
+    maker: Any = source if source is not None else getattr(model, "source", None)
+    return maker if isinstance(maker, torch.nn.Module) else maker()
 
 
 def _load(module: Any, arrays: Mapping[str, Any]) -> None:
@@ -108,19 +107,19 @@ def _load(module: Any, arrays: Mapping[str, Any]) -> None:
 
 def _watched(module: Any) -> dict[str, str]:
     """Return a dict that the first call of every submodule writes its result's dtype to."""
-    seen: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
 
     def note(name: str) -> Any:
         def hook(_: Any, __: Any, result: Any) -> None:
             first = _first(result)
             if first is not None:
-                seen.setdefault(name, str(first.dtype).removeprefix("torch."))
+                dtypes.setdefault(name, str(first.dtype).removeprefix("torch."))
 
         return hook
 
     for name, part in module.named_modules():
         part.register_forward_hook(note(name))
-    return seen
+    return dtypes
 
 
 def _first(result: Any) -> Any:
@@ -190,10 +189,10 @@ def _filled_up(parameter: Any) -> Any:
     """Return a tensor of as many axes that holds the parameter in front, and share it with it."""
     count = parameter.numel()
     shape = (*(1,) * (parameter.dim() - 1), -(-count // VECTOR) * VECTOR)
-    made = parameter.new_zeros(shape)
-    made.view(-1)[:count] = parameter.detach().flatten()
-    parameter.data = made.view(-1)[:count].view(parameter.shape)
-    return made
+    padded = parameter.new_zeros(shape)
+    padded.view(-1)[:count] = parameter.detach().flatten()
+    parameter.data = padded.view(-1)[:count].view(parameter.shape)
+    return padded
 
 
 def _check_masks(drawn: int, expected: int) -> None:
@@ -237,10 +236,10 @@ def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any
     if model.labels:
         inputs = [*inputs]
         inputs.insert(names.index(model.labels), targets)
-    made = module(*inputs)
+    result = module(*inputs)
     if model.loss == OWN_LOSS:
-        return next(x for x in _tensors(made) if x.ndim == 0)
-    logits = _first(made)
+        return next(x for x in _tensors(result) if x.ndim == 0)
+    logits = _first(result)
     flat = logits.reshape(-1, logits.shape[-1])
     if (model.loss or task.loss) != "mean_squared_error":
         return functional.cross_entropy(flat, targets.reshape(-1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policysearch.nn import attention, images, language, layers
+from policysearch.nn import attention, layers, norms
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Layer, parts_of
 from policysearch.values import InputError
@@ -34,12 +34,12 @@ class Twin(nn.Module):
 
     def __init__(self, model: Chain) -> None:
         super().__init__()
-        made: dict[str, Any] = {}
+        modules: dict[str, Any] = {}
         for layer in (part for whole in model.layers for part in parts_of(whole)):
-            made[layer.name] = _module(layer, made)
-        for name in sorted(made, key=lambda name: name.count(".")):
-            self._place(name, made[name])
-        self.chain = tuple(made[layer.name] for layer in model.layers)
+            modules[layer.name] = _module(layer, modules)
+        for name in sorted(modules, key=lambda name: name.count(".")):
+            self._place(name, modules[name])
+        self.chain = tuple(modules[layer.name] for layer in model.layers)
 
     def _place(self, name: str, module: nn.Module) -> None:
         *path, last = name.split(".")
@@ -56,8 +56,8 @@ class Twin(nn.Module):
         return x
 
 
-def _module(layer: Layer, made: Mapping[str, Any]) -> nn.Module:
-    """Return the module of one layer; those inside it are `made` already."""
+def _module(layer: Layer, modules: Mapping[str, Any]) -> nn.Module:
+    """Return the module of one layer; those inside it are `modules` already."""
     match layer:
         case layers.Linear():
             return nn.Linear(layer.n_in, layer.n_out, layer.bias)
@@ -70,20 +70,20 @@ def _module(layer: Layer, made: Mapping[str, Any]) -> nn.Module:
             return {"max": nn.MaxPool2d, "average": nn.AvgPool2d}[layer.function](layer.window)
         case layers.Flatten():
             return nn.Flatten()
-        case images.BatchNorm():
+        case norms.BatchNorm():
             return nn.BatchNorm2d(layer.channels)
-        case attention.LayerNorm():
+        case norms.LayerNorm():
             return nn.LayerNorm(layer.width)
-        case attention.Residual():
-            return _Sum(_those(layer.layers, made), ())
-        case images.Skip():
-            return _Sum(_those(layer.inner, made), _those(layer.shortcut, made))
-    return _of_tokens(layer, made)
+        case layers.Residual():
+            return _Sum(_those(layer.layers, modules), ())
+        case layers.Skip():
+            return _Sum(_those(layer.inner, modules), _those(layer.shortcut, modules))
+    return _of_tokens(layer, modules)
 
 
-def _of_tokens(layer: Layer, made: Mapping[str, Any]) -> nn.Module:
+def _of_tokens(layer: Layer, modules: Mapping[str, Any]) -> nn.Module:
     match layer:
-        case language.Embedding():
+        case attention.Embedding():
             return _Embedding(layer.tokens, layer.width)
         case attention.Tokens():
             return _Tokens()
@@ -92,12 +92,12 @@ def _of_tokens(layer: Layer, made: Mapping[str, Any]) -> nn.Module:
         case attention.Position():
             return _Position(layer.time)
         case attention.SelfAttention():
-            return _SelfAttention(layer, _those(layer.layers, made))
+            return _SelfAttention(layer, _those(layer.layers, modules))
     raise InputError(f"layer {layer.name}: {type(layer).__name__}; expected one torch has")
 
 
-def _those(given: tuple[Layer, ...], made: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(made[layer.name] for layer in given)
+def _those(parts: tuple[Layer, ...], modules: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(modules[layer.name] for layer in parts)
 
 
 class _Sum(nn.Module):
@@ -108,12 +108,12 @@ class _Sum(nn.Module):
         self.inner, self.shortcut = inner, shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        made, kept = x, x
+        inner, shortcut = x, x
         for layer in self.inner:
-            made = layer(made)
+            inner = layer(inner)
         for layer in self.shortcut:
-            kept = layer(kept)
-        return made + kept
+            shortcut = layer(shortcut)
+        return inner + shortcut
 
 
 class _Embedding(nn.Embedding):

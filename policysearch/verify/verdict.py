@@ -15,21 +15,45 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
-from policysearch.data.datasets import Dataset
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.feeding import batch_order
 from policysearch.train.run import Run
 from policysearch.train.step import trace_forward
 from policysearch.train.tasks import Task
-from policysearch.train.trainer import Trainer, batch_order, initial_parameters
-from policysearch.train.training import train
 from policysearch.values import InputError, one_of
-from policysearch.verify.job import FILE, JOB, RESULT, Job
-from policysearch.verify.moved import DRAWS, Array, Own, gaps, initials, own_training, parting
+from policysearch.verify.jittered_runs import (
+    DRAWS,
+    Array,
+    Reference,
+    emulator_runs,
+    gaps,
+    is_borderline,
+    parting,
+    reference_of,
+)
+
+JOB, FILE, RESULT = "job.pickle", "exported.py", "result.json"
+"""Names in the folder that the two processes share: the job, the exported file, what came of it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained: the task over its steps, on the batches and values of the seed.
+
+    `source` is the user's module or its maker, None for a model that is built in or in a file.
+    `place` is the device, as torch calls it.
+    """
+
+    task: Task
+    policy: Policy
+    seed: int
+    source: Any = None
+    place: str = "cpu"
+
 
 RUN = ("torch",)
 """The targets that are run here."""
@@ -40,8 +64,6 @@ EARLY_GAP = 5e-5
 """Largest difference of a loss in the first EARLY_STEPS steps, in nats."""
 LATE_GAP = 1e-4
 """The same over all steps, where the emulator under JITTER does not move by half of it."""
-BORDER = 0.01
-"""A gradient this near to overflow may overflow in one of the two and not in the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +79,7 @@ class Verdict:
 
     policy: Policy
     target: str
-    own: Own
+    own: Reference
     losses: Array
     scales: Array
     skipped: Array
@@ -101,13 +123,13 @@ class Verdict:
     @property
     def faults(self) -> tuple[str, ...]:
         """Return what does not agree, one line each."""
-        found = [line for line, chaotic in self._partings() if not chaotic]
+        lines = [line for line, chaotic in self._partings() if not chaotic]
         for name, wanted in self.formats.items():
             if self.dtypes[name] != wanted:
-                found.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
+                lines.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
         if not self.same_keys:
-            found.append("state_dict: other keys than without the policy")
-        return tuple(found)
+            lines.append("state_dict: other keys than without the policy")
+        return tuple(lines)
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -121,9 +143,9 @@ class Verdict:
 
     def _partings(self) -> Iterator[tuple[str, bool]]:
         """Yield where losses, then scales, part; and whether the emulator's own do as well."""
-        found, own = self.gaps[: self.compared], max(EARLY_GAP, 2.0 * self.own_early_gap)
+        gaps_compared, own = self.gaps[: self.compared], max(EARLY_GAP, 2.0 * self.own_early_gap)
         for early_gap in (own, EARLY_GAP):
-            beyond = np.flatnonzero(found > self._limits(early_gap)[: self.compared])
+            beyond = np.flatnonzero(gaps_compared > self._limits(early_gap)[: self.compared])
             if len(beyond):
                 first = int(beyond[0])
                 yield self._said(first), early_gap < own or self._is_chaotic(first)
@@ -166,14 +188,14 @@ def verify(
     order = batch_order(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
-    found = trained_in_torch(policy, task, model, seed, place)
-    first, *moved = _trained_here(task, running, model, dataset, seed, order)
-    there = np.array(found["steps"], np.float64).T
-    ours = own_training(first, moved, *there[1:])
+    result = trained_in_torch(policy, task, model, seed, place)
+    first, *moved = emulator_runs(task, running, model, dataset, seed, order)
+    there = np.array(result["steps"], np.float64).T
+    ours = reference_of(first, moved, *there[1:])
     losses, scales, skipped = there[:, : len(ours.run.losses)]
     apart = parting(ours.run, scales, skipped)
     one_skips = apart < len(losses) and bool(scales[apart] == ours.run.scales[apart])
-    border = one_skips and _is_borderline(task, running, model, dataset, seed, apart)
+    border = one_skips and is_borderline(task, running, model, dataset, seed, apart)
     return Verdict(
         policy=running,
         target=target,
@@ -183,10 +205,10 @@ def verify(
         skipped=skipped.astype(bool),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
-        dtypes=found["dtypes"],
-        formats=_formats(running, model, set(found["leaves"]) & set(found["dtypes"])),
-        state_keys=found["keys"],
-        same_keys=found["same_keys"],
+        dtypes=result["dtypes"],
+        formats=_formats(running, model, set(result["leaves"]) & set(result["dtypes"])),
+        state_keys=result["keys"],
+        same_keys=result["same_keys"],
         unlike=exporter.losses(running, model),
     )
 
@@ -212,56 +234,26 @@ def trained_in_torch(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / FILE).write_text(target_named("torch").export(policy, model))
-        given = None if isinstance(task.model, str) else getattr(model, "source", None)
-        job = Job(task, target_named("torch").runs(policy, model), seed, given, place)
+        source = None if isinstance(task.model, str) else getattr(model, "source", None)
+        job = Job(task, target_named("torch").runs(policy, model), seed, source, place)
         (folder / JOB).write_bytes(pickle.dumps(job))
         module = "policysearch.verify.torch_training"
         done = subprocess.run(
             [sys.executable, "-m", module, name], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            _check_installed(said)
-            raise InputError(f"verify in torch: {said}; expected it to train")
-        found: dict[str, Any] = json.loads((folder / RESULT).read_text())
-        return found
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            _check_installed(reason)
+            raise InputError(f"verify in torch: {reason}; expected it to train")
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text())
+        return result
 
 
-def _check_installed(said: str) -> None:
+def _check_installed(reason: str) -> None:
     """Raise InputError with the extra that installs it where a package is what is missing."""
-    missing = re.search(r"No module named '(\w+)", said)
+    missing = re.search(r"No module named '(\w+)", reason)
     if missing and missing[1] in EXTRAS:
         raise InputError(
             f"verify in torch: {missing[1]} is not installed; expected pip install "
             f"'policysearch[{EXTRAS[missing[1]]}]'"
         )
-
-
-def _trained_here(
-    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, order: Array
-) -> Iterator[Run]:
-    """Yield the emulator's training, and those of its values moved."""
-    for initial in initials(model, seed):
-        yield train(
-            task, policy, seed, dataset=dataset, model=model, initial=initial, batch_indices=order
-        )
-
-
-def _is_borderline(
-    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, at: int
-) -> bool:
-    """Whether a loss scale BORDER higher or lower decides if step `at` has finite gradients."""
-    trainer = Trainer(model, task, policy, seed)
-    trainer.load(initial_parameters(model, seed))
-    inputs, labels = dataset.train
-    order = batch_order(task, dataset, seed)
-    with threadpool_limits(1):
-        for indices in order[:at]:
-            trainer.step([array[indices] for array in inputs], labels[indices])
-        batch = [array[order[at]] for array in inputs], labels[order[at]]
-        scale = trainer.scale_state.scale
-        found = [
-            trainer._forward_backward(False, *batch, scale * share).value("finite") == 1.0
-            for share in (1.0 - BORDER, 1.0 + BORDER)
-        ]
-    return bool(found[0] != found[1])

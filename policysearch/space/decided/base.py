@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from policysearch.formats import format_named
 from policysearch.policy.policy import Policy
-from policysearch.rewrite.format_rules import LayerMatch
-from policysearch.rewrite.placed_rules import PlacedRule
+from policysearch.rewrite.format_rules import LayerMatch, PlacedRule
 from policysearch.values import InputError
 
 Params = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import Policy
-from policysearch.rewrite.placed_rules import LISTS, apply_format_rules
+from policysearch.rewrite.format_rules import LISTS, apply_format_rules
 from policysearch.space.decided.base import Choices, Params, Setting, check_different
 from policysearch.space.rules import nearest_option
 from policysearch.values import one_of

@@ -15,8 +15,8 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.scaling import Scaling
-from policysearch.train.beside import Beside, along, ratio
 from policysearch.train.divergence import has_diverged
+from policysearch.train.paired_run import PairedRun, along, ratio
 from policysearch.train.trainer import PROBE_INTERVAL, Trainer
 from policysearch.values import InputError
 
@@ -78,7 +78,7 @@ def largest_gradients(objective: Objective, seed: int = 0) -> NDArray[np.float64
 
     trainer = _trainer(objective, seed)
     read = _read_in(objective.float32, OBSERVED)
-    beside = Beside(objective.task, objective.model, read, seed, see)
+    beside = PairedRun(objective.task, objective.model, read, seed, see)
     with threadpool_limits(1):
         for moment in along(trainer, objective.dataset):
             found.append(0.0)
@@ -127,7 +127,7 @@ def noise_ratio(objective: Objective, format: str, seed: int = 0, loss_scale: fl
     task, net = objective.task, objective.model
     scaled = replace(read, loss_scale=LossScale("fixed", loss_scale))
     low = scaled if _is_wide(format) else current
-    beside = [Beside(task, net, policy, seed) for policy in (exact, low)]
+    beside = [PairedRun(task, net, policy, seed) for policy in (exact, low)]
     steps, ratios = [], []
     with threadpool_limits(1):
         for moment in along(trainer, objective.dataset):

@@ -1,4 +1,4 @@
-"""Gradients of other policies along one training: at its parameters, on its batches."""
+"""Paired runs: gradients of other policies along one training, at its parameters and batches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.emulator.compile import compile_graph
-from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
-from policysearch.rounding.rounder import quantise
-from policysearch.train.feeding import Array, feed_constants, feed_inputs, feed_masks
+from policysearch.train.feeding import (
+    KEPT,
+    Array,
+    as_stored,
+    batch_order,
+    feed_constants,
+    feed_inputs,
+    feed_masks,
+    initial_parameters,
+)
 from policysearch.train.loss_scale import initial_state, inverse
-from policysearch.train.tasks import Task
-from policysearch.train.tracing import Tracing
-from policysearch.train.trainer import KEPT, Trainer, batch_order, initial_parameters
+from policysearch.train.tasks import Task, Tracing
+from policysearch.train.trainer import Trainer
 
 Gradients = Mapping[str, NDArray[np.float64]]
 Observer = Callable[[Node, FloatArray, FloatArray], None]
@@ -37,7 +43,7 @@ class Moment:
     labels: Array
 
 
-class Beside:
+class PairedRun:
     """A step under `policy`, with its first loss scale, at moments of other trainings with `seed`.
 
     `observer` is told of its roundings.
@@ -64,22 +70,21 @@ class Beside:
         self._feed_parameters(moment)
         step.step_index = moment.step
         step.forward_backward()
-        made = {name: step.value(name).astype(np.float64) for name in self._names}
-        return float(step.value("loss")), made
+        gradients = {name: step.value(name).astype(np.float64) for name in self._names}
+        return float(step.value("loss")), gradients
 
     def _feed_parameters(self, moment: Moment) -> None:
         """Write the parameters, rounded to where the step keeps them."""
         for node in self._step.graph.nodes:
             if node.op.name in KEPT and node.name in moment.params:
-                kept = quantise(moment.params[node.name], format_named(node.format))
-                self._step.arrays[node.name][...] = kept
+                self._step.arrays[node.name][...] = as_stored(node, moment.params[node.name])
 
 
 def along(trainer: Trainer, data: Dataset) -> Iterator[Moment]:
     """Train from the initial values of the trainer's seed; yield every step before it is taken."""
     trainer.load(initial_parameters(trainer.model, trainer.seed))
-    for index, chosen in enumerate(batch_order(trainer.task, data, trainer.seed)):
-        inputs, labels = [x[chosen] for x in data.train[0]], data.train[1][chosen]
+    for index, examples in enumerate(batch_order(trainer.task, data, trainer.seed)):
+        inputs, labels = [x[examples] for x in data.train[0]], data.train[1][examples]
         yield Moment(index, trainer.params(), inputs, labels)
         trainer.step(inputs, labels)
 
@@ -91,5 +96,6 @@ def norm(gradients: Gradients) -> float:
 
 def ratio(size: Gradients, low: Gradients, exact: Gradients) -> float:
     """Return the norm of `size` over that of what `low` and `exact` differ by."""
+    # |g| / |g_low - g|: how far the gradient stands out of what low precision adds to it
     noise = norm({name: low[name] - exact[name] for name in low})
     return norm(size) / noise if noise else math.inf

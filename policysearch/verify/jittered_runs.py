@@ -1,4 +1,4 @@
-"""The emulator's own trainings, its initial values as they are and moved a little."""
+"""The emulator's own trainings, with its initial values as they are and jittered."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
+from policysearch.data.datasets import Dataset
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
+from policysearch.policy.policy import Policy
+from policysearch.train.feeding import batch_order, initial_parameters
 from policysearch.train.run import Run
-from policysearch.train.trainer import initial_parameters
+from policysearch.train.tasks import Task
+from policysearch.train.trainer import Trainer
+from policysearch.train.training import train
 
 Array = NDArray[Any]
 
@@ -28,7 +34,7 @@ beyond twice the largest more seldom. The number was set after fewer draws had b
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
+class Reference:
     """What the training in the target is compared with.
 
     `run` is the emulator's training; where that has other loss scales or skips than the target
@@ -56,9 +62,11 @@ def initials(model: Model, seed: int) -> Iterator[dict[str, FloatArray]]:
         }
 
 
-def own_training(run: Run, moved: Sequence[Run], scales: Array, skipped: Array) -> Own:
+def reference_of(run: Run, moved: Sequence[Run], scales: Array, skipped: Array) -> Reference:
     """Return what a training with these scales and skips [steps] is compared with."""
     steps = len(scales)
+    # A gradient at the edge of overflow overflows in one of two trainings that are as good. From
+    # there they have other scales and cannot be compared, but a draw that went the other way can.
     apart = parting(run, scales, skipped)
     alike = [other for other in moved if parting(other, scales, skipped) == steps]
     if apart < len(run.losses) and alike:
@@ -67,7 +75,7 @@ def own_training(run: Run, moved: Sequence[Run], scales: Array, skipped: Array) 
         apart = steps
     partings = [parting(run, other.scales, other.skipped) for other in moved]
     gaps_of = [_gaps_up_to(run, *pair) for pair in zip(moved, partings, strict=True)]
-    return Own(run, apart, np.max(gaps_of, axis=0), np.array(partings))
+    return Reference(run, apart, np.max(gaps_of, axis=0), np.array(partings))
 
 
 def _joined(first: Run, then: Run, step: int) -> Run:
@@ -98,3 +106,37 @@ def gaps(ours: Array, theirs: Array) -> Array:
         apart = np.abs(ours - theirs)
     both = ~np.isfinite(ours) & ~np.isfinite(theirs)
     return np.where(both, 0.0, np.where(np.isnan(apart), math.inf, apart))
+
+
+BORDER = 0.01
+"""A gradient this near to overflow may overflow in one of the two and not in the other."""
+
+
+def emulator_runs(
+    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, order: Array
+) -> Iterator[Run]:
+    """Yield the emulator's training, and those of its values moved."""
+    for initial in initials(model, seed):
+        yield train(
+            task, policy, seed, dataset=dataset, model=model, initial=initial, batch_indices=order
+        )
+
+
+def is_borderline(
+    task: Task, policy: Policy, model: Model, dataset: Dataset, seed: int, at: int
+) -> bool:
+    """Whether a loss scale BORDER higher or lower decides if step `at` has finite gradients."""
+    trainer = Trainer(model, task, policy, seed)
+    trainer.load(initial_parameters(model, seed))
+    inputs, labels = dataset.train
+    order = batch_order(task, dataset, seed)
+    with threadpool_limits(1):
+        for indices in order[:at]:
+            trainer.step([array[indices] for array in inputs], labels[indices])
+        batch = [array[order[at]] for array in inputs], labels[order[at]]
+        scale = trainer.scale_state.scale
+        finite = [
+            trainer._forward_backward(False, *batch, scale * share).value("finite") == 1.0
+            for share in (1.0 - BORDER, 1.0 + BORDER)
+        ]
+    return bool(finite[0] != finite[1])
