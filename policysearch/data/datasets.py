@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
 from policysearch.data.sums import VALIDATION_WINDOWS, WINDOWS, sums
-from policysearch.ops.token_loss import IGNORED
+from policysearch.ops.loss import IGNORED
 from policysearch.values import InputError, one_of
 
 SPLIT_SEED = 0

@@ -11,11 +11,11 @@ import numpy as np
 from policysearch.graph import Shape, size
 from policysearch.importers.attention import matmul
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import arithmetic, dense, elementwise, functions
+from policysearch.ops import dense, elementwise, exponents
+from policysearch.ops.batch_norm import batch_mean, batch_variance, moving_average
 from policysearch.ops.batch_norm import batch_norm as batch_norm_op
-from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
 from policysearch.ops.builder import Builder
-from policysearch.ops.called import Emit, called
+from policysearch.ops.composite import Emit, composite
 from policysearch.ops.embedding import embedding as embedding_op
 from policysearch.ops.layer_norm import layer_norm as layer_norm_op
 from policysearch.ops.layer_norm import layer_statistics
@@ -93,11 +93,11 @@ def rms_norm(
     def emit(b: Builder, given: Sequence[int]) -> int:
         square = b.emit(elementwise.multiply, given[0], given[0])
         shifted = b.emit(
-            arithmetic.shift,
+            elementwise.shift,
             b.emit(mean, square, attrs={"axes": (1,), "keepdim": True}),
             attrs={"amount": epsilon},
         )
-        made = b.emit(elementwise.multiply, given[0], b.emit(functions.rsqrt, shifted))
+        made = b.emit(elementwise.multiply, given[0], b.emit(exponents.rsqrt, shifted))
         return b.emit(elementwise.multiply, made, given[1]) if len(given) > 1 else made
 
     return _called(t, "rms_norm", "rsqrt", given, emit, epsilon=epsilon, shape=x.shape)
@@ -107,7 +107,7 @@ def _called(
     t: Tracer, name: str, source: str, given: Sequence[int], emit: Emit, shape: Shape, **attrs: Any
 ) -> Tensor:
     """Emit a call of torch as one op, in the op list of another; return its result in `shape`."""
-    op = called(name, [t.b.shape(i) for i in given], emit)
+    op = composite(name, [t.b.shape(i) for i in given], emit)
     return t.view(t.emit_nodes(op, *given, source=source, **attrs), shape)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from policysearch.graph import size
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops.loss import mean_squared_error
-from policysearch.ops.token_loss import IGNORED, token_cross_entropy
+from policysearch.ops.loss import IGNORED, mean_squared_error, token_cross_entropy
 
 MEAN = 1
 """torch's number for the reduction "mean"."""

@@ -12,17 +12,15 @@ import numpy as np
 from policysearch.graph import FloatArray, Shape, size
 from policysearch.nn.layers import Layer, Linear, expect, expect_width
 from policysearch.nn.model import Fed, ParameterSpec, emit_data
-from policysearch.ops.arithmetic import shift
-from policysearch.ops.attention import scale, softmax
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
-from policysearch.ops.elementwise import add, multiply
-from policysearch.ops.functions import pow_constant, rsqrt
+from policysearch.ops.elementwise import add, multiply, scale, shift
+from policysearch.ops.exponents import pow_constant, rsqrt
 from policysearch.ops.layer_norm import layer_norm, layer_statistics
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import mean
-from policysearch.ops.shape import reshape
-from policysearch.ops.transpose import transpose
+from policysearch.ops.shape import reshape, transpose
+from policysearch.ops.softmax import softmax
 from policysearch.values import InputError
 
 

@@ -8,8 +8,7 @@ from functools import cached_property
 from policysearch.graph import Shape, size
 from policysearch.nn.layers import Activation, Conv2d, Layer, traced_through
 from policysearch.nn.model import Fed, ParameterSpec
-from policysearch.ops.batch_norm import batch_norm
-from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
+from policysearch.ops.batch_norm import batch_mean, batch_norm, batch_variance, moving_average
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import add
 from policysearch.values import InputError

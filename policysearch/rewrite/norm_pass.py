@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from policysearch.graph import Graph, Node
-from policysearch.ops import called
-from policysearch.ops.rounded_norms import INNER
+from policysearch.ops import composite
+from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.policy.presets import NORMS
 
 CALLED = ("group_norm", "rms_norm")
@@ -39,11 +39,11 @@ def _owned(node: Node) -> bool:
 
 def _rounded(graph: Graph, node: Node, formats: dict[int, str]) -> Node:
     if node.op.name.removesuffix("_grad") in CALLED and node.format != "float32":
-        return replace(node, attrs=(*node.attrs, (called.INNER, node.format)))
-    if node.op.name not in INNER:
+        return replace(node, attrs=(*node.attrs, (composite.INNER_FORMAT, node.format)))
+    if node.op.name not in ROUNDED_NORMS:
         return node
     about = (node.id, *(_statistics(graph, node, first=2) if node.role != "fprop" else ()))
     inner = next((formats[i] for i in about if i in formats), None)
     if inner is None:
         return node
-    return replace(node, op=INNER[node.op.name], attrs=(*node.attrs, ("inner", inner)))
+    return replace(node, op=ROUNDED_NORMS[node.op.name], attrs=(*node.attrs, ("inner", inner)))

@@ -21,7 +21,6 @@ import numpy as np
 
 from policysearch.formats import format_named
 from policysearch.graph import Node
-from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
 from policysearch.ops.eager_update import (
     adam_corrected,
@@ -31,7 +30,7 @@ from policysearch.ops.eager_update import (
     adam_shrunk,
     add_square,
 )
-from policysearch.ops.elementwise import add
+from policysearch.ops.elementwise import add, scale
 from policysearch.ops.update import clip, global_norm
 from policysearch.policy.policy import Policy
 from policysearch.rounding.inclusion import join

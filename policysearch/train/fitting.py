@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import OWN_LOSS, Input, Model
-from policysearch.ops.token_loss import IGNORED
+from policysearch.ops.loss import IGNORED
 from policysearch.train.step import trace_forward
 from policysearch.values import InputError
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
 from policysearch.ops.eager_update import add_damped, sgd_nesterov
+from policysearch.ops.elementwise import scale
 from policysearch.ops.optimizers import (
     adam_m,
     adam_step,

@@ -16,9 +16,8 @@ from policysearch.emulator.kernels.conv import OPERANDS, Direction, bind_compile
 from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape
 from policysearch.layout import stored_view
-from policysearch.ops.conv import conv2d
+from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from policysearch.ops.conv_geometry import Geometry
-from policysearch.ops.conv_grad import conv2d_dgrad, conv2d_wgrad
 from tests.speed.fma_chains import backwards, chained, fma
 
 OPS: dict[Direction, Op] = {"fprop": conv2d, "dgrad": conv2d_dgrad, "wgrad": conv2d_wgrad}

@@ -16,13 +16,17 @@ from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.emulator.plan import Plan
 from policysearch.graph import Attrs, FloatArray, Graph, Op, Shape
 from policysearch.layout import empty
-from policysearch.ops.attention import softmax, softmax_grad
+from policysearch.ops.activations import silu, silu_grad
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.elementwise import add
-from policysearch.ops.gates import silu, silu_grad
 from policysearch.ops.gelu import gelu, gelu_grad
-from policysearch.ops.layer_norm import layer_norm, layer_statistics
-from policysearch.ops.layer_norm_grad import layer_norm_grad, layer_norm_weight_grad
+from policysearch.ops.layer_norm import (
+    layer_norm,
+    layer_norm_grad,
+    layer_norm_weight_grad,
+    layer_statistics,
+)
+from policysearch.ops.softmax import softmax, softmax_grad
 from policysearch.ops.source import data
 
 SHAPES: tuple[Shape, ...] = (

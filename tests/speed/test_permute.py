@@ -10,8 +10,7 @@ import pytest
 from policysearch.emulator.kernels.registry import kernel_of
 from policysearch.graph import Attrs, Op, Shape
 from policysearch.layout import empty
-from policysearch.ops.shape import reshape
-from policysearch.ops.transpose import transpose
+from policysearch.ops.shape import reshape, transpose
 
 SHAPES: tuple[Shape, ...] = (
     *((33, 18), (1, 7), (3, 5, 7), (1, 4, 1), (9, 2, 3, 17), (1, 3, 1, 5), (2, 3, 4, 5, 6)),

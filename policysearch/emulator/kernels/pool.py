@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer, bind_stored
+from policysearch.extensions import extension
 from policysearch.graph import Attrs, Shape
-from policysearch.ops.pool_geometry import Pool, pool_of
+from policysearch.ops.pool import Pool, pool_of
 
-try:
-    import policysearch.emulator.kernels._pooling as _pooling
-except ImportError:
-    _pooling = None
+_pooling = extension("emulator.kernels._pooling")
 
 
 def _is_served(pool: Pool) -> bool:
@@ -37,7 +35,7 @@ def _max_pool_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel 
     return Kernel(bind_stored(_pooling.max_pool_grad, pool.window[0], pool.stride[0]))
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType(
+C_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {"max_pool": _max_pool, "max_pool_grad": _max_pool_grad}
 )
 """By the name of the op."""
