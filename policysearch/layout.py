@@ -70,9 +70,14 @@ def stored_flat(array: FloatArray) -> FloatArray:
     return stored_view(array).reshape(-1)
 
 
-def last_axis_first(array: FloatArray) -> FloatArray:
+def last_axis_view(array: FloatArray) -> FloatArray:
     """Return the view [length, ...] with the last axis first, the others as they are stored."""
     return np.moveaxis(stored_view(array), stored_last_axis(array.ndim), 0)
+
+
+def last_axis_first(array: FloatArray) -> FloatArray:
+    """Return `last_axis_view` in C order: numpy then works on all rows of an array at once."""
+    return np.ascontiguousarray(last_axis_view(array))
 
 
 def last_axis_last(array: FloatArray) -> FloatArray:

@@ -20,12 +20,13 @@ EPSILON = 1e-5
 """What torch adds to the variance unless told otherwise."""
 
 
-def _along(channels: FloatArray, x: FloatArray) -> FloatArray:
+def along(channels: FloatArray, x: FloatArray) -> FloatArray:
     """Return the view of [channels] that is broadcast over axis 1 of x."""
     return channels.reshape(-1, *(1,) * (x.ndim - 2))
 
 
-def _inverse(variance: FloatArray, attrs: Attrs) -> FloatArray:
+def inverse_deviation(variance: FloatArray, attrs: Attrs) -> FloatArray:
+    """Return 1 / sqrt(variance + `epsilon`)."""
     return np.float32(1.0) / np.sqrt(variance + np.float32(attrs.get("epsilon", EPSILON)))
 
 
@@ -35,26 +36,26 @@ def _channel_mean(x: FloatArray) -> FloatArray:
 
 def _batch_norm(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, mean, variance, weight, bias = inputs
-    factor = _inverse(variance, attrs) * weight
-    return (x - _along(mean, x)) * _along(factor, x) + _along(bias, x)
+    factor = inverse_deviation(variance, attrs) * weight
+    return (x - along(mean, x)) * along(factor, x) + along(bias, x)
 
 
 def _grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """With y normalised: (g - mean(g) - y * mean(g * y)) * weight / deviation; g's alone if not
     `training`."""
     grad, x, mean, variance, weight = inputs
-    inverse = _inverse(variance, attrs)
-    factor = _along(inverse * weight, x)
+    inverse = inverse_deviation(variance, attrs)
+    factor = along(inverse * weight, x)
     if not attrs.get("training"):
         return grad * factor
-    normal = (x - _along(mean, x)) * _along(inverse, x)
-    along = normal * _along(_channel_mean(grad * normal), x)
-    return (grad - _along(_channel_mean(grad), x) - along) * factor
+    normal = (x - along(mean, x)) * along(inverse, x)
+    through = normal * along(_channel_mean(grad * normal), x)
+    return (grad - along(_channel_mean(grad), x) - through) * factor
 
 
 def _weight_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, x, mean, variance = inputs
-    return channel_sum((x - _along(mean, x)) * grad) * _inverse(variance, attrs)
+    return channel_sum((x - along(mean, x)) * grad) * inverse_deviation(variance, attrs)
 
 
 def _emit_grad(b: Builder, node: Node, grad: int) -> int:
@@ -119,7 +120,7 @@ def _channels(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 def _batch_variance(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """The mean square of what is left without the mean: no difference of large numbers."""
     (x,) = inputs
-    centred = x - _along(_channel_mean(x), x)
+    centred = x - along(_channel_mean(x), x)
     return _channel_mean(centred * centred)
 
 

@@ -22,7 +22,7 @@ EPSILON = 1e-5
 """What torch adds to the variance unless told otherwise."""
 
 
-def _over_rows(weight: FloatArray, x: FloatArray) -> FloatArray:
+def over_rows(weight: FloatArray, x: FloatArray) -> FloatArray:
     """Return the weight [features] as it broadcasts over x [features, ...]."""
     return weight.reshape(-1, *(1,) * (x.ndim - 1))
 
@@ -46,7 +46,7 @@ def _layer_norm(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, statistics, *owned = inputs
     normal = _normal(x, statistics)
     if owned:
-        weight, bias = (_over_rows(vector, normal) for vector in owned)
+        weight, bias = (over_rows(vector, normal) for vector in owned)
         normal = normal * weight + bias
     return last_axis_last(normal)
 
@@ -56,7 +56,7 @@ def _layer_norm_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, x, statistics, *owned = inputs
     inverse = last_axis_first(statistics)[1]
     g = last_axis_first(grad)
-    g = g * (_over_rows(owned[0], g) if owned else np.float32(1.0))
+    g = g * (over_rows(owned[0], g) if owned else np.float32(1.0))
     if not attrs.get("fixed"):
         normal = _normal(x, statistics)
         g = g - lane_mean(g) - normal * lane_mean(g * normal)

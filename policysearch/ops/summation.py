@@ -16,7 +16,6 @@ def lane_sum(values: FloatArray) -> FloatArray:
     Number i is added to lane i % LANES, which begin as zeros, one after the other; then the second
     half of the lanes is added to the first until one is left.
     """
-    values = np.ascontiguousarray(values)  # numpy then adds whole rows of it
     whole = len(values) // LANES * LANES
     blocks = values[:whole].reshape(-1, LANES, *values.shape[1:])
     lanes = np.add.reduce(blocks, axis=0, initial=np.float32(0.0))
