@@ -9,6 +9,7 @@ from typing import Any
 from policysearch.importers.shapes import reduced
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import conv, dense, pool
+from policysearch.ops.conv_transpose import conv_transpose2d
 from policysearch.ops.reduce import mean
 
 Pair = tuple[int, int]
@@ -89,7 +90,7 @@ def transposed(
         "dilation": _pair(dilation),
         "groups": groups,
     }
-    return _with_bias(t, t.emit(conv.conv_transpose2d, x, weight, **attrs), bias)
+    return _with_bias(t, t.emit(conv_transpose2d, x, weight, **attrs), bias)
 
 
 def max_pool(

@@ -32,21 +32,20 @@ def in_blocks(x: FloatArray, axis: int, block: int) -> list[FloatArray]:
     ]
 
 
-def _largest(x: FloatArray, axes: tuple[int, ...], *, keepdims: bool) -> FloatArray:
+def _largest(x: FloatArray, axes: tuple[int, ...]) -> FloatArray:
     """The larger of max and -min: no array of absolute values, and NaN comes through."""
-    high = np.maximum.reduce(x, axis=axes, keepdims=keepdims)
-    low = np.minimum.reduce(x, axis=axes, keepdims=keepdims)
+    high, low = np.maximum.reduce(x, axis=axes), np.minimum.reduce(x, axis=axes)
     return np.absolute(np.maximum(high, -low))  # zeros may have come out negative
 
 
 def _amax(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, axes, block = inputs[0], attrs.get("axes"), attrs.get("block", 0)
     if axes is None:
-        return _largest(x.ravel(order="K"), (0,), keepdims=False)
+        return _largest(x.ravel(order="K"), (0,))
     if not block:
-        return _largest(x, axes, keepdims=True)
+        return np.expand_dims(_largest(x, axes), axes)
     (axis,) = axes
-    parts = [_largest(part, (axis + 1,), keepdims=False) for part in in_blocks(x, axis, block)]
+    parts = [_largest(part, (axis + 1,)) for part in in_blocks(x, axis, block)]
     return np.concatenate(parts, axis)
 
 

@@ -40,7 +40,7 @@ def new_node(
     made.layer, made.name, made.source, made.of, made.format = layer, name, source, of, format
     made.accumulator, made.rounding, made.fused, made.attrs = accumulator, rounding, fused, attrs
     made.__class__ = Node
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def changed_node(node: Node, **others: Any) -> Node:
@@ -53,7 +53,7 @@ def changed_node(node: Node, **others: Any) -> Node:
     for name, value in others.items():
         setattr(made, name, value)
     made.__class__ = Node
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 class _Scope:

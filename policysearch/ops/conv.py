@@ -52,6 +52,11 @@ def _by_group(w: Windows, result: FloatArray) -> FloatArray:
     return stored_view(result).transpose(1, 0, 2, 3).reshape(w.groups, -1, size(w.out) * w.batch)
 
 
+def _by_output(w: Windows, weight: FloatArray) -> FloatArray:
+    """Return the weights as (groups, c_out / groups, c_in / groups kh kw)."""
+    return np.ascontiguousarray(weight).reshape(w.groups, w.c_out // w.groups, -1)
+
+
 def _conv(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     image, weight = inputs
     w = windows(image.shape, weight.shape, attrs)
@@ -59,8 +64,7 @@ def _conv(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
         matrix = weight.transpose(0, 2, 1, 3).reshape(w.c_out, -1)
         rows = contract(matrix, _rows(w, image), attrs)
         return logical_view(rows.reshape(w.out[0], w.c_out, w.out[1], w.batch))
-    matrix = np.ascontiguousarray(weight).reshape(w.groups, w.c_out // w.groups, -1)
-    result = contract(matrix, _columns(w, image), attrs)
+    result = contract(_by_output(w, weight), _columns(w, image), attrs)
     return result.reshape(w.c_out, *w.out, w.batch).transpose(3, 0, 1, 2)
 
 
@@ -71,8 +75,7 @@ def image_gradient(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     if is_plain(attrs):
         _scatter_rows(w, grad, weight, padded, attrs)
     else:
-        matrix = np.ascontiguousarray(weight).reshape(w.groups, w.c_out // w.groups, -1)
-        spread = contract(matrix.transpose(0, 2, 1), _by_group(w, grad), attrs)
+        spread = contract(_by_output(w, weight).transpose(0, 2, 1), _by_group(w, grad), attrs)
         columns, taps = spread.reshape(w.c_in, *w.window, *w.out, w.batch), _taps(w, padded)
         for i, j in np.ndindex(w.window):
             taps[..., i, j] += columns[:, i, j].transpose(1, 0, 2, 3)

@@ -12,7 +12,7 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.summation import channel_sum
 
 
-def operands(a: FloatArray, b: FloatArray, attrs: Attrs) -> tuple[FloatArray, FloatArray]:
+def transposed(a: FloatArray, b: FloatArray, attrs: Attrs) -> tuple[FloatArray, FloatArray]:
     """Return both as the product takes them, transposed where the attributes say so."""
     left = a.swapaxes(-1, -2) if attrs.get("transpose_a") else a
     right = b.swapaxes(-1, -2) if attrs.get("transpose_b") else b
@@ -52,7 +52,7 @@ def _matmul(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     if stacks:
         left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
     out = None if stacks else empty(_shape([left.shape, right.shape], attrs))
-    return contract(*operands(left, right, attrs), attrs, out)
+    return contract(*transposed(left, right, attrs), attrs, out)
 
 
 def _grad_a(b: Builder, node: Node, grad: int) -> int:

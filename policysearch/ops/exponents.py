@@ -48,6 +48,10 @@ def _or_steps(steps: GradientRule, op: Op, grad_op: Op) -> tuple[Op, Op]:
     return replace(op, gradients=(rule,)), grad_op
 
 
+def _inverse(x: FloatArray) -> FloatArray:
+    return _ONE / x
+
+
 def _rsqrt_steps(b: Builder, node: Node, grad: int) -> int:
     """-grad / 2 * y^3."""
     cube = b.emit(pow_constant, node.id, attrs={"exponent": 3.0})
@@ -58,7 +62,7 @@ rsqrt, rsqrt_grad = _or_steps(
     _rsqrt_steps,
     *unary(
         "rsqrt",
-        lambda x, attrs: _ONE / np.sqrt(x),
+        lambda x, attrs: _inverse(np.sqrt(x)),
         lambda y, attrs: y * y * y * -_HALF,
         of_result=True,
         flops=2,
@@ -70,13 +74,17 @@ rsqrt, rsqrt_grad = _or_steps(
 
 def _power(x: FloatArray, exponent: float) -> FloatArray:
     """Small whole exponents and halves as the products and roots they are."""
-    positive = {1.0: lambda: x, 2.0: lambda: x * x, 3.0: lambda: x * x * x, 0.5: lambda: np.sqrt(x)}
     if exponent == 0.0:
         return np.ones_like(x)
-    if abs(exponent) not in positive:
+    if abs(exponent) == 0.5:
+        result: FloatArray = np.sqrt(x)
+    elif abs(exponent) in (1.0, 2.0, 3.0):
+        result = x
+        for _ in range(int(abs(exponent)) - 1):
+            result = result * x
+    else:
         return np.power(x, np.float32(exponent))
-    result = positive[abs(exponent)]()
-    return _ONE / result if exponent < 0.0 else result
+    return _inverse(result) if exponent < 0.0 else result
 
 
 def _pow_slope(x: FloatArray, attrs: Attrs) -> FloatArray:

@@ -112,7 +112,8 @@ scaled_cast = Op(
 def _descale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     y, *scales = inputs
     swaps = attrs.get("swap", (False,) * len(scales))
-    factor = one = np.float32(1.0)
+    one: FloatArray | np.float32 = np.float32(1.0)
+    factor = one
     for scale in scales:
         if not scale.ndim:
             factor = factor * (one / scale)

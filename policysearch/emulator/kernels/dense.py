@@ -10,13 +10,16 @@ import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer, Run
 from policysearch.graph import Attrs, FloatArray, Shape, size
-from policysearch.ops.dense import operands
+from policysearch.ops.dense import transposed
 
 
 def _bind_matmul(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Run:
-    product, (left, right) = attrs.get("product", np.matmul), operands(*inputs, attrs)
+    product, (left, right) = (
+        attrs.get("product", np.matmul),
+        transposed(inputs[0], inputs[1], attrs),
+    )
     return lambda: product(left, right, out=out)
 
 
@@ -30,7 +33,7 @@ def _bind_stacks(
         work[start:stop].reshape(array.shape)
         for (start, stop), array in zip(ends, arrays, strict=True)
     )
-    left, right = operands(a, b, attrs)
+    left, right = transposed(a, b, attrs)
 
     def run() -> None:
         np.copyto(a, inputs[0])

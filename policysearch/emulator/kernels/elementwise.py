@@ -1,4 +1,4 @@
-"""Sums and relu: one pass in the extension `_elementwise`, tricks with bits in numpy."""
+"""Sums and relu: one pass in the extension `_elementwise`; relu and masks in numpy."""
 
 from __future__ import annotations
 
@@ -69,6 +69,21 @@ def _bind_relu_grad(
     return run
 
 
+def _bind_masked_fill(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    x, mask = inputs
+    value, chosen = np.float32(attrs["value"]), np.equal if attrs.get("outside") else np.not_equal
+    apart = not np.may_share_memory(out, x)
+
+    def run() -> None:
+        if apart:
+            np.copyto(out, x)
+        np.copyto(out, value, where=chosen(mask, 0.0))
+
+    return run
+
+
 def _output_size(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
     return size(out)
 
@@ -77,5 +92,6 @@ NUMPY_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {
         "relu": lambda inputs, out, attrs: Kernel(_bind_relu, _output_size),
         "relu_grad": lambda inputs, out, attrs: Kernel(_bind_relu_grad, _output_size),
+        "masked_fill": lambda inputs, out, attrs: Kernel(_bind_masked_fill),
     }
 )

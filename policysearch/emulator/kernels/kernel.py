@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policysearch.graph import Attrs, FloatArray, Op, Shape
 from policysearch.layout import stored_view
 
+Numbers = TypeVar("Numbers", bound=NDArray[Any])
 Run = Callable[[], object]
 Bind = Callable[[Sequence[FloatArray], FloatArray, Attrs, FloatArray], Run]
 """Of inputs, output, attributes and scratch, which stay where they are for the life of a plan: the
@@ -65,6 +68,7 @@ def bind_stored(function: Callable[..., object], *numbers: int) -> Bind:
     return bind
 
 
-def like(array: FloatArray, work: FloatArray, part: int = 0) -> FloatArray:
+def like(array: Numbers, work: NDArray[Any], part: int = 0) -> Numbers:
     """Return the `part`-th stretch of `work` that has the shape and strides of `array`."""
-    return np.ndarray(array.shape, array.dtype, work[part * array.size :], strides=array.strides)
+    stretch = work[part * array.size :]
+    return np.ndarray(array.shape, array.dtype, stretch, strides=array.strides)  # type: ignore[return-value]

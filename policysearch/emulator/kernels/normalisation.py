@@ -6,7 +6,8 @@ scratch that other nodes use before and after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -175,21 +176,56 @@ def _bind_layer_norm_weight_grad(
     return run
 
 
-def _mean_of_channels(x: FloatArray) -> Callable[[FloatArray], FloatArray]:
-    share = np.float32(x.shape[1] / x.size)
-    return lambda values: channel_sum(values) * share
+def _channel_sums(values: FloatArray, out: FloatArray) -> Run:
+    """Return the call that sets `out` to the sum of [batch, channels, ...] (`channel_sum`)."""
+    if values.ndim == 2:
+        return partial(np.matmul, np.ones(len(values), np.float32), values, out=out)
+    if values.ndim != 4:
+        return lambda: np.copyto(out, channel_sum(values))
+    batch, channels, height, width = values.shape
+    rows = values.transpose(2, 1, 3, 0).reshape(height, channels, width * batch)
+    ones, by_row = np.ones(width * batch, np.float32), np.empty((height, channels), np.float32)
+
+    def run() -> None:
+        np.matmul(rows, ones, out=by_row)
+        np.add.reduce(by_row, axis=0, out=out)
+
+    return run
+
+
+def _channel_means(values: FloatArray, out: FloatArray) -> Run:
+    total, share = _channel_sums(values, out), np.float32(values.shape[1] / values.size)
+
+    def run() -> None:
+        total()
+        np.multiply(out, share, out=out)
+
+    return run
+
+
+def _bind_channel_sum(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    return _channel_sums(inputs[0], out)
+
+
+def _bind_mean(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    return _channel_means(inputs[0], out)
 
 
 def _bind_variance(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Run:
-    (x,) = inputs
-    centred, mean = like(x, work), _mean_of_channels(x)
+    x, centred = inputs[0], like(inputs[0], work)
+    mean, mean_square, middle = _channel_means(x, out), _channel_means(centred, out), along(out, x)
 
     def run() -> None:
-        np.subtract(x, along(mean(x), x), out=centred)
+        mean()
+        np.subtract(x, middle, out=centred)
         np.multiply(centred, centred, out=centred)
-        np.copyto(out, mean(centred))
+        mean_square()
 
     return run
 
@@ -198,18 +234,22 @@ def _bind_batch_norm_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Run:
     grad, x, mean, variance, weight = inputs
-    normal, product, mean_of = like(x, work), like(x, work, 1), _mean_of_channels(x)
+    normal, product, means = like(x, work), like(x, work, 1), np.empty(x.shape[1], np.float32)
+    of_product, of_grad = _channel_means(product, means), _channel_means(grad, means)
+    middle, spread = along(mean, x), along(means, x)
 
     def run() -> None:
         inverse = inverse_deviation(variance, attrs)
         if not attrs.get("training"):
             np.multiply(grad, along(inverse * weight, x), out=out)
             return
-        np.subtract(x, along(mean, x), out=normal)
+        np.subtract(x, middle, out=normal)
         np.multiply(normal, along(inverse, x), out=normal)
         np.multiply(grad, normal, out=product)
-        np.multiply(normal, along(mean_of(product), x), out=normal)
-        np.subtract(grad, along(mean_of(grad), x), out=out)
+        of_product()
+        np.multiply(normal, spread, out=normal)
+        of_grad()
+        np.subtract(grad, spread, out=out)
         np.subtract(out, normal, out=out)
         np.multiply(out, along(inverse * weight, x), out=out)
 
@@ -220,12 +260,14 @@ def _bind_batch_norm_weight_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Run:
     grad, x, mean, variance = inputs
-    product = like(x, work)
+    product, middle = like(x, work), along(mean, x)
+    total = _channel_sums(product, out)
 
     def run() -> None:
-        np.subtract(x, along(mean, x), out=product)
+        np.subtract(x, middle, out=product)
         np.multiply(product, grad, out=product)
-        np.multiply(channel_sum(product), inverse_deviation(variance, attrs), out=out)
+        total()
+        np.multiply(out, inverse_deviation(variance, attrs), out=out)
 
     return run
 
@@ -246,6 +288,8 @@ NUMPY_KERNELS: Mapping[str, Offer] = MappingProxyType(
         "layer_norm": _offer(_bind_layer_norm, _arrays(0)),
         "layer_norm_grad": _offer(_bind_layer_norm_grad, _work_of_rows(2)),
         "layer_norm_weight_grad": _offer(_bind_layer_norm_weight_grad, _arrays(1)),
+        "bias_grad": _offer(_bind_channel_sum, _arrays(0)),
+        "batch_mean": _offer(_bind_mean, _arrays(0)),
         "batch_variance": _offer(_bind_variance, _arrays(1)),
         "batch_norm_grad": _offer(_bind_batch_norm_grad, _arrays(2)),
         "batch_norm_weight_grad": _offer(_bind_batch_norm_weight_grad, _arrays(1)),

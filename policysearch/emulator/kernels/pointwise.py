@@ -156,6 +156,6 @@ def _bind(
             result = like(out, work, register)
         else:
             result = np.empty(np.broadcast_shapes(*(o.shape for o in operands)), np.float32)
-        calls.append(partial(step.ufunc, *operands, result))
+        calls.append(partial(step.ufunc, *operands, out=result))
         values.append(result)
     return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]

@@ -7,7 +7,16 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer, Run, bind_stored, like
+from policysearch.emulator.kernels.kernel import (
+    Bind,
+    Kernel,
+    Offer,
+    Run,
+    Work,
+    bind_stored,
+    like,
+    no_work,
+)
 from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape, size
 from policysearch.ops.pool import Pool, pool_of
@@ -73,18 +82,58 @@ def _bind_max_grad(
     return run
 
 
-def _without_border(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-    pool = pool_of(inputs[0], attrs)
-    return Kernel(_bind_max) if pool.framed == pool.image else None
+def _bind_average(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    pool = pool_of(inputs[0].shape, attrs)
+    (first, *rest), shares = pool.places(inputs[0]), pool.shares()
+
+    def run() -> None:
+        np.copyto(out, first)
+        for values in rest:
+            np.add(out, values, out=out)
+        np.multiply(out, shares, out=out)
+
+    return run
 
 
-def _apart_without_border(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
-    pool = pool_of(out, attrs)
-    if pool.framed != pool.image or not pool.apart:
-        return None
-    return Kernel(_bind_max_grad, lambda inputs, out, attrs: size(inputs[0]))
+def _bind_average_grad(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    pool, grad, share = pool_of(out.shape, attrs), inputs[0], like(inputs[0], work)
+    places, shares = list(pool.places(out)), pool.shares()
+
+    def run() -> None:
+        out.fill(0.0)
+        np.multiply(grad, shares, out=share)
+        for target in places:
+            np.add(target, share, out=target)
+
+    return run
+
+
+def _pool(
+    bind: Bind, *, of_output: bool = False, apart: bool = False, work: Work = no_work
+) -> Offer:
+    """Return the offer for images without a border, to pools whose windows are `apart` if asked."""
+
+    def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+        pool = pool_of(out if of_output else inputs[0], attrs)
+        served = pool.framed == pool.image and (pool.apart or not apart)
+        return Kernel(bind, work) if served else None
+
+    return offer
+
+
+def _first_input(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+    return size(inputs[0])
 
 
 NUMPY_KERNELS: Mapping[str, Offer] = MappingProxyType(
-    {"max_pool": _without_border, "max_pool_grad": _apart_without_border}
+    {
+        "max_pool": _pool(_bind_max),
+        "max_pool_grad": _pool(_bind_max_grad, of_output=True, apart=True, work=_first_input),
+        "average_pool": _pool(_bind_average),
+        "average_pool_grad": _pool(_bind_average_grad, of_output=True, work=_first_input),
+    }
 )
