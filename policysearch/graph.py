@@ -16,8 +16,8 @@ Shape = tuple[int, ...]
 Attrs = Mapping[str, Any]
 Role = Literal["input", "fprop", "dgrad", "wgrad", "update"]
 Placement = Literal["low", "fp32", "promote"]
-Bind = Callable[[Sequence[FloatArray], FloatArray, Attrs, FloatArray], Callable[[], object]]
-Work = Callable[[Sequence[Shape], Shape, Attrs], int]
+Forward = Callable[[Sequence[FloatArray], Attrs], FloatArray | np.float32]
+"""Of the inputs and the attributes: the values of the output, an input or a view of it at times."""
 GradientRule = Callable[[Any, "Node", int], int]
 """Of a Builder, the node and the gradient of its output."""
 
@@ -30,30 +30,24 @@ class Example:
     attrs: Attrs = field(default_factory=dict)
 
 
-def no_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    """Return 0: the op needs no scratch."""
-    return 0
-
-
 @dataclass(frozen=True, eq=False)
 class Op:
     """One operation: everything the builder, emulator, cost model and tests need to know.
 
-    `bind(inputs, out, attrs, work)` returns a function without arguments that computes `out`
-    from `inputs` in float32; the arrays are fixed for the life of a plan. `gradients` holds one
-    rule per input (None where there is no gradient) that emits nodes and returns the id of the
-    gradient of that input. `kind`: "gemm" contracts, "move" only relabels or copies, "source" is
-    fed from outside. `placement` is the op list it is in by default. `keeps_format`: every output
-    value is an input value or zero. `converts`: the op only brings its first input into the
-    node's format. `in_place`: inputs whose buffer the output may take. `work` gives the elements
-    of scratch the op needs. `pinned`: inputs that are read as they are (indices, masks,
+    `forward(inputs, attrs)` is what it means, in float32: a pure function of logical arrays that
+    lie in storage order (`layout.py`). `gradients` holds one rule per input (None where there is no
+    gradient) that emits nodes and returns the id of the gradient of that input. `kind`: "gemm"
+    contracts, "move" only relabels or copies, "source" is fed from outside. `placement` is the op
+    list it is in by default. `keeps_format`: every output value is an input value or zero.
+    `converts`: the op only brings its first input into the node's format. `in_place`: inputs whose
+    buffer the output may take. `pinned`: inputs that are read as they are (indices, masks,
     statistics): no policy casts them, and they do not widen a promoted result. `pointwise`: an
     elementwise op of which every output value depends on the input values at its own place alone.
     """
 
     name: str
     shape: Callable[[Sequence[Shape], Attrs], Shape]
-    bind: Bind
+    forward: Forward
     gradients: tuple[GradientRule | None, ...] = ()
     flops: Callable[[Sequence[Shape], Shape, Attrs], int] = lambda inputs, out, attrs: size(out)
     example: Callable[[np.random.Generator], Example] | None = None
@@ -62,7 +56,6 @@ class Op:
     keeps_format: bool = False
     converts: bool = False
     in_place: tuple[int, ...] = ()
-    work: Work = no_work
     pinned: tuple[int, ...] = ()
     pointwise: bool = True
 

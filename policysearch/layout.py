@@ -58,14 +58,31 @@ def stored_view(array: FloatArray) -> FloatArray:
     return array.T if array.ndim == 2 else array
 
 
+def logical_view(array: FloatArray) -> FloatArray:
+    """Return the logical view of a stored array (see `stored_view`)."""
+    if array.ndim == 4:
+        return array.transpose(3, 1, 0, 2)
+    return array.T if array.ndim == 2 else array
+
+
 def stored_flat(array: FloatArray) -> FloatArray:
     """Return the array's numbers in the order in which they are stored, [size]."""
     return stored_view(array).reshape(-1)
 
 
-def last_axis_first(array: FloatArray) -> FloatArray:
+def last_axis_view(array: FloatArray) -> FloatArray:
     """Return the view [length, ...] with the last axis first, the others as they are stored."""
     return np.moveaxis(stored_view(array), stored_last_axis(array.ndim), 0)
+
+
+def last_axis_first(array: FloatArray) -> FloatArray:
+    """Return `last_axis_view` in C order: numpy then works on all rows of an array at once."""
+    return np.ascontiguousarray(last_axis_view(array))
+
+
+def last_axis_last(array: FloatArray) -> FloatArray:
+    """Return the logical view of an array [length, ...] as `last_axis_first` returns it."""
+    return logical_view(np.moveaxis(array, 0, stored_last_axis(array.ndim)))
 
 
 def around_last_axis(shape: Shape) -> tuple[int, int, int]:

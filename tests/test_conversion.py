@@ -12,9 +12,8 @@ from policysearch.formats import Rounding
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import MODELS, lenet5, mlp
 from policysearch.ops.activations import tanh
-from policysearch.ops.builder import Builder
+from policysearch.ops.builder import Builder, changed_node, new_node
 from policysearch.ops.elementwise import add, relu
-from policysearch.ops.nodes import changed, new_node
 from policysearch.ops.source import data
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
@@ -159,14 +158,14 @@ def test_a_changed_node_is_what_replace_makes() -> None:
     assert list(others) == [f.name for f in fields(Node)]
     for name, value in others.items():
         assert getattr(given, name) != value
-        made = changed(given, **{name: value})
+        made = changed_node(given, **{name: value})
         assert made == replace(given, **{name: value}) and type(made) is Node
         assert hash(made) == hash(replace(given, **{name: value}))
     assert new_node(*others.values()) == Node(*others.values())
     first = new_node(3, relu, (1,), (2,), "dgrad")
     assert first == Node(3, relu, (1,), (2,), "dgrad") and type(first) is Node
     with pytest.raises(AttributeError):
-        changed(given, formats="float16")
+        changed_node(given, formats="float16")
 
 
 def test_every_node_may_be_redirected_and_redirected_again() -> None:

@@ -167,7 +167,7 @@ def test_an_op_no_row_knows_joins_the_list_it_is_given() -> None:
 def test_a_new_op_is_where_its_definition_puts_it(
     monkeypatch: pytest.MonkeyPatch, name: str, place: Placement
 ) -> None:
-    swish = Op("swish", lambda inputs, attrs: inputs[0], relu.bind, placement=place)
+    swish = Op("swish", lambda inputs, attrs: inputs[0], relu.forward, placement=place)
     monkeypatch.setattr(presets, "OPS", {**OPS, "swish": swish})
     monkeypatch.setattr(presets, "FORWARD_OPS", (*FORWARD_OPS, "swish"))
     assert placement(preset(name, LAYERS), "swish") == [place]

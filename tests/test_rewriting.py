@@ -13,9 +13,9 @@ from policysearch.graph import Graph, Node
 from policysearch.nn.model import NEXT
 from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.activations import tanh
-from policysearch.ops.attention import scale
-from policysearch.ops.batch_statistics import moving_average
+from policysearch.ops.batch_norm import moving_average
 from policysearch.ops.dense import matmul
+from policysearch.ops.elementwise import scale
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import cast
 from policysearch.rewrite.cast_rules import cancel_casts

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
-from policysearch.ops.token_loss import IGNORED
+from policysearch.ops.loss import IGNORED
 from policysearch.values import InputError, one_of
 
 TIME = 32

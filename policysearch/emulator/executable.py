@@ -12,12 +12,13 @@ from functools import partial
 import numpy as np
 
 from policysearch.emulator.arena import Arena
-from policysearch.emulator.fusion import FusedUpdate, fused_update
 from policysearch.emulator.kernels import sgd
 from policysearch.emulator.node_rounding import NodeRounding
 from policysearch.emulator.nodes import Observer, attributes, source_array
 from policysearch.emulator.plan import (
+    FusedUpdate,
     Plan,
+    fused_update,
     is_rounded_in_spans,
     is_view,
     needs_rounding,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -152,13 +152,11 @@ class Plan:
             groups.append((position, position + 1))
         return groups
 
-    def _kernel(self, node: Node, kernels: bool) -> Kernel:
+    def _kernel(self, node: Node, in_c: bool) -> Kernel:
         """Return how the node runs: chosen for all of it, even where it then runs on spans."""
-        found = None
-        if kernels and node.accumulator == "float32":
-            shapes = [i.shape for i in self.graph.inputs_of(node)]
-            found = kernel_of(node.op, shapes, node.shape, node.attributes)
-        return found or Kernel(node.op.bind, node.op.work)
+        shapes = [i.shape for i in self.graph.inputs_of(node)]
+        in_c = in_c and node.accumulator == "float32"
+        return kernel_of(node.op, shapes, node.shape, node.attributes, in_c=in_c)
 
     def _beside(self) -> Iterator[tuple[int, int]]:
         for lead, node in pairwise(self.order):
@@ -246,3 +244,48 @@ def assign_offsets(buffers: list[Buffer]) -> int:
         end = buffer.offset + -(-buffer.elements // LINE) * LINE
         placed[:, at] = buffer.first, buffer.last, buffer.offset, end
     return max((b.offset + b.elements for b in buffers), default=0)
+
+
+@dataclass(frozen=True)
+class FusedUpdate:
+    """A velocity and the step it is for; `rounded` is the gradient that is rounded on the way."""
+
+    velocity: Node
+    step: Node
+    rounded: Node | None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.velocity, self.step, *((self.rounded,) if self.rounded else ()))
+
+
+def fused_update(plan: Plan, unrounded: Node | None, members: Sequence[Node]) -> FusedUpdate | None:
+    """Return the float32 update in place that is among the `members` of a group, if one is.
+
+    `unrounded` waits to be rounded before the group: that can be done on the way if it is the
+    gradient and nothing else reads it.
+    """
+    for step in members:
+        if step.op.name != "sgd_step" or step.format != "float32":
+            continue
+        velocity = plan.graph.nodes[step.inputs[1]]
+        if velocity.op.name != "sgd_velocity" or velocity not in members:
+            continue
+        if plan.readers[velocity.id][0] is not step:
+            continue  # who reads it before the step would find it not yet computed
+        if velocity.format == "float32" and {velocity.id, step.id} <= plan.in_source.keys():
+            alone = unrounded is not None and _is_gradient(plan, unrounded, velocity)
+            return FusedUpdate(velocity, step, unrounded if alone else None)
+    return None
+
+
+def _is_gradient(plan: Plan, unrounded: Node, velocity: Node) -> bool:
+    grad = plan.graph.nodes[velocity.inputs[1]]
+    outputs = {i for _, i in plan.graph.outputs}
+    while len(plan.readers[grad.id]) == 1 and grad.id not in outputs:
+        if grad is unrounded:
+            return grad.rounding.mode == "nearest_even"
+        if not (grad.inputs and is_view(plan.graph, grad)):
+            break
+        grad = plan.graph.nodes[grad.inputs[0]]
+    return False

@@ -13,7 +13,8 @@ from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.shapes import cast, expand
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import attention, dense, elementwise, masks
+from policysearch.ops import dense, elementwise, masks
+from policysearch.ops.softmax import softmax as softmax_op
 
 
 def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def softmax(
     # rows as they lie, where the node has them last already: a view would cost a node
     whole = t.b.shape(x.id)[-1:] == x.shape[-1:] and len(t.b.shape(x.id)) < 4
     attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
-    weights = t.emit_nodes(attention.softmax, x.id if whole else t.rows(x), **attrs)
+    weights = t.emit_nodes(softmax_op, x.id if whole else t.rows(x), **attrs)
     return Tensor(weights.id, x.shape)
 
 

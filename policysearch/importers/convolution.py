@@ -8,7 +8,8 @@ from typing import Any
 
 from policysearch.importers.shapes import reduced
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import conv, conv_transpose, dense, pool, pool_average
+from policysearch.ops import conv, dense, pool
+from policysearch.ops.conv_transpose import conv_transpose2d
 from policysearch.ops.reduce import mean
 
 Pair = tuple[int, int]
@@ -90,7 +91,7 @@ def transposed(
         "dilation": _pair(dilation),
         "groups": groups,
     }
-    return _with_bias(t, t.emit(conv_transpose.conv_transpose2d, x, weight, **attrs), bias)
+    return _with_bias(t, t.emit(conv_transpose2d, x, weight, **attrs), bias)
 
 
 def max_pool(
@@ -122,7 +123,7 @@ def average_pool(
     attrs = _window(window, stride, padding, ceil_mode)
     if not count_include_pad:
         attrs["count_include_pad"] = False
-    return t.emit(pool_average.average_pool, x, **attrs)
+    return t.emit(pool.average_pool, x, **attrs)
 
 
 def _window(window: Any, stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
@@ -150,9 +151,7 @@ def adaptive_average_pool(t: Tracer, x: Tensor, sizes: Any) -> Tensor:
         return average
     if height % rows or width % columns:
         raise refuse(f"{height} x {width} to {rows} x {columns}", "use a size that divides")
-    return t.emit(
-        pool_average.average_pool, x, **_window((height // rows, width // columns), (), 0, False)
-    )
+    return t.emit(pool.average_pool, x, **_window((height // rows, width // columns), (), 0, False))
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

@@ -8,8 +8,8 @@ from typing import Any
 
 from policysearch.graph import Op
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import activations, arithmetic, elementwise, functions, gates
-from policysearch.ops.attention import scale
+from policysearch.ops import activations, elementwise, exponents
+from policysearch.ops.elementwise import scale
 from policysearch.ops.gelu import gelu
 
 Operand = Any
@@ -32,7 +32,7 @@ def add(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
     if not isinstance(a, Tensor):
         return add(t, b, a)
     if not isinstance(b, Tensor):
-        return t.pointwise(arithmetic.shift, a, amount=float(b * alpha))
+        return t.pointwise(elementwise.shift, a, amount=float(b * alpha))
     return _pair(t, elementwise.add, a, b if alpha == 1 else multiply(t, b, alpha))
 
 
@@ -41,7 +41,7 @@ def subtract(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
         return add(t, a, -b * alpha)
     if not isinstance(a, Tensor):
         return add(t, negative(t, multiply(t, b, alpha)), a)
-    return _pair(t, arithmetic.subtract, a, b if alpha == 1 else multiply(t, b, alpha))
+    return _pair(t, elementwise.subtract, a, b if alpha == 1 else multiply(t, b, alpha))
 
 
 def reverse_subtract(t: Tracer, a: Tensor, b: Operand, alpha: float = 1) -> Tensor:
@@ -63,7 +63,7 @@ def divide(t: Tracer, a: Operand, b: Operand, rounding_mode: str | None = None) 
         return t.pointwise(scale, a, factor=1.0 / b)
     if not isinstance(a, Tensor):
         return multiply(t, power(t, b, -1), a)
-    return _pair(t, arithmetic.divide, a, b)
+    return _pair(t, elementwise.divide, a, b)
 
 
 def negative(t: Tracer, a: Tensor) -> Tensor:
@@ -73,8 +73,8 @@ def negative(t: Tracer, a: Tensor) -> Tensor:
 def power(t: Tracer, a: Tensor, exponent: Operand) -> Tensor:
     if isinstance(exponent, Tensor) or not isinstance(a, Tensor):
         raise refuse("an exponent that is a tensor", "use a number")
-    steps: dict[str, Any] = {functions.STEPWISE: True, "exponent": float(exponent)}
-    return t.pointwise(functions.pow_constant, a, **steps)
+    steps: dict[str, Any] = {exponents.STEPWISE: True, "exponent": float(exponent)}
+    return t.pointwise(exponents.pow_constant, a, **steps)
 
 
 def plain(op: Op, **attrs: Any) -> Rule:
@@ -87,11 +87,11 @@ def _gelu(t: Tracer, x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def _hardtanh(t: Tracer, x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
-    return t.pointwise(gates.hardtanh, x, minimum=float(low), maximum=float(high))
+    return t.pointwise(activations.hardtanh, x, minimum=float(low), maximum=float(high))
 
 
 def _leaky_relu(t: Tracer, x: Tensor, slope: float = 0.01) -> Tensor:
-    return t.pointwise(gates.leaky_relu, x, negative_slope=float(slope))
+    return t.pointwise(activations.leaky_relu, x, negative_slope=float(slope))
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -111,14 +111,14 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "relu": plain(elementwise.relu),
         "tanh": plain(activations.tanh),
         "sigmoid": plain(activations.sigmoid),
-        "silu": plain(gates.silu),
-        "hardswish": plain(gates.hardswish),
-        "relu6": plain(gates.hardtanh, minimum=0.0, maximum=6.0),
+        "silu": plain(activations.silu),
+        "hardswish": plain(activations.hardswish),
+        "relu6": plain(activations.hardtanh, minimum=0.0, maximum=6.0),
         "hardtanh": _hardtanh,
         "leaky_relu": _leaky_relu,
-        "exp": plain(functions.exp),
-        "sqrt": plain(functions.sqrt),
-        "rsqrt": plain(functions.rsqrt, **{functions.STEPWISE: True}),
+        "exp": plain(exponents.exp),
+        "sqrt": plain(exponents.sqrt),
+        "rsqrt": plain(exponents.rsqrt, **{exponents.STEPWISE: True}),
         "gelu": _gelu,
     }
 )

@@ -13,8 +13,7 @@ from policysearch.importers.shapes import cat, exchanged, part, select, unsqueez
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import activations, dense
 from policysearch.ops.embedding import embedding as embedding_op
-from policysearch.ops.loss import mean_squared_error
-from policysearch.ops.token_loss import IGNORED, token_cross_entropy
+from policysearch.ops.loss import IGNORED, mean_squared_error, token_cross_entropy
 
 
 def linear(

@@ -10,11 +10,11 @@ import numpy as np
 
 from policysearch.graph import Shape, size
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import arithmetic, elementwise, functions
+from policysearch.ops import elementwise, exponents
+from policysearch.ops.batch_norm import batch_mean, batch_variance, moving_average
 from policysearch.ops.batch_norm import batch_norm as batch_norm_op
-from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
 from policysearch.ops.builder import Builder
-from policysearch.ops.called import Emit, called
+from policysearch.ops.composite import Emit, composite
 from policysearch.ops.layer_norm import layer_norm as layer_norm_op
 from policysearch.ops.layer_norm import layer_statistics
 from policysearch.ops.reduce import mean
@@ -55,17 +55,17 @@ def rms_norm(
         # in torch's order (`aten/src/ATen/native/layer_norm.cpp`), of which each step can round
         square = b.emit(elementwise.multiply, operands[0], operands[0])
         shifted = b.emit(
-            arithmetic.shift,
+            elementwise.shift,
             b.emit(mean, square, attrs={"axes": (1,), "keepdim": True}),
             attrs={"amount": epsilon},
         )
-        result = b.emit(elementwise.multiply, operands[0], b.emit(functions.rsqrt, shifted))
+        result = b.emit(elementwise.multiply, operands[0], b.emit(exponents.rsqrt, shifted))
         return b.emit(elementwise.multiply, result, operands[1]) if len(operands) > 1 else result
 
-    return _called(t, "rms_norm", "rsqrt", operands, emit, epsilon=epsilon, shape=x.shape)
+    return _composite(t, "rms_norm", "rsqrt", operands, emit, epsilon=epsilon, shape=x.shape)
 
 
-def _called(
+def _composite(
     t: Tracer,
     name: str,
     source: str,
@@ -75,7 +75,7 @@ def _called(
     **attrs: Any,
 ) -> Tensor:
     """Emit a call of torch as one op, in the op list of another; return its result in `shape`."""
-    op = called(name, [t.b.shape(i) for i in operands], emit)
+    op = composite(name, [t.b.shape(i) for i in operands], emit)
     return t.view(t.emit_nodes(op, *operands, source=source, **attrs), shape)
 
 
@@ -149,7 +149,7 @@ def group_norm(
             result = b.emit(op, result, p)
         return result
 
-    return _called(t, "group_norm", "layer_norm", operands, emit, epsilon=eps, shape=x.shape)
+    return _composite(t, "group_norm", "layer_norm", operands, emit, epsilon=eps, shape=x.shape)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

@@ -14,8 +14,8 @@ from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops.indexing import concatenate, take_slice
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to, mean, sum_over
+from policysearch.ops.shape import transpose
 from policysearch.ops.source import BACK, NUMBER, pinned_cast
-from policysearch.ops.transpose import transpose
 
 
 def view(t: Tracer, x: Tensor, *shape: Any) -> Tensor:

@@ -10,13 +10,11 @@ from typing import Any
 from policysearch.graph import Op, Shape, size
 from policysearch.importers.program import FLOATS, TRUTHS, Constant, Program, Ref, resolved
 from policysearch.nn.model import DROPPED, emit_data
-from policysearch.ops.builder import Builder
+from policysearch.ops.builder import Builder, changed_node
 from policysearch.ops.masks import masked_fill
-from policysearch.ops.nodes import changed
 from policysearch.ops.reduce import broadcast_to
-from policysearch.ops.shape import reshape
+from policysearch.ops.shape import reshape, transpose
 from policysearch.ops.source import NUMBER, data, is_whole
-from policysearch.ops.transpose import transpose
 from policysearch.values import InputError
 
 FILLED: Mapping[float, str] = MappingProxyType({1.0: "one", 0.0: "zero"})
@@ -201,7 +199,7 @@ class Tracer:
 
     def list_under(self, source: str, start: int) -> None:
         """Put all nodes from `start` on in the op list of `source`: torch calls them as one op."""
-        self.b.nodes[start:] = [changed(node, source=source) for node in self.b.nodes[start:]]
+        self.b.nodes[start:] = [changed_node(node, source=source) for node in self.b.nodes[start:]]
 
     def mask(self, shape: Shape, share: float) -> int:
         """Return the source of a dropout mask: fed anew in every step, whatever the policy."""

@@ -13,13 +13,13 @@ from policysearch.graph import FloatArray, Shape, size
 from policysearch.nn.layers import Layer, Linear, Residual, expect
 from policysearch.nn.model import Fed, ParameterSpec, emit_data
 from policysearch.nn.norms import LayerNorm
-from policysearch.ops.attention import scale, softmax
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias, matmul
+from policysearch.ops.elementwise import scale
 from policysearch.ops.embedding import embedding
 from policysearch.ops.masks import masked_fill
-from policysearch.ops.shape import reshape
-from policysearch.ops.transpose import transpose
+from policysearch.ops.shape import reshape, transpose
+from policysearch.ops.softmax import softmax
 from policysearch.values import InputError
 
 

@@ -16,8 +16,7 @@ from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, multiply, relu
 from policysearch.ops.gelu import gelu
-from policysearch.ops.pool import max_pool
-from policysearch.ops.pool_average import average_pool
+from policysearch.ops.pool import average_pool, max_pool
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import data
 from policysearch.values import InputError, one_of

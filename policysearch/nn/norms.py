@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from policysearch.graph import Shape, size
 from policysearch.nn.layers import Layer, expect_width
 from policysearch.nn.model import Fed, ParameterSpec
-from policysearch.ops.arithmetic import shift
-from policysearch.ops.batch_norm import batch_norm
-from policysearch.ops.batch_statistics import batch_mean, batch_variance, moving_average
+from policysearch.ops.batch_norm import batch_mean, batch_norm, batch_variance, moving_average
 from policysearch.ops.builder import Builder
-from policysearch.ops.elementwise import multiply
-from policysearch.ops.functions import pow_constant, rsqrt
+from policysearch.ops.elementwise import multiply, shift
+from policysearch.ops.exponents import pow_constant, rsqrt
 from policysearch.ops.layer_norm import layer_norm, layer_statistics
 from policysearch.ops.reduce import mean
 from policysearch.values import InputError

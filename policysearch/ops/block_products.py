@@ -7,61 +7,40 @@ from dataclasses import replace
 
 import numpy as np
 
-from policysearch.graph import Attrs, Bind, Example, FloatArray, Op, size
-from policysearch.ops.block_cast import scaling
-from policysearch.ops.conv import conv2d
-from policysearch.ops.conv_grad import conv2d_dgrad, conv2d_wgrad
+from policysearch.graph import Attrs, Example, FloatArray, Op
+from policysearch.layout import empty
+from policysearch.ops.block_scale import spread_scales
+from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from policysearch.ops.dense import matmul
 
 
-def _restored(
-    values: FloatArray, scales: FloatArray, attrs: Attrs, work: FloatArray
-) -> tuple[FloatArray, Callable[[], None]]:
-    """Return the array of values * block scales, and the function that fills it."""
-    out = np.ndarray(values.shape, np.float32, work, strides=values.strides)
-    return out, scaling(values, scales, out, attrs)
-
-
-def _bind_over_blocks(op: Op) -> Bind:
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
-        operands, fills = list(inputs[:2]), []
-        for (position, axis, block), scales in zip(attrs["blocks"], inputs[2:], strict=True):
-            values, along = operands[position], {"axis": axis, "block": block}
-            operands[position], fill = _restored(values, scales, along, work[: values.size])
-            work = work[values.size :]
-            fills.append(fill)
-        product = op.bind(operands, out, attrs, work)
-
-        def run() -> None:
-            for fill in fills:
-                fill()
-            product()
-
-        return run
-
-    return bind
+def _restored(values: FloatArray, scales: FloatArray, axis: int, block: int) -> FloatArray:
+    """Return values * block scales, in storage order as every operand is."""
+    spread = spread_scales(scales, values.shape, axis, block)
+    return np.multiply(values, spread, out=empty(values.shape))
 
 
 def _over_blocks(op: Op) -> Op:
     """Return the product `op` of block-scaled operands.
 
     Inputs are the two operands and the scales of those that have any; `blocks` holds, for each
-    scale, (operand 0 or 1, axis, block). Scaled values are exact in float32 and live in scratch.
+    scale, (operand 0 or 1, axis, block). Scaled values are exact in float32.
     """
+
+    def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
+        operands = list(inputs[:2])
+        for (position, axis, block), scales in zip(attrs["blocks"], inputs[2:], strict=True):
+            operands[position] = _restored(operands[position], scales, axis, block)
+        return op.forward(operands, attrs)
+
     return Op(
         f"{op.name}_blocks",
         shape=lambda inputs, attrs: op.shape(inputs[:2], attrs),
-        bind=_bind_over_blocks(op),
+        forward=forward,
         flops=lambda inputs, out, attrs: op.flops(inputs[:2], out, attrs),
         example=_over_blocks_example(op),
         kind="gemm",
         placement="low",
-        work=lambda inputs, out, attrs: (
-            sum(size(inputs[position]) for position, _, _ in attrs["blocks"])
-            + op.work(inputs[:2], out, attrs)
-        ),
     )
 
 

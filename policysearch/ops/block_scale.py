@@ -7,40 +7,30 @@ Microscaling Formats (MX) v1.0, section 6.3; Transformer Engine's `common/util/p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Op, Shape, size
+from policysearch.ops.elementwise import same_shape
 from policysearch.ops.scale import LARGEST
 
+SUBNORMAL = 1 << 22
+"""The bits of 2**-127, which E8M0 has and whose exponent field in float32 is 0."""
 
-def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    return inputs[0]
 
-
-def _bind_mx_scale(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    largest, emax = inputs[0].view(np.int32), attrs["emax"]
-    code, infinite = out.view(np.int32), np.float32(np.inf).view(np.int32)
-
-    def run() -> None:
-        """On the bits: the exponent field less emax, where 0 stands for the subnormal 2**-127."""
-        np.right_shift(largest, 23, out=code)
-        np.subtract(code, emax, out=code)
-        np.clip(code, 0, 254, out=code)
-        np.left_shift(code, 23, out=code)
-        np.maximum(code, 1 << 22, out=code)
-        np.copyto(out, np.nan, where=largest >= infinite)
-
-    return run
+def _mx_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """On the bits: the exponent field less emax."""
+    (largest,) = inputs
+    exponent = np.clip((largest.view(np.int32) >> 23) - np.int32(attrs["emax"]), 0, 254)
+    scale = np.maximum(exponent << 23, SUBNORMAL).view(np.float32)
+    return np.where(largest < np.inf, scale, np.float32(np.nan))
 
 
 mx_scale = Op(
     "mx_scale",
-    _first,
-    _bind_mx_scale,
+    same_shape,
+    _mx_scale,
     flops=lambda inputs, out, attrs: 2 * size(out),
     example=lambda rng: Example((rng.uniform(0.1, 9.0, (3, 2)).astype(np.float32),), {"emax": 8}),
     placement="fp32",
@@ -51,31 +41,19 @@ NaN.
 """
 
 
-def _bind_mx_rceil_scale(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    largest, share = inputs[0], np.float32(1.0 / attrs["maximum"])
-    code = out.view(np.int32)
-
-    def run() -> None:
-        """On the bits: a carry out of any mantissa moves into the exponent field."""
-        np.multiply(largest, share, out=out)
-        subnormal = code <= 1 << 22
-        unknown = np.isnan(out)
-        np.add(code, (1 << 23) - 1, out=code)
-        np.right_shift(code, 23, out=code)
-        np.minimum(code, 254, out=code)
-        np.left_shift(code, 23, out=code)
-        np.copyto(code, 1 << 22, where=subnormal)
-        np.copyto(out, np.nan, where=unknown)
-
-    return run
+def _mx_rceil_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """On the bits: a carry out of any mantissa moves into the exponent field."""
+    ratio = inputs[0] * np.float32(1.0 / attrs["maximum"])
+    bits = ratio.view(np.int32)
+    exponent = np.minimum((bits + ((1 << 23) - 1)) >> 23, 254)
+    scale = np.where(bits <= SUBNORMAL, SUBNORMAL, exponent << 23).view(np.float32)
+    return np.where(np.isnan(ratio), np.float32(np.nan), scale)
 
 
 mx_rceil_scale = Op(
     "mx_rceil_scale",
-    _first,
-    _bind_mx_rceil_scale,
+    same_shape,
+    _mx_rceil_scale,
     flops=lambda inputs, out, attrs: 2 * size(out),
     example=lambda rng: Example(
         (rng.uniform(0.1, 9.0, (3, 2)).astype(np.float32),), {"maximum": 448.0}
@@ -88,24 +66,15 @@ float32 is multiplied with. An infinite amax gives 2**127, NaN gives NaN.
 """
 
 
-def _bind_nvfp4_scale(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _nvfp4_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     largest, tensor = inputs
-    maximum = np.float32(attrs["maximum"])
-
-    def run() -> None:
-        np.divide(largest, maximum, out=out)
-        np.multiply(out, tensor, out=out)
-        np.minimum(out, LARGEST, out=out)
-
-    return run
+    return np.minimum(largest / np.float32(attrs["maximum"]) * tensor, LARGEST)
 
 
 nvfp4_scale = Op(
     "nvfp4_scale",
-    _first,
-    _bind_nvfp4_scale,
+    same_shape,
+    _nvfp4_scale,
     flops=lambda inputs, out, attrs: 2 * size(out),
     example=lambda rng: Example(
         (rng.uniform(0.1, 9.0, (3, 2)).astype(np.float32), np.array(300.0, np.float32)),
@@ -114,3 +83,35 @@ nvfp4_scale = Op(
     placement="fp32",
 )
 """amax / `maximum` * tensor scale per block; the node's format (float8_e4m3fn) rounds it."""
+
+
+def spread_scales(scales: FloatArray, shape: Shape, axis: int, block: int) -> FloatArray:
+    """Return the scale of every element of `shape`, with one for each `block` along `axis`."""
+    whole = np.repeat(scales, block, axis)
+    return whole[(slice(None),) * axis + (slice(shape[axis]),)]
+
+
+def _block_cast(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, scales, *tensor = inputs
+    factors = np.minimum((tensor[0] if tensor else np.float32(1.0)) / scales, LARGEST)
+    return x * spread_scales(factors, x.shape, attrs["axis"], attrs["block"])
+
+
+block_cast = Op(
+    "block_cast",
+    same_shape,
+    _block_cast,
+    example=lambda rng: Example(
+        (
+            rng.standard_normal((3, 5)).astype(np.float32),
+            rng.uniform(0.5, 2.0, (3, 2)).astype(np.float32),
+        ),
+        {"axis": 1, "block": 4},
+    ),
+    placement="fp32",
+    converts=True,
+)
+"""x * (tensor scale / block scale), rounded to the node's format by the emulator.
+
+Inputs x, the scale of each `block` elements along `axis`, and (NVFP4) the tensor scale ().
+"""

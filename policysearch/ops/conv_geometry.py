@@ -1,15 +1,11 @@
-"""The extents of a convolution.
-
-Image tensors are stored as (height, channels, width, batch), weights as (window_h, c_in, window_w,
-c_out). The contracted index of a product runs over (window_h, c_in, window_w).
-"""
+"""The extents of a convolution."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policysearch.graph import Attrs, Shape
+from policysearch.graph import Attrs, Shape, size
 
 LONGEST_CHAIN = 448
 """Positions whose products wgrad sums in one go: BLAS libraries cut a longer sum themselves."""
@@ -17,19 +13,13 @@ LONGEST_CHAIN = 448
 SHORTEST_CHAIN = 64
 """A row that has no divisor from here to LONGEST_CHAIN is not cut: shorter products are slow."""
 
-
 Pair = tuple[int, int]
 
 
-def pair(given: int | Sequence[int]) -> Pair:
+def pair(value: int | Sequence[int]) -> Pair:
     """Return (of the height, of the width); one number stands for both."""
-    high, wide = (given, given) if isinstance(given, int) else given
+    high, wide = (value, value) if isinstance(value, int) else value
     return high, wide
-
-
-def out_extent(extent: int, window: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """Return at how many places along an axis the window fits."""
-    return (extent + 2 * padding - dilation * (window - 1) - 1) // stride + 1
 
 
 def is_plain(attrs: Attrs) -> bool:
@@ -39,76 +29,8 @@ def is_plain(attrs: Attrs) -> bool:
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Extents of one convolution; `k` is the contracted length window_h * c_in * window_w."""
-
-    batch: int
-    c_in: int
-    height: int
-    width: int
-    c_out: int
-    window_h: int
-    window_w: int
-    stride: int
-    padding: int
-
-    @property
-    def out_h(self) -> int:
-        return out_extent(self.height, self.window_h, self.stride, self.padding)
-
-    @property
-    def out_w(self) -> int:
-        return out_extent(self.width, self.window_w, self.stride, self.padding)
-
-    @property
-    def k(self) -> int:
-        return self.window_h * self.c_in * self.window_w
-
-    @property
-    def plane(self) -> int:
-        """Positions of an output row, over the batch."""
-        return self.out_w * self.batch
-
-    @property
-    def chunk(self) -> int:
-        """Positions of an output row that wgrad sums in one go: a divisor of `plane`."""
-        longest = min(LONGEST_CHAIN, self.plane)
-        divisor = next(d for d in range(longest, 0, -1) if self.plane % d == 0)
-        return self.plane if divisor < SHORTEST_CHAIN else divisor
-
-    @property
-    def padded_h(self) -> int:
-        return self.height + 2 * self.padding
-
-    @property
-    def padded_w(self) -> int:
-        return self.width + 2 * self.padding
-
-    @property
-    def padded_size(self) -> int:
-        """Elements of the image with its border; 0 if there is no border."""
-        whole = self.padded_h * self.c_in * self.padded_w * self.batch
-        return whole if self.padding else 0
-
-    @property
-    def columns_size(self) -> int:
-        return self.padded_h * self.c_in * self.window_w * self.plane
-
-
-def geometry(image: Shape, weight: Shape, attrs: Attrs) -> Geometry:
-    """Return the extents of a plain convolution.
-
-    The image is [batch, c_in, h, w], the weights are [c_out, c_in, kh, kw].
-    """
-    n, c, h, w = image
-    o, _, kh, kw = weight
-    stride, padding = pair(attrs.get("stride", 1))[0], pair(attrs.get("padding", 0))[0]
-    return Geometry(n, c, h, w, o, kh, kw, stride, padding)
-
-
-@dataclass(frozen=True)
 class Windows:
-    """Extents of any convolution; all pairs are (of the height, of the width)."""
+    """Extents of a convolution; all pairs are (of the height, of the width)."""
 
     batch: int
     c_in: int
@@ -121,36 +43,31 @@ class Windows:
     groups: int
 
     @property
+    def reach(self) -> Pair:
+        """The extent of a window with what its dilation leaves out."""
+        high, wide = (d * (k - 1) + 1 for d, k in zip(self.dilation, self.window, strict=True))
+        return high, wide
+
+    @property
     def out(self) -> Pair:
+        """At how many places along each axis the window fits."""
         high, wide = (
-            out_extent(self.image[i], self.window[i], self.stride[i], self.padding[i], d)
-            for i, d in enumerate(self.dilation)
+            (self.image[i] + 2 * self.padding[i] - self.reach[i]) // self.stride[i] + 1
+            for i in range(2)
         )
         return high, wide
 
     @property
-    def framed(self) -> Shape:
-        """The stored image with its border: (height, channels, width, batch)."""
-        high, wide = (
-            extent + 2 * pad for extent, pad in zip(self.image, self.padding, strict=True)
-        )
+    def padded(self) -> Shape:
+        """The stored image with its border."""
+        high, wide = (self.image[i] + 2 * self.padding[i] for i in range(2))
         return (high, self.c_in, wide, self.batch)
 
     @property
-    def columns(self) -> Shape:
-        """Groups, channels of a group, window, positions."""
-        return (self.groups, self.c_in // self.groups, *self.window, *self.out, self.batch)
-
-    @property
-    def results(self) -> Shape:
-        """Groups, channels of a group, positions."""
-        return (self.groups, self.c_out // self.groups, *self.out, self.batch)
-
-    @property
-    def weights(self) -> Shape:
-        """Groups, channels out of a group, the contracted index."""
-        taps = self.window[0] * self.window[1]
-        return (self.groups, self.c_out // self.groups, self.c_in // self.groups * taps)
+    def interior(self) -> tuple[slice, slice, slice]:
+        """Where the image is in `padded`."""
+        rows, columns = (slice(p, p + n) for p, n in zip(self.padding, self.image, strict=True))
+        return rows, slice(None), columns
 
 
 def windows(image: Shape, weight: Shape, attrs: Attrs) -> Windows:
@@ -160,3 +77,14 @@ def windows(image: Shape, weight: Shape, attrs: Attrs) -> Windows:
     stride, padding = pair(attrs.get("stride", 1)), pair(attrs.get("padding", 0))
     dilation, groups = pair(attrs.get("dilation", 1)), attrs.get("groups", 1)
     return Windows(n, c, pair(extents), o, pair(window), stride, padding, dilation, groups)
+
+
+def chunk_of(plane: int) -> int:
+    """Return how many positions of a row of `plane` wgrad sums in one go: a divisor."""
+    divisor = next(d for d in range(min(LONGEST_CHAIN, plane), 0, -1) if plane % d == 0)
+    return plane if divisor < SHORTEST_CHAIN else divisor
+
+
+def flops_of(result: Shape, weight: Shape) -> int:
+    """Return two FLOPs per product: each value of the result has one per weight of its channel."""
+    return 2 * size(result) * size(weight[1:])

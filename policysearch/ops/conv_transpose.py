@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Example, Node, Op, Shape
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape
 from policysearch.ops.builder import Builder
-from policysearch.ops.conv import conv2d
-from policysearch.ops.conv_geometry import pair
-from policysearch.ops.conv_grad import conv2d_dgrad, conv2d_wgrad
-from policysearch.ops.conv_rows import flops_of
+from policysearch.ops.conv import conv2d, conv2d_wgrad, image_gradient
+from policysearch.ops.conv_geometry import flops_of, pair
 
 
 def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -27,8 +25,9 @@ def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return (n, channels * attrs.get("groups", 1), *extents)
 
 
-def _grad_image(b: Builder, node: Node, grad: int) -> int:
-    return b.emit(conv2d, grad, node.inputs[1], attrs=node.attributes)
+def _forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    shape = _shape([array.shape for array in inputs], attrs)
+    return image_gradient(inputs, {**attrs, "shape": shape})
 
 
 def _grad_weight(b: Builder, node: Node, grad: int) -> int:
@@ -40,8 +39,11 @@ def _grad_weight(b: Builder, node: Node, grad: int) -> int:
 conv_transpose2d = Op(
     "conv_transpose2d",
     _shape,
-    conv2d_dgrad.bind,
-    gradients=(_grad_image, _grad_weight),
+    _forward,
+    gradients=(
+        lambda b, node, grad: b.emit(conv2d, grad, node.inputs[1], attrs=node.attributes),
+        _grad_weight,
+    ),
     flops=lambda inputs, out, attrs: flops_of(*inputs),
     example=lambda rng: Example(
         (
@@ -52,7 +54,6 @@ conv_transpose2d = Op(
     ),
     kind="gemm",
     placement="low",
-    work=conv2d_dgrad.work,
 )
 """Image [batch, c_in, h, w] spread by weights [c_in, c_out / groups, kh, kw]; as torch's.
 

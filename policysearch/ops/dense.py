@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
+from policysearch.layout import empty
 from policysearch.ops.builder import Builder
+from policysearch.ops.summation import channel_sum
 
 
-def _operands(a: FloatArray, b: FloatArray, attrs: Attrs) -> tuple[FloatArray, FloatArray]:
+def transposed(a: FloatArray, b: FloatArray, attrs: Attrs) -> tuple[FloatArray, FloatArray]:
+    """Return both as the product takes them, transposed where the attributes say so."""
     left = a.swapaxes(-1, -2) if attrs.get("transpose_a") else a
     right = b.swapaxes(-1, -2) if attrs.get("transpose_b") else b
     return left, right
+
+
+def contract(
+    left: FloatArray, right: FloatArray, attrs: Attrs, out: FloatArray | None = None
+) -> FloatArray:
+    """Return the product of [..., m, k] and [..., k, n], in `out` or in a new array in C order.
+
+    Summed as the attribute "product" does, by BLAS where there is none. How all three lie in memory
+    is part of the meaning: it decides which way BLAS is called, and that in which order it sums.
+    """
+    if out is None:
+        lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        out = np.empty((*lead, left.shape[-2], right.shape[-1]), np.float32)
+    attrs.get("product", np.matmul)(left, right, out=out)
+    return out
 
 
 def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -28,39 +46,13 @@ def contracted(inputs: Sequence[Shape], attrs: Attrs) -> int:
     return inputs[0][-2] if attrs.get("transpose_a") else inputs[0][-1]
 
 
-def _bind_matmul(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    product = attrs.get("product", np.matmul)
-    if out.ndim == 4:
-        return _bind_stacks(inputs, out, attrs, work)
-    left, right = _operands(inputs[0], inputs[1], attrs)
-    return lambda: product(left, right, out=out)
-
-
-def _bind_stacks(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    """Copies, as the first axis of four is stored last and BLAS wants a matrix in one piece."""
-    product = attrs.get("product", np.matmul)
-    ends = np.cumsum([array.size for array in (*inputs, out)])
-    parts = np.split(work[: ends[-1]], ends[:-1])
-    a, b, result = (
-        part.reshape(array.shape) for part, array in zip(parts, (*inputs, out), strict=True)
-    )
-    left, right = _operands(a, b, attrs)
-
-    def run() -> None:
-        np.copyto(a, inputs[0])
-        np.copyto(b, inputs[1])
-        product(left, right, out=result)
-        np.copyto(out, result)
-
-    return run
-
-
-def _matmul_work(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    return size(out) + sum(map(size, inputs)) if len(out) == 4 else 0
+def _matmul(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    left, right = inputs
+    stacks = left.ndim == 4  # their first axis is stored last, and BLAS wants a matrix in one piece
+    if stacks:
+        left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
+    out = None if stacks else empty(_shape([left.shape, right.shape], attrs))
+    return contract(*transposed(left, right, attrs), attrs, out)
 
 
 def _grad_a(b: Builder, node: Node, grad: int) -> int:
@@ -82,7 +74,7 @@ def _grad_b(b: Builder, node: Node, grad: int) -> int:
 matmul = Op(
     "matmul",
     _shape,
-    _bind_matmul,
+    _matmul,
     gradients=(_grad_a, _grad_b),
     flops=lambda inputs, out, attrs: 2 * size(out) * contracted(inputs, attrs),
     example=lambda rng: Example(
@@ -94,7 +86,6 @@ matmul = Op(
     ),
     kind="gemm",
     placement="low",
-    work=_matmul_work,
 )
 """a @ b of [..., m, k] and [..., k, n], both with the same axes in front.
 
@@ -102,63 +93,22 @@ matmul = Op(
 """
 
 
-def _along_features(bias: FloatArray, x: FloatArray) -> FloatArray:
-    return bias.reshape(1, -1, 1, 1) if x.ndim == 4 else bias
-
-
-def _bind_bias(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x, bias = inputs[0], _along_features(inputs[1], inputs[0])
-    return lambda: np.add(x, bias, out=out)
-
-
-def _bind_bias_grad(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    return channel_sums(inputs[0], out, work)
-
-
-def channel_sums(grad: FloatArray, out: FloatArray, work: FloatArray) -> Callable[[], object]:
-    """Return the function that sums [batch, channels, ...] over all but the channels into `out`.
-
-    As products with ones, where the layout allows: BLAS beats a strided reduce. `work` has the
-    elements that `channel_work` says.
-    """
-    if grad.ndim == 2:
-        ones = np.ones(grad.shape[0], np.float32)
-        return lambda: np.matmul(ones, grad, out=out)
-    if grad.ndim != 4:
-        axes = (0, *range(2, grad.ndim))
-        return lambda: np.add.reduce(grad, axis=axes, out=out)
-    rows = grad.transpose(2, 1, 3, 0).reshape(grad.shape[2], grad.shape[1], -1)
-    ones = np.ones(rows.shape[2], np.float32)
-    partial = work[: rows.shape[0] * rows.shape[1]].reshape(rows.shape[:2])
-
-    def run() -> None:
-        np.matmul(rows, ones, out=partial)
-        np.add.reduce(partial, axis=0, out=out)
-
-    return run
-
-
-def channel_work(shape: Shape) -> int:
-    """Return the elements of scratch that `channel_sums` needs."""
-    return shape[1] * shape[2] if len(shape) == 4 else 0
+def _bias(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, bias = inputs
+    return x + (bias.reshape(-1, 1, 1) if x.ndim == 4 else bias)
 
 
 bias_grad = Op(
     "bias_grad",
     shape=lambda inputs, attrs: (inputs[0][1],),
-    bind=_bind_bias_grad,
+    forward=lambda inputs, attrs: channel_sum(inputs[0]),
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
-    work=lambda inputs, out, attrs: channel_work(inputs[0]),
 )
 bias = Op(
     "bias",
     shape=lambda inputs, attrs: inputs[0],
-    bind=_bind_bias,
+    forward=_bias,
     gradients=(lambda b, node, grad: grad, lambda b, node, grad: b.emit(bias_grad, grad)),
     example=lambda rng: Example(
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,31 +10,18 @@ from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
 from policysearch.ops.builder import Builder
 
 
-def _bind_embedding(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    table, indices = inputs
-    return lambda: np.copyto(out, table[indices.astype(np.intp)])
-
-
-def _bind_embedding_grad(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _embedding_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """Sum the rows of equal number in their order: sorted by number, they lie side by side."""
     grad, indices = inputs
-    padding = attrs.get("padding_index")
-
-    def run() -> None:
-        numbers = indices.astype(np.intp).ravel()
-        rows = np.ascontiguousarray(grad).reshape(len(numbers), -1)
-        order = np.argsort(numbers, kind="stable")
-        found, starts = np.unique(numbers[order], return_index=True)
-        out.fill(0.0)
-        out[found] = np.add.reduceat(rows[order], starts, axis=0)
-        if padding is not None:
-            out[padding] = 0.0
-
-    return run
+    numbers = indices.astype(np.intp).ravel()
+    rows = np.ascontiguousarray(grad).reshape(len(numbers), -1)
+    order = np.argsort(numbers, kind="stable")
+    present, starts = np.unique(numbers[order], return_index=True)
+    table = np.zeros(attrs["shape"], np.float32)
+    table[present] = np.add.reduceat(rows[order], starts, axis=0)
+    if attrs.get("padding_index") is not None:
+        table[attrs["padding_index"]] = 0.0
+    return table
 
 
 def _emit_embedding_grad(b: Builder, node: Node, grad: int) -> int:
@@ -46,7 +33,7 @@ def _emit_embedding_grad(b: Builder, node: Node, grad: int) -> int:
 embedding_grad = Op(
     "embedding_grad",
     lambda inputs, attrs: tuple(attrs["shape"]),
-    _bind_embedding_grad,
+    _embedding_grad,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
     pinned=(1,),
@@ -54,7 +41,7 @@ embedding_grad = Op(
 embedding = Op(
     "embedding",
     lambda inputs, attrs: (*inputs[1], inputs[0][1]),
-    _bind_embedding,
+    lambda inputs, attrs: inputs[0][inputs[1].astype(np.intp)],
     gradients=(_emit_embedding_grad, None),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,34 +28,19 @@ class OddRatio:
     above: tuple[np.float32, ...]
     below: tuple[np.float32, ...]
 
-    def bind(self, x: FloatArray, out: FloatArray, work: FloatArray) -> Callable[[], FloatArray]:
-        """Return the call that sets and returns `out`; it spends `work`, three times as large."""
-        near, square, below = (
-            np.ndarray(x.shape, np.float32, part, strides=x.strides)
-            for part in np.split(work[: 3 * x.size], 3)
-        )
-
-        def run() -> FloatArray:
-            np.minimum(x, self.farthest, out=near)
-            np.maximum(near, -self.farthest, out=near)
-            np.multiply(near, near, out=square)
-            _polynomial(self.above, square, out)
-            _polynomial(self.below, square, below)
-            np.multiply(out, near, out=out)
-            np.divide(out, below, out=out)
-            return out
-
-        return run
+    def __call__(self, x: FloatArray) -> FloatArray:
+        near = np.maximum(np.minimum(x, self.farthest), -self.farthest)
+        square = near * near
+        return _polynomial(self.above, square) * near / _polynomial(self.below, square)
 
 
-def _polynomial(coefficients: Sequence[np.float32], x: FloatArray, out: FloatArray) -> None:
+def _polynomial(coefficients: Sequence[np.float32], x: FloatArray) -> FloatArray:
     """Horner's rule."""
     *lower, highest = coefficients
-    np.multiply(x, highest, out=out)
+    value = x * highest
     for coefficient in lower[:0:-1]:
-        np.add(out, coefficient, out=out)
-        np.multiply(out, x, out=out)
-    np.add(out, lower[0], out=out)
+        value = (value + coefficient) * x
+    return value + lower[0]
 
 
 def _ratio(farthest: float, above: Sequence[float], below: Sequence[float]) -> OddRatio:
@@ -95,65 +80,26 @@ SLOPE = _ratio(
 """The derivative of x times the normal distribution function, less 1/2: within 2.5e-7."""
 
 
-def _inner_tanh(x: FloatArray, out: FloatArray, square: FloatArray) -> None:
-    """Set `out` to the tanh that stands for erf(x / sqrt(2)); spend `square`."""
-    np.multiply(x, x, out=square)
-    np.multiply(square, TANH_CUBIC, out=out)
-    np.add(out, _ONE, out=out)
-    np.multiply(out, x, out=out)
-    np.multiply(out, TANH_SCALE, out=out)
-    np.tanh(out, out=out)
+def _tanh(x: FloatArray) -> FloatArray:
+    """The tanh that stands for erf(x / sqrt(2)): of sqrt(2/pi) (x + 0.044715 x^3)."""
+    return np.tanh((x * x * TANH_CUBIC + _ONE) * x * TANH_SCALE)
 
 
-def _bind_gelu(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x, square = inputs[0], np.ndarray(out.shape, np.float32, work, strides=out.strides)
-    normal = NORMAL.bind(x, out, work)
-
-    def run_tanh() -> None:
-        _inner_tanh(x, out, square)
-        np.add(out, _ONE, out=out)
-        np.multiply(out, x, out=out)
-        np.multiply(out, _HALF, out=out)
-
-    def run_erf() -> None:
-        np.multiply(np.add(normal(), _HALF, out=out), x, out=out)
-
-    return run_tanh if attrs["form"] == "tanh" else run_erf
+def _gelu(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    (x,) = inputs
+    if attrs["form"] == "tanh":
+        return (_tanh(x) + _ONE) * x * _HALF
+    return (NORMAL(x) + _HALF) * x
 
 
-def _tanh_slope(x: FloatArray, t: FloatArray, u: FloatArray) -> None:
-    """Set `u` to x (1 - t^2) sqrt(2/pi) (1 + 3 * 0.044715 x^2) / 2."""
-    np.multiply(x, x, out=u)
-    np.multiply(u, SLOPE_CUBIC, out=u)
-    np.add(u, _ONE, out=u)
-    np.multiply(u, x, out=u)
-    np.multiply(u, SLOPE_SCALE, out=u)
-
-
-def _bind_gelu_grad(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _gelu_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """In the tanh form, with t the inner tanh: (1 + t) / 2 and x times the slope of that."""
     grad, x = inputs
-    t, u = np.split(work[: 2 * x.size], 2)
-    t, u = (np.ndarray(x.shape, np.float32, a, strides=x.strides) for a in (t, u))
-    slope = SLOPE.bind(x, out, work)
-
-    def run_tanh() -> None:
-        _inner_tanh(x, t, u)
-        _tanh_slope(x, t, u)
-        np.subtract(u, np.multiply(np.multiply(u, t, out=out), t, out=out), out=u)
-        np.add(t, _ONE, out=t)
-        np.multiply(t, _HALF, out=t)
-        np.add(t, u, out=t)
-        np.multiply(grad, t, out=out)
-
-    def run_erf() -> None:
-        np.multiply(grad, np.add(slope(), _HALF, out=out), out=out)
-
-    return run_tanh if attrs["form"] == "tanh" else run_erf
+    if attrs["form"] != "tanh":
+        return grad * (SLOPE(x) + _HALF)
+    t = _tanh(x)
+    u = (x * x * SLOPE_CUBIC + _ONE) * x * SLOPE_SCALE  # x sqrt(2/pi) (1 + 3 * 0.044715 x^2) / 2
+    return grad * ((t + _ONE) * _HALF + (u - u * t * t))
 
 
 def _gradient(b: Builder, node: Node, grad: int) -> int:
@@ -163,18 +109,16 @@ def _gradient(b: Builder, node: Node, grad: int) -> int:
 gelu_grad = Op(
     "gelu_grad",
     same_shape,
-    _bind_gelu_grad,
+    _gelu_grad,
     flops=lambda inputs, out, attrs: 20 * size(out),
-    work=lambda inputs, out, attrs: 3 * size(out),
 )
 gelu = Op(
     "gelu",
     same_shape,
-    _bind_gelu,
+    _gelu,
     gradients=(_gradient,),
     flops=lambda inputs, out, attrs: 15 * size(out),
     example=lambda rng: Example((rng.standard_normal((3, 5)).astype(np.float32),), {"form": "erf"}),
-    work=lambda inputs, out, attrs: 3 * size(out),
 )
 """x times the normal distribution function of x (Hendrycks and Gimpel, arXiv 1606.08415).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -28,23 +28,10 @@ def _slice_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return (*given[:axis], count, *given[axis + 1 :])
 
 
-def _bind_slice(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    part = inputs[0][_where(inputs[0].shape, attrs)]
-    return lambda: np.copyto(out, part)
-
-
-def _bind_slice_grad(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    grad, part = inputs[0], out[_where(out.shape, attrs)]
-
-    def run() -> None:
-        out.fill(0.0)
-        np.copyto(part, grad)
-
-    return run
+def _slice_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    spread = np.zeros(attrs["shape"], np.float32)
+    spread[_where(spread.shape, attrs)] = inputs[0]
+    return spread
 
 
 def _emit_slice_grad(b: Builder, node: Node, grad: int) -> int:
@@ -55,7 +42,7 @@ def _emit_slice_grad(b: Builder, node: Node, grad: int) -> int:
 slice_grad = Op(
     "slice_grad",
     lambda inputs, attrs: tuple(attrs["shape"]),
-    _bind_slice_grad,
+    _slice_grad,
     flops=lambda inputs, out, attrs: 0,
     keeps_format=True,
     pointwise=False,
@@ -65,7 +52,7 @@ slice_grad = Op(
 take_slice = Op(
     "slice",
     _slice_shape,
-    _bind_slice,
+    lambda inputs, attrs: inputs[0][_where(inputs[0].shape, attrs)],
     gradients=(_emit_slice_grad,),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(
@@ -91,23 +78,6 @@ def _cuts(shapes: Sequence[Shape], axis: int) -> list[tuple[int, int]]:
     return list(pairwise(accumulate((shape[axis] for shape in shapes), initial=0)))
 
 
-def _bind_concatenate(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    axis = attrs["axis"] % out.ndim
-    cuts = _cuts([x.shape for x in inputs], axis)
-    places = [
-        (out[_where(out.shape, {"axis": axis, "start": start, "stop": stop})], x)
-        for x, (start, stop) in zip(inputs, cuts, strict=True)
-    ]
-
-    def run() -> None:
-        for place, x in places:
-            np.copyto(place, x)
-
-    return run
-
-
 def _part_of_gradient(position: int, b: Builder, node: Node, grad: int) -> int:
     axis = node.attributes["axis"] % len(node.shape)
     start, stop = _cuts([b.shape(i) for i in node.inputs], axis)[position]
@@ -121,7 +91,7 @@ _PARTS: tuple[GradientRule, ...] = tuple(
 concatenate = Op(
     "concatenate",
     _joined,
-    _bind_concatenate,
+    lambda inputs, attrs: np.concatenate(inputs, attrs["axis"]),
     gradients=_PARTS,
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(

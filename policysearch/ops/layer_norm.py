@@ -1,68 +1,72 @@
 """Layer normalisation over the last axis (arXiv 1607.06450).
 
 The statistics of the rows are an op of their own, so that the gradients read those of the forward
-pass, and they are float32 whatever format x has.
+pass, and they are float32 whatever format x has. Inside, the last axis comes first: sums over the
+first axis of an array go along the rows of memory, one row of numbers after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
-from policysearch.layout import last_axis_first
+from policysearch.layout import last_axis_first, last_axis_last
 from policysearch.ops import shape as shape_ops
 from policysearch.ops.builder import Builder
 from policysearch.ops.dense import bias_grad
-from policysearch.ops.layer_norm_grad import layer_norm_grad, layer_norm_weight_grad
-from policysearch.ops.layer_norm_rows import (
-    RowMean,
-    means_and_inverses,
-    normaliser,
-    over_rows,
-    work_of_means,
-)
+from policysearch.ops.summation import lane_mean, lane_sum
 
 EPSILON = 1e-5
 """What torch adds to the variance unless told otherwise."""
 
 
-def _bind_statistics(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x, (mean, inverse) = last_axis_first(inputs[0]), means_and_inverses(out)
-    epsilon = np.float32(attrs.get("epsilon", EPSILON))
-    average = RowMean(x, work)
-
-    def run() -> None:
-        np.copyto(average.scratch, x)
-        np.copyto(mean, average())
-        np.subtract(x, mean, out=average.scratch)
-        np.multiply(average.scratch, average.scratch, out=average.scratch)
-        np.add(average(), epsilon, out=inverse)
-        np.sqrt(inverse, out=inverse)
-        np.divide(np.float32(1.0), inverse, out=inverse)
-
-    return run
+def over_rows(weight: FloatArray, x: FloatArray) -> FloatArray:
+    """Return the weight [features] as it broadcasts over x [features, ...]."""
+    return weight.reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def _bind_layer_norm(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _normal(x: FloatArray, statistics: FloatArray) -> FloatArray:
+    """Return (x - mean) / deviation, [features, ...]."""
+    mean, inverse = last_axis_first(statistics)
+    return (last_axis_first(x) - mean) * inverse
+
+
+def _statistics(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x = last_axis_first(inputs[0])
+    mean = lane_mean(x)
+    centred = x - mean
+    variance = lane_mean(centred * centred)
+    root = np.sqrt(variance + np.float32(attrs.get("epsilon", EPSILON)))
+    return last_axis_last(np.stack([mean, np.float32(1.0) / root]))
+
+
+def _layer_norm(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, statistics, *owned = inputs
-    normal = last_axis_first(out)
-    normalise = normaliser(last_axis_first(x), statistics, normal)
-    if not owned:
-        return normalise
-    weight, bias = (over_rows(each, x) for each in owned)
+    normal = _normal(x, statistics)
+    if owned:
+        weight, bias = (over_rows(vector, normal) for vector in owned)
+        normal = normal * weight + bias
+    return last_axis_last(normal)
 
-    def run() -> None:
-        normalise()
-        np.multiply(normal, weight, out=normal)
-        np.add(normal, bias, out=normal)
 
-    return run
+def _layer_norm_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """With g = grad * weight and y normalised: (g - mean(g) - y * mean(g * y)) / deviation."""
+    grad, x, statistics, *owned = inputs
+    inverse = last_axis_first(statistics)[1]
+    g = last_axis_first(grad)
+    g = g * (over_rows(owned[0], g) if owned else np.float32(1.0))
+    if not attrs.get("fixed"):
+        normal = _normal(x, statistics)
+        g = g - lane_mean(g) - normal * lane_mean(g * normal)
+    return last_axis_last(g * inverse)
+
+
+def _weight_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    grad, x, statistics = inputs
+    product = _normal(x, statistics) * last_axis_first(grad)
+    return lane_sum(product.reshape(len(product), -1).T)
 
 
 def _emit_grad(b: Builder, node: Node, grad: int) -> int:
@@ -93,13 +97,12 @@ def _example(rng: np.random.Generator) -> Example:
 layer_statistics = Op(
     "layer_statistics",
     shape=lambda inputs, attrs: (*inputs[0][:-1], 2),
-    bind=_bind_statistics,
+    forward=_statistics,
     gradients=(None,),
     flops=lambda inputs, out, attrs: 4 * size(inputs[0]),
     example=_statistics_example,
     kind="reduce",
     placement="fp32",
-    work=work_of_means(1),
     pinned=(0,),
 )
 """Of each row of x its mean and 1 / sqrt(variance + `epsilon`), side by side on the last axis.
@@ -110,7 +113,7 @@ The gradient through them is that of `layer_norm`.
 layer_norm = Op(
     "layer_norm",
     shape=lambda inputs, attrs: inputs[0],
-    bind=_bind_layer_norm,
+    forward=_layer_norm,
     gradients=(_emit_grad, None, _emit_weight_grad, _emit_bias_grad),
     flops=lambda inputs, out, attrs: 4 * size(out),
     example=_example,
@@ -124,3 +127,23 @@ layer_norm = Op(
 Weight and bias may be left out together. The gradient of x takes account of the statistics being
 those of x, unless they are `fixed`.
 """
+
+layer_norm_grad = Op(
+    "layer_norm_grad",
+    shape=lambda inputs, attrs: inputs[1],
+    forward=_layer_norm_grad,
+    flops=lambda inputs, out, attrs: 11 * size(out),
+    kind="reduce",
+    placement="fp32",
+    in_place=(0,),
+    pinned=(2,),
+)
+layer_norm_weight_grad = Op(
+    "layer_norm_weight_grad",
+    shape=lambda inputs, attrs: (inputs[1][-1],),
+    forward=_weight_grad,
+    flops=lambda inputs, out, attrs: 4 * size(inputs[1]),
+    kind="reduce",
+    placement="fp32",
+    pinned=(2,),
+)

@@ -5,7 +5,7 @@ Masks are read as they are in float32 and broadcast to what they mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,19 +39,10 @@ Who feeds the step draws the mask.
 """
 
 
-def _bind_fill(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _masked_fill(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, mask = inputs
-    value, chosen = np.float32(attrs["value"]), np.equal if attrs.get("outside") else np.not_equal
-    apart = not np.may_share_memory(out, x)
-
-    def run() -> None:
-        if apart:
-            np.copyto(out, x)
-        np.copyto(out, value, where=chosen(mask, 0.0))
-
-    return run
+    filled = mask == 0 if attrs.get("outside") else mask != 0
+    return np.where(filled, np.float32(attrs["value"]), x)
 
 
 def _zeroed(b: Builder, grad: int, mask: int, *, outside: bool) -> int:
@@ -61,7 +52,7 @@ def _zeroed(b: Builder, grad: int, mask: int, *, outside: bool) -> int:
 masked_fill: Op = Op(
     "masked_fill",
     same_shape,
-    _bind_fill,
+    _masked_fill,
     gradients=(
         lambda b, node, grad: _zeroed(
             b, grad, node.inputs[1], outside=bool(node.attributes.get("outside"))
@@ -77,23 +68,15 @@ masked_fill: Op = Op(
 """x, but the constant `value` where the mask is not 0, or, with `outside`, where it is 0."""
 
 
-def _bind_where(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _where(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     mask, first, second = inputs
-
-    def run() -> None:
-        chosen = np.not_equal(mask, 0.0)
-        np.copyto(out, second)
-        np.copyto(out, first, where=chosen)
-
-    return run
+    return np.where(mask != 0, first, second)
 
 
 where = Op(
     "where",
     broadcast,
-    _bind_where,
+    _where,
     gradients=(
         None,
         gradient_of(1, lambda b, node, grad: _zeroed(b, grad, node.inputs[0], outside=True)),

@@ -2,180 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, FloatArray, Op, Shape, size
+from policysearch.graph import Attrs, FloatArray, Forward, Op, size
+from policysearch.ops.elementwise import same_shape
 
 
-def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    return inputs[0]
-
-
-def _bind_velocity(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    velocity, grad = inputs
-    momentum = np.array(attrs["momentum"], np.float32)  # faster than a number, on short spans
-
-    def run() -> None:
-        np.multiply(velocity, momentum, out)
-        np.add(out, grad, out)
-
-    return run
-
-
-def _bind_step(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    parameter, direction, rate = inputs
-    scaled = np.ndarray(direction.shape, np.float32, work, strides=direction.strides)
-
-    def run() -> None:
-        np.multiply(direction, rate, scaled)
-        np.subtract(parameter, scaled, out)
-
-    return run
-
-
-def _elements(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
-    return size(out)
-
-
-sgd_velocity = Op(
-    "sgd_velocity",
-    _first,
-    _bind_velocity,
-    flops=lambda inputs, out, attrs: 2 * size(out),
-    placement="fp32",
-    in_place=(0,),
-)
-"""momentum * velocity + grad (torch.optim.SGD without dampening)."""
-
-sgd_step = Op(
-    "sgd_step",
-    _first,
-    _bind_step,
-    flops=lambda inputs, out, attrs: 2 * size(out),
-    placement="fp32",
-    in_place=(0,),
-    work=_elements,
-)
-"""parameter - learning_rate * direction."""
-
-
-def _bind_decay(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    grad, parameter = inputs
-    scaled, decay = (
-        np.ndarray(grad.shape, np.float32, work, strides=grad.strides),
-        np.float32(attrs["weight_decay"]),
+def update_op(name: str, forward: Forward, flops_per_element: int) -> Op:
+    """Return an op that takes the place of its first input, in float32 by default."""
+    return Op(
+        name,
+        same_shape,
+        forward,
+        flops=lambda inputs, out, attrs: flops_per_element * size(out),
+        placement="fp32",
+        in_place=(0,),
     )
 
-    def run() -> None:
-        np.multiply(parameter, decay, out=scaled)
-        np.add(grad, scaled, out=out)
 
-    return run
-
-
-weight_decay = Op(
-    "weight_decay",
-    _first,
-    _bind_decay,
-    flops=lambda inputs, out, attrs: 2 * size(out),
-    placement="fp32",
-    in_place=(0,),
-    work=_elements,
-)
-"""grad + weight_decay * parameter (the coupled L2 penalty of SGD and Adam)."""
+def _velocity(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    velocity, grad = inputs
+    return velocity * np.float32(attrs["momentum"]) + grad
 
 
-def _bind_first_moment(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    parameter, direction, rate = inputs
+    return parameter - direction * rate
+
+
+def _weight_decay(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    grad, parameter = inputs
+    return grad + parameter * np.float32(attrs["weight_decay"])
+
+
+def _first_moment(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     moment, grad = inputs
-    share = np.float32(1.0 - attrs["beta1"])
-    change = np.ndarray(grad.shape, np.float32, work, strides=grad.strides)
-
-    def run() -> None:
-        np.subtract(grad, moment, out=change)
-        np.multiply(change, share, out=change)
-        np.add(moment, change, out=out)
-
-    return run
+    return moment + (grad - moment) * np.float32(1.0 - attrs["beta1"])
 
 
-def _bind_second_moment(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _second_moment(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     moment, grad = inputs
     keep, share = np.float32(attrs["beta2"]), np.float32(1.0 - attrs["beta2"])
-    fresh = np.ndarray(grad.shape, np.float32, work, strides=grad.strides)
-
-    def run() -> None:
-        np.multiply(grad, share, out=fresh)
-        np.multiply(fresh, grad, out=fresh)
-        np.multiply(moment, keep, out=out)
-        np.add(out, fresh, out=out)
-
-    return run
+    return moment * keep + grad * share * grad
 
 
-adam_m = Op(
-    "adam_m",
-    _first,
-    _bind_first_moment,
-    flops=lambda inputs, out, attrs: 3 * size(out),
-    placement="fp32",
-    in_place=(0,),
-    work=_elements,
-)
-"""m + (1 - beta1) * (grad - m) (Kingma and Ba, arXiv 1412.6980; torch's `lerp_`)."""
-
-adam_v = Op(
-    "adam_v",
-    _first,
-    _bind_second_moment,
-    flops=lambda inputs, out, attrs: 4 * size(out),
-    placement="fp32",
-    in_place=(0,),
-    work=_elements,
-)
-"""beta2 * v + (1 - beta2) * grad^2 (Kingma and Ba, arXiv 1412.6980)."""
-
-
-def _bind_adam_step(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _adam_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """As torch.optim.AdamW: decay first, then m / (sqrt(v / correction2) + epsilon)."""
     parameter, m, v, rate, step = inputs
     beta1, beta2 = float(attrs["beta1"]), float(attrs["beta2"])
-    epsilon, decay = np.float32(attrs["epsilon"]), float(attrs.get("weight_decay", 0.0))
-    change = np.ndarray(parameter.shape, np.float32, work, strides=parameter.strides)
-
-    def run() -> None:
-        count, lr = float(step), float(rate)
-        np.sqrt(v, out=change)
-        np.divide(change, np.float32(np.sqrt(1.0 - beta2**count)), out=change)
-        np.add(change, epsilon, out=change)
-        np.divide(m, change, out=change)
-        np.multiply(change, np.float32(lr / (1.0 - beta1**count)), out=change)
-        np.multiply(parameter, np.float32(1.0 - lr * decay), out=out)
-        np.subtract(out, change, out=out)
-
-    return run
+    lr, count, decay = float(rate), float(step), float(attrs.get("weight_decay", 0.0))
+    deviation = np.sqrt(v) / np.float32(np.sqrt(1.0 - beta2**count)) + np.float32(attrs["epsilon"])
+    change: FloatArray = m / deviation * np.float32(lr / (1.0 - beta1**count))
+    return parameter * np.float32(1.0 - lr * decay) - change
 
 
-adam_step = Op(
-    "adam_step",
-    _first,
-    _bind_adam_step,
-    flops=lambda inputs, out, attrs: 8 * size(out),
-    placement="fp32",
-    in_place=(0,),
-    work=_elements,
-)
+sgd_velocity = update_op("sgd_velocity", _velocity, 2)
+"""momentum * velocity + grad (torch.optim.SGD without dampening)."""
+sgd_step = update_op("sgd_step", _step, 2)
+"""parameter - learning_rate * direction."""
+weight_decay = update_op("weight_decay", _weight_decay, 2)
+"""grad + weight_decay * parameter (the coupled L2 penalty of SGD and Adam)."""
+adam_m = update_op("adam_m", _first_moment, 3)
+"""m + (1 - beta1) * (grad - m) (Kingma and Ba, arXiv 1412.6980; torch's `lerp_`)."""
+adam_v = update_op("adam_v", _second_moment, 4)
+"""beta2 * v + (1 - beta2) * grad^2 (Kingma and Ba, arXiv 1412.6980)."""
+adam_step = update_op("adam_step", _adam_step, 8)
 """One Adam or (with the `weight_decay` attribute, decoupled) AdamW step; `step` counts from 1."""

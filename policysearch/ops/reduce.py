@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
-from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import scale, sum_to
 
 
 def _axes(shape: Shape, attrs: Attrs) -> tuple[int, ...]:
@@ -32,26 +32,14 @@ def _count(shape: Shape, attrs: Attrs) -> int:
     return size(tuple(shape[axis] for axis in _axes(shape, attrs)))
 
 
-def _bind_sum(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x = inputs[0]
-    axes = _axes(x.shape, attrs)
-    result = out.reshape(_kept(x.shape, axes))
-    return lambda: np.add.reduce(x, axis=axes, keepdims=True, out=result)
+def _sum(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    axes = _axes(inputs[0].shape, attrs)
+    total = np.add.reduce(inputs[0], axis=axes, keepdims=True)
+    return total.reshape(_shape([inputs[0].shape], attrs))
 
 
-def _bind_mean(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    total = _bind_sum(inputs, out, attrs, work)
-    share = np.float32(1.0 / _count(inputs[0].shape, attrs))
-
-    def run() -> None:
-        total()
-        np.multiply(out, share, out=out)
-
-    return run
+def _mean(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    return _sum(inputs, attrs) * np.float32(1.0 / _count(inputs[0].shape, attrs))
 
 
 def _spread(b: Builder, node: Node, grad: int) -> int:
@@ -72,7 +60,7 @@ def _example(rng: np.random.Generator) -> Example:
 sum_over: Op = Op(
     "sum",
     _shape,
-    _bind_sum,
+    _sum,
     gradients=(_spread,),
     flops=lambda inputs, out, attrs: size(inputs[0]),
     example=_example,
@@ -84,7 +72,7 @@ sum_over: Op = Op(
 mean: Op = Op(
     "mean",
     _shape,
-    _bind_mean,
+    _mean,
     gradients=(_spread_share,),
     flops=lambda inputs, out, attrs: size(inputs[0]) + size(out),
     example=_example,
@@ -93,13 +81,11 @@ mean: Op = Op(
 """Mean over `axes`, as `sum`."""
 
 
-def _bind_broadcast(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x = inputs[0]
+def _broadcast(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, shape = inputs[0], tuple(attrs["shape"])
     if attrs.get("axes") is not None:
-        x = x.reshape(_kept(out.shape, attrs["axes"]))
-    return lambda: np.copyto(out, x)
+        x = x.reshape(_kept(shape, attrs["axes"]))
+    return np.broadcast_to(x, shape)
 
 
 def _broadcast_gradient(b: Builder, node: Node, grad: int) -> int:
@@ -112,7 +98,7 @@ def _broadcast_gradient(b: Builder, node: Node, grad: int) -> int:
 broadcast_to: Op = Op(
     "broadcast_to",
     lambda inputs, attrs: tuple(attrs["shape"]),
-    _bind_broadcast,
+    _broadcast,
     gradients=(_broadcast_gradient,),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(
@@ -125,34 +111,3 @@ broadcast_to: Op = Op(
 
 With `axes`, x lacks these axes of `shape`, or has them with extent 1, as a sum over them has.
 """
-
-
-def _bind_sum_to(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x = inputs[0]
-    kept = (1,) * (x.ndim - out.ndim) + out.shape
-    axes = tuple(axis for axis in range(x.ndim) if kept[axis] == 1 != x.shape[axis])
-    result = out.reshape(kept)
-    if not axes:
-        return lambda: np.copyto(result, x)
-    return lambda: np.add.reduce(x, axis=axes, keepdims=True, out=result)
-
-
-sum_to: Op = Op(
-    "sum_to",
-    lambda inputs, attrs: tuple(attrs["shape"]),
-    _bind_sum_to,
-    flops=lambda inputs, out, attrs: size(inputs[0]),
-    example=lambda rng: Example(
-        (rng.standard_normal((2, 3, 4, 5)).astype(np.float32),), {"shape": (3, 1, 5)}
-    ),
-    kind="reduce",
-)
-"""Sum of x over the axes along which `shape` would be broadcast to x: its gradient."""
-
-
-def summed_to(b: Builder, id: int, grad: int) -> int:
-    """Return the gradient of node `id` from `grad`, to whose shape it was broadcast."""
-    shape = b.shape(id)
-    return grad if b.shape(grad) == shape else b.emit(sum_to, grad, attrs={"shape": shape})

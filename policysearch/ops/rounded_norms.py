@@ -13,17 +13,22 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.formats import format_named
-from policysearch.graph import Attrs, FloatArray, Op, no_work
+from policysearch.graph import Attrs, FloatArray, Op, Shape
 from policysearch.ops.batch_norm import (
     EPSILON,
+    batch_mean,
     batch_norm,
     batch_norm_grad,
     batch_norm_weight_grad,
+    batch_variance,
 )
-from policysearch.ops.batch_statistics import batch_mean, batch_variance
-from policysearch.ops.inner import Inner
-from policysearch.ops.layer_norm import layer_norm, layer_statistics
-from policysearch.ops.layer_norm_grad import layer_norm_grad, layer_norm_weight_grad
+from policysearch.ops.layer_norm import (
+    layer_norm,
+    layer_norm_grad,
+    layer_norm_weight_grad,
+    layer_statistics,
+)
+from policysearch.ops.rounded_arithmetic import RoundedArithmetic
 
 
 def _rows(x: FloatArray) -> FloatArray:
@@ -36,40 +41,38 @@ def _channels(x: FloatArray) -> FloatArray:
     return np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
 
 
-def _like_rows(matrix: FloatArray, out: FloatArray) -> FloatArray:
-    return matrix.T.reshape(out.shape)
+def _like_rows(matrix: FloatArray, shape: Shape) -> FloatArray:
+    return matrix.T.reshape(shape)
 
 
-def _like_channels(matrix: FloatArray, out: FloatArray) -> FloatArray:
-    moved = (out.shape[0], *out.shape[2:], out.shape[1])
+def _like_channels(matrix: FloatArray, shape: Shape) -> FloatArray:
+    moved = (shape[0], *shape[2:], shape[1])
     return np.moveaxis(matrix.reshape(moved), -1, 1)
 
 
-Compute = Callable[[Inner, Sequence[FloatArray], FloatArray, Attrs], FloatArray]
+Compute = Callable[[RoundedArithmetic, Sequence[FloatArray], Attrs], FloatArray]
 
 
 def _layer_statistics(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+    r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs
 ) -> FloatArray:
     x = _rows(inputs[0])
     mean = r.mean(x)
     inverse = r.inverse(r.variance(x, mean), attrs.get("epsilon", EPSILON))
-    return np.stack((mean, inverse), axis=-1).reshape(out.shape)
+    return np.stack((mean, inverse), axis=-1).reshape(*inputs[0].shape[:-1], 2)
 
 
-def _layer_norm(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
-) -> FloatArray:
+def _layer_norm(r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, statistics, *owned = inputs
     y = r.normal(_rows(x), *_rows(statistics))
     if owned:
         weight, bias = (r(each)[:, np.newaxis] for each in owned)
         y = r(r(y * weight) + bias)
-    return _like_rows(y, out)
+    return _like_rows(y, x.shape)
 
 
 def _layer_norm_grad(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+    r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs
 ) -> FloatArray:
     grad, x, statistics, *owned = inputs
     mean, inverse = _rows(statistics)
@@ -77,50 +80,44 @@ def _layer_norm_grad(
     if owned:
         g = r(g * r(owned[0])[:, np.newaxis])
     normal = r.normal(_rows(x), mean, inverse)
-    return _like_rows(r.gradient(g, normal, inverse, bool(attrs.get("fixed"))), out)
+    return _like_rows(r.gradient(g, normal, inverse, bool(attrs.get("fixed"))), x.shape)
 
 
 def _layer_norm_weight_grad(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+    r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs
 ) -> FloatArray:
     grad, x, statistics = inputs
     normal = r.normal(_rows(x), *_rows(statistics))
     return r.sum(r(normal * _rows(grad)).T)
 
 
-def _batch_mean(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
-) -> FloatArray:
+def _batch_mean(r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return r.mean(_channels(inputs[0]))
 
 
-def _batch_variance(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
-) -> FloatArray:
+def _batch_variance(r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x = _channels(inputs[0])
     return r.variance(x, r.mean(x))
 
 
-def _batch_norm(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
-) -> FloatArray:
+def _batch_norm(r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, mean, variance, weight, bias = inputs
     factor = r(r.inverse(variance, attrs.get("epsilon", EPSILON)) * r(weight))
-    return _like_channels(r(r.normal(_channels(x), mean, factor) + r(bias)), out)
+    return _like_channels(r(r.normal(_channels(x), mean, factor) + r(bias)), x.shape)
 
 
 def _batch_norm_grad(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+    r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs
 ) -> FloatArray:
     grad, x, mean, variance, weight = inputs
     inverse = r.inverse(variance, attrs.get("epsilon", EPSILON))
     normal, factor = r.normal(_channels(x), mean, inverse), r(inverse * r(weight))
     fixed = not attrs.get("training")
-    return _like_channels(r.gradient(_channels(grad), normal, factor, fixed), out)
+    return _like_channels(r.gradient(_channels(grad), normal, factor, fixed), x.shape)
 
 
 def _batch_norm_weight_grad(
-    r: Inner, inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs
+    r: RoundedArithmetic, inputs: Sequence[FloatArray], attrs: Attrs
 ) -> FloatArray:
     grad, x, mean, variance = inputs
     inverse = r.inverse(variance, attrs.get("epsilon", EPSILON))
@@ -128,16 +125,13 @@ def _batch_norm_weight_grad(
 
 
 def _variant(op: Op, compute: Compute) -> Op:
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
-        inner = Inner(format_named(attrs["inner"]))
-        return lambda: np.copyto(out, compute(inner, inputs, out, attrs))
+    def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+        return compute(RoundedArithmetic(format_named(attrs["inner"])), inputs, attrs)
 
-    return replace(op, name=f"{op.name}_inner", bind=bind, gradients=(), example=None, work=no_work)
+    return replace(op, name=f"{op.name}_inner", forward=forward, gradients=(), example=None)
 
 
-INNER: Mapping[str, Op] = MappingProxyType(
+ROUNDED_NORMS: Mapping[str, Op] = MappingProxyType(
     {
         op.name: _variant(op, compute)
         for op, compute in (

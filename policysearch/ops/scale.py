@@ -7,18 +7,15 @@ Engine `common/recipe/recipe_common.cuh` (current scaling) and `common/recipe/de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from policysearch.graph import Attrs, Example, FloatArray, Op, Shape, size
+from policysearch.graph import Attrs, Example, FloatArray, Op, size
+from policysearch.ops.elementwise import same_shape, ufunc
 
 LARGEST = np.finfo(np.float32).max
 _MANTISSA = np.int32(0x007FFFFF)
-
-
-def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    return inputs[0]
 
 
 def _limited(scale: FloatArray, power_of_two: bool) -> FloatArray:
@@ -34,22 +31,16 @@ def _scale_of(largest: FloatArray, attrs: Attrs) -> FloatArray:
     return _limited(np.asarray(ratio, np.float32), attrs.get("power_of_two", False))
 
 
-def _bind_tensor_scale(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    largest = inputs[0]
-
-    def run() -> None:
-        usable = np.isfinite(largest) & (largest > 0)
-        out[...] = np.where(usable, _scale_of(largest, attrs), np.float32(1.0))
-
-    return run
+def _tensor_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    (largest,) = inputs
+    usable = np.isfinite(largest) & (largest > 0)
+    return np.where(usable, _scale_of(largest, attrs), np.float32(1.0))
 
 
 tensor_scale = Op(
     "tensor_scale",
-    _first,
-    _bind_tensor_scale,
+    same_shape,
+    _tensor_scale,
     flops=lambda inputs, out, attrs: 2 * size(out),
     example=lambda rng: Example((np.array(3.0, np.float32),), {"maximum": 448.0, "margin": 1}),
     placement="fp32",
@@ -59,24 +50,18 @@ float32. `power_of_two` rounds down to one.
 """
 
 
-def _bind_delayed_scale(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _delayed_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
     history, old = inputs
-
-    def run() -> None:
-        largest = np.asarray(history.max() if attrs["amax"] == "max" else history[0])
-        kept = old if old > 0 else np.float32(1.0)
-        usable = np.isfinite(largest) and largest > 0
-        out[()] = _scale_of(largest, attrs) if usable else kept
-
-    return run
+    largest = np.asarray(history.max() if attrs["amax"] == "max" else history[0])
+    if np.isfinite(largest) and largest > 0:
+        return _scale_of(largest, attrs)
+    return old if old > 0 else np.float32(1.0)
 
 
 delayed_scale = Op(
     "delayed_scale",
     lambda inputs, attrs: (),
-    _bind_delayed_scale,
+    _delayed_scale,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     example=lambda rng: Example(
         (np.array([2.0, 0.5, 0.0], np.float32), np.array(8.0, np.float32)),
@@ -92,22 +77,15 @@ or NaN the last scale stays, 1 where there is none (0).
 """
 
 
-def _bind_history(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _amax_history(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     history, newest = inputs
-
-    def run() -> None:
-        out[1:] = history[:-1]
-        out[0] = newest
-
-    return run
+    return np.concatenate([newest.reshape(1), history[:-1]])
 
 
 amax_history = Op(
     "amax_history",
-    _first,
-    _bind_history,
+    same_shape,
+    _amax_history,
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example((np.arange(4, dtype=np.float32), np.array(9.0, np.float32))),
     kind="reduce",
@@ -115,3 +93,56 @@ amax_history = Op(
     in_place=(0,),
 )
 """The history [history] with the newest amax () put first and the oldest dropped."""
+
+
+scaled_cast = Op(
+    "scaled_cast",
+    same_shape,
+    ufunc(np.multiply),
+    example=lambda rng: Example(
+        (rng.standard_normal((3, 5)).astype(np.float32), np.array(16.0, np.float32))
+    ),
+    placement="fp32",
+    converts=True,
+    in_place=(0,),
+)
+"""x * scale, rounded to the node's format by the emulator as every node's result is."""
+
+
+def _descale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    y, *scales = inputs
+    swaps = attrs.get("swap", (False,) * len(scales))
+    one: FloatArray | np.float32 = np.float32(1.0)
+    factor = one
+    for scale in scales:
+        if not scale.ndim:
+            factor = factor * (one / scale)
+    y = y * factor
+    for scale, swap in zip(scales, swaps, strict=True):
+        if scale.ndim:
+            y = y * (one / (scale.swapaxes(*attrs["axes"]) if swap else scale))
+    return y
+
+
+descale = Op(
+    "descale",
+    same_shape,
+    _descale,
+    flops=lambda inputs, out, attrs: size(out),
+    example=lambda rng: Example(
+        (
+            rng.standard_normal((3, 5)).astype(np.float32),
+            rng.uniform(0.5, 2.0, (3, 1)).astype(np.float32),
+            rng.uniform(0.5, 2.0, (5, 1)).astype(np.float32),
+        ),
+        {"axes": (0, 1), "swap": (False, True)},
+    ),
+    placement="fp32",
+    in_place=(0,),
+)
+"""A product's result times the inverse of each operand's scale, in float32.
+
+Scalar scales join in one factor; a scale per row or column has extent 1 along the other axes.
+`swap` says for each scale whether the two `axes` trade places first: an operand's scale is kept
+in the layout of the operand.
+"""

@@ -1,10 +1,8 @@
-"""Ops that only relabel or move values."""
+"""Ops that only relabel or move values: reshape, and the permutation of axes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
-from operator import mul
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,56 +10,23 @@ from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
 
 
-def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    given = tuple(attrs["shape"])
-    if -1 in given:
-        rest = -size(given)
-        return tuple(size(inputs[0]) // rest if extent == -1 else extent for extent in given)
-    return given
+def _reshaped(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    shape = tuple(attrs["shape"])
+    if -1 in shape:
+        rest = -size(shape)
+        return tuple(size(inputs[0]) // rest if extent == -1 else extent for extent in shape)
+    return shape
 
 
-def _common_split(a: Shape, b: Shape) -> Shape | None:
-    """Return the coarsest shape that both `a` and `b` only join axes of; None without one."""
-    edges = sorted({1, *accumulate(a, mul), *accumulate(b, mul)})
-    if any(high % low for low, high in pairwise(edges)):
-        return None
-    return tuple(high // low for low, high in pairwise(edges))
-
-
-def seen_alike(
-    x: FloatArray, out: FloatArray, attrs: Attrs
-) -> tuple[FloatArray, FloatArray] | None:
-    """Return views of x and out of which reshape is a plain copy; None where there are none.
-
-    Seen under their common split, both sides are views, whatever their order in storage.
-    """
-    split = _common_split(x.shape, out.shape)
-    if split is not None:
-        source, target = x.reshape(split), out.reshape(split)
-        if np.may_share_memory(source, x) and np.may_share_memory(target, out):
-            return source, target
-    return None
-
-
-def _bind_reshape(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x, views = inputs[0], seen_alike(inputs[0], out, attrs)
-    if views is not None:
-        source, target = views
-        return lambda: np.copyto(target, source)
-    return lambda: np.copyto(out, x.reshape(out.shape))
-
-
-def _gradient(b: Builder, node: Node, grad: int) -> int:
+def _reshape_gradient(b: Builder, node: Node, grad: int) -> int:
     return b.emit(reshape, grad, attrs={"shape": b.shape(node.inputs[0])})
 
 
 reshape = Op(
     "reshape",
-    _shape,
-    _bind_reshape,
-    gradients=(_gradient,),
+    _reshaped,
+    lambda inputs, attrs: inputs[0].reshape(attrs["shape"]),
+    gradients=(_reshape_gradient,),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(
         (rng.standard_normal((2, 3, 4, 5)).astype(np.float32),), {"shape": (2, 60)}
@@ -70,3 +35,45 @@ reshape = Op(
     keeps_format=True,
 )
 """The same values under a new shape, in the order of the logical axes; one extent may be -1."""
+
+
+def permuted(x: Shape, attrs: Attrs) -> Shape:
+    """Return the shape of a transposed x before its axes are joined."""
+    split = tuple(attrs.get("split", x))
+    return tuple(split[axis] for axis in attrs["axes"])
+
+
+def _transposed(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    return tuple(attrs.get("shape", permuted(inputs[0], attrs)))
+
+
+def _transpose(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    (x,) = inputs
+    moved = x.reshape(attrs.get("split", x.shape)).transpose(attrs["axes"])
+    return moved.reshape(attrs.get("shape", moved.shape))
+
+
+def _transpose_gradient(b: Builder, node: Node, grad: int) -> int:
+    attrs, shape = node.attributes, b.shape(node.inputs[0])
+    back = tuple(int(axis) for axis in np.argsort(attrs["axes"]))
+    split = permuted(shape, attrs)
+    return b.emit(transpose, grad, attrs={"axes": back, "split": split, "shape": shape})
+
+
+transpose = Op(
+    "transpose",
+    _transposed,
+    _transpose,
+    gradients=(_transpose_gradient,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example(
+        (rng.standard_normal((6, 10)).astype(np.float32),),
+        {"split": (2, 3, 2, 5), "axes": (2, 0, 1, 3), "shape": (4, 3, 5)},
+    ),
+    kind="move",
+    keeps_format=True,
+)
+"""x with its axes in the order `axes`: output axis i is input axis axes[i].
+
+Optional `split` is the shape x is seen under before that, `shape` the one it gets afterwards.
+"""

@@ -14,12 +14,12 @@ def _declared(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(attrs["shape"])
 
 
-def _fed(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> object:
+def _fed(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     raise AssertionError("a source is fed, not computed")
 
 
 def _source(name: str) -> Op:
-    return Op(name, _declared, _fed, flops=lambda i, o, a: 0, kind="source")  # type: ignore[arg-type]
+    return Op(name, _declared, _fed, flops=lambda i, o, a: 0, kind="source")
 
 
 WHOLE = "whole"
@@ -43,11 +43,6 @@ buffer = _source("buffer")
 """Running statistics of the forward pass; what torch calls a buffer of a module."""
 
 
-def copy_bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray):  # type: ignore[no-untyped-def]
-    """Return the function that copies the first input to `out`."""
-    return lambda: np.copyto(out, inputs[0])
-
-
 def _cast_gradient(b: Builder, node: Node, grad: int) -> int:
     return grad
 
@@ -55,7 +50,7 @@ def _cast_gradient(b: Builder, node: Node, grad: int) -> int:
 cast = Op(
     "cast",
     shape=lambda inputs, attrs: inputs[0],
-    bind=copy_bind,
+    forward=lambda inputs, attrs: inputs[0],
     gradients=(_cast_gradient,),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example((rng.standard_normal((3, 4)).astype(np.float32),)),
@@ -75,7 +70,7 @@ NUMBER, BACK = "number", "back"
 pinned_cast = Op(
     "pinned_cast",
     shape=lambda inputs, attrs: inputs[0],
-    bind=copy_bind,
+    forward=lambda inputs, attrs: inputs[0],
     gradients=(_pinned_gradient,),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(

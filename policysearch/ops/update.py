@@ -9,22 +9,12 @@ import numpy as np
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import same_shape, ufunc
 from policysearch.rounding.rounder import quantise
-
-
-def _first(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    return inputs[0]
 
 
 def _scalar(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return ()
-
-
-def _bind_scale(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    x, factor = inputs
-    return lambda: np.multiply(x, factor, out=out)
 
 
 def _scale_gradient(b: Builder, node: Node, grad: int) -> int:
@@ -37,39 +27,34 @@ def _scale_example(rng: np.random.Generator) -> Example:
 
 scale_loss = Op(
     "scale_loss",
-    _first,
-    _bind_scale,
+    same_shape,
+    ufunc(np.multiply),
     gradients=(_scale_gradient, None),
     example=_scale_example,
     placement="fp32",
 )
 unscale = Op(
-    "unscale", _first, _bind_scale, example=_scale_example, placement="fp32", in_place=(0,)
+    "unscale",
+    same_shape,
+    ufunc(np.multiply),
+    example=_scale_example,
+    placement="fp32",
+    in_place=(0,),
 )
 
 
-def _all_finite(array: FloatArray) -> bool:
+def _is_finite(array: FloatArray) -> bool:
     """A NaN or an infinity shows in the sum of squares, and where that overflows, in the ends."""
-    if np.isfinite(np.dot(array, array)):
+    flat = array.ravel(order="K")
+    if np.isfinite(np.dot(flat, flat)):
         return True
-    return bool(np.isfinite(np.maximum.reduce(array)) and np.isfinite(np.minimum.reduce(array)))
-
-
-def _bind_finite(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    arrays = [array.ravel(order="K") for array in inputs]
-
-    def run() -> None:
-        out[()] = all(_all_finite(array) for array in arrays)
-
-    return run
+    return bool(np.isfinite(np.maximum.reduce(flat)) and np.isfinite(np.minimum.reduce(flat)))
 
 
 all_finite = Op(
     "all_finite",
     _scalar,
-    _bind_finite,
+    lambda inputs, attrs: np.float32(all(map(_is_finite, inputs))),
     flops=lambda inputs, out, attrs: sum(size(shape) for shape in inputs),
     kind="reduce",
     placement="fp32",
@@ -77,20 +62,12 @@ all_finite = Op(
 """1.0 where every element of every input is finite, else 0.0."""
 
 
-def _bind_norm(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    arrays = [array.ravel(order="K") for array in inputs]
-    inner = [_onto(format) for format in attrs.get("inner", ())]
-
-    def whole() -> None:
-        out[()] = np.sqrt(np.float32(sum(np.dot(a, a) for a in arrays)))
-
-    def of_norms() -> None:
-        norms = [kept(np.sqrt(np.dot(a, a))) for a, kept in zip(arrays, inner, strict=True)]
-        out[()] = np.sqrt(np.float32(sum(norm * norm for norm in norms)))
-
-    return of_norms if inner else whole
+def _global_norm(inputs: Sequence[FloatArray], attrs: Attrs) -> np.float32:
+    squares = [np.dot(flat, flat) for flat in (array.ravel(order="K") for array in inputs)]
+    if not attrs.get("inner"):
+        return np.sqrt(np.float32(sum(squares)))
+    norms = [_onto(f)(np.sqrt(square)) for square, f in zip(squares, attrs["inner"], strict=True)]
+    return np.sqrt(np.float32(sum(norm * norm for norm in norms)))
 
 
 def _onto(format: str) -> Callable[[np.float32], np.float32]:
@@ -104,7 +81,7 @@ def _onto(format: str) -> Callable[[np.float32], np.float32]:
 global_norm = Op(
     "global_norm",
     _scalar,
-    _bind_norm,
+    _global_norm,
     flops=lambda inputs, out, attrs: 2 * sum(size(shape) for shape in inputs),
     kind="reduce",
     placement="fp32",
@@ -114,33 +91,23 @@ norms, each rounded to its own.
 """
 
 
-def _bind_clip(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _clip(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, norm = inputs
-    limit, kept = np.float32(attrs["limit"]), _onto(attrs.get("inner", "float32"))
-
-    def run() -> None:
-        inverse = kept(np.float32(1.0) / kept(np.float32(norm) + np.float32(1e-6)))
-        factor = np.minimum(kept(limit * inverse), np.float32(1.0))
-        np.multiply(grad, factor, out=out)
-
-    return run
+    limit, rounded = np.float32(attrs["limit"]), _onto(attrs.get("inner", "float32"))
+    inverse = rounded(np.float32(1.0) / rounded(np.float32(norm) + np.float32(1e-6)))
+    return grad * np.minimum(rounded(limit * inverse), np.float32(1.0))
 
 
-clip = Op("clip", _first, _bind_clip, placement="fp32", in_place=(0,))
+clip = Op("clip", same_shape, _clip, placement="fp32", in_place=(0,))
 """grad * min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, which multiplies with
 the inverse; the factor is found in the format `inner`.
 """
 
 
-def _bind_clip_value(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
-    (grad,) = inputs
+def _clip_value(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     limit = np.float32(attrs["limit"])
-    return lambda: np.clip(grad, -limit, limit, out=out)
+    return np.clip(inputs[0], -limit, limit)
 
 
-clip_value = Op("clip_value", _first, _bind_clip_value, placement="fp32", in_place=(0,))
+clip_value = Op("clip_value", same_shape, _clip_value, placement="fp32", in_place=(0,))
 """grad, no element above `limit` or below -`limit`, as torch.nn.utils.clip_grad_value_."""

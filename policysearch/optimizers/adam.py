@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import Attrs
-from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
 from policysearch.ops.eager_update import (
     adam_corrected,
@@ -19,6 +18,7 @@ from policysearch.ops.eager_update import (
     adam_shrunk,
     add_square,
 )
+from policysearch.ops.elementwise import scale
 from policysearch.ops.optimizers import adam_m, adam_step, adam_v
 from policysearch.optimizers.optimizer import (
     ADDC,

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policysearch.graph import Attrs
-from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
 from policysearch.ops.eager_update import add_damped, sgd_nesterov
-from policysearch.ops.elementwise import add
+from policysearch.ops.elementwise import add, scale
 from policysearch.ops.optimizers import sgd_step, sgd_velocity
 from policysearch.optimizers.optimizer import (
     ADD,

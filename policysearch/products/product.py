@@ -8,15 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from policysearch.accumulators import Accumulator
+from policysearch.extensions import extension
 from policysearch.formats import Format, format_named
 from policysearch.products.tensor_cores import TensorCore, tensor_core
 from policysearch.rounding.rounder import Fast, check_fast, rounder
 from policysearch.values import InputError
 
-try:
-    import policysearch.products._tensor_core as _tensor_core
-except ImportError:
-    _tensor_core = None
+_tensor_core = extension("products._tensor_core")
+
 
 FloatArray = npt.NDArray[np.float32]
 

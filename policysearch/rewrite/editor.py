@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from policysearch.graph import Attrs, Graph, Node, Op
 from policysearch.nn.model import NEXT
-from policysearch.ops.builder import renumbered
-from policysearch.ops.nodes import changed
+from policysearch.ops.builder import changed_node, renumbered
 from policysearch.values import InputError
 
 Readers = Callable[[Node], bool]
@@ -95,7 +94,7 @@ class Editor:
 
     def copy(self, node: Node, inputs: Sequence[int], at: Node | None = None) -> int:
         """Add a copy of `node` that reads `inputs`, placed behind `at`; return its id."""
-        new = changed(node, id=len(self.nodes), inputs=tuple(inputs))
+        new = changed_node(node, id=len(self.nodes), inputs=tuple(inputs))
         return self._add(new, at or node, node.name or node.op.name)
 
     def duplicate(self, node: Node, state: Literal["shared", "copied"] = "shared") -> int:
@@ -164,7 +163,7 @@ class Editor:
             node = self.nodes[id]
             if readers(node):
                 inputs = tuple(new if i == old.id else i for i in node.inputs)
-                self.nodes[id] = changed(node, inputs=inputs)
+                self.nodes[id] = changed_node(node, inputs=inputs)
                 self._readers[old.id].discard(id)
                 self._readers[new].add(id)
         if outputs and old.id in self._taken:
@@ -188,7 +187,9 @@ class Editor:
         sources = {node.id for node in self.nodes if node.op.kind == "source"}
         ordered = self._ordered(needed | sources)
         moved = [
-            node if node.of in needed else changed(node, of=self._kept_for.get(node.of, node.of))
+            node
+            if node.of in needed
+            else changed_node(node, of=self._kept_for.get(node.of, node.of))
             for node in ordered
         ]
         graph = Graph(tuple(self.nodes), tuple(self.outputs.items()), tuple(self.updates))
@@ -204,7 +205,7 @@ class Editor:
         for i in node.inputs:
             self._readers[i].add(node.id)
         self._readers.append(set())
-        self.nodes.append(changed(node, name=name))
+        self.nodes.append(changed_node(node, name=name))
         self._order.append((self._order[at.id][0], len(self.nodes)))
         return node.id
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from policysearch.graph import Node
-from policysearch.ops.arithmetic import shift, subtract
 from policysearch.ops.batch_norm import EPSILON
 from policysearch.ops.dense import bias
-from policysearch.ops.elementwise import add, multiply
-from policysearch.ops.functions import rsqrt
+from policysearch.ops.elementwise import add, multiply, shift, subtract
+from policysearch.ops.exponents import rsqrt
 from policysearch.ops.shape import reshape
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import Match

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from policysearch.graph import Graph, Node
-from policysearch.ops import called
+from policysearch.ops import composite
 from policysearch.ops.builder import without_unread
-from policysearch.ops.rounded_norms import INNER
+from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.ops.source import BACK, NUMBER
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import NORMS
@@ -368,12 +368,12 @@ def _is_parameter(value: Node) -> bool:
 
 def _with_inner_format(graph: Graph, op: Node, formats: dict[int, str]) -> Node:
     if op.op.name.removesuffix("_grad") in COMPOSITE_NORMS and op.format != "float32":
-        return replace(op, attrs=(*op.attrs, (called.INNER, op.format)))
-    if op.op.name not in INNER:
+        return replace(op, attrs=(*op.attrs, (composite.INNER_FORMAT, op.format)))
+    if op.op.name not in ROUNDED_NORMS:
         return op
     # a gradient reads the incoming gradient first, and what its norm has read after that
     related = (op.id, *(_statistics(graph, op, first=2) if op.role != "fprop" else ()))
     inner = next((formats[i] for i in related if i in formats), None)
     if inner is None:
         return op
-    return replace(op, op=INNER[op.op.name], attrs=(*op.attrs, ("inner", inner)))
+    return replace(op, op=ROUNDED_NORMS[op.op.name], attrs=(*op.attrs, ("inner", inner)))

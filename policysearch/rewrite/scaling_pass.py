@@ -18,12 +18,10 @@ from policysearch.accumulators import accumulator_named
 from policysearch.formats import Format, Rounding, format_named
 from policysearch.graph import Node, Op
 from policysearch.ops.amax import amax
-from policysearch.ops.block_cast import block_cast
 from policysearch.ops.block_products import OVER_BLOCKS
-from policysearch.ops.block_scale import mx_rceil_scale, mx_scale, nvfp4_scale
+from policysearch.ops.block_scale import block_cast, mx_rceil_scale, mx_scale, nvfp4_scale
 from policysearch.ops.builder import Builder
-from policysearch.ops.scale import amax_history, delayed_scale, tensor_scale
-from policysearch.ops.scaled_cast import descale, scaled_cast
+from policysearch.ops.scale import amax_history, delayed_scale, descale, scaled_cast, tensor_scale
 from policysearch.ops.source import state
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError

@@ -20,8 +20,8 @@ import numpy as np
 
 from policysearch.formats import format_named
 from policysearch.graph import Node
-from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import scale
 from policysearch.ops.update import clip, global_norm
 from policysearch.optimizers.optimizer import RATE, Eager, rules
 from policysearch.policy.policy import Policy

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from policysearch.extensions import extension
 from policysearch.formats import Format, Rounding
 from policysearch.rounding.grid import (
     FIRSTS,
@@ -30,13 +31,11 @@ from policysearch.rounding.stochastic import draw_table
 from policysearch.values import InputError, one_of
 
 try:
-    import policysearch.rounding._rounding as _rounding
-except ImportError:
-    _rounding = None
-try:
     from policysearch.rounding import fast_numpy
 except ImportError:
     fast_numpy = None  # type: ignore[assignment]
+
+_rounding = extension("rounding._rounding")
 
 NEAREST_EVEN = Rounding()
 

@@ -10,7 +10,7 @@ from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
-from policysearch.ops.token_loss import IGNORED
+from policysearch.ops.loss import IGNORED
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from policysearch.graph import Graph, Op, size
 from policysearch.nn.model import NEXT, OWN_LOSS, Model, Traced, emit_arrays, emit_data
 from policysearch.ops import loss as loss_ops
-from policysearch.ops import token_loss
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
@@ -19,14 +18,9 @@ from policysearch.rewrite.rules import RuledModel
 from policysearch.values import InputError, one_of
 
 LOSSES: Mapping[str, Op] = MappingProxyType(
-    {
-        name: op
-        for name, op in OPS.items()
-        for module in (loss_ops, token_loss)
-        if name in FORWARD_OPS and op in vars(module).values()
-    }
+    {name: op for name, op in OPS.items() if name in FORWARD_OPS and op in vars(loss_ops).values()}
 )
-"""The ops that end a forward pass, by name: those of `ops/loss.py` and `ops/token_loss.py`."""
+"""The ops that end a forward pass, by name: those of `ops/loss.py`."""
 SCALARS = ("loss_scale", "inverse_scale", "learning_rate", "step")
 TARGETS = "targets"
 

@@ -21,7 +21,7 @@ from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.graph import Graph
 from policysearch.nn.model import OWN_LOSS, Input, Model
 from policysearch.nn.models import MODELS, narrower
-from policysearch.ops.token_loss import IGNORED
+from policysearch.ops.loss import IGNORED
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy

@@ -12,13 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policysearch.emulator.kernels import conv as conv_kernels
-from policysearch.emulator.kernels.conv import OPERANDS, Direction, bind_compiled, shape_of
-from policysearch.emulator.kernels.registry import kernel_of
-from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape
+from policysearch.emulator.kernels.conv import (
+    OPERANDS,
+    Direction,
+    Geometry,
+    bind_compiled,
+    shape_of,
+)
+from policysearch.emulator.kernels.kernel import Bind
+from policysearch.emulator.kernels.registry import offered
+from policysearch.graph import Attrs, FloatArray, Forward, Op
 from policysearch.layout import stored_view
-from policysearch.ops.conv import conv2d
-from policysearch.ops.conv_geometry import Geometry
-from policysearch.ops.conv_grad import conv2d_dgrad, conv2d_wgrad
+from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
+from policysearch.ops.conv_geometry import chunk_of
 from tests.speed.fma_chains import backwards, chained, fma
 
 OPS: dict[Direction, Op] = {"fprop": conv2d, "dgrad": conv2d_dgrad, "wgrad": conv2d_wgrad}
@@ -48,35 +54,48 @@ def tensors(
     return made[:2], made[2]
 
 
+def attrs_of(g: Geometry, out: FloatArray) -> Attrs:
+    return {"stride": g.stride, "padding": g.padding, "shape": out.shape}
+
+
+def bits(values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """Return the bits, one for all NaNs."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).astype(np.float32).view(np.uint32)
+
+
 def run(
     bind: Bind, direction: Direction, g: Geometry, inputs: list[FloatArray], out: FloatArray
 ) -> npt.NDArray[np.uint32]:
-    """Return the bits of the output, one for all NaNs."""
-    attrs = {"stride": g.stride, "padding": g.padding, "shape": out.shape}
-    plain = OPS[direction].work([array.shape for array in inputs], out.shape, attrs)
-    work = np.full(max(plain, conv_kernels.compiled_work(g, direction)), np.nan, np.float32)
+    """Return the bits that a compiled kernel writes to the output."""
+    work = np.full(conv_kernels.compiled_work(g, direction), np.nan, np.float32)
     out.fill(np.nan)
     with np.errstate(all="ignore"):
-        bind(inputs, out, attrs, work)()
-    return np.where(np.isnan(out), np.float32(np.nan), out).view(np.uint32)
+        bind(inputs, out, attrs_of(g, out), work)()
+    return bits(out)
 
 
-def reference(direction: Direction, product: Callable[..., None]) -> Bind:
+def meant(
+    forward: Forward, g: Geometry, inputs: list[FloatArray], out: FloatArray
+) -> npt.NDArray[np.uint32]:
+    """Return the bits of a forward for an output of this shape."""
+    with np.errstate(all="ignore"):
+        return bits(forward(inputs, attrs_of(g, out)))
+
+
+def reference(direction: Direction, product: Callable[..., None]) -> Forward:
     """Return numpy's convolution with another product in the place of BLAS."""
 
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
+    def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(np, "matmul", product)
-            return OPS[direction].bind(inputs, out, attrs, work)
+            return OPS[direction].forward(inputs, attrs)
 
-    return bind
+    return forward
 
 
 def compiled_of_width(direction: Direction, width: int, positive_zero: bool = False) -> Bind:
     """Return the compiled convolution with vectors of at most `width` bytes."""
-    import policysearch.emulator.kernels._convolution as extension
+    extension = conv_kernels._convolution
 
     def bind(
         inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
@@ -91,10 +110,10 @@ def compiled_of_width(direction: Direction, width: int, positive_zero: bool = Fa
 
 
 def check_chain(direction: Direction, g: Geometry, specials: float = 0.0) -> None:
-    import policysearch.emulator.kernels._convolution as extension
+    extension = conv_kernels._convolution
 
     inputs, out = tensors(g, direction, 1, specials)
-    expected = run(reference(direction, chained), direction, g, inputs, out)
+    expected = meant(reference(direction, chained), g, inputs, out)
     for width in (32, 64):
         if width <= extension.vector_bytes():
             got = run(compiled_of_width(direction, width), direction, g, inputs, out)
@@ -175,9 +194,9 @@ def test_an_offered_window_has_the_zeros_of_blas(
     for array, scale in zip(inputs, (1e-26, -1e-26), strict=True):
         array[...] = np.abs(array) * np.float32(scale)
     op, shapes = OPS[direction], [array.shape for array in inputs]
-    kernel = kernel_of(op, shapes, out.shape, {})
+    kernel = offered("C_KERNELS", op, shapes, out.shape, {})
     if kernel is not None:
-        expected = run(op.bind, direction, g, inputs, out)
+        expected = meant(op.forward, g, inputs, out)
         np.testing.assert_array_equal(run(kernel.bind, direction, g, inputs, out), expected)
 
 
@@ -193,13 +212,15 @@ def test_a_kernel_that_is_offered_has_the_bits_of_blas(
     g = replace(g, batch=batch)
     inputs, out = tensors(g, direction, batch, 0.0001)
     op, attrs = OPS[direction], {"stride": g.stride, "padding": g.padding}
-    kernel = kernel_of(op, [array.shape for array in inputs], out.shape, attrs)
+    shapes = [array.shape for array in inputs]
+    kernel = offered("C_KERNELS", op, shapes, out.shape, attrs)
     if kernel is None:
         pytest.skip("this machine's BLAS sums this product in another order")
-    expected = run(op.bind, direction, g, inputs, out)
+    expected = meant(op.forward, g, inputs, out)
     np.testing.assert_array_equal(run(kernel.bind, direction, g, inputs, out), expected)
-    shapes: list[Shape] = [array.shape for array in inputs]
-    assert kernel.work(shapes, out.shape, attrs) < op.work(shapes, out.shape, attrs)
+    plain = offered("NUMPY_KERNELS", op, shapes, out.shape, attrs)
+    assert plain is not None
+    assert kernel.work(shapes, out.shape, attrs) < plain.work(shapes, out.shape, attrs)
 
 
 @built
@@ -209,7 +230,7 @@ def test_the_check_refuses_another_order(
     direction: Direction, product: Callable[..., None], expected: bool
 ) -> None:
     g = Geometry(4, 3, 5, 6, 5, 3, 3, 1, 0)
-    op = replace(OPS[direction], bind=reference(direction, product))
+    op = replace(OPS[direction], forward=reference(direction, product))
     shapes = [shape_of(g, name) for name in OPERANDS[direction]]
     kernel = conv_kernels.compiled_kernel(op, direction, shapes[:2], shapes[2], {})
     assert (kernel is not None) == expected
@@ -223,7 +244,7 @@ def test_the_check_finds_what_becomes_of_the_sign_of_zero() -> None:
 
     g = Geometry(4, 3, 5, 6, 5, 3, 3, 1, 0)
     for product, positive_zero in ((chained, False), (positive, True)):
-        op = replace(conv2d, bind=reference("fprop", product))
+        op = replace(conv2d, forward=reference("fprop", product))
         for flag in (False, True):
             bind = bind_compiled("fprop", positive_zero=flag)
             assert conv_kernels.agrees(op, bind, "fprop", g) == (flag == positive_zero)
@@ -249,21 +270,17 @@ def test_another_accumulator_sums_whole_rows_with_the_gradient_on_the_left() -> 
         seen.append(np.array(left))
         np.matmul(left, right, out=out)
 
-    shapes = [grad.shape, image.shape]
-    work = np.empty(conv2d_wgrad.work(shapes, out.shape, attrs), np.float32)
-    conv2d_wgrad.bind([grad, image], out, {**attrs, "product": product}, work)()
-    assert g.chunk < g.plane
+    out = np.asarray(conv2d_wgrad.forward([grad, image], {**attrs, "product": product}))
+    assert chunk_of(g.plane) < g.plane
     rows = stored_view(grad).reshape(g.out_h, 1, g.c_out, g.plane)
     np.testing.assert_array_equal(seen[0], rows)
-    expected = run(conv2d_wgrad.bind, "wgrad", g, [grad, image], np.empty_like(out)).view(
-        np.float32
-    )
+    expected = conv2d_wgrad.forward([grad, image], attrs)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_without_the_extension_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv_kernels, "_convolution", None)
-    assert kernel_of(conv2d, [(1, 3, 5, 6), (5, 3, 3, 3)], (1, 5, 3, 4), {}) is None
+    assert offered("C_KERNELS", conv2d, [(1, 3, 5, 6), (5, 3, 3, 3)], (1, 5, 3, 4), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -278,8 +295,8 @@ def test_without_the_extension_there_is_no_kernel(monkeypatch: pytest.MonkeyPatc
 def test_gradients_are_those_of_the_sum_over_windows(g: Geometry) -> None:
     (grad, image), d_weight = tensors(g, "wgrad", 5)
     (_, weight), d_image = tensors(g, "dgrad", 6)
-    run(conv2d_wgrad.bind, "wgrad", g, [grad, image], d_weight)
-    run(conv2d_dgrad.bind, "dgrad", g, [grad, weight], d_image)
+    d_weight = np.asarray(conv2d_wgrad.forward([grad, image], attrs_of(g, d_weight)))
+    d_image = np.asarray(conv2d_dgrad.forward([grad, weight], attrs_of(g, d_image)))
     p, s = g.padding, g.stride
     padded = np.pad(image.astype(np.float64), ((0, 0), (0, 0), (p, p), (p, p)))
     to_image, to_weight = np.zeros_like(padded), np.zeros(weight.shape)

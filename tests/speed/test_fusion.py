@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import Step, compile_graph
-from policysearch.emulator.fusion import fused_update
-from policysearch.emulator.plan import Plan
+from policysearch.emulator.plan import Plan, fused_update
 from policysearch.formats import Rounding
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain

@@ -9,25 +9,22 @@ few rows. Where they differ, BLAS stays.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer
-from policysearch.graph import Attrs, Bind, FloatArray, Op, Shape, size
+from policysearch.emulator.kernels.kernel import Bind, Kernel, Offer, Run
+from policysearch.extensions import extension
+from policysearch.graph import Attrs, FloatArray, Op, Shape, size
 from policysearch.layout import stored_view
-from policysearch.ops.conv import conv2d
-from policysearch.ops.conv_geometry import Geometry, geometry, is_plain
-from policysearch.ops.conv_grad import conv2d_dgrad, conv2d_wgrad
+from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
+from policysearch.ops.conv_geometry import chunk_of, is_plain, windows
 
-try:
-    import policysearch.emulator.kernels._convolution as _convolution
-except ImportError:
-    _convolution = None
+_convolution = extension("emulator.kernels._convolution")
 
 Direction = Literal["fprop", "dgrad", "wgrad"]
 Tensor = Literal["image", "weight", "result"]
@@ -39,6 +36,53 @@ OPERANDS: dict[Direction, tuple[Tensor, Tensor, Tensor]] = {
     "wgrad": ("result", "image", "weight"),
 }
 """Left operand, right operand and output of each direction."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Extents of a plain convolution as the extension reads them."""
+
+    batch: int
+    c_in: int
+    height: int
+    width: int
+    c_out: int
+    window_h: int
+    window_w: int
+    stride: int
+    padding: int
+
+    @property
+    def out_h(self) -> int:
+        return (self.height + 2 * self.padding - self.window_h) // self.stride + 1
+
+    @property
+    def out_w(self) -> int:
+        return (self.width + 2 * self.padding - self.window_w) // self.stride + 1
+
+    @property
+    def k(self) -> int:
+        """The contracted length."""
+        return self.window_h * self.c_in * self.window_w
+
+    @property
+    def plane(self) -> int:
+        """Positions of a row of the result, over the batch."""
+        return self.out_w * self.batch
+
+    @property
+    def padded_h(self) -> int:
+        return self.height + 2 * self.padding
+
+    @property
+    def padded_w(self) -> int:
+        return self.width + 2 * self.padding
+
+
+def geometry(image: Shape, weight: Shape, attrs: Attrs) -> Geometry:
+    """Return the extents for [batch, c_in, h, w] and weights [c_out, c_in, kh, kw]."""
+    w = windows(image, weight, attrs)
+    return Geometry(w.batch, w.c_in, *w.image, w.c_out, *w.window, w.stride[0], w.padding[0])
 
 
 def compiled_available() -> bool:
@@ -67,7 +111,8 @@ def compiled_work(g: Geometry, direction: Direction) -> int:
     """Return the floats of scratch that the compiled kernel needs."""
     if direction == "dgrad":
         return g.k * g.c_out
-    return g.padded_size + (g.chunk * MOST_LANES if direction == "wgrad" else 0)
+    border = g.padded_h * g.c_in * g.padded_w * g.batch if g.padding else 0
+    return border + (chunk_of(g.plane) * MOST_LANES if direction == "wgrad" else 0)
 
 
 def packed(g: Geometry, *, positive_zero: bool) -> bytes:
@@ -75,15 +120,13 @@ def packed(g: Geometry, *, positive_zero: bool) -> bytes:
 
     `positive_zero`: a result of fprop is added to zero at last, as some BLAS kernels do.
     """
-    return struct.pack("11q", *astuple(g), g.chunk, positive_zero)
+    return struct.pack("11q", *astuple(g), chunk_of(g.plane), positive_zero)
 
 
 def bind_compiled(direction: Direction, *, positive_zero: bool) -> Bind:
     """Return the `bind` of the compiled kernel for a direction."""
 
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
+    def bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
         g = geometry_of(direction, [i.shape for i in inputs], out.shape, attrs)
         call, given = getattr(_convolution, direction), packed(g, positive_zero=positive_zero)
         left, right, result = (stored_view(array) for array in (*inputs, out))
@@ -114,17 +157,14 @@ def samples(g: Geometry, direction: Direction) -> Iterator[tuple[list[FloatArray
 
 
 def agrees(op: Op, compiled: Bind, direction: Direction, g: Geometry) -> bool:
-    """Return whether `compiled` gives the bits of `op.bind` for the geometry, on the samples."""
+    """Return whether `compiled` gives the bits of `op` for the geometry, on the samples."""
     for inputs, out in samples(g, direction):
-        shapes = [array.shape for array in inputs]
         attrs = {"stride": g.stride, "padding": g.padding, "shape": out.shape}
-        scratch = max(op.work(shapes, out.shape, attrs), compiled_work(g, direction))
-        results = []
-        for bind in (op.bind, compiled):
-            with np.errstate(all="ignore"):
-                bind(inputs, out, attrs, np.empty(scratch, np.float32))()
-            results.append(out.copy().view(np.uint32))
-        if not np.array_equal(results[0], results[1]):
+        work = np.empty(compiled_work(g, direction), np.float32)
+        with np.errstate(all="ignore"):
+            compiled(inputs, out, attrs, work)()
+            expected = np.array(op.forward(inputs, attrs), order="C")
+        if not np.array_equal(np.array(out, order="C").view(np.uint32), expected.view(np.uint32)):
             return False
     return True
 
@@ -156,7 +196,7 @@ def compiled_kernel(
     return _fitting(op, direction, g)
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType(
+C_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {
         "conv2d": partial(compiled_kernel, conv2d, "fprop"),
         "conv2d_dgrad": partial(compiled_kernel, conv2d_dgrad, "dgrad"),

@@ -5,21 +5,19 @@ The value of tanh is computed where the output goes, and the rest of the op in p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer
-from policysearch.graph import Attrs, Bind, FloatArray
+from policysearch.emulator.kernels.kernel import Bind, Kernel, Offer, Run
+from policysearch.extensions import extension
+from policysearch.graph import Attrs, FloatArray
 from policysearch.layout import stored_flat
 from policysearch.ops import gelu
 
-try:
-    import policysearch.emulator.kernels._gelu as _gelu
-except ImportError:
-    _gelu = None
+_gelu = extension("emulator.kernels._gelu")
 
 CONSTANTS = np.array(
     [
@@ -31,9 +29,7 @@ CONSTANTS = np.array(
 ).tobytes()
 
 
-def _bind(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
     x, t = stored_flat(inputs[0]), stored_flat(out)
 
     def run_tanh() -> None:
@@ -46,7 +42,7 @@ def _bind(
 
 def _bind_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+) -> Run:
     grad, x, t = (stored_flat(array) for array in (*inputs, out))
 
     def run_tanh() -> None:
@@ -62,7 +58,7 @@ def _offer(bind: Bind) -> Offer:
     return lambda inputs, out, attrs: Kernel(bind) if _gelu else None
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType(
+C_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {"gelu": _offer(_bind), "gelu_grad": _offer(_bind_grad)}
 )
 """By the name of the op."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer
+from policysearch.emulator.kernels.kernel import Kernel, Offer, Run
+from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape
 from policysearch.layout import around_last_axis, stored_view
-from policysearch.ops.lanes import LANES
 from policysearch.ops.layer_norm import EPSILON
+from policysearch.ops.summation import LANES
 
-try:
-    import policysearch.emulator.kernels._layer_norm as _layer_norm
-except ImportError:
-    _layer_norm = None
+_layer_norm = extension("emulator.kernels._layer_norm")
 
 BLOCK = 256
 """Rows that the extension sums at a time, where they are side by side in memory."""
@@ -31,7 +29,7 @@ def _bind(
     out: FloatArray,
     attrs: Attrs,
     work: FloatArray,
-) -> Callable[[], object]:
+) -> Run:
     given = dict(zip(places, map(stored_view, inputs), strict=False))
     arrays = *(given.get(place) for place in PLACES), stored_view(out), attrs.get("beside"), work
     shape = inputs[places.index("x")].shape
@@ -61,7 +59,7 @@ def _offer_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | N
     return Kernel(bind, _work, beside=beside)
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType(
+C_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {
         "layer_statistics": _offer("layer_statistics", "x"),
         "layer_norm": _offer("layer_norm", "x", "statistics", "weight", "bias"),

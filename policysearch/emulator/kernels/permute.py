@@ -5,18 +5,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
+from operator import mul
 from types import MappingProxyType
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer
-from policysearch.graph import Attrs, Bind, FloatArray, Shape, size
-from policysearch.layout import empty, stored_flat
-from policysearch.ops.shape import seen_alike
-from policysearch.ops.transpose import permuted
+import numpy as np
 
-try:
-    import policysearch.emulator.kernels._permute as _permute
-except ImportError:
-    _permute = None
+from policysearch.emulator.kernels.kernel import Bind, Kernel, Offer, Run
+from policysearch.extensions import extension
+from policysearch.graph import Attrs, FloatArray, Shape, size
+from policysearch.layout import empty, stored_flat
+from policysearch.ops.shape import permuted
+
+_permute = extension("emulator.kernels._permute")
 
 MOST_AXES = 8
 """Of the extension."""
@@ -26,6 +27,38 @@ Axis = tuple[int, int, int]
 
 Views = Callable[[FloatArray, FloatArray, Attrs], tuple[FloatArray, FloatArray] | None]
 """Returns views of input and output that a plain copy connects, None where there are none."""
+
+
+def _split_alike(a: Shape, b: Shape) -> Shape | None:
+    """Return the coarsest shape that both `a` and `b` only join axes of; None without one."""
+    edges = sorted({1, *accumulate(a, mul), *accumulate(b, mul)})
+    if any(high % low for low, high in pairwise(edges)):
+        return None
+    return tuple(high // low for low, high in pairwise(edges))
+
+
+def _if_views(
+    x: FloatArray, out: FloatArray, source: FloatArray, target: FloatArray
+) -> tuple[FloatArray, FloatArray] | None:
+    """Return source and target: None where they are copies, as axes joined across storage are."""
+    views = np.may_share_memory(source, x) and np.may_share_memory(target, out)
+    return (source, target) if views else None
+
+
+def seen_alike(
+    x: FloatArray, out: FloatArray, attrs: Attrs
+) -> tuple[FloatArray, FloatArray] | None:
+    """Return what a reshape copies: both sides under their common split, whatever their order."""
+    split = _split_alike(x.shape, out.shape)
+    return _if_views(x, out, x.reshape(split), out.reshape(split)) if split is not None else None
+
+
+def seen_permuted(
+    x: FloatArray, out: FloatArray, attrs: Attrs
+) -> tuple[FloatArray, FloatArray] | None:
+    """Return what a transpose copies: its input permuted, its output with the axes unjoined."""
+    source = x.reshape(attrs.get("split", x.shape)).transpose(attrs["axes"])
+    return _if_views(x, out, source, out.reshape(permuted(x.shape, attrs)))
 
 
 def axes_of(source: FloatArray, target: FloatArray) -> list[Axis] | None:
@@ -68,16 +101,29 @@ def _offer(views: Views) -> Offer:
 def _bind(axes: Sequence[Axis]) -> Bind:
     packed = struct.pack(f"{3 * len(axes)}q", *(number for axis in axes for number in axis))
 
-    def bind(
-        inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-    ) -> Callable[[], object]:
+    def bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
         flat = (stored_flat(array) for array in (inputs[0], out))
         return partial(_permute.permute, *flat, packed)
 
     return bind
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType(
-    {"transpose": _offer(permuted), "reshape": _offer(seen_alike)}
+C_KERNELS: Mapping[str, Offer] = MappingProxyType(
+    {"transpose": _offer(seen_permuted), "reshape": _offer(seen_alike)}
 )
-"""By the name of the op."""
+
+
+def _numpy_offer(views: Views) -> Offer:
+    def bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
+        source, target = views(inputs[0], out, attrs) or (inputs[0], out)
+        return lambda: np.copyto(target, source)
+
+    def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+        return Kernel(bind) if views(empty(inputs[0]), empty(out), attrs) else None
+
+    return offer
+
+
+NUMPY_KERNELS: Mapping[str, Offer] = MappingProxyType(
+    {"transpose": _numpy_offer(seen_permuted), "reshape": _numpy_offer(seen_alike)}
+)

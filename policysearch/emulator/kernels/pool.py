@@ -1,18 +1,27 @@
-"""Max pooling in the C extension `_pooling`, with the bits of numpy."""
+"""Max pooling: in the extension `_pooling` where it has a loop for the window, else in numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer, bind_stored
-from policysearch.graph import Attrs, Shape
-from policysearch.ops.pool_geometry import Pool, pool_of
+import numpy as np
 
-try:
-    import policysearch.emulator.kernels._pooling as _pooling
-except ImportError:
-    _pooling = None
+from policysearch.emulator.kernels.kernel import (
+    Bind,
+    Kernel,
+    Offer,
+    Run,
+    Work,
+    bind_stored,
+    like,
+    no_work,
+)
+from policysearch.extensions import extension
+from policysearch.graph import Attrs, FloatArray, Shape, size
+from policysearch.ops.pool import Pool, pool_of
+
+_pooling = extension("emulator.kernels._pooling")
 
 
 def _is_served(pool: Pool) -> bool:
@@ -37,7 +46,94 @@ def _max_pool_grad(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel 
     return Kernel(bind_stored(_pooling.max_pool_grad, pool.window[0], pool.stride[0]))
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType(
+C_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {"max_pool": _max_pool, "max_pool_grad": _max_pool_grad}
 )
-"""By the name of the op."""
+
+
+def _bind_max(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
+    first, *rest = pool_of(inputs[0].shape, attrs).places(inputs[0])
+
+    def run() -> None:
+        np.maximum(first, rest[0] if rest else first, out=out)
+        for values in rest[1:]:
+            np.maximum(out, values, out=out)
+
+    return run
+
+
+def _bind_max_grad(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    grad, image, y = inputs
+    pool = pool_of(image.shape, attrs)
+    places = list(zip(pool.places(image), pool.places(out), strict=True))
+    left, hit = like(grad, work), np.empty_like(grad, np.bool_)
+
+    def run() -> None:
+        if len(places) * y.size < out.size:
+            out.fill(0.0)
+        np.copyto(left, grad)
+        for values, target in places:
+            np.equal(values, y, out=hit)
+            np.multiply(left, hit, out=target)
+            np.subtract(left, target, out=left)
+
+    return run
+
+
+def _bind_average(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    pool = pool_of(inputs[0].shape, attrs)
+    (first, *rest), shares = pool.places(inputs[0]), pool.shares()
+
+    def run() -> None:
+        np.copyto(out, first)
+        for values in rest:
+            np.add(out, values, out=out)
+        np.multiply(out, shares, out=out)
+
+    return run
+
+
+def _bind_average_grad(
+    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
+) -> Run:
+    pool, grad, share = pool_of(out.shape, attrs), inputs[0], like(inputs[0], work)
+    places, shares = list(pool.places(out)), pool.shares()
+
+    def run() -> None:
+        out.fill(0.0)
+        np.multiply(grad, shares, out=share)
+        for target in places:
+            np.add(target, share, out=target)
+
+    return run
+
+
+def _pool(
+    bind: Bind, *, of_output: bool = False, apart: bool = False, work: Work = no_work
+) -> Offer:
+    """Return the offer for images without a border, to pools whose windows are `apart` if asked."""
+
+    def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
+        pool = pool_of(out if of_output else inputs[0], attrs)
+        served = pool.framed == pool.image and (pool.apart or not apart)
+        return Kernel(bind, work) if served else None
+
+    return offer
+
+
+def _first_input(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> int:
+    return size(inputs[0])
+
+
+NUMPY_KERNELS: Mapping[str, Offer] = MappingProxyType(
+    {
+        "max_pool": _pool(_bind_max),
+        "max_pool_grad": _pool(_bind_max_grad, of_output=True, apart=True, work=_first_input),
+        "average_pool": _pool(_bind_average),
+        "average_pool_grad": _pool(_bind_average_grad, of_output=True, work=_first_input),
+    }
+)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from policysearch.emulator.kernels.kernel import Run
+from policysearch.extensions import extension
 from policysearch.graph import FloatArray
 
-try:
-    import policysearch.emulator.kernels._sgd as _sgd
-except ImportError:
-    _sgd = None
+_sgd = extension("emulator.kernels._sgd")
 
 
 def compiled_available() -> bool:
@@ -24,7 +21,7 @@ def bind_sgd(
     momentum: float,
     rate: FloatArray,
     grid: bytes | None,
-) -> Callable[[], object]:
+) -> Run:
     """Return the call that updates `param` and `velocity`, fixed for good.
 
     velocity = momentum * velocity + rounded grad; param = param - rate * velocity, every

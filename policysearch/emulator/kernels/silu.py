@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer
+from policysearch.emulator.kernels.kernel import Kernel, Offer, Run
+from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape, size
 from policysearch.layout import stored_flat
 
-try:
-    import policysearch.emulator.kernels._silu as _silu
-except ImportError:
-    _silu = None
+_silu = extension("emulator.kernels._silu")
 
 
-def _bind(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
     x, t = stored_flat(inputs[0]), stored_flat(out)
 
     def run() -> None:
@@ -32,7 +28,7 @@ def _bind(
 
 def _bind_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+) -> Run:
     grad, x, result = (stored_flat(array) for array in (*inputs, out))
     t = work[: x.size]
 
@@ -52,5 +48,5 @@ def _grad_offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | N
     return Kernel(_bind_grad, lambda inputs, out, attrs: size(out)) if _silu else None
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType({"silu": _offer, "silu_grad": _grad_offer})
+C_KERNELS: Mapping[str, Offer] = MappingProxyType({"silu": _offer, "silu_grad": _grad_offer})
 """By the name of the op."""

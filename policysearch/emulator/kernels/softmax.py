@@ -8,15 +8,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.emulator.kernels.kernel import Kernel, Offer
+from policysearch.emulator.kernels.kernel import Kernel, Offer, Run
+from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape
 from policysearch.layout import around_last_axis, stored_view
-from policysearch.ops.attention import with_empty_rows
 
-try:
-    import policysearch.emulator.kernels._softmax as _softmax
-except ImportError:
-    _softmax = None
+_softmax = extension("emulator.kernels._softmax")
 
 BLOCK = 16384
 """Floats that go through numpy's exp at a time: they stay in a second-level cache."""
@@ -30,9 +27,7 @@ def _block_rows(length: int) -> int:
     return max(1, BLOCK // length)
 
 
-def _bind(
-    inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+def _bind(inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray) -> Run:
     x, result = stored_view(inputs[0]), stored_view(out)
     outer, length, inner = around = around_last_axis(out.shape)
     calls: list[tuple[Callable[[], object], FloatArray, Callable[[], object]]] = []
@@ -48,12 +43,17 @@ def _bind(
             np.exp(y, out=y)
             share()
 
-    return with_empty_rows(run, inputs[0], out) if attrs.get("empty_rows") else run
+    def run_and_fill() -> None:
+        empty = np.isneginf(inputs[0].max(axis=-1))  # before `run`, as the output may be the input
+        run()
+        out[empty] = 0.0
+
+    return run_and_fill if attrs.get("empty_rows") else run
 
 
 def _bind_grad(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
-) -> Callable[[], object]:
+) -> Run:
     arrays = [stored_view(array) for array in (*inputs, out)]
     outer, length, inner = around_last_axis(out.shape)
     return partial(_softmax.softmax_grad, *arrays, work, outer, length, inner, 0, outer * inner)
@@ -69,7 +69,7 @@ def _grad_offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | N
     return Kernel(_bind_grad, lambda inputs, out, attrs: needed) if _softmax else None
 
 
-KERNELS: Mapping[str, Offer] = MappingProxyType(
+C_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {"softmax": _softmax_offer, "softmax_grad": _grad_offer}
 )
 """By the name of the op."""

@@ -11,10 +11,9 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.graph import Attrs, FloatArray, GradientRule, Node, Op, size
-from policysearch.ops.attention import scale
 from policysearch.ops.builder import Builder
-from policysearch.ops.elementwise import multiply, one_example, same_shape, ufunc
-from policysearch.ops.one_tensor import with_gradient
+from policysearch.ops.elementwise import multiply, one_example, same_shape, scale, ufunc
+from policysearch.ops.unary import unary
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 
@@ -33,13 +32,8 @@ exp = Op(
     in_place=(0,),
 )
 
-
-def _sqrt_slope(y: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
-    np.divide(_HALF, y, out=out)
-
-
-sqrt, sqrt_grad = with_gradient(
-    "sqrt", lambda x, out, attrs: np.sqrt(x, out=out), _sqrt_slope, of_result=True
+sqrt, sqrt_grad = unary(
+    "sqrt", lambda x, attrs: np.sqrt(x), lambda y, attrs: _HALF / y, of_result=True
 )
 
 
@@ -54,15 +48,8 @@ def _or_steps(steps: GradientRule, op: Op, grad_op: Op) -> tuple[Op, Op]:
     return replace(op, gradients=(rule,)), grad_op
 
 
-def _rsqrt(x: FloatArray, out: FloatArray, attrs: Attrs) -> None:
-    np.sqrt(x, out=out)
-    np.divide(_ONE, out, out=out)
-
-
-def _rsqrt_slope(y: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
-    np.multiply(y, y, out=out)
-    np.multiply(out, y, out=out)
-    np.multiply(out, -_HALF, out=out)
+def _inverse(x: FloatArray) -> FloatArray:
+    return _ONE / x
 
 
 def _rsqrt_steps(b: Builder, node: Node, grad: int) -> int:
@@ -73,34 +60,37 @@ def _rsqrt_steps(b: Builder, node: Node, grad: int) -> int:
 
 rsqrt, rsqrt_grad = _or_steps(
     _rsqrt_steps,
-    *with_gradient("rsqrt", _rsqrt, _rsqrt_slope, of_result=True, flops=2, placement="fp32"),
+    *unary(
+        "rsqrt",
+        lambda x, attrs: _inverse(np.sqrt(x)),
+        lambda y, attrs: y * y * y * -_HALF,
+        of_result=True,
+        flops=2,
+        placement="fp32",
+    ),
 )
 """1 / sqrt(x)."""
 
 
-def _power(x: FloatArray, exponent: float, out: FloatArray) -> None:
+def _power(x: FloatArray, exponent: float) -> FloatArray:
     """Small whole exponents and halves as the products and roots they are."""
     if exponent == 0.0:
-        out.fill(1.0)
+        return np.ones_like(x)
+    if abs(exponent) == 0.5:
+        result: FloatArray = np.sqrt(x)
     elif abs(exponent) in (1.0, 2.0, 3.0):
-        np.copyto(out, x)
+        result = x
         for _ in range(int(abs(exponent)) - 1):
-            np.multiply(out, x, out=out)
-    elif abs(exponent) == 0.5:
-        np.sqrt(x, out=out)
+            result = result * x
     else:
-        np.power(x, np.float32(exponent), out=out)
-        return
-    if exponent < 0.0:
-        np.divide(_ONE, out, out=out)
+        return np.power(x, np.float32(exponent))
+    return _inverse(result) if exponent < 0.0 else result
 
 
-def _pow_slope(x: FloatArray, out: FloatArray, scratch: FloatArray, attrs: Attrs) -> None:
+def _pow_slope(x: FloatArray, attrs: Attrs) -> FloatArray:
     if attrs["exponent"] == 0.0:  # at 0, too, where 0 * x^-1 is no number
-        out.fill(0.0)
-        return
-    _power(x, attrs["exponent"] - 1.0, out)
-    np.multiply(out, np.float32(attrs["exponent"]), out=out)
+        return np.zeros_like(x)
+    return _power(x, attrs["exponent"] - 1.0) * np.float32(attrs["exponent"])
 
 
 def _pow_steps(b: Builder, node: Node, grad: int) -> int:
@@ -117,9 +107,9 @@ def _pow_steps(b: Builder, node: Node, grad: int) -> int:
 
 pow_constant, pow_grad = _or_steps(
     _pow_steps,
-    *with_gradient(
+    *unary(
         "pow",
-        lambda x, out, attrs: _power(x, attrs["exponent"], out),
+        lambda x, attrs: _power(x, attrs["exponent"]),
         _pow_slope,
         flops=10,
         placement="fp32",

@@ -1,8 +1,4 @@
-"""Arithmetic inside a norm whose values are all of one format.
-
-Sums have LANES partial sums side by side, each rounded after every addition; then half of them is
-added to the other half until one is left.
-"""
+"""Arithmetic inside a norm whose values are all of one format."""
 
 from __future__ import annotations
 
@@ -12,15 +8,16 @@ import numpy as np
 
 from policysearch.formats import Format
 from policysearch.graph import FloatArray
-from policysearch.ops.lanes import LANES
+from policysearch.ops.summation import LANES
 from policysearch.rounding.rounder import quantise
 
 
 @dataclass(frozen=True)
-class Inner:
+class RoundedArithmetic:
     """Arithmetic in a format: float32 operations, each rounded onto it.
 
-    Means are over the first axis of `[n, m]` or, of gradients of parameters, sums.
+    Means are over the first axis of `[n, m]` or, of gradients of parameters, sums. A sum has LANES
+    partial sums side by side (`ops/summation.py`), each rounded after every addition.
     """
 
     format: Format
@@ -33,10 +30,9 @@ class Inner:
         for start in range(0, len(values), LANES):
             rows = values[start : start + LANES]
             lanes[: len(rows)] = self(lanes[: len(rows)] + rows)
-        half = LANES // 2
-        while half:
-            lanes[:half] = self(lanes[:half] + lanes[half : 2 * half])
-            half //= 2
+        while len(lanes) > 1:
+            half = len(lanes) // 2
+            lanes = self(lanes[:half] + lanes[half:])
         return lanes[0, ...]
 
     def mean(self, values: FloatArray) -> FloatArray:

@@ -1,0 +1,91 @@
+"""One call of a library that is several ops here: float32 inside, rounded at its end alone.
+
+So torch computes `rms_norm` and `group_norm` of 16-bit tensors. Gradients are computed in the same
+way, from the inputs: what is between is computed anew, as fused kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from policysearch.formats import format_named
+from policysearch.graph import Attrs, FloatArray, GradientRule, Graph, Node, Op, Shape
+from policysearch.layout import empty
+from policysearch.ops import elementwise, source
+from policysearch.ops.builder import Builder, backward, renumbered
+from policysearch.ops.rounded_arithmetic import RoundedArithmetic
+
+Emit = Callable[[Builder, Sequence[int]], int]
+"""Of a Builder and the nodes of the inputs: the node of the result, in ops without attributes that
+depend on a policy."""
+
+INNER_FORMAT = "inner"
+"""The attribute that names a format onto which all that is inside is rounded, too."""
+
+RESULT = "result"
+
+
+def composite(name: str, shapes: Sequence[Shape], emit: Emit) -> Op:
+    """Return the op `name` of inputs of these shapes, float32 inside, that is what `emit` emits.
+
+    The shapes are those of one batch size; so is the op.
+    """
+    b = Builder()
+    names = tuple(f"x{place}" for place in range(len(shapes)))
+    inputs = [_source(b, name, shape) for name, shape in zip(names, shapes, strict=True)]
+    result = emit(b, inputs)
+    grad = _source(b, "grad", b.shape(result))
+    gradients = [_alone(b, backward(b, result, grad, [i], elementwise.add)[i]) for i in inputs]
+    rules = tuple(_rule(_op(f"{name}_grad", graph, ("grad", *names))) for graph in gradients)
+    return _op(name, _alone(b, result), names, rules)
+
+
+def _source(b: Builder, name: str, shape: Shape) -> int:
+    return b.emit(source.data, attrs={"shape": tuple(shape)}, name=name, role="input")
+
+
+def _alone(b: Builder, result: int) -> Graph:
+    """Return the graph of one value, without sources that it does not read."""
+    graph = b.graph({RESULT: result})
+    needed = graph.needed({result})
+    return renumbered(graph, [node for node in graph.nodes if node.id in needed])
+
+
+def _rule(op: Op) -> GradientRule:
+    return lambda b, node, grad: b.emit(op, grad, *node.inputs, attrs=node.attributes)
+
+
+def _op(
+    name: str, graph: Graph, names: tuple[str, ...], gradients: tuple[GradientRule, ...] = ()
+) -> Op:
+    def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+        rounded = None
+        if attrs.get(INNER_FORMAT):
+            rounded = RoundedArithmetic(format_named(attrs[INNER_FORMAT]))
+        sources, values = dict(zip(names, inputs, strict=True)), list[FloatArray]()
+        for node in graph.nodes:
+            if node.op.kind == "source":
+                values.append(sources[node.name])
+                continue
+            value = empty(node.shape)  # in storage order, as the ops expect their inputs
+            value[...] = node.op.forward([values[i] for i in node.inputs], node.attributes)
+            if rounded is not None:
+                value[...] = rounded(value)
+            values.append(value)
+        return values[graph.output(RESULT).id]
+
+    inside = [node for node in graph.nodes if node.op.kind != "source"]
+    return Op(
+        name,
+        shape=lambda inputs, attrs: inside[-1].shape,
+        forward=forward,
+        gradients=gradients,
+        flops=lambda inputs, out, attrs: sum(_flops_of(graph, node) for node in inside),
+        kind="reduce",
+        placement="fp32",
+    )
+
+
+def _flops_of(graph: Graph, node: Node) -> int:
+    shapes = [i.shape for i in graph.inputs_of(node)]
+    return node.op.flops(shapes, node.shape, node.attributes)
