@@ -174,13 +174,16 @@ def test_what_it_reads_changes_it_and_nothing_else_does(kind: str, setting: str)
 
 @KINDS
 def test_its_price_and_memory_count_the_declared_tensors(kind: str) -> None:
-    """In one kernel; the finite check rides along."""
+    """In as many kernels; the finite check rides along."""
     row, count = rules()[kind], sum(math.prod(spec.shape) for spec in WIDE.parameters())
     step = trace_step(WIDE, "softmax_cross_entropy", Optimizer(kind), BATCH)
     graph = apply_policy(step, preset("float32", WIDE.layer_names))
     priced = step_time(graph, DEVICES["A100-SXM4-40GB"], STACKS["torch.eager"]).kernels
-    (update,) = (kernel for kernel in priced if kernel.role == "update")
-    assert update.bytes / count == pytest.approx(4 * row.fused_tensors, rel=1e-5)
+    moved = [kernel.bytes / count for kernel in priced if kernel.role == "update"]
+    assert sum(moved) <= 4.001 * sum(map(sum, row.separate))
+    if row.fused:
+        assert sum(moved) == pytest.approx(4 * row.fused_tensors, rel=1e-5)
+        assert len(moved) == len(row.fused)
     assert step_memory(graph).optimizer_bytes == 4 * len(row.states) * count
 
 
