@@ -21,7 +21,7 @@ from policysearch.export.targets import targets
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import mlp
-from policysearch.optimizers.optimizer import Optimizer, rules, trained
+from policysearch.optimizers.optimizer import Optimizer, TorchClass, rules, trained
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import preset
@@ -317,6 +317,22 @@ def test_verify_trains_it_or_refuses_in_one_line(kind: str) -> None:
         assert "\n" not in str(refused.value)
     else:
         assert verify(policy, task, steps=10).faults == ()
+
+
+@pytest.mark.torch
+def test_a_class_without_a_fused_kernel_is_refused_in_that_order_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    from policysearch.verify.torch_optimizer import torch_optimizer
+
+    row = TorchClass("NAdam", lambda optimizer: {}, fused=False)
+    monkeypatch.setattr(Optimizer, "in_torch", lambda self: row)
+    with pytest.raises(InputError, match=r"expected 'eager', torch.optim.NAdam has no fused"):
+        torch_optimizer(Optimizer("sgd"), [torch.zeros(2)], RATE, fused=True)
+    for fused in (None, False):
+        optimizer = torch_optimizer(Optimizer("sgd"), [torch.zeros(2)], RATE, fused)
+        assert isinstance(optimizer, torch.optim.NAdam)
 
 
 @KINDS
