@@ -58,7 +58,7 @@ FLOORS = {
 }
 
 
-@pytest.mark.parametrize("rule", DYNAMIC)
+@pytest.mark.parametrize("rule", FLOORS)
 def test_floor(rule: str) -> None:
     assert trace(dynamic(rule, init=2.0), "OOOO")[-1] == FLOORS[rule]
     assert trace(dynamic(rule, init=2.0, min_scale=0.5), "OOOO")[-1] == 0.5
@@ -74,7 +74,7 @@ TOPS = {
 }
 
 
-@pytest.mark.parametrize("rule", DYNAMIC)
+@pytest.mark.parametrize("rule", TOPS)
 def test_top(rule: str) -> None:
     init = 2.0**23 if rule == "apex" else 2.0**126
     assert trace(dynamic(rule, init=init, interval=1), "FFF")[-1] == TOPS[rule]

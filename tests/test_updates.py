@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policysearch.emulator.compile import compile_graph
-from policysearch.graph import FloatArray, Graph
+from policysearch.graph import FloatArray, Graph, size
 from policysearch.nn.models import mlp
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import OPS
@@ -64,8 +64,13 @@ def test_every_op_of_a_traced_update_is_counted_here(
 ) -> None:
     optimizer = Optimizer(kind, weight_decay=0.1)
     graph = trace_step(mlp((4, 3)), "softmax_cross_entropy", optimizer, 2, clip_norm)
-    used = {n.op.name for n in graph.nodes if n.role == "update"}
+    update = [n for n in graph.nodes if n.role == "update"]
+    used = {n.op.name for n in update if n.op.name in OPS}
     assert len(used) >= 3 and used <= {*PER_ELEMENT, "all_finite", "global_norm"}
+    for own in (n for n in update if n.op.name not in OPS):  # of the optimizer's own file
+        shapes = [graph.nodes[i].shape for i in own.inputs]
+        assert own.op.placement == "fp32"
+        assert own.op.flops(shapes, own.shape, own.attributes) >= size(own.shape)
 
 
 def run(name: str, *inputs: FloatArray, attrs: dict[str, float] | None = None) -> FloatArray:

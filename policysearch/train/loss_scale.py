@@ -40,7 +40,7 @@ def _times(scale: float, factor: float) -> float:
         return float(np.float32(scale * factor))
 
 
-def _moved(config: LossScale, state: ScaleState, finite: bool) -> float:
+def _next_scale(config: LossScale, state: ScaleState, finite: bool) -> float:
     """Return a dynamic scale after a step whose gradients were `finite` or not."""
     if not finite:
         product, floor = _times(state.scale, config.backoff_factor), lowest(config)
@@ -50,10 +50,10 @@ def _moved(config: LossScale, state: ScaleState, finite: bool) -> float:
     product = _times(state.scale, config.growth_factor)
     if RULES[config.rule].stays_finite and not np.isfinite(product):
         return state.scale
-    return _capped(config, product)
+    return _under_cap(config, product)
 
 
-def _capped(config: LossScale, scale: float) -> float:
+def _under_cap(config: LossScale, scale: float) -> float:
     cap = highest(config)
     return scale if cap is None else min(scale, cap)
 
@@ -81,22 +81,22 @@ def first_scale(config: LossScale) -> float:
     So Apex has it, which begins at min(2^24, init_scale).
     """
     if config.kind == "schedule":
-        return _scheduled(config, 0)
+        return _scale_of_schedule(config, 0)
     scale = _times(config.init_scale, 1.0)
     if config.kind != "dynamic":
         return scale
-    return _capped(config, max(scale, config.min_scale or 0.0))
+    return _under_cap(config, max(scale, config.min_scale or 0.0))
 
 
 def next_state(config: LossScale, state: ScaleState, finite: bool, step: int) -> ScaleState:
     """Return the state after `step` (counted from 0), whose gradients were `finite` or not."""
     bad = 0 if finite else state.overflows_in_a_row + 1
     if config.kind == "schedule":
-        return ScaleState(_scheduled(config, step + 1), 0, bad)
+        return ScaleState(_scale_of_schedule(config, step + 1), 0, bad)
     if config.kind != "dynamic":
         return ScaleState(state.scale, 0, bad)
     good = (state.good_steps + 1) % config.growth_interval if finite else 0
-    return ScaleState(_moved(config, state, finite), good, bad)
+    return ScaleState(_next_scale(config, state, finite), good, bad)
 
 
 def skips_update(config: LossScale, finite: bool) -> bool:
@@ -133,7 +133,7 @@ def inverse(scale: float) -> float:
         return float(np.float32(1.0 / np.float64(scale)))
 
 
-def _scheduled(config: LossScale, step: int) -> float:
+def _scale_of_schedule(config: LossScale, step: int) -> float:
     scale = config.init_scale
     for first_step, value in config.schedule:
         if first_step <= step:

@@ -22,13 +22,13 @@ def torch_optimizer(
     torch has no such optimizer, or no such kernel of it.
     """
     row = optimizer.in_torch()
-    given: dict[str, Any] = {"lr": rate, "weight_decay": optimizer.weight_decay}
+    arguments = {"lr": rate, "weight_decay": optimizer.weight_decay, **row.arguments(optimizer)}
     if fused and not row.fused:
-        said = f"torch.optim.{row.name} has no fused kernel"
-        raise InputError(f"optimizer: {optimizer.kind!r} in the fused order, {said}")
+        raise InputError(
+            f"optimizer_order: 'fused' with {optimizer.kind!r}; expected 'eager', "
+            f"torch.optim.{row.name} has no fused kernel"
+        )
     if row.fused and fused is not None:
-        given["fused"] = fused
-    made: torch.optim.Optimizer = getattr(torch.optim, row.name)(
-        parameters, **given, **row.arguments(optimizer)
-    )
-    return made
+        arguments["fused"] = fused
+    optimizer_class: type[torch.optim.Optimizer] = getattr(torch.optim, row.name)
+    return optimizer_class(parameters, **arguments)
