@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 MODULES = (
-    *("objective/objective.py", "objective/score.py"),
+    *("objective/objective.py", "objective/pricing.py", "objective/score.py"),
     *("rewrite/policy_pass.py", "rewrite/scaling_pass.py", "rewrite/update_pass.py"),
     *("ops/update.py", "ops/optimizers.py", "ops/eager_update.py"),
     *("train/loss_scale.py", "train/trainer.py", "train/divergence.py", "train/lost_values.py"),

@@ -1,4 +1,4 @@
-"""A user's own device: one TOML file with the fields of `Device`."""
+"""A user's own device: a TOML file with the fields of `Device`, and how timed kernels make one."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def check_device(device: Device) -> None:
     units = {name for row in rows for name, _ in row.peaks}
     _check_rates("peaks", device.peaks, units)
     _check_rates("achieved", device.achieved, units)
-    known = {name for row in rows for name, _ in row.other}
+    others = {name for row in rows for name, _ in row.other}
     names_once("other", [name for name, _ in device.other])
-    for name, each in device.other:
-        number(f"other {one_of('other', name, known)}", each.value, 1e-6, 1e24)
+    for name, row in device.other:
+        number(f"other {one_of('other', name, others)}", row.value, 1e-6, 1e24)
     names_once("alignment", [name for name, _ in device.alignment])
     for name, elements in device.alignment:
         _check_key("alignment", name, units)
         number(f"alignment {name}", elements, 1, 2**20)
     if "float32" not in dict(device.peaks):
-        given = ", ".join(dict(device.peaks)) or "none"
-        raise InputError(f"peaks: {given}; expected float32 among them")
+        names = ", ".join(dict(device.peaks)) or "none"
+        raise InputError(f"peaks: {names}; expected float32 among them")
     number("bandwidth, bytes per second", device.bandwidth.value, LEAST_RATE, 1e18)
     number("multiprocessors", device.multiprocessors.value, 1, 1e6)
     number("cache_bytes", device.cache_bytes, 0, 1e15)
@@ -105,19 +105,19 @@ def device_text(device: Device) -> str:
     """Return the file of a device."""
     plain = to_plain(device)
     rows = plain.pop("timings")["rows"]
-    lines = [f"{key} = {_value(given)}" for key, given in plain.items() if given is not None]
+    lines = [f"{key} = {_value(value)}" for key, value in plain.items() if value is not None]
     kernels = ["timings.rows = [", *(f"  {_value(row)}," for row in rows), "]"] if rows else []
     return "\n".join([*lines, *kernels, ""])
 
 
-def _value(given: Any) -> str:
-    if isinstance(given, Mapping):
-        return "{" + ", ".join(f"{key} = {_value(item)}" for key, item in given.items()) + "}"
-    if isinstance(given, list):
-        return "[" + ", ".join(map(_value, given)) + "]"
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
     # strings as JSON writes them are TOML, but for the one character that JSON leaves as it is; its
     # escapes of two halves of a character are not
-    return json.dumps(given, ensure_ascii=False).replace("\x7f", "\\u007F")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 COLUMNS = tuple(field.name for field in fields(Timing))

@@ -179,12 +179,18 @@ def aligned_share(e: Extents, alignment: int, library: int) -> float:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a graph as a device runs it, in `format`; scales of blocks are no operands."""
+    """A product of a graph as a device runs it, in `format`; scales of blocks are no operands.
+
+    `widened` are the operands that a pass of their own brings to the width of that format, `rate`
+    is what `product_rate` leaves.
+    """
 
     operands: Sequence[Node]
     extents: Extents
     flops: int
     format: str
+    widened: Sequence[Node]
+    rate: float
 
 
 def product_of(graph: Graph, node: Node, device: Device) -> Product:
@@ -192,7 +198,10 @@ def product_of(graph: Graph, node: Node, device: Device) -> Product:
     operands = graph.inputs_of(node)[:2]
     flops = flops_of(graph, node)
     format = device.product_format(frozenset([operand.format for operand in operands]))
-    return Product(operands, extents(node, operands, flops), flops, format)
+    bits = format_named(format).bits
+    widened = [operand for operand in operands if format_named(operand.format).bits != bits]
+    rate = product_rate(format, blocks=len(node.inputs) > 2)
+    return Product(operands, extents(node, operands, flops), flops, format, widened, rate)
 
 
 def product_rate(format: str, blocks: bool) -> float:

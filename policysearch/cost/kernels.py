@@ -274,9 +274,9 @@ class _Grouping:
 
     def domain(self, node: Node) -> int:
         """Elements the node iterates over: its inputs' where it reduces, else its own."""
-        if node.op.kind == "reduce":
-            return max(size(self.graph.nodes[i].shape) for i in node.inputs)
-        return size(node.shape)
+        nodes = self.graph.nodes
+        tensors = [nodes[i] for i in node.inputs] if node.op.kind == "reduce" else [node]
+        return max([size(tensor.shape) for tensor in tensors])
 
     def merge_updates(self) -> None:
         """Launch alike, independent update kernels as one, the finite check in the same pass.
@@ -319,8 +319,8 @@ class _Grouping:
 
     def kernels(self) -> tuple[Kernel, ...]:
         # gradients are named outputs for inspection: only what reads them makes them stored
-        kept = [i for _, i in self.graph.outputs if self.graph.nodes[i].role != "update"]
-        stored = {self.root[i] for i in kept}
+        outputs = [i for _, i in self.graph.outputs if self.graph.nodes[i].role != "update"]
+        stored = {self.root[i] for i in outputs}
         stored |= {self.root[new] for _, new in self.graph.updates}
         reads: list[dict[int, None]] = [{} for _ in self.members]
         for node in self.graph.nodes:

@@ -21,7 +21,7 @@ from policysearch.graph import Graph, Node, Shape, size
 
 Kind = Literal["parameter", "master", "optimizer", "gradient", "weight_copy", "activation", "mask"]
 
-Held = tuple[Kind, int, int, float]
+Occupancy = tuple[Kind, int, int, float]
 """Something that is held: its kind, the first and the last node that it is there at, its bytes."""
 
 GIB = 2**30
@@ -58,6 +58,15 @@ def node_bytes(node: Node) -> int:
 @lru_cache(maxsize=4096)
 def _bytes(shape: Shape, format: str) -> int:
     return -(-size(shape) * format_named(format).bits // 8)
+
+
+def traffic(tensors: Iterable[Node]) -> tuple[int, int]:
+    """Return the bytes and the elements of the values of nodes."""
+    bytes = elements = 0
+    for tensor in tensors:
+        bytes += node_bytes(tensor)
+        elements += size(tensor.shape)
+    return bytes, elements
 
 
 def same_bytes(one: str, other: str) -> bool:
@@ -213,14 +222,14 @@ def step_memory(graph: Graph) -> StepMemory:
 
 def live_by_kind(graph: Graph) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
     """Return for each node that is no source where it runs and the bytes live then, by kind."""
-    held = ((life.kind, life.first, life.last, life.bytes) for life in lives(graph))
-    return labelled(graph, live_along(graph, held))
+    rows = ((life.kind, life.first, life.last, life.bytes) for life in lives(graph))
+    return labelled(graph, live_along(graph, rows))
 
 
-def live_along(graph: Graph, held: Iterable[Held]) -> list[dict[Kind, float]]:
-    """Return the bytes of what is held that live as each node runs, by kind."""
+def live_along(graph: Graph, occupancies: Iterable[Occupancy]) -> list[dict[Kind, float]]:
+    """Return the bytes of what is held as each node runs, by kind."""
     change: list[dict[Kind, float]] = [{} for _ in range(len(graph.nodes) + 2)]
-    for kind, first, last, bytes in held:
+    for kind, first, last, bytes in occupancies:
         for i, step in ((first, bytes), (last + 1, -bytes)):
             change[i][kind] = change[i].get(kind, 0) + step
     live: dict[Kind, float] = {}

@@ -1,4 +1,9 @@
-"""Seconds of kernels on a device: one roofline for those of graphs and of layer lists."""
+"""Seconds of kernels on a device: one roofline for those of graphs and of layer lists.
+
+The roofline is that of Williams, Waterman and Patterson (2009): a kernel takes the longest of what
+its FLOPs, its bytes and here also its instructions take. Of the terms of one kernel the root of the
+sum of squares is taken instead of the largest: they overlap, but not wholly where they are alike.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +33,8 @@ HIGHEST_SHARE = 0.97
 DEPTHWISE_SHARE = 0.2
 """Share of the plain peak that depthwise convolutions achieve, of whatever shape; assumed."""
 
-
 SHIFT_INSTRUCTIONS = 1.5
 """Instructions for each element of a layout change over those of a plain pass; assumed."""
-
 
 ISSUES_PER_MULTIPLY_ADD = 1.4
 """Instructions that plain units issue for each multiply-add of a product; assumed.
@@ -160,6 +163,7 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
         if work.format != "float32":
             share = aligned_share(e, device.align(work.format), stack.library)
             peak = device.peak(work.format)
+        # inf: the matrix unit does not run it, and the plain units are faster than never
         matrix = plain / (share * work.rate) if share else np.inf
     return (
         0.0 if work.fresh and work.bytes <= device.cached_bytes else work.bytes,
@@ -189,12 +193,15 @@ def kernel_seconds(load: Load, c: Constants) -> Seconds:
     is FLOPs / (peak * share * utilisation) on the matrix unit, with the layout changes it needs,
     or on the plain units, whichever is over first.
     """
+    # the more FLOPs a unit has for each byte of the memory that feeds it, the smaller the share of
+    # them that products achieve; `intensity` is 1 on a device of REFERENCE_INTENSITY
     intensity = load.matrix_peak / load.bandwidth / REFERENCE_INTENSITY
     factor = np.where(load.convolution > 0, c.convolution_factor, 1.0)
     share = c.matrix_share * factor * intensity**-c.share_exponent
     matrix = load.matrix_flops / (load.matrix_peak * np.minimum(share, HIGHEST_SHARE))
     gain = np.where(load.winograd > 0, c.winograd_gain, 1.0)
     plain_share = np.where(load.depthwise > 0, DEPTHWISE_SHARE, c.plain_share) * gain
+    # a multiply-add is two FLOPs, and is issued with address and loop instructions
     issued = 2 * load.issue_rate / ISSUES_PER_MULTIPLY_ADD
     plain = load.plain_flops / (np.minimum(load.plain_peak, issued) * plain_share)
     bandwidth = load.bandwidth * c.bandwidth_share
@@ -202,6 +209,7 @@ def kernel_seconds(load: Load, c: Constants) -> Seconds:
     traffic, element = load.bytes / bandwidth, load.elements / rate
     shift = np.hypot(load.shifted_bytes / bandwidth, load.shifted_elements / rate)
     passes = np.hypot(traffic, element)
+    # a framework moves to the matrix unit where that pays, its layout changes included
     shifts = np.hypot(passes, matrix) + shift < np.hypot(passes, plain)
     compute = np.where(shifts, matrix, plain)
     terms = np.stack([compute, traffic, element, np.full(len(traffic), c.minimum_kernel_seconds)])
@@ -214,5 +222,5 @@ def joined_seconds(kernels: ArrayLike, launches: ArrayLike, device: Device) -> A
 
     An accelerator works while the host launches; a processor that is its own host cannot.
     """
-    joined = np.add if device.is_its_host else np.maximum
-    return np.asarray(joined(kernels, launches))
+    join = np.add if device.is_its_host else np.maximum
+    return np.asarray(join(kernels, launches))

@@ -272,9 +272,9 @@ def _design(
 
     Around random assignments in which each slot has each of its options once, all slots of a
     colour get each other option: of a slot and its neighbours only one has another option then, so
-    a difference of two prices is the change of one term. That takes options * colours prices for
-    each of `levels` instead of one for each slot, and colours depend on how slots hang together,
-    not on how many there are (the groups of Curtis, Powell and Reid, 1974, for sparse Jacobians).
+    a difference of two prices is the change of one term. How many that takes depends on how slots
+    hang together, and not on how many there are (as the groups of Curtis, Powell and Reid, 1974,
+    of the columns of a sparse Jacobian).
     """
     colours, counts = np.array(_colours(near)), np.array(options)
     levels = np.arange(counts.max())

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from policysearch.cost.devices import Device
-from policysearch.cost.gemm import flops_of, is_convolution, product_of, product_rate
+from policysearch.cost.gemm import flops_of, is_convolution, product_of
 from policysearch.cost.kernels import Kernel, kernels_of
-from policysearch.cost.memory import node_bytes
+from policysearch.cost.memory import node_bytes, traffic
 from policysearch.cost.roofline import (
     BOUNDS,
     FITTED,
@@ -23,8 +23,7 @@ from policysearch.cost.roofline import (
     load_of,
 )
 from policysearch.cost.stacks import Stack
-from policysearch.formats import format_named
-from policysearch.graph import Graph, Node, Role, size
+from policysearch.graph import Graph, Node, Role
 
 
 @dataclass(frozen=True)
@@ -159,10 +158,7 @@ class _Part:
 def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[_Part]:
     """Yield the work of a kernel behind the conversions of its operands."""
     node = kernel.lead
-    bytes = elements = 0
-    for tensor in (*kernel.reads, *kernel.writes):
-        bytes += node_bytes(tensor)
-        elements += size(tensor.shape)
+    bytes, elements = traffic((*kernel.reads, *kernel.writes))
     if node.op.kind != "gemm":
         flops = sum([flops_of(graph, n) for n in kernel.nodes])
         work = Work(bytes, elements, flops)
@@ -170,13 +166,11 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
         return
     product = product_of(graph, node, device)
     runs = product.format
-    for x in product.operands:
-        if format_named(x.format).bits != format_named(runs).bits:
-            # a pass of its own writes what the product then reads instead
-            wide = node_bytes(dataclasses.replace(x, format=runs))
-            bytes += wide - node_bytes(x)
-            work = Work(node_bytes(x) + wide, 2 * size(x.shape))
-            yield _Part(kernel, work, runs, "convert", True)
+    for x in product.widened:
+        # a pass of its own writes what the product then reads instead
+        both = traffic((x, dataclasses.replace(x, format=runs)))
+        bytes += both[0] - 2 * node_bytes(x)
+        yield _Part(kernel, Work(*both), runs, "convert", True)
     shift = _shifted(product.operands, node, stack)
     # by the operands, not by what the device makes of them: launches are no device's advantage
     shifts = shift[0] and product.operands[0].format != "float32"
@@ -188,7 +182,7 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
         runs,
         *shift,
         launches=1 + (SHIFT_LAUNCHES if shifts else 0),
-        rate=product_rate(runs, blocks=len(node.inputs) > 2),
+        rate=product.rate,
     )
     yield _Part(kernel, work, runs, node.op.name, False)
 
@@ -201,6 +195,5 @@ def _shifted(operands: Sequence[Node], node: Node, stack: Stack) -> tuple[float,
     if stack.layout == "NHWC" or not is_convolution(node):
         return 0.0, 0.0
     first, second = operands
-    images = (first, second if node.role == "wgrad" else node)
-    bytes = 2 * sum(node_bytes(tensor) for tensor in images)
-    return bytes, 2 * SHIFT_INSTRUCTIONS * sum(size(tensor.shape) for tensor in images)
+    bytes, elements = traffic((first, second if node.role == "wgrad" else node))
+    return 2 * bytes, 2 * SHIFT_INSTRUCTIONS * elements

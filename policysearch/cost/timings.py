@@ -94,28 +94,28 @@ class Timings:
         kernels of the same op and format. An op or format that was not timed takes the likest
         that was.
         """
-        given = (work, round(cached_share, 6))
-        if given not in self._known:
-            self._known[given] = self._estimate(work, given[1])
-        return self._known[given]
+        key = (work, round(cached_share, 6))
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(work, key[1])
+        return self._estimates[key]
 
     def check(self) -> None:
         """Raise InputError where an op that was not timed has no stand-in."""
         timed = {row.op for row in self.rows}
         if self.rows and not timed.issuperset((ANY_PRODUCT, ANY_PASS)):
-            given, valid = ", ".join(sorted(timed)), f"{ANY_PRODUCT} and {ANY_PASS} among them"
-            raise InputError(f"timings: {given}; expected {valid}")
+            valid = f"{ANY_PRODUCT} and {ANY_PASS} among them"
+            raise InputError(f"timings: {', '.join(sorted(timed))}; expected {valid}")
 
     @cached_property
-    def _known(self) -> dict[tuple[Work, float], float]:
+    def _estimates(self) -> dict[tuple[Work, float], float]:
         return {}
 
     @cached_property
     def _by_kind(self) -> dict[tuple[str, str], dict[Extents, list[Timing]]]:
-        found: dict[tuple[str, str], dict[Extents, list[Timing]]] = {}
+        kinds: dict[tuple[str, str], dict[Extents, list[Timing]]] = {}
         for row in self.rows:
-            found.setdefault((row.op, row.format), {}).setdefault(row.extents, []).append(row)
-        return found
+            kinds.setdefault((row.op, row.format), {}).setdefault(row.extents, []).append(row)
+        return kinds
 
     def _estimate(self, work: Work, cached_share: float) -> float:
         rows = self._by_kind[self._likest(work)]
@@ -159,16 +159,21 @@ def between(places: Sequence[Extents], seconds: Iterable[float], wanted: Extents
     """Return the seconds at the extents `wanted`, estimated from those measured at `places`.
 
     log seconds = a + sum of b * log2 extent with no b below 0, fitted by least squares in which a
-    place counts as one over the fourth power of its distance in powers of two.
+    place counts as one over the fourth power of its distance in powers of two: a power law that
+    holds near the extents asked for, whatever kernel the library takes far from them. More work
+    never takes less time, so no b is below 0 (non-negative least squares, Lawson and Hanson, 1974).
+    Rows of small weight (SAME_RATE) ask for b = log 2, twice the time for twice the extent, which
+    decides only where no timing varies that extent.
     """
     at = np.log2(np.asarray(places, float)) - np.log2(np.asarray(wanted, float))
     logs = np.log(np.asarray(list(seconds), float))
     weight: NDArray[np.float64] = 1 / (0.25 + np.sqrt((at**2).sum(axis=1))) ** 2
     weight /= weight.max()
-    low = logs.min() - 100  # a itself may have either sign; what nnls finds may not
+    low = logs.min() - 100  # a may have either sign, an unknown of nnls may not: a - low is one
     ones = np.ones((len(at), 1))
     table = np.hstack([ones, at]) * weight[:, None]
     same_rate = np.hstack([np.zeros((at.shape[1], 1)), np.eye(at.shape[1])]) * SAME_RATE
     target = np.concatenate([(logs - low) * weight, np.full(at.shape[1], math.log(2)) * SAME_RATE])
-    found, _ = nnls(np.vstack([table, same_rate]), target)
-    return float(math.exp(found[0] + low))
+    # extents are measured from those asked for, so that the estimate is a alone
+    solution, _ = nnls(np.vstack([table, same_rate]), target)
+    return float(math.exp(solution[0] + low))

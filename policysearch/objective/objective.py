@@ -4,47 +4,31 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from policysearch.cost.device_file import device_at
-from policysearch.cost.price import PolicyCost, StepPrice, compare, over_phases, step_price
-from policysearch.cost.stacks import stack_named
-from policysearch.data.datasets import Dataset
 from policysearch.data.shared import shared
-from policysearch.graph import Graph
-from policysearch.nn.model import Model
+from policysearch.objective.pricing import Pricing
 from policysearch.objective.score import Measurement, Score, curve_of, score
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, stretched
-from policysearch.policy.presets import preset
-from policysearch.rewrite.recompute import layers_of_blocks, recomputed
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.run import Run
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from policysearch.train.training import train
-from policysearch.values import number
 
 JITTER = 1e-6
 """Relative change of the initial parameters: float32's loss moves by it as far as noise does.
 
 That is the smallest gap that means anything, for it is far below any format's rounding."""
 
-LARGEST_BATCH = 2**30
-"""No step of more examples is priced."""
 
+class Objective(Pricing):
+    """Trains policies of one task, and prices them for one device and stack as `Pricing` does.
 
-class Objective:
-    """Trains policies of one task and prices them for one device and stack.
-
-    `cost_batch_size` is the batch of the priced step, by default that of the task; in it the blocks
-    of `recompute` are computed again in backward (`cost.recompute`), in float32 too. `fast` is how
-    it trains; it changes no result. `parallel` is how float32 is spread over devices, beside which
-    every policy is priced, spread as it says itself.
+    `fast` is how it trains; it changes no result.
     """
 
     def __init__(
@@ -57,23 +41,10 @@ class Objective:
         parallel: Parallel = Parallel(),
         recompute: tuple[str, ...] = (),
     ) -> None:
-        self.task = task
-        self.parallel = parallel
         self.fast = check_fast(fast)
-        self.device = device_at(device)
-        self.stack = stack_named(stack)
-        self.cost_batch_size = task.batch_size if cost_batch_size is None else cost_batch_size
-        number("batch of the priced step", self.cost_batch_size, 1, LARGEST_BATCH)
-        self.recompute = recompute
+        super().__init__(task, device, stack, cost_batch_size, parallel, recompute)
         self._baselines: dict[int, Measurement] = {}
-        self._tracings: dict[int, Tracing] = {}
-        self._prices: dict[str, PolicyCost] = {}
         self._narrower: dict[float, Objective] = {}
-
-    @cached_property
-    def dataset(self) -> Dataset:
-        """The task's data, loaded once."""
-        return self.task.load_dataset()
 
     def shared_task(self) -> Task:
         """Return the task for processes that are started with it, which share its data.
@@ -84,66 +55,6 @@ class Objective:
             self.dataset = shared(self.dataset)
             return replace(self.task, data=self.dataset)
         return self.task
-
-    @cached_property
-    def model(self) -> Model:
-        """The task's model for its data."""
-        return self.task.build_model(self.dataset)
-
-    @cached_property
-    def float32(self) -> Policy:
-        """The policy every other is compared with."""
-        return preset("float32", self.model.layer_names)
-
-    @cached_property
-    def float32_price(self) -> StepPrice:
-        """The modeled step under float32, made once."""
-        return self.step_price(replace(self.float32, parallel=self.parallel))
-
-    def check_price(self) -> None:
-        """Raise InputError where float32 has no price: that is a mistake of the study."""
-        _ = self.float32_price
-
-    def step_graph(self, policy: Policy) -> Graph:
-        """Return the priced step under `policy`, every cast a node, on the batch of one group."""
-        batch = policy.parallel.batch(self.cost_batch_size)
-        if batch not in self._tracings:
-            self._tracings[batch] = Tracing(self.task, self.model, batch)
-        return self.recomputed(self._tracings[batch].step_graph(policy))
-
-    def recomputed(self, graph: Graph) -> Graph:
-        """Return a step of the model in which its blocks are computed again in backward."""
-        return recomputed(graph, layers_of_blocks(self.model.layer_names, self.recompute))
-
-    def price(self, policy: Policy) -> PolicyCost:
-        """Return the modeled cost of a step, the mean one over its phases; nothing is trained.
-
-        Equal policies are priced once: a search asks when it weighs one and when it records it.
-        """
-        digest = policy.digest
-        if digest not in self._prices:
-            self._prices[digest] = self._price(policy)
-        return self._prices[digest]
-
-    def _price(self, policy: Policy) -> PolicyCost:
-        starts = [0, *self.phase_starts(policy)]
-        lengths = [end - start for start, end in pairwise([*starts, self.task.steps])]
-        costs = [self._step_cost(policy.at_step(start)) for start in starts]
-        return over_phases(list(zip(lengths, costs, strict=True)))
-
-    def phase_starts(self, policy: Policy) -> tuple[int, ...]:
-        """Return the first steps of the policy's phases that the run comes to."""
-        firsts = (phase.first_step for phase in policy.phases)
-        return tuple(first for first in firsts if first < self.task.steps)
-
-    def _step_cost(self, policy: Policy) -> PolicyCost:
-        graph = self.step_graph(policy)
-        spread = step_price(graph, self.device, self.stack, policy)
-        return compare(graph, spread, self.float32_price)
-
-    def step_price(self, policy: Policy) -> StepPrice:
-        """Return the modeled first step kernel by kernel, and its memory part by part."""
-        return step_price(self.step_graph(policy), self.device, self.stack, policy)
 
     def measure(
         self,

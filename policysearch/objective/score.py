@@ -108,10 +108,10 @@ def curve_of(
     """Return (steps taken, mean loss up to there in nats) at CURVE_SHARES of a run of `steps`."""
     points = []
     for share in CURVE_SHARES:
-        taken, window = math.ceil(steps * share), max(1, round(tail_steps * share))
-        part = losses[max(0, taken - window) : taken]
-        if taken <= len(losses) and np.isfinite(part).all():
-            points.append((taken, math.fsum(part) / len(part)))
+        end, window = math.ceil(steps * share), max(1, round(tail_steps * share))
+        part = losses[max(0, end - window) : end]
+        if end <= len(losses) and np.isfinite(part).all():
+            points.append((end, math.fsum(part) / len(part)))
     return tuple(points)
 
 
@@ -120,11 +120,11 @@ def gap_curve(measurement: Measurement, baseline: Measurement | None) -> GapCurv
 
     A point where float32's loss is zero is left out: nothing can be told beside it.
     """
-    beside = dict(baseline.curve) if baseline else {}
+    float32 = dict(baseline.curve) if baseline else {}
     return tuple(
-        (taken, loss - beside[taken], beside[taken])
-        for taken, loss in measurement.curve
-        if beside.get(taken)
+        (steps, loss - float32[steps], float32[steps])
+        for steps, loss in measurement.curve
+        if float32.get(steps)
     )
 
 

@@ -1,8 +1,8 @@
 """Layers of a training step as shapes alone: what each asks of a device, forward and backward.
 
-A network that nothing here trains is a list of these layers (`cost/networks/`). Counts of passes
-over memory are those of the kernels that libraries have; where they differ between stacks the
-stack's row says how.
+A network that nothing here trains is a list of these layers (`benchmarks/validation/networks/`).
+Counts of passes over memory are those of the kernels that libraries have; where they differ between
+stacks the stack's row says how.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ state, each stage divides one more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from policysearch.cost.devices import MINIMUM_KERNEL, Device
 from policysearch.cost.memory import (
-    Held,
     Kind,
     Life,
+    Occupancy,
     StepMemory,
     labelled,
     live_along,
@@ -75,10 +75,11 @@ def spread_step(
     all_gather or amax_reduce, in no layer.
     """
     part, exchanges = shard(graph, spread.parallel.tensor)
-    alone = _divided_update(part, timed(part), spread.parallel)
+    parameters, storage = parameters_of(part), storage_of(part)
+    alone = _divided_update(part, timed(part), spread.parallel, parameters, storage)
     waits = [
         *_within_groups(part, exchanges, spread),
-        *_between_groups(part, alone, spread),
+        *_between_groups(_gradients(part, alone, storage), alone, spread, parameters),
         *_amaxes(part, spread),
     ]
     kernels = tuple(wait for wait in waits if wait.seconds > 0)
@@ -91,7 +92,13 @@ def _wait(op: str, role: Role, format: str, seconds: float, bytes: float) -> Ker
     return KernelTime((), "", op, role, format, seconds, "link", int(bytes), 0, launches=0)
 
 
-def _divided_update(graph: Graph, time: StepTime, parallel: Parallel) -> StepTime:
+def _divided_update(
+    graph: Graph,
+    time: StepTime,
+    parallel: Parallel,
+    parameters: Mapping[int, Parameter],
+    storage: Sequence[int],
+) -> StepTime:
     """Return the time where the groups divide the update, and the casts of masters, by ZeRO.
 
     Each works on its part, but no kernel takes less than the shortest, nor the step less than its
@@ -99,7 +106,6 @@ def _divided_update(graph: Graph, time: StepTime, parallel: Parallel) -> StepTim
     """
     if not parallel.zero or parallel.groups == 1:
         return time
-    parameters, storage = parameters_of(graph), storage_of(graph)
     kernels = []
     for kernel in time.kernels:
         nodes = [graph.nodes[i] for i in kernel.node_ids]
@@ -127,30 +133,30 @@ def _within_groups(
         yield _wait(op, node.role, node.format, seconds, exchange.bytes)
 
 
-def _between_groups(graph: Graph, time: StepTime, spread: Spread) -> Iterator[KernelTime]:
-    """Yield what a step waits for as the groups exchange gradients and parameters.
-
-    Kernel seconds are stretched to the step's, so that a step that its launches set has its
-    gradients ready in their time.
-    """
+def _between_groups(
+    gradients: Sequence[Gradient],
+    time: StepTime,
+    spread: Spread,
+    parameters: Mapping[int, Parameter],
+) -> Iterator[KernelTime]:
+    """Yield what a step waits for as the groups exchange gradients and parameters."""
     parallel, link = spread.parallel, spread.between
     if parallel.groups == 1:
         return
-    stretch = time.step_seconds / time.kernel_seconds
+    stretch = _stretch(time)
     forward, backward = (_seconds(time, roles) * stretch for roles in _PASSES)
-    sent = messages(_gradients(graph, time, stretch), parallel)
     ends = forward + backward
+    sent = messages(gradients, parallel)
     total, late = reduction_seconds(sent, parallel, spread.all_reduce, ends, link)
     elements = sum(message.elements for message in sent)
     kind = "reduce_scatter" if parallel.zero else "all_reduce"
     yield _wait(kind, "update", spread.all_reduce, late, elements)
-    parameters = parameters_of(graph)
     if parallel.zero:
         formats = sorted({p.working_format for p in parameters.values()})
         working = sum(p.working_bytes for p in parameters.values())
         waited = link.seconds("all_gather", working)
         if parallel.zero == 3:
-            layers = [_layers(time, parameters, roles, stretch) for roles in _PASSES]
+            layers = [_layers(time, parameters, roles) for roles in _PASSES]
             first, second = (gathering_seconds(part, parallel.overlap, link) for part in layers)
             # backward gathers over the link that gradients are reduced over
             crowded = second[0] + total - backward - late if parallel.overlap else 0.0
@@ -166,9 +172,15 @@ def _seconds(time: StepTime, roles: tuple[Role, ...]) -> float:
     return sum(kernel.seconds for kernel in time.kernels if kernel.role in roles)
 
 
-def _gradients(graph: Graph, time: StepTime, stretch: float) -> list[Gradient]:
+def _stretch(time: StepTime) -> float:
+    """Return by how much a step is longer than its kernels: where its launches set its time, the
+    gradients are ready in theirs."""
+    return time.step_seconds / time.kernel_seconds
+
+
+def _gradients(graph: Graph, time: StepTime, storage: Sequence[int]) -> list[Gradient]:
     """Return the gradients with the seconds after which they are there."""
-    storage, done, clock = storage_of(graph), {}, 0.0
+    stretch, done, clock = _stretch(time), dict[int, float](), 0.0
     for kernel in time.kernels:
         if kernel.role != "update":
             clock += kernel.seconds * stretch
@@ -178,10 +190,10 @@ def _gradients(graph: Graph, time: StepTime, stretch: float) -> list[Gradient]:
 
 
 def _layers(
-    time: StepTime, parameters: dict[int, Parameter], roles: tuple[Role, ...], stretch: float
+    time: StepTime, parameters: Mapping[int, Parameter], roles: tuple[Role, ...]
 ) -> list[tuple[int, float]]:
     """Return (bytes to gather, seconds of computing) of the layers as they run in one pass."""
-    bytes, seconds = layer_bytes(parameters), dict[str, float]()
+    bytes, seconds, stretch = layer_bytes(parameters), dict[str, float](), _stretch(time)
     for kernel in time.kernels:
         if kernel.role in roles:
             seconds[kernel.layer] = seconds.get(kernel.layer, 0.0) + kernel.seconds * stretch
@@ -253,7 +265,7 @@ def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemo
     Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
     another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
     """
-    moments = live_along(graph, _held(graph, parallel, all_reduce))
+    moments = live_along(graph, _occupancies(graph, parallel, all_reduce))
     peak = max(range(len(moments)), key=lambda i: sum(moments[i].values()))
     parts = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
     return StepMemory(round(sum(moments[peak].values())), peak, **parts)
@@ -263,10 +275,10 @@ def spread_live(
     graph: Graph, parallel: Parallel, all_reduce: str
 ) -> tuple[tuple[str, Mapping[Kind, int]], ...]:
     """Return what `memory.live_by_kind` does, of one device."""
-    return labelled(graph, live_along(graph, _held(graph, parallel, all_reduce)))
+    return labelled(graph, live_along(graph, _occupancies(graph, parallel, all_reduce)))
 
 
-def _held(graph: Graph, parallel: Parallel, all_reduce: str) -> Iterator[Held]:
+def _occupancies(graph: Graph, parallel: Parallel, all_reduce: str) -> Iterator[Occupancy]:
     """Yield everything that a device holds."""
     parameters = parameters_of(graph)
     masters = {i for i, parameter in parameters.items() if parameter.master}
@@ -307,7 +319,7 @@ def _is_kept(graph: Graph, copy: Node, parameters: Mapping[int, Parameter]) -> b
     return format_named(copy.format).bits < 16 or copy.format == parameter.working_format
 
 
-def layer_bytes(parameters: dict[int, Parameter]) -> dict[str, int]:
+def layer_bytes(parameters: Mapping[int, Parameter]) -> dict[str, int]:
     """Return the bytes that stage 3 gathers for each layer."""
     bytes: dict[str, int] = {}
     for parameter in parameters.values():
