@@ -276,8 +276,8 @@ def test_watching_changes_no_bits(
         plain = replace(plain, phases=(Phase(6, preset("apex.O3", model.layer_names).layers),))
     monkeypatch.setattr(trainer_module, "PROBE_INTERVAL", 3)
     seen = train(task, plain, 0, dataset=digits, fast=fast)
-    monkeypatch.setattr(trainer_module, "watched", lambda graph: graph)
-    monkeypatch.setattr(trainer_module, "Watch", Blind)
+    monkeypatch.setattr(trainer_module, "with_update_sources", lambda graph: graph)
+    monkeypatch.setattr(trainer_module, "SwampedCounter", Blind)
     unseen = train(task, plain, 0, dataset=digits, fast=fast)
     assert len(seen.swamped.shares) == 4 and unseen.swamped == NOT_COUNTED
     assert (seen.swamped.projected > 0.001) == (kind in ("apex.O3", "stored"))
