@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # rows, and of its own row where that makes no circle of rooms.
 ROWS = (
     ("values", "formats", "accumulators", "layout", "files"),
-    ("rounding", "graph"),
+    ("extensions", "rounding", "graph"),
     ("ops", "products"),
     ("emulator", "nn", "policy", "optimizers"),
     ("importers", "rewrite", "data"),

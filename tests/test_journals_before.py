@@ -21,7 +21,6 @@ VIEWS = (
     "show before.toml --trial 3",
     "noise before.toml",
     "plot before.toml",
-    "export before.toml --pick knee",
     "profile preset:apex.O2 --study before.toml",
     "explain preset:apex.O2 --study before.toml",
 )
