@@ -38,7 +38,7 @@ from policysearch.report.progress import Bar
 from policysearch.report.study_file import study_file_page
 from policysearch.report.table import front_table
 from policysearch.rounding.rounder import FASTS
-from policysearch.study.results.inert import inert_lines
+from policysearch.study.results.idle import idle_lines
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, space_of
 from policysearch.study.workers.cluster import Cluster
@@ -174,7 +174,7 @@ def _run(options: argparse.Namespace) -> None:
         )
         raise SystemExit(INTERRUPTED) from None
     print(front_table(results))
-    print("\n".join(["", *inert_lines(results, space_of(spec))]))
+    print("\n".join(["", *idle_lines(results, space_of(spec))]))
     _write_plots(results, options.out)
     print(next_commands(results, options))
 

@@ -19,9 +19,10 @@ from policysearch.report.front_data import csv_text
 from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import front_table
 from policysearch.study.journal.trials import SWAMPED, Trial
+from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import confirm_study, load_results, run_study
+from policysearch.study.study import confirm_study, run_study
 from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import Swamped
 from tests.studies import write_study

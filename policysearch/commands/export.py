@@ -8,7 +8,8 @@ from policysearch import api
 from policysearch.commands.shared import Commands, add_out, add_study, refuse
 from policysearch.report.one_trial import beside_baseline, exported_notes
 from policysearch.study.journal.trials import Trial
-from policysearch.study.results.results import Results, fitting, smallest
+from policysearch.study.results.picks import fitting, smallest
+from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, objective_of
 from policysearch.values import InputError
 

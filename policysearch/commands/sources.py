@@ -10,7 +10,8 @@ from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
 from policysearch.space.target import named_as_run
-from policysearch.study.specification import CostSection, StudySpec
+from policysearch.study.sections import CostSection
+from policysearch.study.specification import StudySpec
 from policysearch.train.tasks import Task
 from policysearch.values import one_of
 

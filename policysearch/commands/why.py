@@ -11,7 +11,7 @@ from policysearch.files import make_folder
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import number_of
 from policysearch.report.why_page import bought_page, why_page
-from policysearch.study.questions.one_more import one_more
+from policysearch.study.questions.next_decision import next_decisions
 from policysearch.study.questions.why import why
 from policysearch.study.specification import StudySpec, objective_of, space_of
 
@@ -32,7 +32,7 @@ def add_why(commands: Commands) -> None:
 def _bought(spec: StudySpec, storage: Path | None, policy: Policy, source: str) -> str:
     results = api.load_results(spec, storage)
     trial = results.trial(number_of(results, policy, source))
-    return bought_page(trial, one_more(results, trial, space_of(spec), objective_of(spec)))
+    return bought_page(trial, next_decisions(results, trial, space_of(spec), objective_of(spec)))
 
 
 def _why(options: argparse.Namespace) -> None:

@@ -104,3 +104,7 @@ def _regret(gaps: Array, costs: Array, found: list[int], budget: float) -> Array
     mine = costs[found][within[found]]
     best = mine.min(axis=0) if len(mine) else np.full(2, np.inf)
     return np.asarray(best / costs[within].min(axis=0) - 1.0)
+
+
+FLOAT32 = Yardstick(1.05, 1.15)
+"""Volumes are measured from float32 until a policy of the ladder is `AS_GOOD`."""

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policysearch.objective.objective import Objective
 from policysearch.search.hypervolume import Array
-from policysearch.search.price_estimate import RoughPrices, Rows
-from policysearch.search.price_table import Lookup
+from policysearch.search.price_estimate import PriceEstimate, Rows
+from policysearch.search.price_table import Lookup, lookup_of
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import PER_LAYER, Effective
+from policysearch.space.encoding import PER_LAYER, Encoding
 from policysearch.space.options import Row
 from policysearch.space.section import MODIFYING as SCALES
 from policysearch.space.section import SHARED, is_named
@@ -30,8 +31,8 @@ class Draws:
     it can decide; then once more, with what it exchanges with its neighbours as they are.
     """
 
-    def __init__(self, space: Space, effective: Effective, rough: RoughPrices) -> None:
-        self._effective, self._rough = effective, rough
+    def __init__(self, space: Space, encoding: Encoding, estimate: PriceEstimate) -> None:
+        self._encoding, self._estimate = encoding, estimate
         self._groups = [group.name for group in space.groups]
         choices = space.choices()
         self._decided = [
@@ -43,12 +44,12 @@ class Draws:
             for own in set(self._decided)
             for values in [list(product(*(values for _, values in own)))]
         }
-        counted = {pair: i for i, pair in enumerate(effective.decisions.counted())}
+        counted = {pair: i for i, pair in enumerate(encoding.decisions.counted())}
         self._thetas = [
             np.array([counted.get((place, option), -1) for option in range(len(options))])
-            for place, options in enumerate(effective.decisions.places)
+            for place, options in enumerate(encoding.decisions.places)
         ]
-        self._place = {name: i for i, name in enumerate(effective.places)}
+        self._place = {name: i for i, name in enumerate(encoding.places)}
         self._known: dict[Any, dict[str, NDArray[np.int64]]] = {}
 
     def drawn(
@@ -70,9 +71,11 @@ class Draws:
         for slot, own in enumerate(options):
             beside = {
                 other: {kind: each[every, chosen[other]] for kind, each in options[other].items()}
-                for other in self._rough.near(slot)
+                for other in self._estimate.near(slot)
             }
-            costs[slot] += np.einsum("nck,nk->nc", self._rough.between(slot, own, beside), prices)
+            costs[slot] += np.einsum(
+                "nck,nk->nc", self._estimate.between(slot, own, beside), prices
+            )
             chosen[slot] = costs[slot].argmin(axis=1)
         return [
             params | self._params([int(each[i]) for each in chosen])
@@ -87,7 +90,7 @@ class Draws:
             key = own, tuple(sorted(params.items())), not own and group
             if key not in self._known:
                 each = [
-                    self._effective.options(
+                    self._encoding.options(
                         group, params | {f"{kind}.{group}": value for kind, value in one.items()}
                     )
                     for one in self._combined[own]
@@ -98,7 +101,7 @@ class Draws:
 
     def _alone(self, slot: int, options: Mapping[str, Rows], gaps: Array, prices: Array) -> Array:
         """Return the weighted gap, time and memory [n, combinations] of a group by itself."""
-        found: Array = np.einsum("nck,nk->nc", self._rough.within(slot, options), prices)
+        found: Array = np.einsum("nck,nk->nc", self._estimate.within(slot, options), prices)
         every = np.arange(len(prices))[:, None]
         for kind, each in options.items():
             place = self._place[f"{kind}.{self._groups[slot]}"]
@@ -135,6 +138,23 @@ A price table can serve it: nothing here asks how a price is made.
 """
 
 
+class SpacePrices:
+    """What prices many policies of `space` at once, each made when it is asked for."""
+
+    def __init__(self, objective: Objective, space: Space, seed: int) -> None:
+        self._objective, self._space, self._seed = objective, space, seed
+
+    def table(self) -> Lookup | None:
+        """Return the price tables of the space; None where they are too many or too far off."""
+        return lookup_of(self._objective, self._space, self._seed)
+
+    def estimate(self, encoding: Encoding) -> PriceEstimate | None:
+        """Return estimates of all prices; None for a step that is spread over devices."""
+        if self._objective.parallel.devices > 1:
+            return None
+        return PriceEstimate(self._objective, self._space, encoding, self._seed)
+
+
 class SpacePool:
     """Policies of `space`: all of them, or drawn ones and the neighbours of the front so far.
 
@@ -145,13 +165,12 @@ class SpacePool:
     def __init__(
         self,
         space: Space,
-        effective: Effective,
+        encoding: Encoding,
         costs: Costs,
         seed: int,
-        lookup: Callable[[], Lookup | None] = lambda: None,
-        rough: Callable[[Effective], RoughPrices] | None = None,
+        prices: SpacePrices | None = None,
     ) -> None:
-        self._effective, self._price, self._seed = effective, costs, seed
+        self._encoding, self._price, self._seed = encoding, costs, seed
         self._choices = space.choices()
         self._plain = {n: v for n, v in self._choices.items() if n not in SCALES}
         self._usual = {name: self._choices[name][0] for name in SCALES if name in self._choices}
@@ -166,15 +185,16 @@ class SpacePool:
             names = list(self._plain)
             rows = [self.add(dict(zip(names, each, strict=True)) | self._usual) for each in every]
             self._listed = list(dict.fromkeys(rows))
-        self._lookup = None if self._listed is not None else lookup()
+        tabled = prices if self._listed is None else None
+        self._lookup = tabled.table() if tabled else None
         self._places: dict[int, NDArray[np.int64]] = {}
         large = len(self._plain) > MOST_SINGLE and self._lookup is None
-        self._rough = rough(effective) if rough and large else None
-        self._draws = Draws(space, effective, self._rough) if self._rough else None
+        self._estimate = prices.estimate(encoding) if prices and large else None
+        self._draws = Draws(space, encoding, self._estimate) if self._estimate else None
 
     def add(self, params: Params) -> Row:
         """Return the row of `params`, which `params_of` then knows; the first of equal ones."""
-        row = self._effective.row(params)
+        row = self._encoding.row(params)
         self._params.setdefault(row, params)
         return row
 
@@ -187,7 +207,7 @@ class SpacePool:
         if row not in self._costs:
             # The value of a loss scale is a constant of the step: it changes no kernel.
             usual = {n: v for n, v in self._usual.items() if n != "loss_scale"}
-            plain = self._effective.row(self._params[row] | usual)
+            plain = self._encoding.row(self._params[row] | usual)
             self._params.setdefault(plain, self._params[row] | usual)
             if plain not in self._costs:
                 self._costs[plain] = self._price(self._params[plain])
@@ -202,10 +222,10 @@ class SpacePool:
         if len(near) > NEIGHBOURS:
             near = [near[i] for i in np.sort(rng.permutation(len(near))[:NEIGHBOURS])]
         parents = {self._changed(*each): each[0] for each in near}
-        if self._rough is not None:
-            return self._roughly(self._rough, rows, parents)
+        if self._estimate is not None:
+            return self._estimated(self._estimate, rows, parents)
         rows |= dict.fromkeys(parents)
-        width = len(self._effective.decisions.places) + len(self._effective.decisions.modifiers)
+        width = len(self._encoding.decisions.places) + len(self._encoding.decisions.modifiers)
         if self._lookup is not None:
             every = np.array(list(rows), dtype=np.int64).reshape(len(rows), width)
             return every, self._lookup.costs([self._params[row] for row in rows])
@@ -215,21 +235,21 @@ class SpacePool:
 
     def exact(self, rows: NDArray[np.int64]) -> Array | None:
         """Return the costs of proposed rows where those proposed are rough, else None."""
-        if self._rough is None:
+        if self._estimate is None:
             return None
         found = (self.costs(row) for row in map(tuple, rows.tolist()))
         return np.array([costs or (np.inf, np.inf) for costs in found])
 
-    def _roughly(
-        self, rough: RoughPrices, drawn: Iterable[Row], parents: Mapping[Row, Row]
+    def _estimated(
+        self, estimate: PriceEstimate, drawn: Iterable[Row], parents: Mapping[Row, Row]
     ) -> tuple[NDArray[np.int64], Array]:
-        """Return candidates with rough costs; a neighbour's differ from its exact parent's."""
+        """Return candidates with estimated costs; a neighbour's differ from its exact parent's."""
         rows = np.array([*dict.fromkeys([*drawn, *parents])], dtype=np.int64)
         places = {row: i for i, row in enumerate(map(tuple, rows.tolist()))}
-        costs = rough.costs(rows)
+        costs = estimate.costs(rows)
         before = list(dict.fromkeys(parents.values()))
         if before:
-            guessed = rough.costs(np.array(before, dtype=np.int64))
+            guessed = estimate.costs(np.array(before, dtype=np.int64))
             pairs = zip(before, guessed.tolist(), strict=True)
             known = np.array([self.costs(row) or guess for row, guess in pairs])
             off = dict(zip(before, known - guessed, strict=True))
@@ -302,12 +322,12 @@ class SpacePool:
 
     def _thetas(self, lookup: Lookup, common: Params) -> NDArray[np.int64]:
         """Return by group and format the place in theta [groups, formats], the last for none."""
-        counted = {pair: i for i, pair in enumerate(self._effective.decisions.counted())}
+        counted = {pair: i for i, pair in enumerate(self._encoding.decisions.counted())}
         first = {name: values[0] for name, values in self._choices.items()} | common
         found = []
         for name in lookup.names:
             every = np.array(
-                [self._effective.row(first | {name: v}) for v in self._choices[name]],
+                [self._encoding.row(first | {name: v}) for v in self._choices[name]],
                 dtype=np.int64,
             )
             place = int(np.ptp(every, axis=0).argmax())
@@ -321,7 +341,7 @@ class SpacePool:
         """
         key = tuple(sorted(common.items()))
         if key not in self._singles:
-            counted = {pair: i for i, pair in enumerate(self._effective.decisions.counted())}
+            counted = {pair: i for i, pair in enumerate(self._encoding.decisions.counted())}
             names = [name for name in self._plain if name not in common]
             self._singles[key] = {
                 name: (

@@ -27,7 +27,7 @@ nats, and by more than so many times what it rose with the last step."""
 
 
 @dataclass(frozen=True)
-class Told:
+class Observations:
     """What a fit is fitted to: `rows` that differ in their decisions, and their mean `scaled` gaps.
 
     Of the policies that are one row but for their modifiers there are `counts` [rows]. Where these
@@ -45,7 +45,7 @@ class Told:
     row: NDArray[np.int64]
 
 
-def told_of(rows: Rows, gaps: Array, smallest_gap: float) -> Told:
+def observations_of(rows: Rows, gaps: Array, smallest_gap: float) -> Observations:
     """Return what was told: gaps [n] in nats of policies."""
     every = Rows(_after_zeros(rows.shares), _after_zeros(rows.changed))
     scaled = np.concatenate([[0.0], np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)])
@@ -56,7 +56,7 @@ def told_of(rows: Rows, gaps: Array, smallest_gap: float) -> Told:
     np.add.at(means, groups, np.column_stack([scaled, changed]))
     means /= counts[:, None]
     more = np.flatnonzero(counts[groups] > 1.0)
-    return Told(
+    return Observations(
         Rows(every.shares[first], means[:, 1:]),
         means[:, 0],
         counts,
@@ -101,7 +101,7 @@ class Fit:
 
     by: Hyperparameters
     theta: Array
-    told: Told
+    told: Observations
     gaps: Gaps
     factor: Array
     weights: Array
@@ -166,7 +166,7 @@ class Fit:
         return np.asarray(found + left @ np.linalg.solve(self.moves.precision, right.T))
 
 
-def fit_at(theta: Array, by: Hyperparameters, told: Told, before: Fit | None = None) -> Fit:
+def fit_at(theta: Array, by: Hyperparameters, told: Observations, before: Fit | None = None) -> Fit:
     """Return the model near `theta`, reached by a step from the fit `before`."""
     prior, gaps = by.prior, gaps_near(theta, by, told.rows)
     covariance, own = gaps.covariance(gaps), gaps.apart**2
@@ -197,7 +197,7 @@ def fit_at(theta: Array, by: Hyperparameters, told: Told, before: Fit | None = N
     return Fit(by, theta, told, gaps, factor, weights, moves, step, damping, evidence, risen)
 
 
-def fitted(fits: Sequence[Fit]) -> list[Fit]:
+def settled(fits: Sequence[Fit]) -> list[Fit]:
     """Return the fits once they have settled, without those that are hopeless beside others."""
     for count in range(STEPS):
         if count >= SURE:

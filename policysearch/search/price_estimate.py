@@ -22,7 +22,7 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.hypervolume import Array
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import PER_LAYER, Effective
+from policysearch.space.encoding import PER_LAYER, Encoding
 from policysearch.space.space import Space
 
 PRICED = 32
@@ -42,25 +42,25 @@ Taken = tuple[Array, dict[str, Array]]
 """Seconds by group, and bytes by moment and group; what is of no group last."""
 
 
-class RoughPrices:
-    """Time and memory over float32's of any row of `effective`, fitted to PRICED exact prices."""
+class PriceEstimate:
+    """Time and memory over float32's of any row of `encoding`, fitted to PRICED exact prices."""
 
-    def __init__(self, objective: Objective, space: Space, effective: Effective, seed: int) -> None:
+    def __init__(self, objective: Objective, space: Space, encoding: Encoding, seed: int) -> None:
         self._objective = objective
         self._slots = {layer: i for i, g in enumerate(space.groups) for layer in g.layers}
         self._count = len(space.groups)
         graph = objective.step_graph(objective.float32)
         self._near = [sorted(each.slots) for each in around_in(graph, self._slots.get, self._count)]
-        places = {name: i for i, name in enumerate(effective.places)}
+        places = {name: i for i, name in enumerate(encoding.places)}
         self._own = [
             {k: places[name] for k in PER_LAYER if (name := f"{k}.{group.name}") in places}
             for group in space.groups
         ]
         grouped = {place for own in self._own for place in own.values()}
         self._common = [place for place in places.values() if place not in grouped]
-        self._width = max(map(len, effective.decisions.places))
+        self._width = max(map(len, encoding.decisions.places))
         drawn = _drawn(space, np.random.default_rng(seed))
-        rows = np.array([effective.row(params) for params in drawn], dtype=np.int64)
+        rows = np.array([encoding.row(params) for params in drawn], dtype=np.int64)
         self._fit(rows, [self._taken(space.policy(params)) for params in drawn])
 
     def costs(self, rows: Rows) -> Array:

@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from policysearch.search.acquisition import Yardstick
 from policysearch.search.hypervolume import Array, free_areas, front_of, places_of_front
-from policysearch.search.posterior import Belief, Sensitivity, worlds
+from policysearch.search.posterior import Belief, Sensitivity, fantasies
 from policysearch.space.options import Decisions, Row
 
 Costs = tuple[float, float]
@@ -98,7 +98,7 @@ class Searcher:
         self._gaps: dict[Row, list[float]] = {}
         self._expected: dict[Row, float] = {}
         self._fitted: Sensitivity | None = None
-        self._beside: list[tuple[float, float, float]] = []
+        self._outside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
         """Most new volume that was expected of a policy at the last ask; infinity before that."""
 
@@ -108,9 +108,9 @@ class Searcher:
         self._gaps.setdefault(row, []).append(gap)
         self._fitted = None
 
-    def tell_beside(self, costs: Costs, gap: float) -> None:
+    def tell_outside(self, costs: Costs, gap: float) -> None:
         """Count a policy that is none of the pool: others gain by what it does not dominate."""
-        self._beside.append((*costs, gap))
+        self._outside.append((*costs, gap))
 
     def expect(self, row: Row, costs: Costs) -> None:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
@@ -121,7 +121,7 @@ class Searcher:
         self._fit()
         other = copy.copy(self)
         other._start = list(start)
-        other._told, other._beside = dict(self._told), list(self._beside)
+        other._told, other._outside = dict(self._told), list(self._outside)
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
 
@@ -241,14 +241,14 @@ class Searcher:
         rng = np.random.default_rng(len(self._told))
         told = front_of(self._archive({row: self._expected[row] for row in self._gaps}))
         costs = np.array([self._told[row] for row in outstanding])
-        for world in worlds(belief, self._array(outstanding), rows, draws, rng):
+        for world in fantasies(belief, self._array(outstanding), rows, draws, rng):
             gaps = _nats(world.gaps, self._measure.smallest_gap)
             drawn = self._measure.points(gaps, costs)
             yield front_of(np.concatenate([told, drawn])), [world.belief]
 
     def _archive(self, gaps: Mapping[Row, float]) -> Array:
         """Return the points of policies with these gaps, and of those that are none of the pool."""
-        known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._beside
+        known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
         told = np.array(known).reshape(len(known), 3)
         return self._measure.points(told[:, 2], told[:, :2])
 

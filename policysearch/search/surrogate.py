@@ -98,7 +98,7 @@ def _neighbours(name: NDArray[np.str_], coarse: NDArray[np.bool_]) -> NDArray[np
     return np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs])
 
 
-def hinted(prior: Prior, decisions: Decisions, hints: Array) -> Prior:
+def with_hints(prior: Prior, decisions: Decisions, hints: Array) -> Prior:
     """Return the prior where theta has a multiple of the hints, as they differ within a kind."""
     names = _names(decisions)
     given = np.zeros(len(prior.mean))

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from policysearch.study.results.noise import (CONFIDENCE, Interval)
+from policysearch.study.results.noise import CONFIDENCE, Interval
 from policysearch.train.tasks import Task
 
 RESOLUTION = 10.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policysearch.objective.score import CURVE_SHARES, GapCurve, share_of
-from policysearch.study.results.noise import (Interval, intervals)
 from policysearch.study.journal.trials import Confirmation
+from policysearch.study.results.noise import Interval, intervals
 
 ONE_SEED = "one seed"
 

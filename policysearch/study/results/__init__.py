@@ -1,0 +1,1 @@
+"""What a study has found: front, noise, ranking, trends and fidelity."""
