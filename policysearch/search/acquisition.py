@@ -47,6 +47,8 @@ class Yardstick:
 
     def scaled(self, gaps: Array) -> Array:
         """Return gaps in nats on the axis: 0 at no gap and below, 1 at `largest_gap` and above."""
+        # Gaps span decades, and the least of them are noise: log1p is linear up to the smallest gap
+        # that counts and a logarithm above, so each decade is worth as much volume as another.
         most = math.log1p(self.largest_gap / self.smallest_gap)
         return np.asarray(
             np.clip(np.log1p(np.maximum(gaps, 0.0) / self.smallest_gap) / most, 0.0, 1.0)

@@ -27,8 +27,11 @@ THETA_SD = 1.0
 class Draws:
     """Draws what the groups of a space decide, for given values of all that they share.
 
-    By rough prices and the sensitivities that are thought likely, each group takes the best of all
-    it can decide; then once more, with what it exchanges with its neighbours as they are.
+    By estimated prices and the sensitivities that are thought likely, each group takes the best of
+    all it can decide; then once more, with what it exchanges with its neighbours as they are: one
+    sweep of iterated conditional modes (Besag, J. R. Statist. Soc. B 48(3), 1986). Weights of gap,
+    time and memory are drawn anew for each policy, so that draws lie all along the front (as in
+    ParEGO: Knowles, IEEE Trans. Evol. Comput. 10(1), 2006).
     """
 
     def __init__(self, space: Space, encoding: Encoding, estimate: PriceEstimate) -> None:
@@ -50,9 +53,9 @@ class Draws:
             for place, options in enumerate(encoding.decisions.places)
         ]
         self._place = {name: i for i, name in enumerate(encoding.places)}
-        self._known: dict[Any, dict[str, NDArray[np.int64]]] = {}
+        self._tables: dict[Any, dict[str, NDArray[np.int64]]] = {}
 
-    def drawn(
+    def policies(
         self, common: Sequence[Params], theta: Array, rng: np.random.Generator
     ) -> list[Params]:
         """Return a policy for each of `common`, the values of what is decided for all groups."""
@@ -61,6 +64,7 @@ class Draws:
         # A weight at which decisions as sensitive as a drawn one are torn.
         torn = theta[rng.integers(len(theta), size=count)] if len(theta) else np.zeros(count)
         weight = np.exp(rng.standard_normal(count) - torn) / max(1, sum(map(len, self._decided)))
+        # Sensitivities are drawn too: options that a sure fit rules out stay possible.
         moved = np.exp(theta + THETA_SD * rng.standard_normal((count, len(theta))))
         gaps = weight[:, None] * np.column_stack([moved, np.zeros(count)])
         prices = np.column_stack([share, 1.0 - share])
@@ -69,12 +73,12 @@ class Draws:
         chosen = [each.argmin(axis=1) for each in costs]
         every = np.arange(count)
         for slot, own in enumerate(options):
-            beside = {
+            neighbours = {
                 other: {kind: each[every, chosen[other]] for kind, each in options[other].items()}
                 for other in self._estimate.near(slot)
             }
             costs[slot] += np.einsum(
-                "nck,nk->nc", self._estimate.between(slot, own, beside), prices
+                "nck,nk->nc", self._estimate.between(slot, own, neighbours), prices
             )
             chosen[slot] = costs[slot].argmin(axis=1)
         return [
@@ -85,28 +89,28 @@ class Draws:
     def _options(self, slot: int, common: Sequence[Params]) -> dict[str, Rows]:
         """Return by kind the option [n, combinations] of all that a group can decide."""
         own, group = self._decided[slot], self._groups[slot]
-        found = []
+        tables = []
         for params in common:
             key = own, tuple(sorted(params.items())), not own and group
-            if key not in self._known:
+            if key not in self._tables:
                 each = [
                     self._encoding.options(
                         group, params | {f"{kind}.{group}": value for kind, value in one.items()}
                     )
                     for one in self._combined[own]
                 ]
-                self._known[key] = {kind: np.array([o[kind] for o in each]) for kind in each[0]}
-            found.append(self._known[key])
-        return {kind: np.stack([each[kind] for each in found]) for kind in found[0]}
+                self._tables[key] = {kind: np.array([o[kind] for o in each]) for kind in each[0]}
+            tables.append(self._tables[key])
+        return {kind: np.stack([table[kind] for table in tables]) for kind in tables[0]}
 
     def _alone(self, slot: int, options: Mapping[str, Rows], gaps: Array, prices: Array) -> Array:
         """Return the weighted gap, time and memory [n, combinations] of a group by itself."""
-        found: Array = np.einsum("nck,nk->nc", self._estimate.within(slot, options), prices)
+        costs: Array = np.einsum("nck,nk->nc", self._estimate.within(slot, options), prices)
         every = np.arange(len(prices))[:, None]
         for kind, each in options.items():
             place = self._place[f"{kind}.{self._groups[slot]}"]
-            found += gaps[every, self._thetas[place][each]]
-        return found
+            costs += gaps[every, self._thetas[place][each]]
+        return costs
 
     def _params(self, chosen: Sequence[int]) -> Params:
         return {
@@ -126,7 +130,7 @@ NEIGHBOURS = 192
 """At most so many policies per proposal that differ from a member of the front in one decision."""
 
 MOST_SINGLE = 64
-"""Where more is decided, prices are rough: those of each decision by itself would take too long."""
+"""Where more is decided, prices are estimates: those of each decision would take too long."""
 
 UNPRICED = 10.0
 """Time and memory added by a decision without a price, over float32's: never drawn by choice."""
@@ -176,7 +180,7 @@ class SpacePool:
         self._usual = {name: self._choices[name][0] for name in SCALES if name in self._choices}
         self._params: dict[Row, Params] = {}
         self._costs: dict[Row, tuple[float, float] | None] = {}
-        self._beside_rows: dict[tuple[Row, str, object], Row] = {}
+        self._neighbour_rows: dict[tuple[Row, str, object], Row] = {}
         self._singles: dict[object, dict[str, tuple[Array, NDArray[np.int64]]]] = {}
         self._listed: list[Row] | None = None
         count = int(np.prod([float(len(values)) for values in self._plain.values()]))
@@ -230,11 +234,11 @@ class SpacePool:
             every = np.array(list(rows), dtype=np.int64).reshape(len(rows), width)
             return every, self._lookup.costs([self._params[row] for row in rows])
         priced = [(row, costs) for row in rows if (costs := self.costs(row)) is not None]
-        kept = np.array([row for row, _ in priced], dtype=np.int64).reshape(len(priced), width)
-        return kept, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
+        known = np.array([row for row, _ in priced], dtype=np.int64).reshape(len(priced), width)
+        return known, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
 
     def exact(self, rows: NDArray[np.int64]) -> Array | None:
-        """Return the costs of proposed rows where those proposed are rough, else None."""
+        """Return the costs of proposed rows where those proposed are estimates, else None."""
         if self._estimate is None:
             return None
         found = (self.costs(row) for row in map(tuple, rows.tolist()))
@@ -260,9 +264,9 @@ class SpacePool:
     def _changed(self, row: Row, name: str, value: object) -> Row:
         """Return the row with one decision changed; fronts mostly stay, and so do neighbours."""
         key = row, name, value
-        if key not in self._beside_rows:
-            self._beside_rows[key] = self.add(self._params[row] | {name: value})
-        return self._beside_rows[key]
+        if key not in self._neighbour_rows:
+            self._neighbour_rows[key] = self.add(self._params[row] | {name: value})
+        return self._neighbour_rows[key]
 
     def _near(self, members: Sequence[Row]) -> list[tuple[Row, str, object]]:
         """Return (member, decision, other value); of listed spaces for their loss scales alone."""
@@ -285,8 +289,8 @@ class SpacePool:
         if self._lookup is not None:
             return self._along_chain(self._lookup, theta, rng)
         if self._draws is not None:
-            beside = [self._beside(rng) for _ in range(DRAWN)]
-            return [self.add(params) for params in self._draws.drawn(beside, theta, rng)]
+            common = [self._apart(rng) for _ in range(DRAWN)]
+            return [self.add(params) for params in self._draws.policies(common, theta, rng)]
         rows = []
         for _ in range(DRAWN):
             common = self._common(rng)
@@ -369,7 +373,7 @@ class SpacePool:
             return UNPRICED, UNPRICED
         return after[0] - before[0], after[1] - before[1]
 
-    def _beside(self, rng: np.random.Generator) -> Params:
+    def _apart(self, rng: np.random.Generator) -> Params:
         """Return drawn values of all that is not decided group by group."""
         names = [name for name in self._plain if not is_named(name, PER_LAYER)]
         drawn = {n: self._plain[n][int(rng.integers(len(self._plain[n])))] for n in names}

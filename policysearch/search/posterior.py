@@ -91,6 +91,8 @@ class Sensitivity:
         if hints is not None and np.isfinite(hints).any():
             priors.append(with_hints(priors[0], decisions, hints))
         told = observations_of(self.rows(rows), gaps, smallest_gap)
+        # A grid of hyperparameters, averaged by evidence: with a dozen observations one best set
+        # would be far too sure (MacKay, Neural Computation 4(3), 1992, on evidence as a weight).
         noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
         modifiers = MODIFIERS if decisions.modifiers else (0.0,)
         sets = (Hyperparameters(*each, modifiers[-1]) for each in product(noisy, COARSE_PAIRS))
@@ -166,9 +168,9 @@ LEAST_VARIANCE = 1e-10
 
 @dataclass(frozen=True)
 class Fantasy:
-    """One draw: the scaled `gaps` [m] of what is outstanding.
+    """One sample of the joint posterior: the scaled `gaps` [m] of what is outstanding.
 
-    `belief` is that of other policies then, its weight the share of the world among those drawn.
+    `belief` is that of other policies then, its weight the share of this among all samples.
     """
 
     gaps: Array
@@ -182,29 +184,33 @@ def fantasies(
     draws: int,
     rng: np.random.Generator,
 ) -> list[Fantasy]:
-    """Return `draws` worlds: the policies `outstanding` [m, places + modifiers] as drawn.
+    """Return `draws` samples of how the policies `outstanding` [m, places + modifiers] come out.
 
-    In each is what is believed of `rows` [n, places + modifiers]. Sets of hyperparameters are
-    drawn from as often as they count, and around each mean in pairs of opposite sign.
+    A proposal averaged over them is not led astray by what is pending (Snoek, Larochelle and Adams,
+    Practical Bayesian Optimization, NIPS 2012, section 3.3). In each is what is believed of `rows`
+    [n, places + modifiers]. Sets of hyperparameters are drawn from as often as they count, and
+    around each mean in pairs of opposite sign.
     """
-    found = belief.joint(outstanding, rows, 0.5 / draws)
-    weights = np.array([joint.others.weight for joint in found])
+    joints = belief.joint(outstanding, rows, 0.5 / draws)
+    weights = np.array([joint.others.weight for joint in joints])
+    # Rounding the running sum, not each share, gives counts that add up to `draws`.
     ends = np.rint(np.cumsum(weights / weights.sum()) * draws).astype(int)
     return [
-        world
-        for joint, count in zip(found, np.diff(ends, prepend=0).tolist(), strict=True)
-        for world in _drawn(joint, count, draws, rng)
+        fantasy
+        for joint, count in zip(joints, np.diff(ends, prepend=0).tolist(), strict=True)
+        for fantasy in _samples(joint, count, draws, rng)
     ]
 
 
-def _drawn(joint: Joint, count: int, draws: int, rng: np.random.Generator) -> list[Fantasy]:
-    """Return `count` worlds of one set of hyperparameters.
+def _samples(joint: Joint, count: int, draws: int, rng: np.random.Generator) -> list[Fantasy]:
+    """Return `count` fantasies of one set of hyperparameters.
 
     With L the Cholesky factor of the covariance of what is outstanding, that is its mean plus L z;
     every other mean moves by its covariance over L, times z. Nothing is fitted anew.
     """
     factor = np.linalg.cholesky(joint.covariance)
     half = rng.standard_normal((len(factor), (count + 1) // 2))
+    # Opposite draws (antithetic variates): the mean over them is exact for all that is linear.
     noise = np.concatenate([half, -half], axis=1)[:, :count]
     moves = solve_triangular(factor, joint.across, lower=True)
     gaps, means = joint.mean[:, None] + factor @ noise, joint.others.mean[:, None] + moves.T @ noise

@@ -17,9 +17,9 @@ from policysearch.study.results.results import Results
 class GainOverStart:
     """The dominated `volume` of all policies, and the `gain`: what of it the ladder alone lacks.
 
-    Measured as `gain.yardstick` says, from the prices of the whole ladder; what of it was not
-    trained adds nothing. `slower` and `slowest`: how much slower, mean and worst over
-    `gain.BUDGETS`, the ladder's fastest policy within a gap is than the fastest found.
+    Measured as `acquisition.yardstick` says, from the prices of the whole ladder; what of it was
+    not trained adds nothing. `slower` and `slowest`: how much slower, mean and worst over
+    `acquisition.BUDGETS`, the ladder's fastest policy within a gap is than the fastest found.
     """
 
     volume: float
@@ -38,6 +38,7 @@ def gain_over_start(results: Results) -> GainOverStart | None:
     gaps = np.array([trial.loss_gap for trial in trials])
     costs = np.array([_costs(trial.cost, results) for trial in trials])
     measure = yardstick(ladder_costs(results))
+    # The ladder against everything trained: what a user of presets alone would have given away.
     slower = regret(gaps, costs, start)[:, 0]
     volume = measure.volume(gaps, costs)
     added = max(0.0, gain(measure, gaps, costs, start))  # a difference of volumes, rounded
