@@ -1,6 +1,6 @@
 """Which run to spend next: of which policy, with which seed, over how much of the steps.
 
-Policies are looked at first, by short runs (`search.looks`); those that looks propose are gone on
+Policies are evaluated by short runs first (`search.fidelity`); those that promise most are gone on
 with, not repeated. Then whole runs alone count. The front is trained with new seeds.
 """
 

@@ -4,7 +4,7 @@ A raw parameter such as the master-weight switch does nothing for a float32 laye
 gap for an 8-bit one. Here each group decides for its format together with where its parameters are
 stored, how they are scaled and summed, and what becomes of it in later phases; a role or a storage
 that is decided by itself is a decision beside it. Parameters that make the same policy, or policies
-that `normal` knows to train alike, make the same row.
+that `canonical` knows to train alike, make the same row.
 """
 
 from __future__ import annotations

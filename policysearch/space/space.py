@@ -83,7 +83,7 @@ class Space:
     def policy(self, params: Params) -> Policy:
         """Return the complete policy of these decisions, named by `describe`.
 
-        Decisions that make no difference make no other policy; see `normal`.
+        Decisions that make no difference make no other policy; see `canonical`.
         """
         policy = self.base
         for kind in DECIDED:

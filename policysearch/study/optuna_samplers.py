@@ -44,7 +44,7 @@ STOCK: Mapping[str, Callable[[int], BaseSampler]] = MappingProxyType(
 )
 
 OWN = "gain"
-"""The sampler that knows prices and learns the loss gap alone; see `search.gain_sampler`."""
+"""The sampler that knows prices and learns the loss gap alone; see `study.gain_sampler`."""
 
 SAMPLERS = (OWN, *STOCK)
 """What a study file may name."""

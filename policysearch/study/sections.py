@@ -37,11 +37,12 @@ class StudySection:
     its end the front is confirmed over `confirm_factor` times the steps, for at most
     `confirm_share` of the training steps that the search took; 0 leaves that out. With a `target`
     to export to, only what runs there is searched: every policy is trained and priced as the
-    target obeys it. With `short_runs` policies are looked at first: over a quarter of the steps
-    with the first of `seeds`, if float32 learns by then. What looks propose is gone on with to its
-    end, so long as they rank policies as whole runs do; they count as `trials` by their steps.
-    With `narrow`, say 0.25, looks are whole runs of a net of that share of the widths instead, if
-    float32 learns in it; they count by that share, and what they propose is trained from its start.
+    target obeys it. With `short_runs` policies are evaluated at low fidelity first: over a quarter
+    of the steps with the first of `seeds`, if float32 learns by then. What promises most there is
+    gone on with to its end, so long as these runs rank policies as whole runs do; they count as
+    `trials` by their steps. With `narrow`, say 0.25, runs of low fidelity are whole ones of a net
+    of that share of the widths instead, if float32 learns in it; they count by that share, and
+    what they propose is trained from its start.
     The search trains each policy with the first `search_seeds` of the `seeds`, by default with all;
     when it ends, members of the front are trained with the others, until all of them are.
     """

@@ -109,8 +109,8 @@ def _moderated(gaps: NDArray[np.float64]) -> list[tuple[float, float]]:
     moderated = []
     for place, weight in enumerate(weights):
         prior = _degrees(excess + float(weight @ unsure @ weight))
-        # `spread` is half the relative variance of a weighted mean of two that vary together, and one
-        # over it are its degrees of freedom (Satterthwaite, Biometrics Bulletin 2(6), 1946).
+        # `spread` is half the relative variance of a weighted mean of two that vary together, one
+        # over it its degrees of freedom (Satterthwaite, Biometrics Bulletin 2(6), 1946).
         share, common = prior / (prior + d), float(weight @ together[place])
         spread = share**2 / prior + (1 - share) ** 2 / d + 2 * share * (1 - share) * common / d
         variance = share * math.exp(line[place]) + (1 - share) * squares[place]

@@ -31,13 +31,13 @@ class Row:
     against float32 on the same device and stack. `presets` are the presets that are this policy,
     separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
     `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
-    bound the mean gap at 95 % (see `search.noise`), None with a single seed. `tied_with` is the
+    bound the mean gap at 95 % (see `results.noise`), None with a single seed. `tied_with` is the
     faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
     `swamped_share` of the updates are too small to move their parameter, projected from step
     `swamped_step` to the smallest learning rate; `early_sign` says so where they are many.
     `gap_eighth` and so on: the mean gap after that share of the steps; the relative ones are shares
     of float32's own loss there, `relative_gap` at the end. The trends are those of
-    `search.trend.Trend`, of the study's run and of the longer one.
+    `results.trend.Trend`, of the study's run and of the longer one.
     `speedup_over_tf32` and `speedup_over_baseline` are modeled as well: None on a device without
     tfloat32 products, and in a study that names no `baseline`. Gaps are of `batch_size` examples a
     step, speed and memory of `priced_batch_size`.
@@ -149,7 +149,7 @@ class Results:
     when its initial parameters are jittered by 1e-6; None if not measured. `float32_fault`: why
     nothing can be compared with float32, where it diverged or failed itself. `confirmed`: (digest,
     confirmation) of policies that were trained longer, `unconfirmed`: (digest, why) of those whose
-    longer runs came to no verdict; see `search.confirm`. `mixed`: changes of
+    longer runs came to no verdict; see `results.confirmation`. `mixed`: changes of
     code or libraries amid the results, which a run was told to accept. `references`: modeled costs
     of what speedups are given against, by preset: float32, TF32 where the device has it, and the
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
