@@ -24,7 +24,7 @@ from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.policy import Policy
-from policysearch.space.space import make_space
+from policysearch.space.model_space import make_space
 from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.specification import StudySpec, load_spec, objective_of
 from policysearch.study.workers.executors import Job

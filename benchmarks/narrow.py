@@ -29,7 +29,13 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import CURVE_SHARES, DIVERGED_GAP, gap_curve
 from policysearch.policy.policy import Policy
 from policysearch.search.acquisition import Yardstick, yardstick
-from policysearch.search.fidelity import SHORT, beyond_prices, carry, proposed, rank_correlation
+from policysearch.search.fidelity import (
+    SHORT,
+    beyond_prices,
+    promising,
+    rank_correlation,
+    ranks_alike,
+)
 from policysearch.search.hypervolume import Array
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.workers.executors import Job
@@ -141,9 +147,9 @@ def row(
         beyond.append(beyond_prices(pairs, of.costs))
         masters.append(rank_correlation([pairs[i] for i in np.flatnonzero(of.masters)]))
         halfway = list(zip(before.tolist(), look.tolist(), strict=True))
-        early = share == 1.0 or carry(halfway, of.costs)
-        trusted.append(early and carry(pairs, of.costs))
-        chosen = proposed(of.measure, look, of.costs)
+        early = share == 1.0 or ranks_alike(halfway, of.costs)
+        trusted.append(early and ranks_alike(pairs, of.costs))
+        chosen = promising(of.measure, look, of.costs)
         counts.append(len(chosen))
         worth = of.measure.volume(mean[chosen], of.costs[chosen])
         shares.append(worth / of.measure.volume(mean, of.costs))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import JITTER
-from policysearch.space.space import make_space
+from policysearch.space.model_space import make_space
 from policysearch.study.specification import StudySpec, load_spec, objective_of
 from policysearch.study.workers.executors import Job
 from policysearch.values import InputError

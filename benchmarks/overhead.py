@@ -32,7 +32,7 @@ from benchmarks.timing import pin_one_thread
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import from_json
-from policysearch.study.optuna_view import Seen
+from policysearch.study.optuna_view import TrialView
 from policysearch.study.proposer import Proposer
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec, objective_of, space_of, spec_from_text
@@ -111,8 +111,9 @@ def ask_seconds(layers: int, asks: int) -> tuple[list[float], int]:
     spec = spec_from_text(LARGE.format(widths=[512] * (layers - 1)), "large")
     objective = objective_of(spec)
     space = space_of(spec, objective.model)
-    proposer, rng = Proposer(spec, objective, space), np.random.default_rng(0)
-    shown: list[Seen] = []
+    plan = spec.study.plan(spec.objectives.names, spec.task.steps)
+    proposer, rng = Proposer(plan, objective, space), np.random.default_rng(0)
+    shown: list[TrialView] = []
     known: set[str] = set()
     taken: list[float] = []
     while len(taken) < asks:
@@ -125,7 +126,7 @@ def ask_seconds(layers: int, asks: int) -> tuple[list[float], int]:
         known.add(asked.digest)
         cost = objective.price(from_json(asked.text))
         gap = 1e-3 * float(rng.exponential())
-        shown.append(Seen(asked.params, gap, cost.speedup, cost.memory_ratio))
+        shown.append(TrialView(asked.params, gap, cost.speedup, cost.memory_ratio))
     return taken, len(space.choices())
 
 

@@ -26,7 +26,7 @@ from policysearch.report.text import aligned
 from policysearch.search.acquisition import Yardstick, yardstick
 from policysearch.space.section import SpaceSection
 from policysearch.study.journal.trials import Confirmation, Trial
-from policysearch.study.results.found import ladder_costs
+from policysearch.study.results.gain import ladder_costs
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import confirm_study, run_study

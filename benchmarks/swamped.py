@@ -21,7 +21,7 @@ from pathlib import Path
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.space.space import make_space
+from policysearch.space.model_space import make_space
 from policysearch.study.journal.trials import SHARE_OF_LOSS, SWAMPED
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.train.tasks import Schedule

@@ -21,8 +21,9 @@ from benchmarks.timing import machine, parser, pin_one_thread, show, write_csv
 from policysearch.cost.tables import Drawn
 from policysearch.objective.objective import Objective
 from policysearch.search.price_table import format_table, formats_of
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import Space, make_space
+from policysearch.space.space import Space
 from policysearch.train.tasks import Task
 
 FORMATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -20,17 +20,18 @@ from policysearch.policy.presets import preset as preset
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
+from policysearch.search.objectives import DIRECTIONS
 from policysearch.space.target import differences, named_as_run
 from policysearch.study.journal.storage import Repair, repair
 from policysearch.study.journal.trials import Trial as Trial
+from policysearch.study.opening import load_results as read_journal
+from policysearch.study.questions.by_hand import try_policy as try_spec
 from policysearch.study.results.results import Results as Results
 from policysearch.study.session import Progress
-from policysearch.study.specification import DIRECTIONS, load_spec
 from policysearch.study.specification import StudySpec as StudySpec
+from policysearch.study.specification import load_spec
 from policysearch.study.study import confirm_study as confirm_spec
-from policysearch.study.study import load_results as read_journal
 from policysearch.study.study import run_study as run_spec
-from policysearch.study.study import try_policy as try_spec
 from policysearch.study.workers.cluster import workers_of
 from policysearch.train.tasks import Task as Task
 from policysearch.train.tasks import Tracing
@@ -77,7 +78,7 @@ def run_study(
     `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
-    spec = spec if fast is None else spec.with_fast(fast)
+    spec = spec if fast is None else replace(spec, study=replace(spec.study, fast=fast))
     path = _journal(study, storage)
     make_folder(path.parent)
     return run_spec(

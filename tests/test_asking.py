@@ -25,12 +25,13 @@ from policysearch.study.coordinator import Coordinator
 from policysearch.study.gain_sampler import GainSampler
 from policysearch.study.journal.records import Asked, Records
 from policysearch.study.journal.storage import read_checked
-from policysearch.study.optuna_view import Seen
+from policysearch.study.opening import load_results
+from policysearch.study.optuna_view import TrialView
 from policysearch.study.proposer import Proposer
 from policysearch.study.results.results import Results
 from policysearch.study.session import Session
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from policysearch.study.workers.executors import Job
 from policysearch.values import InputError
 from tests.studies import BARE_SAMPLERS, Untrained, measured, replaced_training, write_study
@@ -234,9 +235,11 @@ def test_a_policy_that_is_known_but_not_shown_is_not_proposed_again(spec: StudyS
     spec = replace(spec, study=replace(spec.study, sampler="gain"))
     objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
     space = space_of(spec, objective.model)
-    proposer = Proposer(spec, objective, space)
+    proposer = Proposer(spec.study.plan(spec.objectives.names, spec.task.steps), objective, space)
     known = set(proposer.ladder)
-    shown = [Seen(space.project(policy), 1e-3, 1.1, 0.9) for policy, _ in proposer.ladder.values()]
+    shown = [
+        TrialView(space.project(policy), 1e-3, 1.1, 0.9) for policy, _ in proposer.ladder.values()
+    ]
     found = []
     for _ in range(2):
         proposed = proposer.propose(100, shown, [], known)

@@ -12,10 +12,10 @@ from scipy.stats import multivariate_normal
 
 from policysearch.search import fit as surrogate_fit
 from policysearch.search import surrogate
-from policysearch.search.fit import Fit, fit_at, fitted, told_of
+from policysearch.search.fit import Fit, fit_at, observations_of, settled
 from policysearch.search.hypervolume import Array
 from policysearch.search.posterior import Sensitivity
-from policysearch.search.surrogate import Hyperparameters, hinted, prior_of
+from policysearch.search.surrogate import Hyperparameters, prior_of, with_hints
 from policysearch.space.options import Decisions, Option
 
 NARROW = Option("bfloat16", 2.0**-7), Option("stored", 2.0**-7, 2.0**-7)
@@ -167,10 +167,10 @@ GAPS = gaps_of(TOLD)
 def fit(request: pytest.FixtureRequest) -> Fit:
     pairs, modifier, noise, hints = request.param
     prior = prior_of(DECISIONS, SMALLEST, LARGEST)
-    prior = hinted(prior, DECISIONS, HINTS) if hints else prior
+    prior = with_hints(prior, DECISIONS, HINTS) if hints else prior
     rows = read(TOLD)
     by = Hyperparameters(replace(prior, noise=noise), pairs, modifier)
-    return fitted([fit_at(prior.mean, by, told_of(rows, GAPS, SMALLEST))])[0]
+    return settled([fit_at(prior.mean, by, observations_of(rows, GAPS, SMALLEST))])[0]
 
 
 def read(rows: list[Row]) -> surrogate.Rows:
@@ -221,7 +221,7 @@ def test_theta_is_the_one_that_what_was_told_makes_likely(fit: Fit) -> None:
 
 def test_of_two_of_a_kind_that_with_the_larger_hint_is_believed_to_cost_more() -> None:
     plain = prior_of(DECISIONS, SMALLEST, LARGEST)
-    more = hinted(plain, DECISIONS, HINTS).mean - plain.mean
+    more = with_hints(plain, DECISIONS, HINTS).mean - plain.mean
     assert more[2] > more[3] > 0.0 > more[6] and more[5] > 0.0 > more[0]
     assert more[1] == more[4] == more[7] == 0.0
 

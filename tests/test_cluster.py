@@ -17,8 +17,8 @@ import pytest
 from policysearch import api
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Failure
-from policysearch.study.journal.lines import read_journal
 from policysearch.study.journal.records import PREFIX, Records
+from policysearch.study.journal.storage import read_journal
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import run_study
 from policysearch.study.workers import cluster as module

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from policysearch.study.journal.lines import read_journal
 from policysearch.study.journal.records import PREFIX, Records
+from policysearch.study.journal.storage import read_journal
+from policysearch.study.opening import load_results
 from policysearch.study.specification import load_spec
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from policysearch.study.workers.cluster import Cluster, cluster_at
 from policysearch.values import InputError
 from tests.studies import write_study

@@ -17,15 +17,13 @@ from policysearch.objective.score import CURVE_SHARES, Failure, Measurement, Out
 from policysearch.policy.policy import Policy
 from policysearch.study.journal.records import RunKey
 from policysearch.study.journal.trials import Confirmation, Trial
-from policysearch.study.results.confirmation import (
-    candidates,
-    confirmations,
-    horizon_of,
-    within_budget,
-)
+from policysearch.study.opening import load_results
+from policysearch.study.results.confirmation import confirmations
+from policysearch.study.results.picks import candidates, within_budget
 from policysearch.study.results.results import Results
+from policysearch.study.runs import horizon_of
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import confirm_study, load_results, run_study
+from policysearch.study.study import confirm_study, run_study
 from policysearch.train.tasks import Schedule
 from tests.studies import replaced_training, write_study
 from tests.test_failures import is_float32

@@ -15,10 +15,11 @@ from policysearch.report.one_trial import trial_page
 from policysearch.report.table import confirmed_table
 from policysearch.study.journal.records import RunKey
 from policysearch.study.journal.trials import Confirmation
+from policysearch.study.opening import load_results
 from policysearch.study.results.confirmation import confirmations, unconfirmed
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import confirm_study, load_results, run_study
+from policysearch.study.study import confirm_study, run_study
 from tests.studies import write_study
 from tests.test_confirm import CHANGES, SHORT_STEPS, decaying
 from tests.test_failures import is_float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from policysearch.policy.policy import Policy, from_json, uniform_layer
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.space import decided
 from policysearch.space.decided.base import Decided, Group
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
+from policysearch.space.model_space import make_space
 from policysearch.space.section import DECIDED, SpaceSection
-from policysearch.space.space import Space, make_space
+from policysearch.space.space import Space
 from policysearch.study.specification import load_spec, space_of
 from policysearch.values import InputError
 
@@ -110,7 +112,7 @@ def test_decisions_of_a_policy_are_read_back(space: Space) -> None:
 
 
 def test_rows_are_different_where_policies_are(space: Space) -> None:
-    effective, rows = Effective(space), {}
+    effective, rows = Encoding(space), {}
     decisions = effective.decisions
     for params in sampled(space, 200):
         row = effective.row(params)
@@ -122,7 +124,7 @@ def test_rows_are_different_where_policies_are(space: Space) -> None:
 
 
 def test_roles_are_decisions_beside_the_format(space: Space) -> None:
-    effective = Effective(space)
+    effective = Encoding(space)
     common = ("master_weights", "phase", "loss_scale", "log2_scale", "growth_interval")
     names = [n for n in space.choices() if n.partition(".")[0] not in common]
     place = names.index("grad.conv1")
@@ -231,9 +233,14 @@ def test_a_kind_offers_what_it_reads(kind: Decided, space: Space) -> None:
     assert kind.keys is None or isinstance(space.section, kind.keys)
 
 
-def test_every_file_of_decisions_is_found_and_takes_its_turn() -> None:
+def test_every_kind_of_every_file_of_decisions_has_its_row_once() -> None:
     folder = Path(decided.__path__[0])
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
-    assert files == {type(kind).__module__.rpartition(".")[2] for kind in DECIDED}
-    turns = [kind.turn for kind in DECIDED]
-    assert turns == sorted(set(turns))
+    modules = {name: import_module(f"{decided.__name__}.{name}") for name in files}
+    kinds = [
+        value
+        for module in modules.values()
+        for value in vars(module).values()
+        if hasattr(value, "applied") and value.__module__ == module.__name__
+    ]
+    assert sorted(map(repr, kinds)) == sorted(repr(type(kind)) for kind in DECIDED)

@@ -26,9 +26,9 @@ from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.search.price_table import format_table, formats_of
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import make_space
-from policysearch.study.specification import CostSection
+from policysearch.study.sections import CostSection
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError

@@ -18,9 +18,10 @@ from policysearch.policy.presets import preset
 from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import csv_text, front_table
 from policysearch.study.journal.trials import SWAMPED, Trial
+from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import confirm_study, load_results, run_study
+from policysearch.study.study import confirm_study, run_study
 from policysearch.train.swamped import Swamped
 from policysearch.train.tasks import Schedule
 from tests.studies import write_study

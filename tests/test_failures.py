@@ -17,9 +17,10 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement
 from policysearch.optimizers.optimizer import OptimizerKind, trained
 from policysearch.policy.policy import Policy
+from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from policysearch.study.workers import executors
 from policysearch.study.workers.executors import Job, ProcessExecutor, SerialExecutor
 from policysearch.values import InputError

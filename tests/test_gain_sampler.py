@@ -14,18 +14,13 @@ import pytest
 
 from policysearch.objective.objective import Objective
 from policysearch.search.candidates import SpacePool
+from policysearch.search.objectives import DIRECTIONS
 from policysearch.space.decided.base import Group, Params
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
 from policysearch.space.space import Space
-from policysearch.study.gain_sampler import gain_sampler
-from policysearch.study.specification import (
-    DIRECTIONS,
-    StudySection,
-    StudySpec,
-    load_spec,
-    objective_of,
-    space_of,
-)
+from policysearch.study.sections import StudySection
+from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
+from policysearch.study.study import gain_sampler
 from tests.studies import write_study
 
 
@@ -52,7 +47,7 @@ def every(space: Space) -> list[Params]:
 
 def test_parameters_of_one_row_train_alike(space: Space, objective: Objective) -> None:
     found = defaultdict(list)
-    effective = Effective(space)
+    effective = Encoding(space)
     for params in every(space):
         found[effective.row(params)].append(params)
     alike = [group for group in found.values() if len(group) > 1]
@@ -65,7 +60,7 @@ def test_parameters_of_one_row_train_alike(space: Space, objective: Objective) -
 
 
 def test_policies_of_different_rows_are_different(space: Space) -> None:
-    effective = Effective(space)
+    effective = Encoding(space)
     rows: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for params in every(space):
         rows[space.policy(params).digest].add(effective.row(params))
@@ -96,7 +91,7 @@ def test_a_study_of_ones_own_asks_for_new_policies_alone(spec: StudySpec, space:
         directions = [DIRECTIONS[name] for name in spec.objectives.names]
         study = optuna.create_study(sampler=gain_sampler(spec), directions=directions)
         study.optimize(value, n_trials=12)
-        effective = Effective(space)
+        effective = Encoding(space)
         asked.append([effective.row(trial.params) for trial in study.trials])
     assert len(set(asked[0])) == 12
     assert asked[0] == asked[1]
@@ -121,7 +116,7 @@ def test_a_large_space_is_drawn_from_by_price_and_gap(space: Space) -> None:
         times = sum(width * speeds[name] for width, name in zip(widths, formats, strict=True))
         return times, 0.8 if params["master_weights"] else 0.5
 
-    effective = Effective(wide)
+    effective = Encoding(wide)
     pool = SpacePool(wide, effective, costs, seed=0)
     counted = effective.decisions.counted()
     theta = np.array([math.log(1e-4 * (1 + place)) for place, _ in counted])
@@ -140,7 +135,7 @@ def test_unpriced_policies_are_not_asked_for(space: Space) -> None:
     def costs(params: Params) -> tuple[float, float] | None:
         return None if "float8_e4m3fn" in params.values() else (0.5, 0.5)
 
-    effective = Effective(space)
+    effective = Encoding(space)
     pool = SpacePool(space, effective, costs, seed=0)
     rows, _ = pool.propose([], np.zeros(len(effective.decisions.counted())))
     formats = {v for row in rows.tolist() for v in pool.params_of(tuple(row)).values()}

@@ -52,10 +52,10 @@ def test_a_belief_with_more_told_is_that_of_all_told() -> None:
 def test_each_size_of_modifiers_settles_where_it_does_from_the_prior_on() -> None:
     table, rows, gaps = told_of("mlp-digits-0.1.0", 30)
     belief, scale = believed(table, rows, gaps), table.measure.smallest_gap
-    told = surrogate_fit.told_of(belief.rows(rows), gaps, scale)
+    told = surrogate_fit.observations_of(belief.rows(rows), gaps, scale)
     assert len(told.seen) > 0 and {fit.by.modifier for fit in belief._fits} == set(MODIFIERS)
     for fit in belief._fits:
-        (alone,) = surrogate_fit.fitted([surrogate_fit.fit_at(fit.by.prior.mean, fit.by, told)])
+        (alone,) = surrogate_fit.settled([surrogate_fit.fit_at(fit.by.prior.mean, fit.by, told)])
         assert np.abs(fit.theta - alone.theta).max() < 0.1
         assert fit.evidence == pytest.approx(alone.evidence, abs=0.3)
     assert np.ptp([fit.evidence for fit in belief._fits]) > 3.0

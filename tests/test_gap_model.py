@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.search.tables import load, mean_problem
 from policysearch.search import fit as surrogate_fit
-from policysearch.search.fit import fit_at, fitted, told_of
+from policysearch.search.fit import fit_at, observations_of, settled
 from policysearch.search.hypervolume import Array
 from policysearch.search.posterior import Sensitivity
 from policysearch.search.searcher import WORST
@@ -34,8 +34,8 @@ from policysearch.search.surrogate import (
     Hyperparameters,
     Rows,
     gaps_near,
-    hinted,
     prior_of,
+    with_hints,
 )
 from policysearch.space.options import Decisions, Option
 
@@ -57,7 +57,7 @@ def by_of(seed: int, modifier: float, hints: bool) -> tuple[Hyperparameters, Arr
     prior = replace(prior_of(DECISIONS, SMALLEST, 0.05), noise=0.3)
     rng = np.random.default_rng(seed)
     if hints:
-        prior = hinted(prior, DECISIONS, rng.standard_normal(len(prior.mean)))
+        prior = with_hints(prior, DECISIONS, rng.standard_normal(len(prior.mean)))
     theta = prior.mean + rng.standard_normal(len(prior.mean))
     return Hyperparameters(prior, float(rng.choice([0.1, 0.4, 1.0])), modifier), theta
 
@@ -157,9 +157,9 @@ def test_modifiers_fit_alike_until_an_unusual_one_was_told() -> None:
     usual = [(1, 0, 2, 0), (2, 2, 0, 0), (3, 1, 1, 0), (2, 2, 2, 0)]
     rows, gaps = np.array(usual), np.array([1e-4, 3e-3, 4e-3, 1e-2])
     belief = Sensitivity(DECISIONS, rows, gaps, SMALLEST, 0.05)
-    told = told_of(belief.rows(rows), gaps, SMALLEST)
+    told = observations_of(belief.rows(rows), gaps, SMALLEST)
     each = [fit.by for fit in belief._fits]
-    apart = fitted([fit_at(by.prior.mean, by, told) for by in each])
+    apart = settled([fit_at(by.prior.mean, by, told) for by in each])
     assert len({by.modifier for by in each}) == 3 and len(apart) == len(each) == 12
     assert [fit.evidence for fit in apart] == [fit.evidence for fit in belief._fits]
     others = belief.rows(np.array([(2, 1, 2, 1), (2, 2, 2, 2)]))

@@ -13,7 +13,7 @@ from benchmarks.search.probes import probe_cost, probe_steps, probed_policies, p
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import uniform_layer
 from policysearch.search.posterior import Sensitivity
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
 from policysearch.space.options import Decisions, Option
 from policysearch.study.specification import load_spec, objective_of, space_of
 from policysearch.train.training import train
@@ -67,7 +67,7 @@ def test_errors_grow_with_the_width_of_rounding(objective: Objective) -> None:
 def test_a_decision_is_probed_by_the_policy_that_makes_it_alone(objective: Objective) -> None:
     spec = load_spec(STUDY)
     space = space_of(spec, objective.model)
-    effective = Effective(space)
+    effective = Encoding(space)
     policies = probed_policies(space, effective)
     assert set(policies) == set(effective.decisions.counted())
     for policy in policies.values():

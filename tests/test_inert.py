@@ -10,7 +10,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.study.results.inert import inert
+from policysearch.study.results.idle import idle_decisions
 from policysearch.study.specification import StudySpec, load_spec, space_of
 from policysearch.study.study import run_study
 from tests.studies import measured, replaced_training, write_study
@@ -37,7 +37,7 @@ def spec(tmp_path: Path) -> StudySpec:
 def test_a_decision_whose_every_pair_is_alike_is_named(spec: StudySpec, tmp_path: Path) -> None:
     with replaced_training(without_scale):
         results = run_study(spec, tmp_path / "a.journal", processes=0)
-    (found,) = inert(results, space_of(spec))
+    (found,) = idle_decisions(results, space_of(spec))
     assert (found.decision, found.alike) == ("loss_scale", found.pairs) and found.pairs > 4
     assert found.line.startswith(f"loss_scale does nothing here: all {found.pairs} pairs")
     # one seed that differs, of one policy of a pair, is enough to say nothing
@@ -50,7 +50,7 @@ def test_a_decision_whose_every_pair_is_alike_is_named(spec: StudySpec, tmp_path
 
     with replaced_training(but_one):
         again = run_study(spec, tmp_path / "b.journal", processes=0)
-    assert inert(again, space_of(spec)) == ()
+    assert idle_decisions(again, space_of(spec)) == ()
 
 
 def test_run_says_so_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

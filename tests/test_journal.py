@@ -13,12 +13,13 @@ import optuna
 import pytest
 
 from policysearch.study.journal import storage
-from policysearch.study.journal.lines import read_journal
 from policysearch.study.journal.records import Records
+from policysearch.study.journal.storage import read_journal
+from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.scoring import read_results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

@@ -15,9 +15,11 @@ import pytest
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.study.journal import storage
-from policysearch.study.journal.lines import read_journal
-from policysearch.study.specification import ObjectivesSection, StudySpec, load_spec
-from policysearch.study.study import load_results, run_study
+from policysearch.study.journal.storage import read_journal
+from policysearch.study.opening import load_results
+from policysearch.study.sections import ObjectivesSection
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import measured, replaced_training, write_study
 

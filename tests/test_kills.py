@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from policysearch.study.journal.lines import read_journal
 from policysearch.study.journal.records import Records, RunKey
+from policysearch.study.journal.storage import read_journal
+from policysearch.study.opening import load_results
 from policysearch.study.specification import load_spec
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from tests.studies import write_study
 
 ROOT = Path(__file__).parents[1]

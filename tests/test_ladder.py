@@ -15,10 +15,11 @@ from policysearch.report.table import front_table
 from policysearch.search.acquisition import yardstick
 from policysearch.study.journal.records import Asked, Records
 from policysearch.study.journal.storage import read_checked
-from policysearch.study.results.found import found, ladder_costs
+from policysearch.study.opening import load_results
+from policysearch.study.results.gain import gain_over_start, ladder_costs
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study
 
 CHANGES = (
@@ -93,7 +94,7 @@ def test_what_was_added_is_measured_from_the_prices_of_the_whole_ladder(
     gaps = np.array([trial.loss_gap for trial in results.trials])
     costs = np.array([(1.0 / t.cost.speedup, t.cost.memory_ratio) for t in results.trials])
     start = [place for place, trial in enumerate(results.trials) if trial.start]
-    added, volume = found(results), measure.volume(gaps, costs)
+    added, volume = gain_over_start(results), measure.volume(gaps, costs)
     assert added is not None and added.volume == pytest.approx(volume)
     alone = measure.volume(gaps[start], costs[start])
     assert added.gain == pytest.approx(volume - alone) and volume > alone

@@ -12,10 +12,11 @@ import pytest
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import from_json
 from policysearch.report.table import front_table
-from policysearch.search.fidelity import LOOK
+from policysearch.search.fidelity import RUNS_PER_PLACE
 from policysearch.study.journal.records import RunKey
+from policysearch.study.opening import load_results
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from tests.looks import (
     CHANGES,
     KINDS,
@@ -58,14 +59,14 @@ def test_what_looks_propose_is_trained_after_the_ladder(
     taken = {(job.until, job.seed, job.jitter, job.width) for job in looks}
     assert taken == {(kind.until, 0, 0.0, kind.width)}
     digests = [job.policy.digest for job in looks]
-    assert len(set(digests)) == len(digests) == LOOK * PLACES
+    assert len(set(digests)) == len(digests) == RUNS_PER_PLACE * PLACES
     first = [is_look(job) for job in told.jobs]
     assert first == [False] * 4 + [True] * (kind.own + len(looks)) + [False] * (
         len(first) - 4 - kind.own - len(looks)
     )
     records = records_at(path)
     # told of each look in order, but of those that the other worker may be at
-    told_of = [look.told for look in records.looks.values()]
+    told_of = [look.told for look in records.low_fidelity.values()]
     assert told_of == [max(0, place - spec.study.workers + 1) for place in range(len(looks))]
     trained = [asked.digest for asked in sorted(records.searched, key=lambda a: a.place)]
     ladder = [asked.digest for asked in records.searched if asked.start]
@@ -73,13 +74,13 @@ def test_what_looks_propose_is_trained_after_the_ladder(
     front = front_of(spec, told)
     promised = list(takewhile(lambda digest: digest in digests, trained[len(ladder) :]))
     assert len(promised) > 2 and set(promised) <= front
-    assert results.looked is not None and results.looked.carry
-    assert results.looked.correlation == pytest.approx(1.0)
-    assert results.looked.pairs == len([d for d in trained if d in digests]) >= 5
+    assert results.fidelity is not None and results.fidelity.carry
+    assert results.fidelity.correlation == pytest.approx(1.0)
+    assert results.fidelity.pairs == len([d for d in trained if d in digests]) >= 5
     count = len(looks) + kind.own
     whole = len(told.jobs) - count
-    assert (results.looked.whole, results.looked.short) == (whole, count)
-    assert results.looked.worth == pytest.approx(whole + count * kind.worth)
+    assert (results.fidelity.whole, results.fidelity.short) == (whole, count)
+    assert results.fidelity.worth == pytest.approx(whole + count * kind.worth)
     spent = math.ceil(len(looks) * kind.worth / SEEDS)
     assert results.stopped == f"budget: 18 trials, {spent} of them spent on {kind.name}"
     assert len(records.searched) == 18 - spent
@@ -113,7 +114,7 @@ def test_with_one_seed_while_searching_a_look_is_its_share_of_a_trial(
 def test_looks_that_do_not_rank_are_given_up(spec: StudySpec, tmp_path: Path) -> None:
     told = Told(rank=False)
     results = run_study(spec, tmp_path / "j", executor=told)
-    looked = results.looked
+    looked = results.fidelity
     assert looked is not None and looked.pairs >= 5 and looked.correlation < 0.9
     assert not looked.carry and "only whole runs count" in front_table(results)
     begun = [job.policy.digest for job in told.jobs if not is_look(job)]
@@ -129,9 +130,9 @@ def test_a_study_that_was_stopped_goes_on_with_the_same_policies(
         run_study(spec, tmp_path / "j", executor=told)
     run_study(spec, tmp_path / "j", executor=Told())
     whole, stopped = records_at(finished[1]), records_at(tmp_path / "j")
-    assert list(stopped.looks) == list(whole.looks)
-    assert [asked.told for asked in stopped.looks.values()] == [
-        asked.told for asked in whole.looks.values()
+    assert list(stopped.low_fidelity) == list(whole.low_fidelity)
+    assert [asked.told for asked in stopped.low_fidelity.values()] == [
+        asked.told for asked in whole.low_fidelity.values()
     ]
     assert [asked.digest for asked in stopped.searched] == [a.digest for a in whole.searched]
     assert stopped.runs == whole.runs
@@ -143,8 +144,8 @@ def test_on_a_cluster_looks_are_told_as_they_end(spec: StudySpec, tmp_path: Path
         run_study(spec, path, executor=Told(most=10, in_order=False))
     results = run_study(spec, path, executor=Told(in_order=False))
     records = records_at(path)
-    looks = list(records.looks.values())
-    assert [look.place for look in looks] == list(range(LOOK * PLACES))
+    looks = list(records.low_fidelity.values())
+    assert [look.place for look in looks] == list(range(RUNS_PER_PLACE * PLACES))
     assert all(look.told <= look.place for look in looks)
     own = objective_of(spec).float32.digest
     ended = [
@@ -152,7 +153,7 @@ def test_on_a_cluster_looks_are_told_as_they_end(spec: StudySpec, tmp_path: Path
     ]
     assert sorted(ended) == sorted(look.digest for look in looks)
     assert ended != [look.digest for look in looks]
-    assert results.looked is not None and results.looked.carry
+    assert results.fidelity is not None and results.fidelity.carry
 
 
 def test_what_is_gone_on_with_is_what_it_were_in_one_piece(tmp_path: Path) -> None:
@@ -163,8 +164,8 @@ def test_what_is_gone_on_with_is_what_it_were_in_one_piece(tmp_path: Path) -> No
     spec = load_spec(write_study(tmp_path, *CHANGES, *changes))
     path = tmp_path / "j"
     results = run_study(spec, path, processes=0)
-    assert results.looked is not None and results.looked.learns
-    assert results.looked.resumed >= 2
+    assert results.fidelity is not None and results.fidelity.learns
+    assert results.fidelity.resumed >= 2
     records, objective = records_at(path), objective_of(spec)
     texts = {asked.digest: asked.text for asked in records.searched}
     resumed = 0
@@ -177,10 +178,10 @@ def test_what_is_gone_on_with_is_what_it_were_in_one_piece(tmp_path: Path) -> No
         if looked_at:
             policy = from_json(texts[key.digest], "stored")
             assert run == objective.measure(policy, key.seed)
-    assert resumed == results.looked.resumed
+    assert resumed == results.fidelity.resumed
     whole = sum(key.until is None for key in records.runs)
     looks = len(records.runs) - whole
-    assert results.looked.worth == pytest.approx(whole + (looks - resumed) / 4)
+    assert results.fidelity.worth == pytest.approx(whole + (looks - resumed) / 4)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["j", "tiny.toml"]
 
 
@@ -194,5 +195,5 @@ def test_a_net_that_learns_too_late_is_not_looked_at(tmp_path: Path) -> None:
         )
     )
     results = run_study(spec, tmp_path / "j", processes=0)
-    assert not records_at(tmp_path / "j").looks
+    assert not records_at(tmp_path / "j").low_fidelity
     assert "short runs: none, for float32 has learned too little" in front_table(results)

@@ -48,7 +48,7 @@ def test_narrow_runs_train_the_narrower_net_and_are_no_results(tmp_path: Path) -
     records, wide = records_at(tmp_path / "j"), objective_of(spec)
     alone = replace(spec.study, narrow=None)
     narrow = objective_of(replace(spec, study=alone, task=replace(spec.task, widths=(4, 4))))
-    texts = {asked.digest: asked.text for asked in records.looks.values()}
+    texts = {asked.digest: asked.text for asked in records.low_fidelity.values()}
     texts[wide.float32.digest] = wide.float32.to_json()
     looked = {key: run for key, run in records.runs.items() if key.width < 1.0}
     assert len(looked) == len(texts) > 5 and {key.width for key in looked} == {0.5}

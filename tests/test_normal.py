@@ -12,10 +12,11 @@ import pytest
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
-from policysearch.space.encoding import Effective
-from policysearch.space.equivalence import normal, scale_acts
+from policysearch.space.encoding import Encoding
+from policysearch.space.equivalence import canonical, scale_acts
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import Space, make_space
+from policysearch.space.space import Space
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from policysearch.train.tasks import Task
@@ -79,7 +80,7 @@ def test_a_scale_by_powers_of_two_changes_no_bit_where_none_is_lost(
     for master in (True, False):
         given = {"format": name, "master_weights": master, "scaling": "current"}
         policy = replace(raw(space, given), loss_scale=scale)
-        plain = normal(policy, STEPS)
+        plain = canonical(policy, STEPS)
         assert plain.loss_scale == LossScale() and not scale_acts(policy)
         assert losses(objective, policy) == losses(objective, plain)
 
@@ -96,7 +97,7 @@ def test_a_scale_that_changes_bits_is_kept(
     space: Space, objective: Objective, given: dict[str, Any], scale: LossScale
 ) -> None:
     policy = replace(raw(space, given), loss_scale=scale)
-    assert scale_acts(policy) and normal(policy, STEPS).loss_scale == scale
+    assert scale_acts(policy) and canonical(policy, STEPS).loss_scale == scale
     without = replace(policy, loss_scale=LossScale())
     assert losses(objective, policy) != losses(objective, without)
 
@@ -107,7 +108,7 @@ def test_float32_throughout_is_float32(space: Space, objective: Objective) -> No
     whole = raw(space, {"format": "float32"}).layers
     for bias in ("fused", "rounded", "fp32"):
         policy = replace(base, layers=whole, bias=bias, master_weights=False)
-        assert normal(policy, STEPS) == objective.float32
+        assert canonical(policy, STEPS) == objective.float32
         assert losses(objective, policy) == losses(objective, objective.float32)
 
 
@@ -135,7 +136,7 @@ def test_an_op_of_float32_layers_decides_nothing(space: Space, objective: Object
 def test_intervals_longer_than_the_run_are_one(space: Space, objective: Objective) -> None:
     given = {"format": "float16", "loss_scale": "dynamic", "log2_scale": 3}
     each = [raw(space, given | {"growth_interval": i}) for i in (4, 100, 1000)]
-    assert len({normal(policy, STEPS).digest for policy in each}) == 2
+    assert len({canonical(policy, STEPS).digest for policy in each}) == 2
     long, longest = (losses(objective, policy) for policy in each[1:])
     assert long == longest
     runs = [objective.measure(policy, 0).scales for policy in each[:2]]
@@ -144,7 +145,7 @@ def test_intervals_longer_than_the_run_are_one(space: Space, objective: Objectiv
 
 def test_rows_are_one_where_policies_are(space: Space) -> None:
     """Drawn at random, and all variants of one."""
-    effective = Effective(space)
+    effective = Encoding(space)
     choices, rng = space.choices(), np.random.default_rng(3)
     rows: dict[str, set[tuple[int, ...]]] = {}
     for _ in range(400):
@@ -182,7 +183,7 @@ def test_a_loss_scale_on_bfloat16_adds_no_policy(objective: Objective) -> None:
     counts = []
     for section in (plain, scaled):
         space = make_space(section, objective.model, steps=STEPS)
-        effective, choices = Effective(space), space.choices()
+        effective, choices = Encoding(space), space.choices()
         found: list[dict[str, Any]] = [{}]
         for name, values in choices.items():
             found = [each | {name: value} for each in found for value in values]

@@ -9,7 +9,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.study.questions.one_more import one_more
+from policysearch.study.questions.next_decision import next_decisions
 from policysearch.study.specification import load_spec, objective_of, space_of
 from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study
@@ -39,7 +39,7 @@ def test_single_changes_are_priced_and_ordered_by_what_they_promise(
     space, objective = space_of(spec), objective_of(spec)
     ours = [t for t in results.trials if space.policy(space.project(t.policy)).digest == t.digest]
     trial = next(t for t in ours if t.policy.layer("fc2").compute == "bfloat16")
-    found = one_more(results, trial, space, objective)
+    found = next_decisions(results, trial, space, objective)
     params, known = space.project(trial.policy), {t.digest for t in results.trials}
     assert len(found) > 3
     digests = set()

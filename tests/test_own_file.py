@@ -15,8 +15,9 @@ import pytest
 from policysearch.cli import main
 from policysearch.nn.models import MODELS
 from policysearch.policy.presets import preset
+from policysearch.study.opening import load_results
 from policysearch.study.specification import StudySpec, load_spec, objective_of
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from policysearch.study.workers.executors import Job, ProcessExecutor
 from policysearch.train import user_code
 from policysearch.values import InputError

@@ -20,9 +20,11 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.policy_file import read_policy
 from policysearch.study.journal.records import trained_digest
+from policysearch.study.opening import load_results
+from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import load_results, run_study, try_policy
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import write_study
 

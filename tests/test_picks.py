@@ -18,7 +18,8 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import standing
 from policysearch.report.table import BEHIND, front_table
-from policysearch.study.results.results import Results, fitting, smallest
+from policysearch.study.results.picks import fitting, smallest
+from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
 from policysearch.study.study import confirm_study, run_study
 from policysearch.values import InputError

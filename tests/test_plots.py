@@ -18,8 +18,7 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.plots import FRONT, LINE, OTHERS, VIEWS, View, figure, plots
 from policysearch.report.table import caption, csv_text
-from policysearch.study.results.results import Results
-from policysearch.study.results.rows import Row
+from policysearch.study.results.results import Results, Row
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study

@@ -9,11 +9,12 @@ import pytest
 
 from policysearch.cost.tables import CHECKED, PriceTable
 from policysearch.objective.objective import Objective
-from policysearch.search.candidates import SpacePool
+from policysearch.search.candidates import SpacePool, SpacePrices
 from policysearch.search.price_table import cheapest, format_table, formats_of, lookup_of
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import Space, make_space
+from policysearch.space.space import Space
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -134,9 +135,9 @@ def test_a_space_with_too_many_other_decisions_has_no_lookup() -> None:
 def test_a_large_space_is_priced_by_lookup() -> None:
     objective = Objective(DEEP, "H100-SXM5", "mindspore.graph")
     space = make_space(SpaceSection(formats=FORMATS), objective.model)
-    effective, lookup = Effective(space), lookup_of(objective, space, 0)
-    pool = SpacePool(space, effective, lambda params: None, 0, lambda: lookup)
-    theta = np.log(1e-4 * np.linspace(1.0, 20.0, len(effective.decisions.counted())))
+    encoding, prices = Encoding(space), SpacePrices(objective, space, 0)
+    pool = SpacePool(space, encoding, lambda params: None, 0, prices)
+    theta = np.log(1e-4 * np.linspace(1.0, 20.0, len(encoding.decisions.counted())))
     rows, costs = pool.propose([], theta)
     again, _ = pool.propose([], theta)
     assert rows.tolist() == again.tolist() and len(rows) > 10

@@ -16,9 +16,13 @@ from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement, Outcome
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
-from policysearch.study.journal.lines import read_journal
 from policysearch.study.journal.records import Asked, Records, RunKey, compact
-from policysearch.study.journal.storage import OpenJournal, exclusive, open_for_writing
+from policysearch.study.journal.storage import (
+    OpenJournal,
+    exclusive,
+    open_for_writing,
+    read_journal,
+)
 from policysearch.study.journal.trials import FailedTrial, Trial
 from policysearch.study.scoring import float32_fault, noise_gap, read_results, scored
 from policysearch.study.specification import StudySpec, load_spec

@@ -9,12 +9,12 @@ import optuna
 import pytest
 from optuna.study import StudyDirection
 
-from policysearch.study.journal.lines import read_journal
 from policysearch.study.journal.storage import (
     Direction,
     exclusive,
     open_for_writing,
     read_checked,
+    read_journal,
     repair,
 )
 from policysearch.values import InputError

@@ -13,9 +13,9 @@ import pytest
 from policysearch.cli import main
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy_file import read_policy
+from policysearch.space.model_space import make_space
 from policysearch.space.rules import rules_for, rules_from_data
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import make_space
 
 TEXT = (Path(__file__).parents[1] / "docs" / "rewriting.md").read_text(encoding="utf-8")
 

@@ -11,16 +11,15 @@ from scipy.stats import spearmanr
 
 from policysearch.objective.objective import Objective
 from policysearch.search.acquisition import Yardstick
-from policysearch.search.candidates import MOST_SINGLE, SpacePool
-from policysearch.search.price_estimate import RoughPrices
-from policysearch.search.price_table import Lookup
+from policysearch.search.candidates import MOST_SINGLE, SpacePool, SpacePrices
+from policysearch.search.price_estimate import PriceEstimate
 from policysearch.search.searcher import FINALISTS, Searcher
-from policysearch.search.surrogate import KIND_SD, LEVEL_SD, OWN_SD, PLACE_SD, hinted, prior_of
+from policysearch.search.surrogate import KIND_SD, LEVEL_SD, OWN_SD, PLACE_SD, prior_of, with_hints
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
+from policysearch.space.model_space import make_space
 from policysearch.space.options import Decisions, Option
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import make_space
 from policysearch.train.tasks import Task
 
 LAYERS = 18
@@ -58,13 +57,13 @@ def SPACE() -> Any:
 
 
 @cache
-def effective() -> Effective:
-    return Effective(SPACE())
+def encoding() -> Encoding:
+    return Encoding(SPACE())
 
 
 @cache
-def rough() -> RoughPrices:
-    return RoughPrices(OBJECTIVE, SPACE(), effective(), 0)
+def estimate() -> PriceEstimate:
+    return PriceEstimate(OBJECTIVE, SPACE(), encoding(), 0)
 
 
 def drawn(count: int, seed: int) -> list[Params]:
@@ -73,14 +72,20 @@ def drawn(count: int, seed: int) -> list[Params]:
     return [{n: v[rng.integers(len(v))] for n, v in choices.items()} for _ in range(count)]
 
 
-def no_lookup() -> Lookup | None:
-    return None
+class Estimated(SpacePrices):
+    """Estimates alone, made once."""
+
+    def table(self) -> None:
+        return None
+
+    def estimate(self, encoding: Encoding) -> PriceEstimate:
+        return estimate()
 
 
 @pytest.fixture(scope="module")
 def pool() -> SpacePool:
     assert len(SPACE().choices()) > MOST_SINGLE
-    return SpacePool(SPACE(), effective(), exact, 0, no_lookup, lambda _: rough())
+    return SpacePool(SPACE(), encoding(), exact, 0, Estimated(OBJECTIVE, SPACE(), 0))
 
 
 def test_rough_prices_order_policies_as_the_exact_ones_do() -> None:
@@ -90,7 +95,7 @@ def test_rough_prices_order_policies_as_the_exact_ones_do() -> None:
     for params in drawn(12, 8):
         heads = {n: n.replace(n.partition(".")[2], first) for n in params if n.endswith(GROUPS)}
         every.append(params | {n: params[like] for n, like in heads.items()})
-    found = rough().costs(np.array([effective().row(params) for params in every]))
+    found = estimate().costs(np.array([encoding().row(params) for params in every]))
     true = np.array([exact(params) for params in every])
     for axis in (0, 1):
         assert spearmanr(found[:, axis], true[:, axis]).statistic > 0.85
@@ -99,9 +104,9 @@ def test_rough_prices_order_policies_as_the_exact_ones_do() -> None:
 
 def test_neighbours_of_a_priced_policy_differ_from_it_as_they_do(pool: SpacePool) -> None:
     member = pool.add(drawn(1, 3)[0])
-    theta = np.full(len(effective().decisions.counted()), -6.0)
+    theta = np.full(len(encoding().decisions.counted()), -6.0)
     rows, costs = pool.propose([member], theta)
-    grouped = np.array([name.endswith(GROUPS) for name in effective().places])
+    grouped = np.array([name.endswith(GROUPS) for name in encoding().places])
     changed = rows != member
     near = np.flatnonzero((changed.sum(axis=1) == 1) & changed[:, grouped].any(axis=1)).tolist()
     assert len(near) > 30
@@ -116,15 +121,15 @@ def test_neighbours_of_a_priced_policy_differ_from_it_as_they_do(pool: SpacePool
 
 
 def test_what_is_asked_for_has_its_exact_price(pool: SpacePool) -> None:
-    searcher = Searcher(effective().decisions, pool, MEASURE)
+    searcher = Searcher(encoding().decisions, pool, MEASURE)
     (row, costs), (other, _) = searcher.ask(2)
     assert costs == exact(pool.params_of(row)) and other != row
     assert FINALISTS > 1
 
 
 def test_a_sensitive_group_is_drawn_wide_and_the_others_are_not(pool: SpacePool) -> None:
-    counted = effective().decisions.counted()
-    places = [effective().places.index(f"format{name}") for name in GROUPS]
+    counted = encoding().decisions.counted()
+    places = [encoding().places.index(f"format{name}") for name in GROUPS]
     shares = []
     for sensitive in (places[2], places[8]):
         theta = np.array([3.0 if at == sensitive else -9.0 for at, _ in counted])
@@ -145,7 +150,7 @@ def test_a_prior_spreads_as_its_covariance_does() -> None:
     counted = decisions.counted()
     hints = np.array([1.0, 2.0, np.nan, -1.0])
     plain = prior_of(decisions, 1e-4, 1e-1)
-    prior = hinted(plain, decisions, hints)
+    prior = with_hints(plain, decisions, hints)
     names = [decisions.places[place][index].name for place, index in counted]
     covariance = np.array(
         [

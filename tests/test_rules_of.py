@@ -15,9 +15,9 @@ from policysearch.nn.models import lenet5, resnet, transformer
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, from_json, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.format_rules import LayerMatch
+from policysearch.space.model_space import make_space
 from policysearch.space.rules_file import read_rules, rules_file_of
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import make_space
 from policysearch.values import InputError
 from tests.policy_strategies import layer_policies, policies
 

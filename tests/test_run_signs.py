@@ -15,11 +15,12 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.report.one_trial import trial_page
 from policysearch.report.table import confirmed_table
-from policysearch.study.journal.lines import read_journal
 from policysearch.study.journal.records import Records
+from policysearch.study.journal.storage import read_journal
+from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
-from policysearch.study.study import confirm_study, load_results, run_study
+from policysearch.study.study import confirm_study, run_study
 from policysearch.train.lost_values import LostValues
 from policysearch.values import InputError, from_plain, to_plain
 from tests.studies import measured, replaced_training, write_study

@@ -13,14 +13,14 @@ from benchmarks.search.runs import Run, RunSearcher
 from benchmarks.search.tables import load, problems
 from policysearch.search.acquisition import Yardstick
 from policysearch.search.fidelity import (
-    CARRIES,
-    LOOK,
-    PROPOSED,
+    LEAST_CORRELATION,
+    RUNS_PER_PLACE,
     SHORT,
+    VOLUME_SHARE,
     beyond_prices,
-    carry,
-    proposed,
+    promising,
     rank_correlation,
+    ranks_alike,
     short_share,
 )
 from policysearch.search.searcher import Listed, Searcher
@@ -52,7 +52,7 @@ def spend(search: RunSearcher, count: int, early: Callable[[float, float], float
 def test_short_runs_that_rank_are_kept_and_the_front_is_continued() -> None:
     search = run_searcher()
     runs = spend(search, 40, lambda gap, share: gap * (3.0 - share))
-    first = LOOK * PLACES
+    first = RUNS_PER_PLACE * PLACES
     assert search.carries and {run.share for run in runs[:first]} == {SHORT}
     continued = [run.row for run in runs[first:] if run.share == 1.0]
     assert continued and set(continued) <= {run.row for run in runs}
@@ -83,13 +83,13 @@ def test_what_looks_propose_has_nearly_all_of_the_volume() -> None:
     rng = np.random.default_rng(3)
     gaps, costs = 10.0 ** rng.uniform(-5.0, -1.3, 40), rng.uniform(0.3, 1.2, (40, 2))
     measure = Yardstick(1.0, 1.0)
-    found = proposed(measure, gaps, costs)
+    found = promising(measure, gaps, costs)
     each = [measure.volume(gaps[[place]], costs[[place]]) for place in range(40)]
     assert found[0] == int(np.argmax(each)) and len(set(found)) == len(found) < 40
     whole = measure.volume(gaps, costs)
-    assert measure.volume(gaps[found], costs[found]) >= PROPOSED * whole
-    assert measure.volume(gaps[found[:-1]], costs[found[:-1]]) < PROPOSED * whole
-    assert proposed(measure, gaps[:0], costs[:0]) == []
+    assert measure.volume(gaps[found], costs[found]) >= VOLUME_SHARE * whole
+    assert measure.volume(gaps[found[:-1]], costs[found[:-1]]) < VOLUME_SHARE * whole
+    assert promising(measure, gaps[:0], costs[:0]) == []
 
 
 def test_short_runs_are_for_what_has_learned_by_then() -> None:
@@ -158,7 +158,7 @@ def test_what_is_left_given_prices_is_the_partial_rank_correlation() -> None:
     assert np.isnan(beyond_prices(pairs[:6], costs[:6]))
     alone = [(time, gap) for time, (gap, _) in zip(costs[:, 0].tolist(), pairs, strict=True)]
     assert np.isnan(beyond_prices(alone, costs))
-    assert carry(pairs, costs)
+    assert ranks_alike(pairs, costs)
 
 
 def test_looks_that_say_what_prices_say_anyway_do_not_carry() -> None:
@@ -166,8 +166,8 @@ def test_looks_that_say_what_prices_say_anyway_do_not_carry() -> None:
     size = np.arange(20.0)
     early, late = size + rng.normal(0.0, 1.0, 20), size + rng.normal(0.0, 1.0, 20)
     pairs = list(zip(early.tolist(), late.tolist(), strict=True))
-    assert rank_correlation(pairs) > CARRIES
-    assert not carry(pairs, -np.column_stack([size, size**2]) + rng.normal(0.0, 0.1, (20, 2)))
+    assert rank_correlation(pairs) > LEAST_CORRELATION
+    assert not ranks_alike(pairs, -np.column_stack([size, size**2]) + rng.normal(0.0, 0.1, (20, 2)))
 
 
 def test_one_that_moves_three_places_speaks_against_looks_among_many_alone() -> None:
@@ -180,7 +180,7 @@ def test_one_that_moves_three_places_speaks_against_looks_among_many_alone() -> 
     ):
         pairs = list(zip(first.tolist(), second.tolist(), strict=True))
         assert 0.84 < rank_correlation(pairs) < 0.86
-        assert carry(pairs, np.random.default_rng(0).uniform(size=(len(pairs), 2))) is wanted
+        assert ranks_alike(pairs, np.random.default_rng(0).uniform(size=(len(pairs), 2))) is wanted
 
 
 def test_new_seeds_keep_the_front_true() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.space.decided.base import Params
+from policysearch.space.space import Space
 from policysearch.study.optuna_samplers import OWN, SAMPLERS, STOCK, sampler_named
-from policysearch.study.optuna_view import Seen, fits, sampler_view
+from policysearch.study.optuna_view import TrialView, sampler_view
 from policysearch.study.proposer import Proposer
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.study import run_study
@@ -39,8 +40,9 @@ def named(spec: StudySpec, sampler: str, seed: int = 0) -> StudySpec:
 def proposed(spec: StudySpec, count: int = 6, pending: int = 0) -> list[Params]:
     """Return what is proposed one after the other, each told before the next but the `pending`."""
     objective = objective_of(spec)
-    proposer = Proposer(spec, objective, space_of(spec, objective.model))
-    known, shown, asked = {*proposer.ladder}, list[Seen](), list[Params]()
+    plan = spec.study.plan(spec.objectives.names, spec.task.steps)
+    proposer = Proposer(plan, objective, space_of(spec, objective.model))
+    known, shown, asked = {*proposer.ladder}, list[TrialView](), list[Params]()
     gaps = np.random.default_rng(0)
     for place in range(count):
         found = proposer.propose(place, shown, asked[: pending and place], known)
@@ -51,8 +53,16 @@ def proposed(spec: StudySpec, count: int = 6, pending: int = 0) -> list[Params]:
         asked.append(new.params)
         if place >= pending:
             told = asked[place]
-            shown.append(Seen(told, float(gaps.random()) / 100, 1.0 + gaps.random(), gaps.random()))
+            shown.append(
+                TrialView(told, float(gaps.random()) / 100, 1.0 + gaps.random(), gaps.random())
+            )
     return asked
+
+
+def _decides(params: Params, space: Space) -> bool:
+    """Whether these are decisions of the space."""
+    choices = space.choices()
+    return params.keys() == choices.keys() and all(params[n] in v for n, v in choices.items())
 
 
 @ALL
@@ -60,7 +70,7 @@ def test_it_proposes_decisions_of_the_space_and_none_twice(sampler: str, spec: S
     spec = named(spec, sampler)
     space = space_of(spec)
     asked = proposed(spec)
-    assert all(fits(params, space.choices()) for params in asked)
+    assert all(_decides(params, space) for params in asked)
     assert len({space.policy(params).digest for params in asked}) == len(asked)
 
 
@@ -100,12 +110,12 @@ def test_it_serves_an_optuna_study(sampler: str, spec: StudySpec) -> None:
     )
     for _ in range(4):
         params.append(space.suggest(study.ask()))
-    trials = [Seen(each, float(rng.random()), 1.0, 1.0) for each in params[:3]]
+    trials = [TrialView(each, float(rng.random()), 1.0, 1.0) for each in params[:3]]
     view = sampler_view(trials, space, names, sampler, params[3:])
     view.sampler = sampler_named(sampler, 3)
     for _ in range(3):
         trial = view.ask()
-        assert fits(space.suggest(trial), space.choices())
+        assert _decides(space.suggest(trial), space)
         view.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 

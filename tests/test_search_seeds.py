@@ -16,9 +16,11 @@ from policysearch.report.table import caption, front_table
 from policysearch.study.journal.records import Records
 from policysearch.study.journal.storage import read_checked
 from policysearch.study.journal.trials import Trial
+from policysearch.study.opening import load_results
+from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import load_results, run_study, try_policy
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 

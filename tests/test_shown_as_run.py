@@ -13,8 +13,9 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.report.causes import Changes
 from policysearch.space.target import as_run
+from policysearch.study.opening import load_results
+from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.specification import StudySpec, load_spec, objective_of
-from policysearch.study.study import load_results, try_policy
 from tests.studies import write_study
 
 CHANGES = (

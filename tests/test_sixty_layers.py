@@ -11,8 +11,8 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import from_data, to_data
 from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import make_space
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
 

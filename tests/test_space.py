@@ -16,8 +16,9 @@ from policysearch.policy.presets import PRESETS, preset
 from policysearch.search.hypervolume import dominates, knee, non_dominated
 from policysearch.space.decided.base import Group
 from policysearch.space.equivalence import scale_acts
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import Space, make_space
+from policysearch.space.space import Space
 from policysearch.values import InputError
 
 SECTION = SpaceSection(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from policysearch.study.optuna_view import Seen
+from policysearch.study.opening import load_results
+from policysearch.study.optuna_view import TrialView
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.stopping import Limits
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study
 
 LADDER = frozenset(("a", "b", "c"))
@@ -23,7 +24,8 @@ def spec(tmp_path: Path) -> StudySpec:
 
 
 def limits(spec: StudySpec, clock: Any = lambda: 0.0, **study: Any) -> Limits:
-    return Limits(replace(spec, study=replace(spec.study, **study)), LADDER, clock)
+    plan = replace(spec.study, **study).plan(spec.objectives.names, spec.task.steps)
+    return Limits(plan.budget, LADDER, clock)
 
 
 def known(count: int, *of_ladder: str) -> set[str]:
@@ -49,7 +51,11 @@ def test_hours_count_from_the_beginning(spec: StudySpec) -> None:
 def test_a_goal_is_met_by_one_policy_that_has_both(
     gap: float, speedup: float, met: bool, spec: StudySpec
 ) -> None:
-    told = [Seen({}, 1.0, 9.0, 1.0), Seen({}, gap, speedup, 1.0), Seen({}, 0.0, 1.0, 1.0)]
+    told = [
+        TrialView({}, 1.0, 9.0, 1.0),
+        TrialView({}, gap, speedup, 1.0),
+        TrialView({}, 0.0, 1.0, 1.0),
+    ]
     found = limits(spec, goal_gap=1e-3, goal_speedup=1.5)
     reason = "goal met: 1.5 times at a gap up to 0.001"
     assert found.reached(known(3), told) == (reason if met else "")

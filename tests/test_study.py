@@ -15,9 +15,10 @@ from policysearch.objective.objective import Objective
 from policysearch.search.hypervolume import dominates
 from policysearch.study.journal import identity
 from policysearch.study.journal.trials import Trial
+from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec, objective_of
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import BARE_SAMPLERS, replaced_training, write_study
 

@@ -10,9 +10,9 @@ from policysearch.cli import main
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import LayerPolicy, uniform_layer
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
+from policysearch.space.model_space import make_space
 from policysearch.space.rules import rules_from_data
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import make_space
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from policysearch.values import InputError

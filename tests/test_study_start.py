@@ -14,12 +14,13 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.presets import PRESETS, TF32, preset
 from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import caption
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import make_space
+from policysearch.study.opening import load_results
 from policysearch.study.proposer import lists_sorted
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec, spec_from_data
-from policysearch.study.study import load_results, run_study
+from policysearch.study.study import run_study
 from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.studies import TINY, replaced_training, write_study

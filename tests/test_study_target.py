@@ -17,9 +17,10 @@ from policysearch.nn.models import lenet5, mlp
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import preset
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
+from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.space.space import Space, make_space
+from policysearch.space.space import Space
 from policysearch.space.target import as_run, differences, offered
 from policysearch.study.journal.storage import exclusive
 from policysearch.study.results.results import Results
@@ -66,7 +67,7 @@ def test_differences_are_what_the_target_changes() -> None:
 
 def rows_of(space: Space) -> dict[str, set[tuple[int, ...]]]:
     """Return the rows of the searcher by digest, of every policy of the space."""
-    effective, choices = Effective(space), space.choices()
+    effective, choices = Encoding(space), space.choices()
     rows: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for values in product(*choices.values()):
         params = dict(zip(choices, values, strict=True))

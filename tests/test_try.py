@@ -13,9 +13,11 @@ from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.report.plots import VIEWS, figure
+from policysearch.study.opening import load_results
+from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.study.study import load_results, run_study, try_policy
+from policysearch.study.study import run_study
 from policysearch.values import InputError
 from tests.studies import BARE_SAMPLERS, measured, replaced_training, write_study
 

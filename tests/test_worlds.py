@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from policysearch.search.posterior import Belief, Joint, Sensitivity, World, worlds
+from policysearch.search.posterior import Belief, Fantasy, Joint, Sensitivity, fantasies
 from policysearch.space.options import Decisions, Option
 
 OPTIONS = (
@@ -40,7 +40,7 @@ def test_over_the_draws_each_policy_is_believed_as_before(
     """The laws of total mean and variance, against what is believed with nothing outstanding."""
     belief, rows = believed(told, modifiers)
     outstanding, others = rows[:6], rows[6:16]
-    found = worlds(belief, outstanding, others, DRAWS, np.random.default_rng(0))
+    found = fantasies(belief, outstanding, others, DRAWS, np.random.default_rng(0))
     assert len(found) == DRAWS
     assert sum(world.belief.weight for world in found) == pytest.approx(1.0)
     means = np.array([world.belief.mean for world in found])
@@ -64,7 +64,7 @@ def test_a_policy_like_one_that_is_outstanding_comes_out_like_it() -> None:
     twin = rows[:1].copy()
     twin[0, -1] = (twin[0, -1] + 1) % 3  # Another modifier: it costs the same decisions.
     far = belief.predict(twin)[0].sd[0]
-    found = worlds(belief, rows[:4], twin, 64, np.random.default_rng(0))
+    found = fantasies(belief, rows[:4], twin, 64, np.random.default_rng(0))
     apart = [world.belief.mean[0] - world.gaps[0] for world in found]
     assert np.std([world.gaps[0] for world in found]) > 0.5 * far
     assert np.std(apart) < 0.5 * far and max(world.belief.sd[0] for world in found) < far
@@ -87,10 +87,10 @@ class Told:
         return [each for each in self.joints if each.others.weight >= least]
 
 
-def drawn(told: Told, draws: int) -> list[World]:
+def drawn(told: Told, draws: int) -> list[Fantasy]:
     rng = np.random.default_rng(1)
     rows = np.empty((0, 3), dtype=np.int64)
-    return worlds(told, rows, rows, draws, rng)  # type: ignore[arg-type]
+    return fantasies(told, rows, rows, draws, rng)  # type: ignore[arg-type]
 
 
 def test_in_each_world_the_rest_is_the_gaussian_given_what_came_out() -> None:

@@ -37,7 +37,7 @@ MODULES = (
         "study/journal/records.py",
     ),
     *("study/scoring.py", "study/journal/trials.py", "study/results/noise.py"),
-    *("study/journal/lines.py", "study/journal/storage.py"),
+    *("study/journal/storage.py", "study/journal/storage.py"),
     *("search/fit.py", "search/surrogate.py", "search/surrogate.py", "search/surrogate.py"),
     "search/posterior.py",
     *(
@@ -47,7 +47,7 @@ MODULES = (
         "search/acquisition.py",
     ),
     *(
-        "study/results/inert.py",
+        "study/results/idle.py",
         "study/results/confirmation.py",
         "study/stopping.py",
         "study/results/results.py",

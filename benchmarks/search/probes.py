@@ -15,7 +15,7 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.hypervolume import Array
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
 from policysearch.space.space import Space
 
 AT = (0.0, 0.125, 0.25, 0.5)
@@ -27,7 +27,7 @@ def probe_steps(steps: int) -> list[int]:
     return sorted({int(steps * share) for share in AT})
 
 
-def probed_policies(space: Space, effective: Effective) -> dict[tuple[int, int], Policy]:
+def probed_policies(space: Space, effective: Encoding) -> dict[tuple[int, int], Policy]:
     """Return by (place, option) a policy in which that decision alone is not float32's.
 
     Only what a group of layers decides by its format is probed, with where its parameters are
@@ -57,7 +57,7 @@ def _known(params: Params, choices: Params) -> Params:
     return {name: value for name, value in params.items() if name in choices}
 
 
-def probes(objective: Objective, space: Space, effective: Effective, seed: int) -> Array:
+def probes(objective: Objective, space: Space, effective: Encoding, seed: int) -> Array:
     """Return the logarithm of each decision's gradient error, in the order of `counted`.
 
     NaN for what is not probed or gives no finite gradient. It takes `probe_cost` trainings, and
@@ -80,6 +80,6 @@ def probes(objective: Objective, space: Space, effective: Effective, seed: int) 
     return np.where(np.isfinite(logs), logs, np.nan)
 
 
-def probe_cost(space: Space, effective: Effective, steps: int) -> float:
+def probe_cost(space: Space, effective: Encoding, steps: int) -> float:
     """Return what probing takes in trainings of `steps`: a forward and a backward pass each."""
     return len(probed_policies(space, effective)) * len(probe_steps(steps)) / steps

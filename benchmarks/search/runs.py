@@ -1,6 +1,6 @@
 """Which run to spend next: of which policy, with which seed, over how much of the steps.
 
-Policies are looked at first, by short runs (`search.looks`); those that looks propose are gone on
+Policies are evaluated by short runs first (`search.fidelity`); those that promise most are gone on
 with, not repeated. Then whole runs alone count. The front is trained with new seeds.
 """
 
@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from policysearch.search.acquisition import Yardstick
-from policysearch.search.fidelity import LOOK, SHORT, carry, proposed, rank_correlation
+from policysearch.search.fidelity import (
+    RUNS_PER_PLACE,
+    SHORT,
+    promising,
+    rank_correlation,
+    ranks_alike,
+)
 from policysearch.search.hypervolume import Array
 from policysearch.search.searcher import Searcher
 from policysearch.space.options import Row
@@ -67,7 +73,7 @@ class RunSearcher:
         self._costs.setdefault(run.row, run.costs)
         self._gaps.setdefault((run.row, run.seed), {}).update(gaps)
         self._running = [each for each in self._running if each != run]
-        self.carries = self.carries and all(carry(*each) for each in self._compared())
+        self.carries = self.carries and all(ranks_alike(*each) for each in self._compared())
 
     def ask(self, count: int = 1) -> list[Run]:
         """Return up to `count` runs; fewer where there is nothing left to train."""
@@ -123,7 +129,7 @@ class RunSearcher:
     @property
     def _looking(self) -> bool:
         """Whether policies are still looked at: until LOOK per place were, while looks carry."""
-        return self.carries and len(self._costs) < LOOK * self._places
+        return self.carries and len(self._costs) < RUNS_PER_PLACE * self._places
 
     def _unsure(self) -> list[Row]:
         """Return what looks propose, while they carry, without what is trained whole or will be."""
@@ -138,7 +144,7 @@ class RunSearcher:
         told = self._gaps.items()
         looks = {row: g[short] for (row, seed), g in told if seed == first and short in g}
         rows, gaps = list(looks), np.array(list(looks.values()))
-        return [rows[place] for place in proposed(self._measure, gaps, self._prices(rows))]
+        return [rows[place] for place in promising(self._measure, gaps, self._prices(rows))]
 
     def _again(self, searcher: Searcher) -> Run | None:
         """Return a run of a member of the front with a seed it lacks: each second run is one."""

@@ -12,12 +12,12 @@ from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
 from policysearch.search.hypervolume import Array
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
 from policysearch.space.space import Space
 from policysearch.train.paired_run import Gradients, Moment
 
 
-def scores(objective: Objective, space: Space, effective: Effective, seed: int) -> dict[str, Array]:
+def scores(objective: Objective, space: Space, effective: Encoding, seed: int) -> dict[str, Array]:
     """Return "loss" and "fisher" of each decision, in the order of `counted`; NaN for none.
 
     "loss" is the mean square by which it alone changes the loss of a batch (arXiv 2505.13060 has

@@ -27,7 +27,7 @@ from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
 from policysearch.policy.presets import preset
 from policysearch.search.acquisition import yardstick
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.workers.executors import Job, make_executor
 
@@ -35,7 +35,7 @@ from policysearch.study.workers.executors import Job, make_executor
 def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
     """Return all of a table but its gaps; nothing is trained."""
     space = space_of(spec, objective.model)
-    effective, params, choices = Effective(space), every(space), space.choices()
+    effective, params, choices = Encoding(space), every(space), space.choices()
     costs = [objective.price(space.policy(each)) for each in params]
     presets = [objective.price(preset(n, space.layers)) for n in spec.space.ladder]
     measure = yardstick(np.array([(1.0 / cost.speedup, cost.memory_ratio) for cost in presets]))
@@ -57,7 +57,7 @@ def described(spec: StudySpec, objective: Objective) -> dict[str, Any]:
 def scored(spec: StudySpec, objective: Objective) -> dict[str, Any]:
     """Return what a few steps of float32's run say of each decision, by training seed."""
     space = space_of(spec, objective.model)
-    effective, seeds = Effective(space), spec.study.seeds
+    effective, seeds = Encoding(space), spec.study.seeds
     each = [scores(objective, space, effective, seed) for seed in seeds]
     return {
         "probes": np.array([probes(objective, space, effective, seed) for seed in seeds]),

@@ -64,7 +64,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
-    from policysearch.study.results.results import fitting, smallest
+    from policysearch.study.results.picks import fitting, smallest
     from policysearch.study.specification import objective_of
 
     if options.fits is None:

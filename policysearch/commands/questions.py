@@ -77,12 +77,12 @@ def _one_more(spec: StudySpec, storage: Path | None, policy: Policy, source: str
     """Return the page on what one more decision would buy a policy of the study."""
     from policysearch.report.one_trial import number_of
     from policysearch.report.why_page import bought_page
-    from policysearch.study.questions.one_more import one_more
+    from policysearch.study.questions.next_decision import next_decisions
     from policysearch.study.specification import objective_of, space_of
 
     results = policysearch.load_results(spec, storage)
     trial = results.trial(number_of(results, policy, source))
-    return bought_page(trial, one_more(results, trial, space_of(spec), objective_of(spec)))
+    return bought_page(trial, next_decisions(results, trial, space_of(spec), objective_of(spec)))
 
 
 def _propose_arguments(propose: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from policysearch.report.table import front_table
-    from policysearch.study.results.inert import inert_lines
+    from policysearch.study.results.idle import idle_lines
     from policysearch.study.specification import space_of
 
     spec = policysearch.load_study(options.study)
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
         )
         raise SystemExit(INTERRUPTED) from None
     print(front_table(results))
-    print("\n".join(["", *inert_lines(results, space_of(spec))]))
+    print("\n".join(["", *idle_lines(results, space_of(spec))]))
     write_plots(results, options.out)
     print(next_commands(results, options))
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from policysearch.nn.model import Model
     from policysearch.policy.policy import Policy
     from policysearch.study.results.results import Results
-    from policysearch.study.specification import CostSection, StudySpec
+    from policysearch.study.sections import CostSection
+    from policysearch.study.specification import StudySpec
     from policysearch.train.tasks import Task
 
 PRESET_PREFIX = "preset:"
@@ -117,7 +118,7 @@ def model_of(options: argparse.Namespace) -> Model:
 
 def cost_of(study: StudySpec | None) -> CostSection:
     """Return on what the step of a study is priced, or a step that no study names."""
-    from policysearch.study.specification import CostSection
+    from policysearch.study.sections import CostSection
 
     return study.cost if study else CostSection(DEVICE, STACK)
 

@@ -15,8 +15,7 @@ from matplotlib.transforms import Bbox
 
 from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
-from policysearch.study.results.results import Results
-from policysearch.study.results.rows import Row
+from policysearch.study.results.results import Results, Row
 
 MARKERS = "sD^v<>pPXhHd8"
 LINES = (":", "--")

@@ -13,10 +13,9 @@ from policysearch.policy.presets import TF32
 from policysearch.report.text import aligned, or_dash
 from policysearch.search.acquisition import BUDGETS
 from policysearch.study.journal.trials import Trial
-from policysearch.study.results.fidelity import Looked
-from policysearch.study.results.found import found
-from policysearch.study.results.results import Results
-from policysearch.study.results.rows import Row
+from policysearch.study.results.fidelity import FidelitySummary
+from policysearch.study.results.gain import gain_over_start
+from policysearch.study.results.results import Results, Row
 from policysearch.study.results.trend import Trend
 from policysearch.study.specification import StudySpec
 
@@ -82,9 +81,9 @@ def _blocks(titled: Mapping[str, Sequence[Row]]) -> list[str]:
 def search_lines(results: Results) -> list[str]:
     """Return why the search ended, and what it added to the policies it began with."""
     lines = [f"search ended: {results.stopped}"] if results.stopped else []
-    lines += _runs(results.looked, results.spec.study.looks) if results.looked else []
+    lines += _runs(results.fidelity) if results.fidelity else []
     lines += _seeds(results)
-    added = found(results)
+    added = gain_over_start(results)
     if added is None:
         return lines
     share = f"{added.gain / added.volume:.0%} of all" if added.volume else "none there is"
@@ -111,20 +110,23 @@ def _seeds(results: Results) -> list[str]:
     return [f"seeds: {groups}; members of the front are to have all {len(study.seeds)}"]
 
 
-def _runs(looked: Looked, kind: str) -> list[str]:
-    """Return how many runs of which length were spent, and how looks, so called, rank."""
-    of, then = f"{looked.until} steps, {looked.resumed} of these gone on with", "gone on with"
-    if looked.width < 1.0:
-        of, then = f"a net of {looked.width:g} of the widths, counted so", "trained"
-    worth = f"together the steps of {looked.worth:.1f} whole ones"
-    spent = f"runs: {looked.whole} whole, {looked.short} of {of}; {worth}"
-    if not looked.learns:
+def _runs(fidelity: FidelitySummary) -> list[str]:
+    """Return how many runs of which length were spent, and how those of low fidelity rank."""
+    kind = fidelity.name
+    of, then = f"{fidelity.until} steps, {fidelity.resumed} of these gone on with", "gone on with"
+    if fidelity.width < 1.0:
+        of, then = f"a net of {fidelity.width:g} of the widths, counted so", "trained"
+    worth = f"together the steps of {fidelity.worth:.1f} whole ones"
+    spent = f"runs: {fidelity.whole} whole, {fidelity.short} of {of}; {worth}"
+    if not fidelity.learns:
         return [spent, f"{kind}: none, for float32 has learned too little by their end"]
-    if math.isnan(looked.correlation):
-        return [spent, f"{kind}: too few of them whole as well ({looked.pairs}) to compare"]
-    trust = f"what they propose was {then}" if looked.carry else "only whole runs count"
-    ranks = f"rank correlation {looked.correlation:.2f} with whole runs of {looked.pairs} policies"
-    ranks += "" if math.isnan(looked.beyond) else f", {looked.beyond:.2f} given their prices"
+    if math.isnan(fidelity.correlation):
+        return [spent, f"{kind}: too few of them whole as well ({fidelity.pairs}) to compare"]
+    trust = f"what they propose was {then}" if fidelity.carry else "only whole runs count"
+    ranks = (
+        f"rank correlation {fidelity.correlation:.2f} with whole runs of {fidelity.pairs} policies"
+    )
+    ranks += "" if math.isnan(fidelity.beyond) else f", {fidelity.beyond:.2f} given their prices"
     return [spent, f"{kind}: {ranks}; {trust}"]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from policysearch.report.text import aligned
 from policysearch.study.journal.trials import FailedTrial, Trial
-from policysearch.study.questions.one_more import Change
-from policysearch.study.questions.why import Tried, Why
+from policysearch.study.questions.next_decision import Change
+from policysearch.study.questions.why import NeighbourTrial, Why
 
 HEADER = ("step", "format", "trial", "loss gap", "more gap", "speed", "memory", "beside it")
 BOUGHT = ("decision", "value", "speed", "memory", "expected gain")
@@ -51,7 +51,7 @@ def bought_page(trial: Trial, changes: Sequence[Change]) -> str:
     return "\n\n".join([head, "\n".join(aligned([BOUGHT, *rows])), foot])
 
 
-def _format(tried: Tried) -> str:
+def _format(tried: NeighbourTrial) -> str:
     format = tried.neighbour.format
     return format if tried.runs_in == format else f"{format}, which runs as {tried.runs_in}"
 

@@ -47,6 +47,8 @@ class Yardstick:
 
     def scaled(self, gaps: Array) -> Array:
         """Return gaps in nats on the axis: 0 at no gap and below, 1 at `largest_gap` and above."""
+        # Gaps span decades, and the least of them are noise: log1p is linear up to the smallest gap
+        # that counts and a logarithm above, so each decade is worth as much volume as another.
         most = math.log1p(self.largest_gap / self.smallest_gap)
         return np.asarray(
             np.clip(np.log1p(np.maximum(gaps, 0.0) / self.smallest_gap) / most, 0.0, 1.0)
@@ -104,3 +106,7 @@ def _regret(gaps: Array, costs: Array, found: list[int], budget: float) -> Array
     mine = costs[found][within[found]]
     best = mine.min(axis=0) if len(mine) else np.full(2, np.inf)
     return np.asarray(best / costs[within].min(axis=0) - 1.0)
+
+
+FLOAT32 = Yardstick(1.05, 1.15)
+"""Volumes are measured from float32 until a policy of the ladder is `AS_GOOD`."""

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policysearch.objective.objective import Objective
 from policysearch.search.hypervolume import Array
-from policysearch.search.price_estimate import RoughPrices, Rows
-from policysearch.search.price_table import Lookup
+from policysearch.search.price_estimate import PriceEstimate, Rows
+from policysearch.search.price_table import Lookup, lookup_of
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import PER_LAYER, Effective
+from policysearch.space.encoding import PER_LAYER, Encoding
 from policysearch.space.options import Row
 from policysearch.space.section import MODIFYING as SCALES
 from policysearch.space.section import SHARED, is_named
@@ -26,12 +27,15 @@ THETA_SD = 1.0
 class Draws:
     """Draws what the groups of a space decide, for given values of all that they share.
 
-    By rough prices and the sensitivities that are thought likely, each group takes the best of all
-    it can decide; then once more, with what it exchanges with its neighbours as they are.
+    By estimated prices and the sensitivities that are thought likely, each group takes the best of
+    all it can decide; then once more, with what it exchanges with its neighbours as they are: one
+    sweep of iterated conditional modes (Besag, J. R. Statist. Soc. B 48(3), 1986). Weights of gap,
+    time and memory are drawn anew for each policy, so that draws lie all along the front (as in
+    ParEGO: Knowles, IEEE Trans. Evol. Comput. 10(1), 2006).
     """
 
-    def __init__(self, space: Space, effective: Effective, rough: RoughPrices) -> None:
-        self._effective, self._rough = effective, rough
+    def __init__(self, space: Space, encoding: Encoding, estimate: PriceEstimate) -> None:
+        self._encoding, self._estimate = encoding, estimate
         self._groups = [group.name for group in space.groups]
         choices = space.choices()
         self._decided = [
@@ -43,15 +47,15 @@ class Draws:
             for own in set(self._decided)
             for values in [list(product(*(values for _, values in own)))]
         }
-        counted = {pair: i for i, pair in enumerate(effective.decisions.counted())}
+        counted = {pair: i for i, pair in enumerate(encoding.decisions.counted())}
         self._thetas = [
             np.array([counted.get((place, option), -1) for option in range(len(options))])
-            for place, options in enumerate(effective.decisions.places)
+            for place, options in enumerate(encoding.decisions.places)
         ]
-        self._place = {name: i for i, name in enumerate(effective.places)}
-        self._known: dict[Any, dict[str, NDArray[np.int64]]] = {}
+        self._place = {name: i for i, name in enumerate(encoding.places)}
+        self._tables: dict[Any, dict[str, NDArray[np.int64]]] = {}
 
-    def drawn(
+    def policies(
         self, common: Sequence[Params], theta: Array, rng: np.random.Generator
     ) -> list[Params]:
         """Return a policy for each of `common`, the values of what is decided for all groups."""
@@ -60,6 +64,7 @@ class Draws:
         # A weight at which decisions as sensitive as a drawn one are torn.
         torn = theta[rng.integers(len(theta), size=count)] if len(theta) else np.zeros(count)
         weight = np.exp(rng.standard_normal(count) - torn) / max(1, sum(map(len, self._decided)))
+        # Sensitivities are drawn too: options that a sure fit rules out stay possible.
         moved = np.exp(theta + THETA_SD * rng.standard_normal((count, len(theta))))
         gaps = weight[:, None] * np.column_stack([moved, np.zeros(count)])
         prices = np.column_stack([share, 1.0 - share])
@@ -68,11 +73,13 @@ class Draws:
         chosen = [each.argmin(axis=1) for each in costs]
         every = np.arange(count)
         for slot, own in enumerate(options):
-            beside = {
+            neighbours = {
                 other: {kind: each[every, chosen[other]] for kind, each in options[other].items()}
-                for other in self._rough.near(slot)
+                for other in self._estimate.near(slot)
             }
-            costs[slot] += np.einsum("nck,nk->nc", self._rough.between(slot, own, beside), prices)
+            costs[slot] += np.einsum(
+                "nck,nk->nc", self._estimate.between(slot, own, neighbours), prices
+            )
             chosen[slot] = costs[slot].argmin(axis=1)
         return [
             params | self._params([int(each[i]) for each in chosen])
@@ -82,28 +89,28 @@ class Draws:
     def _options(self, slot: int, common: Sequence[Params]) -> dict[str, Rows]:
         """Return by kind the option [n, combinations] of all that a group can decide."""
         own, group = self._decided[slot], self._groups[slot]
-        found = []
+        tables = []
         for params in common:
             key = own, tuple(sorted(params.items())), not own and group
-            if key not in self._known:
+            if key not in self._tables:
                 each = [
-                    self._effective.options(
+                    self._encoding.options(
                         group, params | {f"{kind}.{group}": value for kind, value in one.items()}
                     )
                     for one in self._combined[own]
                 ]
-                self._known[key] = {kind: np.array([o[kind] for o in each]) for kind in each[0]}
-            found.append(self._known[key])
-        return {kind: np.stack([each[kind] for each in found]) for kind in found[0]}
+                self._tables[key] = {kind: np.array([o[kind] for o in each]) for kind in each[0]}
+            tables.append(self._tables[key])
+        return {kind: np.stack([table[kind] for table in tables]) for kind in tables[0]}
 
     def _alone(self, slot: int, options: Mapping[str, Rows], gaps: Array, prices: Array) -> Array:
         """Return the weighted gap, time and memory [n, combinations] of a group by itself."""
-        found: Array = np.einsum("nck,nk->nc", self._rough.within(slot, options), prices)
+        costs: Array = np.einsum("nck,nk->nc", self._estimate.within(slot, options), prices)
         every = np.arange(len(prices))[:, None]
         for kind, each in options.items():
             place = self._place[f"{kind}.{self._groups[slot]}"]
-            found += gaps[every, self._thetas[place][each]]
-        return found
+            costs += gaps[every, self._thetas[place][each]]
+        return costs
 
     def _params(self, chosen: Sequence[int]) -> Params:
         return {
@@ -123,7 +130,7 @@ NEIGHBOURS = 192
 """At most so many policies per proposal that differ from a member of the front in one decision."""
 
 MOST_SINGLE = 64
-"""Where more is decided, prices are rough: those of each decision by itself would take too long."""
+"""Where more is decided, prices are estimates: those of each decision would take too long."""
 
 UNPRICED = 10.0
 """Time and memory added by a decision without a price, over float32's: never drawn by choice."""
@@ -133,6 +140,23 @@ Costs = Callable[[Params], tuple[float, float] | None]
 
 A price table can serve it: nothing here asks how a price is made.
 """
+
+
+class SpacePrices:
+    """What prices many policies of `space` at once, each made when it is asked for."""
+
+    def __init__(self, objective: Objective, space: Space, seed: int) -> None:
+        self._objective, self._space, self._seed = objective, space, seed
+
+    def table(self) -> Lookup | None:
+        """Return the price tables of the space; None where they are too many or too far off."""
+        return lookup_of(self._objective, self._space, self._seed)
+
+    def estimate(self, encoding: Encoding) -> PriceEstimate | None:
+        """Return estimates of all prices; None for a step that is spread over devices."""
+        if self._objective.parallel.devices > 1:
+            return None
+        return PriceEstimate(self._objective, self._space, encoding, self._seed)
 
 
 class SpacePool:
@@ -145,19 +169,18 @@ class SpacePool:
     def __init__(
         self,
         space: Space,
-        effective: Effective,
+        encoding: Encoding,
         costs: Costs,
         seed: int,
-        lookup: Callable[[], Lookup | None] = lambda: None,
-        rough: Callable[[Effective], RoughPrices] | None = None,
+        prices: SpacePrices | None = None,
     ) -> None:
-        self._effective, self._price, self._seed = effective, costs, seed
+        self._encoding, self._price, self._seed = encoding, costs, seed
         self._choices = space.choices()
         self._plain = {n: v for n, v in self._choices.items() if n not in SCALES}
         self._usual = {name: self._choices[name][0] for name in SCALES if name in self._choices}
         self._params: dict[Row, Params] = {}
         self._costs: dict[Row, tuple[float, float] | None] = {}
-        self._beside_rows: dict[tuple[Row, str, object], Row] = {}
+        self._neighbour_rows: dict[tuple[Row, str, object], Row] = {}
         self._singles: dict[object, dict[str, tuple[Array, NDArray[np.int64]]]] = {}
         self._listed: list[Row] | None = None
         count = int(np.prod([float(len(values)) for values in self._plain.values()]))
@@ -166,15 +189,16 @@ class SpacePool:
             names = list(self._plain)
             rows = [self.add(dict(zip(names, each, strict=True)) | self._usual) for each in every]
             self._listed = list(dict.fromkeys(rows))
-        self._lookup = None if self._listed is not None else lookup()
+        tabled = prices if self._listed is None else None
+        self._lookup = tabled.table() if tabled else None
         self._places: dict[int, NDArray[np.int64]] = {}
         large = len(self._plain) > MOST_SINGLE and self._lookup is None
-        self._rough = rough(effective) if rough and large else None
-        self._draws = Draws(space, effective, self._rough) if self._rough else None
+        self._estimate = prices.estimate(encoding) if prices and large else None
+        self._draws = Draws(space, encoding, self._estimate) if self._estimate else None
 
     def add(self, params: Params) -> Row:
         """Return the row of `params`, which `params_of` then knows; the first of equal ones."""
-        row = self._effective.row(params)
+        row = self._encoding.row(params)
         self._params.setdefault(row, params)
         return row
 
@@ -187,7 +211,7 @@ class SpacePool:
         if row not in self._costs:
             # The value of a loss scale is a constant of the step: it changes no kernel.
             usual = {n: v for n, v in self._usual.items() if n != "loss_scale"}
-            plain = self._effective.row(self._params[row] | usual)
+            plain = self._encoding.row(self._params[row] | usual)
             self._params.setdefault(plain, self._params[row] | usual)
             if plain not in self._costs:
                 self._costs[plain] = self._price(self._params[plain])
@@ -202,34 +226,34 @@ class SpacePool:
         if len(near) > NEIGHBOURS:
             near = [near[i] for i in np.sort(rng.permutation(len(near))[:NEIGHBOURS])]
         parents = {self._changed(*each): each[0] for each in near}
-        if self._rough is not None:
-            return self._roughly(self._rough, rows, parents)
+        if self._estimate is not None:
+            return self._estimated(self._estimate, rows, parents)
         rows |= dict.fromkeys(parents)
-        width = len(self._effective.decisions.places) + len(self._effective.decisions.modifiers)
+        width = len(self._encoding.decisions.places) + len(self._encoding.decisions.modifiers)
         if self._lookup is not None:
             every = np.array(list(rows), dtype=np.int64).reshape(len(rows), width)
             return every, self._lookup.costs([self._params[row] for row in rows])
         priced = [(row, costs) for row in rows if (costs := self.costs(row)) is not None]
-        kept = np.array([row for row, _ in priced], dtype=np.int64).reshape(len(priced), width)
-        return kept, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
+        known = np.array([row for row, _ in priced], dtype=np.int64).reshape(len(priced), width)
+        return known, np.array([costs for _, costs in priced], dtype=float).reshape(len(priced), 2)
 
     def exact(self, rows: NDArray[np.int64]) -> Array | None:
-        """Return the costs of proposed rows where those proposed are rough, else None."""
-        if self._rough is None:
+        """Return the costs of proposed rows where those proposed are estimates, else None."""
+        if self._estimate is None:
             return None
         found = (self.costs(row) for row in map(tuple, rows.tolist()))
         return np.array([costs or (np.inf, np.inf) for costs in found])
 
-    def _roughly(
-        self, rough: RoughPrices, drawn: Iterable[Row], parents: Mapping[Row, Row]
+    def _estimated(
+        self, estimate: PriceEstimate, drawn: Iterable[Row], parents: Mapping[Row, Row]
     ) -> tuple[NDArray[np.int64], Array]:
-        """Return candidates with rough costs; a neighbour's differ from its exact parent's."""
+        """Return candidates with estimated costs; a neighbour's differ from its exact parent's."""
         rows = np.array([*dict.fromkeys([*drawn, *parents])], dtype=np.int64)
         places = {row: i for i, row in enumerate(map(tuple, rows.tolist()))}
-        costs = rough.costs(rows)
+        costs = estimate.costs(rows)
         before = list(dict.fromkeys(parents.values()))
         if before:
-            guessed = rough.costs(np.array(before, dtype=np.int64))
+            guessed = estimate.costs(np.array(before, dtype=np.int64))
             pairs = zip(before, guessed.tolist(), strict=True)
             known = np.array([self.costs(row) or guess for row, guess in pairs])
             off = dict(zip(before, known - guessed, strict=True))
@@ -240,9 +264,9 @@ class SpacePool:
     def _changed(self, row: Row, name: str, value: object) -> Row:
         """Return the row with one decision changed; fronts mostly stay, and so do neighbours."""
         key = row, name, value
-        if key not in self._beside_rows:
-            self._beside_rows[key] = self.add(self._params[row] | {name: value})
-        return self._beside_rows[key]
+        if key not in self._neighbour_rows:
+            self._neighbour_rows[key] = self.add(self._params[row] | {name: value})
+        return self._neighbour_rows[key]
 
     def _near(self, members: Sequence[Row]) -> list[tuple[Row, str, object]]:
         """Return (member, decision, other value); of listed spaces for their loss scales alone."""
@@ -265,8 +289,8 @@ class SpacePool:
         if self._lookup is not None:
             return self._along_chain(self._lookup, theta, rng)
         if self._draws is not None:
-            beside = [self._beside(rng) for _ in range(DRAWN)]
-            return [self.add(params) for params in self._draws.drawn(beside, theta, rng)]
+            apart = [self._apart(rng) for _ in range(DRAWN)]
+            return [self.add(params) for params in self._draws.policies(apart, theta, rng)]
         rows = []
         for _ in range(DRAWN):
             common = self._common(rng)
@@ -302,12 +326,12 @@ class SpacePool:
 
     def _thetas(self, lookup: Lookup, common: Params) -> NDArray[np.int64]:
         """Return by group and format the place in theta [groups, formats], the last for none."""
-        counted = {pair: i for i, pair in enumerate(self._effective.decisions.counted())}
+        counted = {pair: i for i, pair in enumerate(self._encoding.decisions.counted())}
         first = {name: values[0] for name, values in self._choices.items()} | common
         found = []
         for name in lookup.names:
             every = np.array(
-                [self._effective.row(first | {name: v}) for v in self._choices[name]],
+                [self._encoding.row(first | {name: v}) for v in self._choices[name]],
                 dtype=np.int64,
             )
             place = int(np.ptp(every, axis=0).argmax())
@@ -321,7 +345,7 @@ class SpacePool:
         """
         key = tuple(sorted(common.items()))
         if key not in self._singles:
-            counted = {pair: i for i, pair in enumerate(self._effective.decisions.counted())}
+            counted = {pair: i for i, pair in enumerate(self._encoding.decisions.counted())}
             names = [name for name in self._plain if name not in common]
             self._singles[key] = {
                 name: (
@@ -349,7 +373,7 @@ class SpacePool:
             return UNPRICED, UNPRICED
         return after[0] - before[0], after[1] - before[1]
 
-    def _beside(self, rng: np.random.Generator) -> Params:
+    def _apart(self, rng: np.random.Generator) -> Params:
         """Return drawn values of all that is not decided group by group."""
         names = [name for name in self._plain if not is_named(name, PER_LAYER)]
         drawn = {n: self._plain[n][int(rng.integers(len(self._plain[n])))] for n in names}

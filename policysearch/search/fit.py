@@ -27,7 +27,7 @@ nats, and by more than so many times what it rose with the last step."""
 
 
 @dataclass(frozen=True)
-class Told:
+class Observations:
     """What a fit is fitted to: `rows` that differ in their decisions, and their mean `scaled` gaps.
 
     Of the policies that are one row but for their modifiers there are `counts` [rows]. Where these
@@ -45,7 +45,7 @@ class Told:
     row: NDArray[np.int64]
 
 
-def told_of(rows: Rows, gaps: Array, smallest_gap: float) -> Told:
+def observations_of(rows: Rows, gaps: Array, smallest_gap: float) -> Observations:
     """Return what was told: gaps [n] in nats of policies."""
     every = Rows(_after_zeros(rows.shares), _after_zeros(rows.changed))
     scaled = np.concatenate([[0.0], np.sign(gaps) * np.log1p(np.abs(gaps) / smallest_gap)])
@@ -56,7 +56,7 @@ def told_of(rows: Rows, gaps: Array, smallest_gap: float) -> Told:
     np.add.at(means, groups, np.column_stack([scaled, changed]))
     means /= counts[:, None]
     more = np.flatnonzero(counts[groups] > 1.0)
-    return Told(
+    return Observations(
         Rows(every.shares[first], means[:, 1:]),
         means[:, 0],
         counts,
@@ -101,7 +101,7 @@ class Fit:
 
     by: Hyperparameters
     theta: Array
-    told: Told
+    told: Observations
     gaps: Gaps
     factor: Array
     weights: Array
@@ -124,7 +124,11 @@ class Fit:
         return fit_at(theta, self.by, self.told, self)
 
     def predict(self, rows: Rows, alike: Pairs) -> tuple[Array, Array]:
-        """Return mean and standard deviation [n] of the scaled gap; `alike` to the rows told."""
+        """Return mean and standard deviation [n] of the scaled gap; `alike` to the rows observed.
+
+        Rasmussen and Williams, eq. 2.25 and 2.26: with k what a policy has in common with those
+        observed, its mean rises by k K^-1 residual and its variance falls by k K^-1 k.
+        """
         there = gaps_near(self.theta, self.by, rows)
         known = there.between(self.gaps, alike)
         mean = there.expected + there.slopes @ (self.by.prior.mean - self.theta)
@@ -133,6 +137,8 @@ class Fit:
         variance = there.variance - np.einsum("ij,ij->j", explained, explained)
         seen, new = rows.changed[:, self.told.seen], np.delete(rows.changed, self.told.seen, axis=1)
         mean += (there.moving[:, None] * seen) @ self.moves.mean
+        # Of modifiers: what is still unsure of the values observed, and all of those never
+        # observed.
         left = self.moves.left(there.moving, seen, known)
         variance += (left * np.linalg.solve(self.moves.precision, left.T).T).sum(axis=1)
         variance += there.moving**2 * new.sum(axis=1)
@@ -161,12 +167,24 @@ class Fit:
         )
         left = self.moves.left(mine.moving, seen[0], known)
         right = self.moves.left(theirs.moving, seen[1], there)
-        found = mine.between(theirs, some.alike(rows)) - before.T @ after
-        found += mine.moving[:, None] * (new[0] @ new[1].T) * theirs.moving
-        return np.asarray(found + left @ np.linalg.solve(self.moves.precision, right.T))
+        # Prior covariance less what the observed explain of both; then modifiers, as in `predict`.
+        covariance = mine.between(theirs, some.alike(rows)) - before.T @ after
+        covariance += mine.moving[:, None] * (new[0] @ new[1].T) * theirs.moving
+        return np.asarray(covariance + left @ np.linalg.solve(self.moves.precision, right.T))
 
 
-def fit_at(theta: Array, by: Hyperparameters, told: Told, before: Fit | None = None) -> Fit:
+# Gauss-Newton for the mode of theta, one step (the iterated Kalman update of Bell and Cathey, IEEE
+# Trans. Autom. Control 38(2), 1993). Linear in theta, what is observed is Gaussian: y = expected +
+# slopes (theta - here) + pairs + noise, of covariance K with the prior of theta in it. So with
+# weights = K^-1 (y - its mean) the best theta is mean + S slopes^T weights, S its prior covariance,
+# and the logarithm of the likelihood is -(r K^-1 r + log det K) / 2, the same constant for all left
+# out (Rasmussen and Williams, eq. 2.30). At the mode that is Laplace's approximation.
+#
+# Policies that differ in modifiers alone would be nearly equal rows of K. They are one row, their
+# mean, and what each lies off it, which has the variance `repeats` alone: mean and rest are
+# independent. What modifiers do is linear with unit variance; it is taken out by Woodbury's formula
+# and the determinant lemma, whose small matrix is `precision`.
+def fit_at(theta: Array, by: Hyperparameters, told: Observations, before: Fit | None = None) -> Fit:
     """Return the model near `theta`, reached by a step from the fit `before`."""
     prior, gaps = by.prior, gaps_near(theta, by, told.rows)
     covariance, own = gaps.covariance(gaps), gaps.apart**2
@@ -192,12 +210,13 @@ def fit_at(theta: Array, by: Hyperparameters, told: Told, before: Fit | None = N
     damping, risen = 1.0, 0.0
     if before is not None:
         # Whole steps would go to and fro: the sizes of the pair terms follow theta.
+        # A step against the one before halves all that follow, which ends the oscillation.
         damping = before.damping * (0.5 if step @ before.step < 0.0 else 1.0)
         risen = evidence - before.evidence
     return Fit(by, theta, told, gaps, factor, weights, moves, step, damping, evidence, risen)
 
 
-def fitted(fits: Sequence[Fit]) -> list[Fit]:
+def settled(fits: Sequence[Fit]) -> list[Fit]:
     """Return the fits once they have settled, without those that are hopeless beside others."""
     for count in range(STEPS):
         if count >= SURE:

@@ -27,17 +27,19 @@ def non_dominated(points: Sequence[Point]) -> list[int]:
     a point can only be dominated by one before it.
     """
     front: list[int] = []
-    kept = np.empty((len(points), len(points[0]) if points else 0))
+    members = np.empty((len(points), len(points[0]) if points else 0))
     for index in sorted(range(len(points)), key=lambda i: (points[i], i)):
         # A member that is nowhere worse dominates this point, or equals it and came first.
-        if not (kept[: len(front)] <= points[index]).all(axis=1).any():
-            kept[len(front)] = points[index]
+        if not (members[: len(front)] <= points[index]).all(axis=1).any():
+            members[len(front)] = points[index]
             front.append(index)
     return sorted(front)
 
 
 def covers(a: Point, b: Point, told: Sequence[float]) -> bool:
-    """Whether `a` is no worse than `b` by what can be told.
+    """Whether `a` is no worse than `b` by what can be told: epsilon dominance.
+
+    After Laumanns, Thiele, Deb and Zitzler (Evol. Comput. 10(3), 2002), by ratios.
 
     Axis i is resolved from a relative difference of `told[i]` on, 0 for an exact one; those with a
     resolution must hold values of one sign.
@@ -49,17 +51,17 @@ def covers(a: Point, b: Point, told: Sequence[float]) -> bool:
 
 
 def thinned(points: Sequence[Point], told: Sequence[float]) -> list[int]:
-    """Return the indices of the points that no other kept one `covers`, in the given order.
+    """Return the indices of the points that no other of them `covers`, in the given order.
 
-    Points are looked at from the best on the exact axes on, and among equals from the best on all
+    Points are taken from the best on the exact axes on, and among equals from the best on all
     others together, so that what is lost with a point is less than one resolution. With exact
     axes alone these are the `non_dominated` ones.
     """
-    kept: list[int] = []
+    chosen: list[int] = []
     for index in sorted(range(len(points)), key=lambda i: (_key(points[i], told), points[i], i)):
-        if not any(covers(points[k], points[index], told) for k in kept):
-            kept.append(index)
-    return sorted(kept)
+        if not any(covers(points[k], points[index], told) for k in chosen):
+            chosen.append(index)
+    return sorted(chosen)
 
 
 def _key(point: Point, told: Sequence[float]) -> tuple[Point, float]:
@@ -137,6 +139,10 @@ def improvements(points: Array, archive: Array, reference: Array) -> Array:
 def free_areas(archive: Array, costs: Array, reference: Array) -> tuple[Array, Array]:
     """Return the cuts [k + 1] of the gap axis and the free areas [k, n] between them.
 
+    Slicing: between two neighbouring gaps of the archive the same of its points are below, so the
+    volume there is an area times a height (While, Hingston, Barone and Huband, IEEE Trans. Evol.
+    Comput. 10(1), 2006).
+
     `archive` [m, 3]; `costs` [n, 2] are (time, memory) of candidates. Between cut i and cut i + 1,
     `areas[i, j]` of the rectangle from candidate j to the reference is dominated by no point of
     the archive. The first cut is 0, or the least gap of the archive where that is below; the last
@@ -157,6 +163,8 @@ def free_areas(archive: Array, costs: Array, reference: Array) -> tuple[Array, A
 
 def _staircase(corners: Array) -> Array:
     """Return the corners [m, 2] that no other is as good as, by rising time."""
+    # By time: a corner is on the staircase if it lies lower than all before it (Kung, Luccio and
+    # Preparata, J. ACM 22(4), 1975).
     corners = corners[np.lexsort(corners.T[::-1])]
     best = np.minimum.accumulate(corners[:, 1])
     return corners[np.r_[True, best[1:] < best[:-1]]]
@@ -164,6 +172,8 @@ def _staircase(corners: Array) -> Array:
 
 def _free(stairs: Array, costs: Array, reference: Array) -> Array:
     """Return of each rectangle from `costs` [n, 2] to `reference` what `stairs` leave free: [n]."""
+    # Left of the first step all of the height is free, above step i only what is below it; each
+    # strip is cut to the candidate's own rectangle.
     edges = np.concatenate([[-np.inf], stairs[:, 0], reference[:1]])
     heights = np.concatenate([reference[1:], stairs[:, 1]])
     starts = np.maximum(edges[:-1, None], costs[None, :, 0])

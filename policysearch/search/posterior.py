@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from policysearch.search.fit import Fit, fit_at, fitted, told_of
+from policysearch.search.fit import Fit, fit_at, observations_of, settled
 from policysearch.search.hypervolume import Array
-from policysearch.search.surrogate import KNOWN_NOISE, Hyperparameters, Rows, hinted, prior_of
+from policysearch.search.surrogate import KNOWN_NOISE, Hyperparameters, Rows, prior_of, with_hints
 from policysearch.space.options import Decisions
 
 COARSE_PAIRS = (0.4, 1.0)
@@ -89,15 +89,17 @@ class Sensitivity:
         self._decisions = decisions
         priors = [prior_of(decisions, smallest_gap, largest_gap)]
         if hints is not None and np.isfinite(hints).any():
-            priors.append(hinted(priors[0], decisions, hints))
-        told = told_of(self.rows(rows), gaps, smallest_gap)
+            priors.append(with_hints(priors[0], decisions, hints))
+        told = observations_of(self.rows(rows), gaps, smallest_gap)
+        # A grid of hyperparameters, averaged by evidence: with a dozen observations one best set
+        # would be far too sure (MacKay, Neural Computation 4(3), 1992, on evidence as a weight).
         noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
         modifiers = MODIFIERS if decisions.modifiers else (0.0,)
         sets = (Hyperparameters(*each, modifiers[-1]) for each in product(noisy, COARSE_PAIRS))
-        near = fitted([fit_at(by.prior.mean, by, told) for by in sets])
+        near = settled([fit_at(by.prior.mean, by, told) for by in sets])
         moved = [(fit, replace(fit.by, modifier=m)) for fit in near for m in modifiers]
         if len(told.seen):
-            self._fits = fitted([fit_at(fit.theta, by, told) for fit, by in moved])
+            self._fits = settled([fit_at(fit.theta, by, told) for fit, by in moved])
         else:  # Before a policy with an unusual modifier was told nothing tells these apart.
             self._fits = [replace(fit, by=by) for fit, by in moved]
 
@@ -107,8 +109,8 @@ class Sensitivity:
         Hyperparameters that hardly count now are left out.
         """
         smallest_gap = self._fits[0].by.prior.smallest_gap
-        other, told = copy.copy(self), told_of(self.rows(rows), gaps, smallest_gap)
-        other._fits = fitted([fit_at(fit.theta, fit.by, told) for _, fit in self._counting()])
+        other, told = copy.copy(self), observations_of(self.rows(rows), gaps, smallest_gap)
+        other._fits = settled([fit_at(fit.theta, fit.by, told) for _, fit in self._counting()])
         return other
 
     def _counting(self) -> list[tuple[float, Fit]]:
@@ -165,48 +167,52 @@ LEAST_VARIANCE = 1e-10
 
 
 @dataclass(frozen=True)
-class World:
-    """One draw: the scaled `gaps` [m] of what is outstanding.
+class Fantasy:
+    """One sample of the joint posterior: the scaled `gaps` [m] of what is outstanding.
 
-    `belief` is that of other policies then, its weight the share of the world among those drawn.
+    `belief` is that of other policies then, its weight the share of this among all samples.
     """
 
     gaps: Array
     belief: Belief
 
 
-def worlds(
+def fantasies(
     belief: Sensitivity,
     outstanding: NDArray[np.int64],
     rows: NDArray[np.int64],
     draws: int,
     rng: np.random.Generator,
-) -> list[World]:
-    """Return `draws` worlds: the policies `outstanding` [m, places + modifiers] as drawn.
+) -> list[Fantasy]:
+    """Return `draws` samples of how the policies `outstanding` [m, places + modifiers] come out.
 
-    In each is what is believed of `rows` [n, places + modifiers]. Sets of hyperparameters are
-    drawn from as often as they count, and around each mean in pairs of opposite sign.
+    A proposal averaged over them is not led astray by what is pending (Snoek, Larochelle and Adams,
+    Practical Bayesian Optimization, NIPS 2012, section 3.3). In each is what is believed of `rows`
+    [n, places + modifiers]. Sets of hyperparameters are drawn from as often as they count, and
+    around each mean in pairs of opposite sign.
     """
-    found = belief.joint(outstanding, rows, 0.5 / draws)
-    weights = np.array([joint.others.weight for joint in found])
+    joints = belief.joint(outstanding, rows, 0.5 / draws)
+    weights = np.array([joint.others.weight for joint in joints])
+    # Rounding the running sum, not each share, gives counts that add up to `draws`.
     ends = np.rint(np.cumsum(weights / weights.sum()) * draws).astype(int)
     return [
-        world
-        for joint, count in zip(found, np.diff(ends, prepend=0).tolist(), strict=True)
-        for world in _drawn(joint, count, draws, rng)
+        fantasy
+        for joint, count in zip(joints, np.diff(ends, prepend=0).tolist(), strict=True)
+        for fantasy in _samples(joint, count, draws, rng)
     ]
 
 
-def _drawn(joint: Joint, count: int, draws: int, rng: np.random.Generator) -> list[World]:
-    """Return `count` worlds of one set of hyperparameters.
+def _samples(joint: Joint, count: int, draws: int, rng: np.random.Generator) -> list[Fantasy]:
+    """Return `count` fantasies of one set of hyperparameters.
 
     With L the Cholesky factor of the covariance of what is outstanding, that is its mean plus L z;
     every other mean moves by its covariance over L, times z. Nothing is fitted anew.
     """
     factor = np.linalg.cholesky(joint.covariance)
     half = rng.standard_normal((len(factor), (count + 1) // 2))
+    # Opposite draws (antithetic variates): the mean over them is exact for all that is linear.
     noise = np.concatenate([half, -half], axis=1)[:, :count]
     moves = solve_triangular(factor, joint.across, lower=True)
     gaps, means = joint.mean[:, None] + factor @ noise, joint.others.mean[:, None] + moves.T @ noise
     left = np.sqrt(np.maximum(joint.others.sd**2 - (moves * moves).sum(axis=0), LEAST_VARIANCE))
-    return [World(gaps[:, k], Belief(1.0 / draws, means[:, k], left)) for k in range(count)]
+    return [Fantasy(gaps[:, k], Belief(1.0 / draws, means[:, k], left)) for k in range(count)]

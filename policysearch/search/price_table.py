@@ -90,16 +90,16 @@ class Lookup:
         choices = np.array(
             [[self._places[params[name]] for name in self.names] for params in every], dtype=np.intp
         ).reshape(len(every), len(self.names))
-        found = np.empty((len(every), 2))
+        costs = np.empty((len(every), 2))
         for way in np.unique(ways).tolist():
             mine = ways == way
-            found[mine] = np.column_stack(self._table(way).priced(choices[mine]))
-        return found / self._units
+            costs[mine] = np.column_stack(self._table(way).priced(choices[mine]))
+        return costs / self._units
 
     def cheapest(self, way: int, weights: Array, more: Array) -> list[Params]:
         """Return policies of a way as `cheapest` finds them; weights of time and memory."""
-        found = cheapest(self._table(way), weights / self._units, more)
-        return [self.ways[way] | formats_of(self._space, tuple(row)) for row in found.tolist()]
+        chosen = cheapest(self._table(way), weights / self._units, more)
+        return [self.ways[way] | formats_of(self._space, tuple(row)) for row in chosen.tolist()]
 
     def _table(self, way: int) -> PriceTable:
         if way not in self._tables:
@@ -131,21 +131,26 @@ def cheapest(table: PriceTable, weights: Array, more: Array) -> NDArray[np.intp]
     and `more` [n, slots, options]. Viterbi's algorithm (IEEE Trans. Inf. Theory 13(2), 1967) over
     the slots in their order: what neighbours exchange counts, and what others do at its mean.
     """
+    # Forward: `best` [n, options] is the least sum up to a slot by the option taken there, and
+    # `origins` says which option of the slot before it came from. Backward: the cheapest end is
+    # followed to its start. O(slots options^2) for what would be options^slots sums.
     alone, pairs = _chain(table, weights)
     alone = alone + more
-    best, came = alone[:, 0], []
+    best, origins = alone[:, 0], []
     for slot in range(1, alone.shape[1]):
         sums = best[:, :, None] + pairs[slot - 1] + alone[:, slot, None, :]
-        came.append(sums.argmin(axis=1))
+        origins.append(sums.argmin(axis=1))
         best = sums.min(axis=1)
     chosen = [best.argmin(axis=1)]
-    for each in reversed(came):
-        chosen.append(np.take_along_axis(each, chosen[-1][:, None], axis=1)[:, 0])
+    for origin in reversed(origins):
+        chosen.append(np.take_along_axis(origin, chosen[-1][:, None], axis=1)[:, 0])
     return np.stack(chosen[::-1], axis=1)
 
 
 def _chain(table: PriceTable, weights: Array) -> tuple[Array, list[Array]]:
     """Return sums of slots [n, slots, options] and of pairs of neighbours, each [n, options, o]."""
+    # The peak is a maximum over moments, which is no sum: the moment at which options 0 need most
+    # stands for it. Terms of slots that are no neighbours in the chain count at their mean.
     slots, options = len(table.options), max(table.options)
     peak = 2 + int(table.summed(np.zeros((1, slots), dtype=np.intp))[0, 2:].argmax())
     alone = np.zeros((len(weights), slots, options))

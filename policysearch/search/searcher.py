@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from policysearch.search.acquisition import Yardstick
 from policysearch.search.hypervolume import Array, free_areas, front_of, places_of_front
-from policysearch.search.posterior import Belief, Sensitivity, worlds
+from policysearch.search.posterior import Belief, Sensitivity, fantasies
 from policysearch.space.options import Decisions, Row
 
 Costs = tuple[float, float]
@@ -98,7 +98,7 @@ class Searcher:
         self._gaps: dict[Row, list[float]] = {}
         self._expected: dict[Row, float] = {}
         self._fitted: Sensitivity | None = None
-        self._beside: list[tuple[float, float, float]] = []
+        self._outside: list[tuple[float, float, float]] = []
         self.expected_gain = np.inf
         """Most new volume that was expected of a policy at the last ask; infinity before that."""
 
@@ -108,9 +108,9 @@ class Searcher:
         self._gaps.setdefault(row, []).append(gap)
         self._fitted = None
 
-    def tell_beside(self, costs: Costs, gap: float) -> None:
+    def tell_outside(self, costs: Costs, gap: float) -> None:
         """Count a policy that is none of the pool: others gain by what it does not dominate."""
-        self._beside.append((*costs, gap))
+        self._outside.append((*costs, gap))
 
     def expect(self, row: Row, costs: Costs) -> None:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
@@ -121,7 +121,7 @@ class Searcher:
         self._fit()
         other = copy.copy(self)
         other._start = list(start)
-        other._told, other._beside = dict(self._told), list(self._beside)
+        other._told, other._outside = dict(self._told), list(self._outside)
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
 
@@ -131,15 +131,15 @@ class Searcher:
         Each as if all that are outstanding had come out, as expected or drawn; the start before
         all others with `whole_start`.
         """
-        found: list[tuple[Row, Costs]] = []
-        while len(found) < count:
+        proposals: list[tuple[Row, Costs]] = []
+        while len(proposals) < count:
             following = self._following(whole_start)
             if following is None:
                 break
             row, costs = following
             self._told[row] = costs
-            found.append((row, costs))
-        return found
+            proposals.append((row, costs))
+        return proposals
 
     def _following(self, whole_start: bool) -> tuple[Row, Costs] | None:
         start = [each for each in self._start if each[0] not in self._told]
@@ -241,14 +241,14 @@ class Searcher:
         rng = np.random.default_rng(len(self._told))
         told = front_of(self._archive({row: self._expected[row] for row in self._gaps}))
         costs = np.array([self._told[row] for row in outstanding])
-        for world in worlds(belief, self._array(outstanding), rows, draws, rng):
-            gaps = _nats(world.gaps, self._measure.smallest_gap)
+        for fantasy in fantasies(belief, self._array(outstanding), rows, draws, rng):
+            gaps = _nats(fantasy.gaps, self._measure.smallest_gap)
             drawn = self._measure.points(gaps, costs)
-            yield front_of(np.concatenate([told, drawn])), [world.belief]
+            yield front_of(np.concatenate([told, drawn])), [fantasy.belief]
 
     def _archive(self, gaps: Mapping[Row, float]) -> Array:
         """Return the points of policies with these gaps, and of those that are none of the pool."""
-        known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._beside
+        known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
         told = np.array(known).reshape(len(known), 3)
         return self._measure.points(told[:, 2], told[:, :2])
 
@@ -259,20 +259,24 @@ def expected_improvements(
     """Return the expected new volume of n candidates: [n].
 
     `cuts` [k + 1] and `free` [k, n] as `free_areas` gives them. The integral over the gap axis of
-    the free area times the chance of a gap below, in closed form.
+    the free area times the chance of a gap below, in closed form: the exact expected hypervolume
+    improvement (Emmerich, Deutz and Klinkenberg, IEEE CEC 2011), short because only one axis is
+    uncertain. The new volume of a policy of gap G is the integral of free(g) over g >= G, so its
+    mean is that of free(g) P(G <= g); free is constant between cuts.
     """
     # The axis is the scale of the belief, over its value at the largest gap.
     unit = np.log1p(measure.largest_gap / measure.smallest_gap)
-    found = np.zeros(free.shape[1])
+    gains = np.zeros(free.shape[1])
     for belief in beliefs:
         mean, sd = belief.mean / unit, belief.sd / unit
         below = _integrated((cuts[:, None] - mean) / sd) * sd
-        found += belief.weight * (free * np.diff(below, axis=0)).sum(axis=0)
-    return found
+        gains += belief.weight * (free * np.diff(below, axis=0)).sum(axis=0)
+    return gains
 
 
 def _integrated(z: Array) -> Array:
     """Return the integral of the standard normal distribution function up to `z`."""
+    # By parts: z Phi(z) less the integral of z phi(z), which is -phi(z).
     return np.asarray(z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi))
 
 

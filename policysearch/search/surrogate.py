@@ -1,6 +1,6 @@
 """The loss gap as a function of a policy's decisions, for one set of hyperparameters.
 
-The model is that of `sensitivity.py`, on the scale sign(gap) log(1 + |gap| / smallest_gap). Near a
+The model is that of `posterior.py`, on the scale sign(gap) log(1 + |gap| / smallest_gap). Near a
 value of theta it is linear in theta, and all is Gaussian.
 """
 
@@ -54,14 +54,16 @@ class Prior:
 
         Summed level by level: of thousands of decisions the matrix itself would be too large.
         """
+        # Each level of the hierarchy is one random number shared by some decisions, so its part of
+        # the covariance is a block of ones: slopes are summed over the block and handed back to it.
         counts = np.diff(self.starts, append=slopes.shape[1])
         placed = np.add.reduceat(slopes, self.starts, axis=1) if len(counts) else slopes
-        found = LEVEL_SD**2 * slopes.sum(axis=1)[:, None] + OWN_SD**2 * slopes
-        found += KIND_SD**2 * ((slopes @ self.kinds) @ self.kinds.T)
-        found += PLACE_SD**2 * np.repeat(placed, counts, axis=1)
+        spread = LEVEL_SD**2 * slopes.sum(axis=1)[:, None] + OWN_SD**2 * slopes
+        spread += KIND_SD**2 * ((slopes @ self.kinds) @ self.kinds.T)
+        spread += PLACE_SD**2 * np.repeat(placed, counts, axis=1)
         if self.hints is not None:
-            found += HINT_SD**2 * (slopes @ self.hints)[:, None] * self.hints
-        return np.asarray(found)
+            spread += HINT_SD**2 * (slopes @ self.hints)[:, None] * self.hints
+        return np.asarray(spread)
 
     def common(self, slopes: Array) -> list[Array]:
         """Return columns [n, any] whose products between rows are those of `spread` and slopes.
@@ -70,10 +72,10 @@ class Prior:
         """
         placed = np.add.reduceat(slopes, self.starts, axis=1) if len(self.starts) else slopes
         level = LEVEL_SD * slopes.sum(axis=1, keepdims=True)
-        found = [level, KIND_SD * (slopes @ self.kinds), PLACE_SD * placed]
+        columns = [level, KIND_SD * (slopes @ self.kinds), PLACE_SD * placed]
         if self.hints is not None:
-            found.append(HINT_SD * (slopes @ self.hints)[:, None])
-        return found
+            columns.append(HINT_SD * (slopes @ self.hints)[:, None])
+        return columns
 
 
 def prior_of(decisions: Decisions, smallest_gap: float, largest_gap: float) -> Prior:
@@ -98,14 +100,14 @@ def _neighbours(name: NDArray[np.str_], coarse: NDArray[np.bool_]) -> NDArray[np
     return np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs])
 
 
-def hinted(prior: Prior, decisions: Decisions, hints: Array) -> Prior:
+def with_hints(prior: Prior, decisions: Decisions, hints: Array) -> Prior:
     """Return the prior where theta has a multiple of the hints, as they differ within a kind."""
     names = _names(decisions)
-    given = np.zeros(len(prior.mean))
+    centred = np.zeros(len(prior.mean))
     for name in np.unique(names):
         alike = np.flatnonzero((names == name) & np.isfinite(hints))
-        given[alike] = hints[alike] - hints[alike].mean() if len(alike) else 0.0
-    return replace(prior, mean=prior.mean + HINT * given, hints=given)
+        centred[alike] = hints[alike] - hints[alike].mean() if len(alike) else 0.0
+    return replace(prior, mean=prior.mean + HINT * centred, hints=centred)
 
 
 def _names(decisions: Decisions) -> NDArray[np.str_]:
@@ -148,15 +150,15 @@ class Rows:
         for place, key in enumerate(_keys(others.shares)):
             places.setdefault(key, []).append(place)
         keys = enumerate(_keys(self.shares))
-        found = [(here, there) for here, key in keys for there in places.get(key, ())]
-        here, there = np.array(found, dtype=np.int64).reshape(len(found), 2).T
+        pairs = [(here, there) for here, key in keys for there in places.get(key, ())]
+        here, there = np.array(pairs, dtype=np.int64).reshape(len(pairs), 2).T
         return here, there
 
     def groups(self) -> NDArray[np.int64]:
         """Return a number [n] for each policy, from 0 on, equal for those that are alike."""
         numbers: dict[bytes, int] = {}
-        found = [numbers.setdefault(key, len(numbers)) for key in _keys(self.shares)]
-        return np.array(found, dtype=np.int64)
+        each = [numbers.setdefault(key, len(numbers)) for key in _keys(self.shares)]
+        return np.array(each, dtype=np.int64)
 
 
 def _keys(shares: Array) -> Sequence[bytes]:
@@ -196,17 +198,24 @@ class Gaps:
 
     def covariance(self, others: Gaps) -> Array:
         """Return the prior covariance [n, m] with others, modifiers and what is alike apart."""
-        found = far(self.roots, others.roots)
-        found += self.features @ others.features.T
-        return found
+        covariance = far(self.roots, others.roots)
+        covariance += self.features @ others.features.T
+        return covariance
 
     def between(self, others: Gaps, alike: Pairs) -> Array:
         """Return the same with what is alike, as `Rows.alike` has it."""
-        found, (here, there) = self.covariance(others), alike
-        found[here, there] += self.apart[here] * others.apart[there]
-        return found
+        covariance, (here, there) = self.covariance(others), alike
+        covariance[here, there] += self.apart[here] * others.apart[there]
+        return covariance
 
 
+# The scaled gap is y = log(1 + g / small) with g = sum of exp(theta) over the decisions of a
+# policy. Near one theta it is linear, dy / dtheta = exp(theta) / (g + small): the `slopes`. All
+# else that is believed in nats of g is a Gaussian whose deviation is divided by g + small to be one
+# of y (the delta method). Since 0.5 (r.r')^2 = sum over i < j of r_i r_j r'_i r'_j, and half the
+# squares, a polynomial kernel of second degree on roots r of the sizes gives every pair of
+# decisions a term of its own, of deviation sqrt(s_i s_j), without listing pairs (Rasmussen and
+# Williams, Gaussian Processes for Machine Learning, 2006, section 4.2.2).
 def gaps_near(theta: Array, by: Hyperparameters, rows: Rows) -> Gaps:
     """Return the gaps of policies, linear in theta near this one."""
     prior, size = by.prior, np.where(by.prior.coarse, by.pairs, min(FINE_PAIRS, by.pairs))
@@ -217,8 +226,10 @@ def gaps_near(theta: Array, by: Hyperparameters, rows: Rows) -> Gaps:
     sizes = slopes * size
     roots = np.sqrt(sizes)
     terms = near(roots, prior.neighbours)
-    # What theta and pairs each have of a decision by itself are multiples of one column.
+    # What theta and pairs each have of a decision by itself are multiples of one column, so that
+    # one column with the sum of their variances stands for both.
     alone = slopes * np.sqrt(OWN_SD**2 + BY_ITSELF * size**2)
+    # Noise grows with the gap, and has a floor; of float32 itself only rounding is left.
     absolute = np.where(gap > 0.0, prior.noise, KNOWN_NOISE) * prior.smallest_gap
     noise = ((RELATIVE_NOISE * gap) ** 2 + absolute**2) / level**2
     return Gaps(
@@ -247,10 +258,10 @@ def far(left: Array, right: Array) -> Array:
     `left` [n, decisions] and `right` [m, decisions] are what each decision brings into pairs, as a
     root.
     """
-    found = left @ right.T
-    found *= found
-    found *= 0.5 * FAR_PAIRS**2
-    return np.asarray(found)
+    kernel = left @ right.T
+    kernel *= kernel  # in place: the matrix is the largest thing there is
+    kernel *= 0.5 * FAR_PAIRS**2
+    return np.asarray(kernel)
 
 
 def near(roots: Array, neighbours: NDArray[np.int64]) -> Array:

@@ -4,7 +4,7 @@ A raw parameter such as the master-weight switch does nothing for a float32 laye
 gap for an 8-bit one. Here each group decides for its format together with where its parameters are
 stored, how they are scaled and summed, and what becomes of it in later phases; a role or a storage
 that is decided by itself is a decision beside it. Parameters that make the same policy, or policies
-that `normal` knows to train alike, make the same row.
+that `canonical` knows to train alike, make the same row.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 from policysearch.formats import format_named
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import OFF
-from policysearch.space.decided.base import Group, Params
+from policysearch.space.decided.base import Params
 from policysearch.space.decided.layer_formats import ROLES
 from policysearch.space.equivalence import has_short_range, moves_by_powers, over_run
 from policysearch.space.options import Decisions, Option, Row
@@ -52,7 +51,7 @@ class _Layer:
     unscaled: bool
 
 
-class Effective:
+class Encoding:
     """The decisions of `space`, and the row of any of its parameters."""
 
     def __init__(self, space: Space) -> None:
@@ -60,14 +59,7 @@ class Effective:
         self._fixed = {name: (*values, None)[0] for name, values in space.offered().items()}
         self._op_layers = space.op_layers or {}
         self._group_of = {layer: g.name for g in space.groups for layer in g.layers}
-        self._one = replace(
-            space,
-            layers=(ONE,),
-            groups=(Group(ONE, (ONE,)),),
-            base=preset(space.section.base, (ONE,)),
-            **dict.fromkeys(("model", "target", "op_layers")),  # type: ignore[arg-type]
-            rules=(),
-        )
+        self._one = space.of_one_layer(ONE)
         self._space, self._kinds = space, _kinds(space)
         self._shared = [name for name in self._choices if is_named(name, SHARED)]
         self._scaled = [name for name in self._choices if name in MODIFYING]

@@ -18,7 +18,7 @@ FOLLOWING = ("current", "rowwise", "mx", "mx_rceil", "nvfp4")
 """
 
 
-def normal(
+def canonical(
     policy: Policy,
     steps: int | None = None,
     op_layers: Mapping[str, tuple[str, ...]] | None = None,

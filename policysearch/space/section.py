@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Iterator
 from dataclasses import dataclass
-from types import new_class
-from typing import TYPE_CHECKING
 
-import policysearch.space.decided
 from policysearch.policy.presets import PRESETS
 from policysearch.space.decided.base import Decided
+from policysearch.space.decided.layer_formats import Formats, LayerFormats, Roles
+from policysearch.space.decided.loss_scales import LossScales, Scale
+from policysearch.space.decided.op_lists import OpLists, Ops, Rules
+from policysearch.space.decided.phases import PhaseFormats, Phases
+from policysearch.space.decided.products import Accumulators, Products, Scalings
+from policysearch.space.decided.storage import OptimizerState, Storage, StoredFormats
 from policysearch.values import one_of
 
 UNIFORM = "uniform"
@@ -21,35 +21,16 @@ ALL_UNIFORM = "uniform.all"
 """The same, all of them."""
 
 
-def _defined() -> Iterator[Decided]:
-    for info in pkgutil.iter_modules(policysearch.space.decided.__path__):
-        module = importlib.import_module(f"{policysearch.space.decided.__name__}.{info.name}")
-        for kind in vars(module).values():
-            if hasattr(kind, "turn") and kind.__module__ == module.__name__:
-                yield kind()
+DECIDED: tuple[Decided, ...] = (
+    *(Formats(), Roles(), Ops(), Storage(), OptimizerState(), Scale()),
+    *(Accumulators(), Scalings(), Rules(), Phases()),
+)
+"""Every kind of decision, in the order a policy takes them: a later one changes what is there."""
 
 
-DECIDED: tuple[Decided, ...] = tuple(sorted(_defined(), key=lambda kind: kind.turn))
-"""Every kind of decision that a file of `decided/` defines, in the order a policy takes them."""
-
-if TYPE_CHECKING:
-    from policysearch.space.decided.layer_formats import LayerFormats
-    from policysearch.space.decided.loss_scales import LossScales
-    from policysearch.space.decided.op_lists import OpLists
-    from policysearch.space.decided.phases import PhaseFormats
-    from policysearch.space.decided.products import Products
-    from policysearch.space.decided.storage import StoredFormats
-
-    class _Keys(PhaseFormats, Products, LossScales, StoredFormats, OpLists, LayerFormats):
-        """The keys that other modules read by name."""
-
-else:
-    # The class of the first decision comes last: its fields are the first.
-    _Keys = new_class("_Keys", tuple(dict.fromkeys(k.keys for k in DECIDED[::-1] if k.keys)))
-
-
+# The class of the first keys comes last: a dataclass has the fields of its last base first.
 @dataclass(frozen=True)
-class SpaceSection(_Keys):
+class SpaceSection(PhaseFormats, Products, LossScales, StoredFormats, OpLists, LayerFormats):
     """What is searched: the formats of layers and roles, storage, op lists, loss scale, phases.
 
     `base` is the preset that says everything not searched: op lists, bias, scaling recipe.

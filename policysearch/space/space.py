@@ -7,22 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.presets import preset
-from policysearch.products.product import product
-from policysearch.rewrite.format_rules import FormatRule, PlacedRule
-from policysearch.space.decided.base import Group, Params, Setting
+from policysearch.rewrite.format_rules import PlacedRule
+from policysearch.space.decided.base import Group, Params, Setting, nearest
 from policysearch.space.decided.loss_scales import Scale
-from policysearch.space.equivalence import normal
-from policysearch.space.groups import complete_groups, layers_of_ops
-from policysearch.space.rules import rules_for
+from policysearch.space.decided.products import check_accumulators
+from policysearch.space.equivalence import canonical
 from policysearch.space.section import ALL_UNIFORM, DECIDED, UNIFORM, SpaceSection
-from policysearch.space.target import as_run, offered
-from policysearch.values import InputError
+from policysearch.space.target import as_run
 
 WHOLE = "log2_scale"
 """The decision whose values are whole numbers in a row, which samplers may interpolate."""
@@ -87,12 +83,12 @@ class Space:
     def policy(self, params: Params) -> Policy:
         """Return the complete policy of these decisions, named by `describe`.
 
-        Decisions that make no difference make no other policy; see `normal`.
+        Decisions that make no difference make no other policy; see `canonical`.
         """
         policy = self.base
         for kind in DECIDED:
             policy = kind.applied(policy, params, self.section, self.setting)
-        policy = self._as_run(normal(policy, self.steps, self.op_layers))
+        policy = self._as_run(canonical(policy, self.steps, self.op_layers))
         return replace(policy, name=self.describe(policy))
 
     def loss_scale(self, params: Params) -> LossScale:
@@ -124,6 +120,12 @@ class Space:
     def _as_run(self, policy: Policy) -> Policy:
         return policy if self.model is None else as_run(policy, self.model, self.target)
 
+    def of_one_layer(self, name: str) -> Space:
+        """Return this space for one layer, in a group of its own name: of no model or target."""
+        groups, base = (Group(name, (name,)),), preset(self.section.base, (name,))
+        one = replace(self, layers=(name,), groups=groups, base=base, rules=())
+        return replace(one, model=None, target=None, op_layers=None)
+
     def uniform(self) -> list[Policy]:
         """Return each format on every layer with each choice of master weights, widest first.
 
@@ -153,58 +155,4 @@ class Space:
         for kind in DECIDED:
             wanted |= kind.read(policy, self.section, self.setting)
         choices = self.choices()
-        return {name: _nearest(wanted[name], values) for name, values in choices.items()}
-
-
-def make_space(
-    section: SpaceSection,
-    model: Model,
-    rules: Sequence[FormatRule] = (),
-    target: str | None = None,
-    steps: int | None = None,
-) -> Space:
-    """Return the space of `section` for `model`, every policy of it as `rules` leave it.
-
-    With a `target` of the exporters every policy is as that target runs it. `steps` are those of
-    the run: phases, schedules and growth intervals are shares of it.
-
-    Raises InputError for a group with a layer the model lacks or that no or two groups name, and
-    for a rule that matches nothing.
-    """
-    section = offered(section, model, target)
-    groups = complete_groups(section, model)
-    names = model.layer_names
-    base, placed = preset(section.base, names), rules_for(rules, model)
-    ops = {op: layers for op, layers in layers_of_ops(model).items() if op in section.ops}
-    space = Space(section, names, groups, base, placed, model, target, steps, ops)
-    for accumulator in section.accumulators:
-        for name in section.formats:
-            formats = {f"format.{group.name}": name for group in groups}
-            check_accumulators(space.policy({**formats, "accumulator": accumulator}))
-    for each in space.rules:
-        for option in each.rule.options:
-            check_accumulators(space.policy({f"rule.{each.name}": option}))
-    return space
-
-
-def check_accumulators(policy: Policy) -> None:
-    """Raise InputError where a layer's accumulator cannot take its operands' formats."""
-    for layer in {layer for _, layer in policy.layers}:
-        row, compute = accumulator_named(layer.accumulator), format_named(layer.compute)
-        try:
-            product(row, compute)
-            product(row, (compute, format_named(layer.grad)))
-        except InputError as error:
-            raise InputError(f"space.accumulators: {policy.name}: {error}") from None
-
-
-def _nearest(wanted: Any, values: tuple[Any, ...]) -> Any:
-    if wanted in values:
-        return wanted
-    if isinstance(wanted, int | float) and not isinstance(wanted, bool):
-        return min(values, key=lambda value: (abs(value - wanted), value))
-    try:
-        bits = format_named(wanted).bits
-        return min(values, key=lambda name: abs(format_named(name).bits - bits))
-    except InputError:
-        return values[0]
+        return {name: nearest(wanted[name], values) for name, values in choices.items()}

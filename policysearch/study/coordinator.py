@@ -11,8 +11,8 @@ from dataclasses import replace
 from policysearch.objective.score import Outcome
 from policysearch.policy.policy import Policy
 from policysearch.study.journal.records import Asked, RunKey
-from policysearch.study.low_fidelity import Looking
-from policysearch.study.optuna_view import History, Seen
+from policysearch.study.low_fidelity import LowFidelitySearch
+from policysearch.study.optuna_view import History, TrialView, params_of
 from policysearch.study.proposer import Proposer
 from policysearch.study.session import Progress, Session
 from policysearch.study.stopping import EXHAUSTED, Clock, Limits
@@ -32,8 +32,9 @@ def search(
     that failed.
     """
     if retry_failed:
-        session.forget_failed()
-    for key, outcome in session.trained(executor, session.missing(session.records.trials)):
+        session.runs.forget_failed()
+    missing = session.runs.missing(session.records.trials)
+    for key, outcome in session.runs.trained(executor, missing):
         session.records.add_run(key, outcome)
         if progress is not None:
             progress(len(session.records.searched), session.results)
@@ -42,7 +43,7 @@ def search(
     session.prices.record((*session.records.trials, *session.records.weighed))
     if progress is not None:
         progress(coordinator.done, session.results)
-    for _ in coordinator.looking.take(executor) if session.spec.study.looks else ():
+    for _ in coordinator.low_fidelity.train(executor) if session.plan.fidelity else ():
         if progress is not None:
             progress(coordinator.done, session.results)
     for index, outcome in executor.run(coordinator.jobs()):
@@ -51,19 +52,19 @@ def search(
             progress(coordinator.done, session.results)
     session.records.add_stop(coordinator.reason)
     session.prices.record(())  # Of the references, once there are trials.
-    for _ in _settled(session, executor) if session.spec.study.search_seeds else ():
+    for _ in _settling(session, executor):
         if progress is not None:
             progress(coordinator.done, session.results)
-    if session.folder is not None:
-        shutil.rmtree(session.folder, ignore_errors=True)  # What was not gone on with.
+    if session.runs.folder is not None:
+        shutil.rmtree(session.runs.folder, ignore_errors=True)  # What was not gone on with.
     if progress is not None:
         progress(coordinator.done, session.results)
 
 
-def _settled(session: Session, executor: Executor) -> Iterator[None]:
+def _settling(session: Session, executor: Executor) -> Iterator[None]:
     """Train members of the front with all seeds until each has them; yield after each run."""
-    while runs := session.settling():
-        for key, outcome in session.trained(executor, runs):
+    while len(session.runs.searched) < len(session.runs.seeds) and (runs := session.settling()):
+        for key, outcome in session.runs.trained(executor, runs):
             session.records.add_run(key, outcome)
             yield
 
@@ -86,17 +87,20 @@ class Coordinator:
 
     def __init__(self, session: Session, in_order: bool, clock: Clock = time.monotonic) -> None:
         self._session, self._records, self._in_order = session, session.records, in_order
-        self._proposer = Proposer(session.spec, session.objective, session.space)
-        self.looking = Looking(session, self._proposer, in_order)
-        self._limits = Limits(session.spec, self._proposer.first, clock)
-        self._history = History(session.spec.objectives.names)
+        self._plan, self._runs = session.plan, session.runs
+        self._proposer = Proposer(self._plan, session.objective, session.space)
+        self.low_fidelity = LowFidelitySearch(
+            *(self._plan, self._runs, session.space, session.prices), self._proposer, in_order
+        )
+        self._limits = Limits(self._plan.budget, self._proposer.first, clock)
+        self._history = History(self._plan.objectives)
         for asked in self._records.searched:
-            self._history.append(session.seen(asked))
+            self._history.append(session.view(asked))
         self._asked = sorted(self._records.searched, key=lambda asked: asked.place)
         self._keys: list[RunKey] = []
         self._begun: set[RunKey] = set()
         self._ready: deque[tuple[RunKey, Policy]] = deque()
-        self._seeds, self._finished = session.spec.study.searched, 0
+        self._seeds, self._finished = self._runs.searched, 0
         self._passed = -1
         self.reason = ""
         """Why the search asked for no more, once it is at its end."""
@@ -119,7 +123,7 @@ class Coordinator:
             if self._ready:
                 key, policy = self._ready.popleft()
                 self._keys.append(key)
-                yield self._session.job(key, policy)
+                yield self._runs.job(key, policy)
             elif (asked := self._next()) is not None:
                 self._records.add_asked(asked)
                 self._begin(asked)
@@ -139,7 +143,7 @@ class Coordinator:
     def _begin(self, asked: Asked) -> None:
         """Make ready the runs that the policy needs and that nobody has begun."""
         self._asked.append(asked)
-        runs = self._session.missing([asked])
+        runs = self._runs.missing([asked])
         self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
         self._begun |= runs.keys()
         own = {key for key in runs if key.seed in self._seeds and not key.jitter}
@@ -148,62 +152,63 @@ class Coordinator:
 
     def _waiting(self, digest: str) -> list[Asked]:
         """Return what is outstanding and trained by runs of the policy `digest`."""
-        return [each for each in self._records.outstanding.values() if each.trained == digest]
+        return [a for a in self._records.outstanding.values() if a.trained == digest]
 
     def _settle(self, digest: str) -> None:
         """Record the trials whose runs have all ended, now that one of the policy `digest` has."""
         waiting = list(self._records.outstanding.values())
-        if not self._in_order and digest != self._session.float32.digest:
+        if not self._in_order and digest != self._runs.float32.digest:
             waiting = self._waiting(digest)
         for asked in waiting:
-            if self._session.ended(asked):
+            if self._runs.ended(asked):
                 self._session.record(asked)
                 self._finished -= len(self._seeds)
-                self._history.append(self._session.seen(asked))
+                self._history.append(self._session.view(asked))
             elif self._in_order:
                 break
 
     def _next(self) -> Asked | None:
         """Return the policy to ask for; None where there is none now, with `reason` where ever."""
         told, place = len(self._records.searched), len(self._asked)
-        late = self._session.spec.study.workers - 1
-        first = place - late if self._in_order else self._heard(told)
+        late = self._plan.workers - 1
+        first = place - late if self._in_order else self._asked_from(told)
         for count in range(max(0, first, self._passed + 1), told + 1):
             known = {asked.digest for asked in self._asked}
-            heard = self._settled_goal(count if self._in_order else told)
-            if heard is None:
+            views = self._settled_goal(count if self._in_order else told)
+            if views is None:
                 return None
-            self.reason = self._limits.reached(known, heard, self.looking.trials)
+            self.reason = self._limits.reached(known, views, self.low_fidelity.trials)
             if self.reason:
                 return None
-            found = self.proposed(self._asked, count)
-            if found is None:
+            proposal = self.proposed(self._asked, count)
+            if proposal is None:
                 self.reason = EXHAUSTED
                 return None
-            if not self._limits.too_small(found[1]):
+            asked, gain = proposal
+            if not self._limits.too_small(gain):
                 self._passed = -1
-                return found[0]
+                return asked
             self._passed = count
         if self._passed == place:  # With nothing outstanding that could raise it.
             self.reason = self._limits.expected
         return None
 
-    def _settled_goal(self, count: int) -> list[Seen] | None:
+    def _settled_goal(self, count: int) -> list[TrialView] | None:
         """Return the first `count` trials, those that meet the goal as all seeds have them.
 
         None while runs of these are missing: they are made ready. One seed may be luck.
         """
-        session, heard = self._session, self._history.first(count)
-        met = [place for place, seen in enumerate(heard) if self._limits.meets(seen)]
-        asked, seeds = self._records.searched, session.spec.study.seeds
-        runs = session.missing([asked[place] for place in met], seeds)
+        views, seeds = self._history.first(count), self._runs.seeds
+        places = [place for place, view in enumerate(views) if self._limits.meets(view)]
+        asked = self._records.searched
+        runs = self._runs.missing([asked[place] for place in places], seeds)
         self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
         self._begun |= runs.keys()
-        for place in met if not runs else ():
-            heard[place] = session.seen(asked[place], seeds)
-        return None if runs else heard
+        for place in places if not runs else ():
+            views[place] = self._session.view(asked[place], seeds)
+        return None if runs else views
 
-    def _heard(self, told: int) -> int:
+    def _asked_from(self, told: int) -> int:
         """Return from how many of the trials `told` to ask, where their order is that of coming."""
         last = max((asked.told for asked in self._asked), default=0)
         return told if told - last >= min(len(self._asked) - told, last) / BATCHES else last
@@ -214,9 +219,11 @@ class Coordinator:
         See `Proposer.propose`. What is asked for and not told counts as under way, also where it
         has ended since.
         """
-        heard = {each.digest for each in self._records.searched[:told]}
-        pending = [self._session.params(each) for each in asked if each.digest not in heard]
+        digests = {trial.digest for trial in self._records.searched[:told]}
+        pending = [
+            params_of(each, self._session.space) for each in asked if each.digest not in digests
+        ]
         known = {each.digest for each in asked}
-        shown, promised = self._history.shown(told), self.looking.promised(heard)
-        found = self._proposer.propose(len(asked), shown, pending, known, promised)
-        return found and (replace(found[0], told=told), found[1])
+        shown, promised = self._history.shown(told), self.low_fidelity.promised(digests)
+        proposal = self._proposer.propose(len(asked), shown, pending, known, promised)
+        return proposal and (replace(proposal[0], told=told), proposal[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,15 @@ from threadpoolctl import ThreadpoolController
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.search.acquisition import SMALLEST_GAP, Yardstick, yardstick
-from policysearch.search.candidates import SpacePool
-from policysearch.search.price_estimate import RoughPrices
-from policysearch.search.price_table import Lookup, lookup_of
+from policysearch.search.acquisition import FLOAT32, SMALLEST_GAP, Yardstick, yardstick
+from policysearch.search.candidates import SpacePool, SpacePrices
+from policysearch.search.objectives import UNCOUNTED, ObjectiveName, counted
 from policysearch.search.searcher import Searcher
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
 from policysearch.space.options import Row
 from policysearch.space.space import Space
 from policysearch.study.optuna_samplers import distributions
-from policysearch.study.specification import ObjectiveName, StudySpec, objective_of, space_of
 from policysearch.values import InputError
 
 Price = Callable[[Policy], tuple[float, float] | None]
@@ -35,23 +33,9 @@ Price = Callable[[Policy], tuple[float, float] | None]
 AS_GOOD = 10.0 * SMALLEST_GAP
 """A gap in nats up to which a policy leaves nothing to be gained by slower ones."""
 
-UNCOUNTED = 0.5
-"""Time or memory of every policy where that is no objective."""
-
-FLOAT32 = Yardstick(1.05, 1.15)
-"""Volumes are measured from float32 until a policy of the ladder is `AS_GOOD`."""
-
-
-def counted(time: float, memory: float, objectives: Collection[str]) -> tuple[float, float]:
-    """Return the costs that count: an axis that is no objective is the same for all."""
-    return (
-        time if "speedup" in objectives else UNCOUNTED,
-        memory if "memory_ratio" in objectives else UNCOUNTED,
-    )
-
 
 @dataclass(frozen=True)
-class Known:
+class Observation:
     """A policy that was asked for: its parameters, and its values in the order of the objectives.
 
     No values while it is under way.
@@ -78,13 +62,12 @@ class GainSampler(BaseSampler):
         ladder: Sequence[Policy] = (),
         gap_of: Callable[[float], float] = float,
         seed: int = 0,
-        lookup: Callable[[], Lookup | None] = lambda: None,
-        rough: Callable[[Effective], RoughPrices] | None = None,
+        prices: SpacePrices | None = None,
     ) -> None:
         self.space, self._price, self._objectives = space, price, tuple(objectives)
         self._gap_of, self._seed = gap_of, seed
-        self._effective = Effective(space)
-        self._pool = SpacePool(space, self._effective, self._costs, seed, lookup, rough)
+        self._encoding = Encoding(space)
+        self._pool = SpacePool(space, self._encoding, self._costs, seed, prices)
         self._random, self._blas = RandomSampler(seed=seed), ThreadpoolController()
         self._names = frozenset(space.choices())
         self._rows: dict[frozenset[tuple[str, Any]], Row] = {}
@@ -104,10 +87,10 @@ class GainSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> Params:
         """Return the parameters of the policy to train next, none where there is no new one."""
-        told = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
-        return self.following(_known(each) for each in told if self._counts(each))
+        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+        return self.following(_observation(other) for other in others if self._counts(other))
 
-    def following(self, known: Iterable[Known], start: Iterable[Params] = ()) -> Params:
+    def following(self, known: Iterable[Observation], start: Iterable[Params] = ()) -> Params:
         """Return the parameters of the policy to train next, none where there is no new one.
 
         `start` are policies to begin with, those of them that are not asked for yet: `Searcher`
@@ -116,22 +99,22 @@ class GainSampler(BaseSampler):
         with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
             return self._following(known, start)
 
-    def _following(self, known: Iterable[Known], start: Iterable[Params]) -> Params:
-        rows = [(row, each) for each in known if (row := self._row(each.params)) is not None]
-        measure = self._measured(rows)
-        told = [(row, each) for row, each in rows if each.values]
-        heard = measure, [(row, tuple(each.values)) for row, each in told]
-        if self._last[0] != heard:
-            volume = self._volume(measure, [each for _, each in told])
-            self._last = heard, self._searcher(measure, told), volume
-        begun = [(row, c) for row in map(self._row, start) if row and (c := self._pool.costs(row))]
-        searcher, found = self._last[1].copy(begun), self._last[2]
-        for row, each in rows:
-            if not each.values and (costs := self._pool.costs(row)) is not None:
+    def _following(self, known: Iterable[Observation], start: Iterable[Params]) -> Params:
+        rows = [(row, trial) for trial in known if (row := self._row(trial.params)) is not None]
+        measure = self._yardstick(rows)
+        ended = [(row, trial) for row, trial in rows if trial.values]
+        state = measure, [(row, tuple(trial.values)) for row, trial in ended]
+        if self._last[0] != state:
+            volume = self._volume(measure, [trial for _, trial in ended])
+            self._last = state, self._searcher(measure, ended), volume
+        first = [(row, c) for row in map(self._row, start) if row and (c := self._pool.costs(row))]
+        searcher, volume = self._last[1].copy(first), self._last[2]
+        for row, trial in rows:
+            if not trial.values and (costs := self._pool.costs(row)) is not None:
                 searcher.expect(row, costs)
-        asked = searcher.ask()
-        self.expected_share = searcher.expected_gain / found if found else np.inf
-        return dict(self._pool.params_of(asked[0][0])) if asked else {}
+        proposals = searcher.ask()
+        self.expected_share = searcher.expected_gain / volume if volume else np.inf
+        return dict(self._pool.params_of(proposals[0][0])) if proposals else {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
@@ -139,29 +122,29 @@ class GainSampler(BaseSampler):
         """Return a random value: of parameters that are not the space's, or once it is empty."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
-    def _searcher(self, measure: Yardstick, told: Iterable[tuple[Row, Known]]) -> Searcher:
+    def _searcher(self, measure: Yardstick, ended: Iterable[tuple[Row, Observation]]) -> Searcher:
         """Return a searcher that is told these."""
-        searcher = Searcher(self._effective.decisions, self._pool, measure)
-        for row, each in told:
-            self._learn(searcher, row, each)
+        searcher = Searcher(self._encoding.decisions, self._pool, measure)
+        for row, trial in ended:
+            self._learn(searcher, row, trial)
         return searcher
 
-    def _learn(self, searcher: Searcher, row: Row, trial: Known) -> None:
+    def _learn(self, searcher: Searcher, row: Row, trial: Observation) -> None:
         """Tell the searcher of a trial; parameters may only be the nearest to what it trained."""
         costs = self._pool.costs(row)
         measured = self._measured_costs(trial)
         if costs is not None and all(map(_same, costs, measured)):
             searcher.tell(row, costs, self._gap(trial))
         else:
-            searcher.tell_beside(measured, self._gap(trial))
+            searcher.tell_outside(measured, self._gap(trial))
 
-    def _measured_costs(self, trial: Known) -> tuple[float, float]:
+    def _measured_costs(self, trial: Observation) -> tuple[float, float]:
         """Return (time, memory) of a trial by its values; infinite time where it has no price."""
         values = dict(zip(self._objectives, trial.values, strict=True))
         speedup = values.get("speedup", 2.0)
         return 1.0 / speedup if speedup > 0.0 else np.inf, values.get("memory_ratio", UNCOUNTED)
 
-    def _volume(self, measure: Yardstick, trials: Sequence[Known]) -> float:
+    def _volume(self, measure: Yardstick, trials: Sequence[Observation]) -> float:
         if not trials:
             return 0.0
         gaps = np.array([self._gap(trial) for trial in trials])
@@ -178,17 +161,17 @@ class GainSampler(BaseSampler):
             self._rows[key] = self._pool.add(dict(params))
         return self._rows[key]
 
-    def _gap(self, trial: Known) -> float:
+    def _gap(self, trial: Observation) -> float:
         return self._gap_of(trial.values[self._objectives.index("loss_gap")])
 
-    def _measured(self, rows: Sequence[tuple[Row, Known]]) -> Yardstick:
+    def _yardstick(self, rows: Sequence[tuple[Row, Observation]]) -> Yardstick:
         """Return the ladder's yardstick once a policy within its corner is as good as float32."""
-        most = self._measure
+        corner = self._measure
         for _, trial in rows:
             if trial.values and self._gap(trial) <= AS_GOOD:
                 time, memory = self._measured_costs(trial)
-                if time < most.time and memory < most.memory:
-                    return most
+                if time < corner.time and memory < corner.memory:
+                    return corner
         return FLOAT32
 
     def _costs(self, params: Params) -> tuple[float, float] | None:
@@ -202,44 +185,36 @@ def _same(cost: float, measured: float) -> bool:
     return math.isclose(cost, measured, rel_tol=1e-6)
 
 
-def _known(trial: FrozenTrial) -> Known:
+def _observation(trial: FrozenTrial) -> Observation:
     # A trial that was enqueued and has suggested nothing yet says what it will be.
     params = trial.params or trial.system_attrs.get("fixed_params", {})
-    return Known(params, trial.values or ())
+    return Observation(params, trial.values or ())
 
 
-def gain_sampler(
-    spec: StudySpec, objective: Objective | None = None, gap_of: Callable[[float], float] = float
+def sampler_of(
+    objective: Objective,
+    space: Space,
+    names: Sequence[ObjectiveName],
+    baseline: str | None,
+    seed: int,
+    gap_of: Callable[[float], float] = float,
 ) -> GainSampler:
-    """Return the sampler of the space, prices and ladder of a study file.
+    """Return the sampler of `space` with the prices of `objective`, drawn from with `seed`.
 
-    For an Optuna study of one's own, whose trials make the decisions of
-    `sampler.space.suggest(trial)` and whose values are the study's objectives in their order, the
-    loss gap in nats unless `gap_of` makes nats of it. `objective` prices; None makes it anew.
+    It weighs policies by the objectives `names` from the corner of the ladder, `baseline` in it.
     """
-    priced = objective or objective_of(spec)
-    space = space_of(spec, priced.model)
     ladder = [
-        policy
-        for policy, names in space.ladder(spec.study.baseline).values()
-        if "float32" not in names
+        policy for policy, presets in space.ladder(baseline).values() if "float32" not in presets
     ]
 
     def price(policy: Policy) -> tuple[float, float] | None:
         try:
-            modeled = priced.price(policy)
+            modeled = objective.price(policy)
         except InputError:
             return None
         return 1.0 / modeled.speedup, modeled.memory_ratio
 
-    names, seed = spec.objectives.names, spec.study.seed
-    whole = {"speedup", "memory_ratio"} <= set(names)
-
-    def lookup() -> Lookup | None:
-        return lookup_of(priced, space, seed) if whole else None
-
-    def rough(effective: Effective) -> RoughPrices:
-        return RoughPrices(priced, space, effective, seed)
-
-    tabled = rough if whole and priced.parallel.devices == 1 else None
-    return GainSampler(space, price, names, ladder, gap_of, seed, lookup, tabled)
+    # Tables and estimates are of both costs; where one does not count policies are priced singly.
+    both = {"speedup", "memory_ratio"} <= set(names)
+    prices = SpacePrices(objective, space, seed) if both else None
+    return GainSampler(space, price, names, ladder, gap_of, seed, prices)

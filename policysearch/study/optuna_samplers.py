@@ -66,7 +66,7 @@ STOCK: Mapping[str, Stock] = MappingProxyType(
 """The samplers of Optuna by name."""
 
 OWN = "gain"
-"""The sampler that knows prices and learns the loss gap alone; see `search.gain_sampler`."""
+"""The sampler that knows prices and learns the loss gap alone; see `study.gain_sampler`."""
 
 SAMPLERS = (OWN, *STOCK)
 """What a study file may name."""

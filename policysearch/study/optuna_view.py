@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import optuna
 from optuna.trial import TrialState
@@ -17,10 +16,11 @@ from optuna.trial import TrialState
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.search.hypervolume import Point, non_dominated
+from policysearch.search.objectives import DIRECTIONS, ObjectiveName
 from policysearch.space.decided.base import Params
 from policysearch.space.space import Space
+from policysearch.study.journal.records import Asked
 from policysearch.study.optuna_samplers import distributions, system_attrs
-from policysearch.study.specification import DIRECTIONS, ObjectiveName
 
 GAP_UNIT = 1e-3
 """The sampler sees asinh(gap / GAP_UNIT): linear to about a thousandth of a nat, then a logarithm.
@@ -36,7 +36,7 @@ Optuna's samplers take time that grows with every trial they see.
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrialView:
     """One trial as the sampler sees it; a gap of DIVERGED_GAP means that nothing was learned."""
 
     params: Params
@@ -59,10 +59,11 @@ def gap_of(value: float) -> float:
     return math.sinh(value) * GAP_UNIT
 
 
-def as_seen(params: Params, loss_gap: float, cost: PolicyCost | None) -> Seen:
-    """Return a trial of this modeled cost; what has none is as bad as can be."""
+def trial_view(params: Params, loss_gap: float | None, cost: PolicyCost | None) -> TrialView:
+    """Return a trial of this gap and modeled cost; what has none of one is as bad as can be."""
     speedup, memory_ratio = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
-    return Seen(params, loss_gap, speedup, memory_ratio)
+    gap = DIVERGED_GAP if loss_gap is None else loss_gap
+    return TrialView(params, gap, speedup, memory_ratio)
 
 
 class History:
@@ -70,18 +71,18 @@ class History:
 
     def __init__(self, names: Sequence[ObjectiveName]) -> None:
         self._names = names
-        self._trials: list[Seen] = []
+        self._trials: list[TrialView] = []
         self._fronts: dict[int, list[int]] = {0: []}
 
-    def append(self, trial: Seen) -> None:
+    def append(self, trial: TrialView) -> None:
         """Add the next trial."""
         self._trials.append(trial)
 
-    def first(self, count: int) -> list[Seen]:
+    def first(self, count: int) -> list[TrialView]:
         """Return the first `count` trials."""
         return self._trials[:count]
 
-    def shown(self, count: int) -> list[Seen]:
+    def shown(self, count: int) -> list[TrialView]:
         """Return what is shown of the first `count` trials."""
         start = max(0, count // WINDOW - 1) * WINDOW
         return [self._trials[i] for i in self._front(start)] + self._trials[start:count]
@@ -95,14 +96,14 @@ class History:
                 self._fronts[end] = [places[i] for i in kept]
         return self._fronts[count]
 
-    def _point(self, trial: Seen) -> Point:
+    def _point(self, trial: TrialView) -> Point:
         signs = (1.0 if DIRECTIONS[name] == "minimize" else -1.0 for name in self._names)
         values = trial.values(self._names)
         return tuple(sign * value for sign, value in zip(signs, values, strict=True))
 
 
 def sampler_view(
-    trials: Sequence[Seen],
+    trials: Sequence[TrialView],
     space: Space,
     names: Sequence[ObjectiveName],
     sampler: str,
@@ -134,6 +135,9 @@ def sampler_view(
     return study
 
 
-def fits(params: Params, choices: dict[str, tuple[Any, ...]]) -> bool:
-    """Whether these decisions are decisions of a space with these choices."""
-    return params.keys() == choices.keys() and all(params[k] in choices[k] for k in choices)
+def params_of(asked: Asked, space: Space) -> Params:
+    """Return the decisions of the space that are the policy, or the nearest ones."""
+    params, choices = asked.params, space.choices()
+    if params.keys() == choices.keys() and all(params[name] in choices[name] for name in choices):
+        return params
+    return space.project(asked.policy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
@@ -14,11 +15,22 @@ from policysearch.policy.presets import TF32, preset
 from policysearch.space.target import as_run
 from policysearch.study.journal.identity import check_part, code_fingerprints
 from policysearch.study.journal.records import Asked, Records, compact
-from policysearch.study.specification import StudySpec
 from policysearch.values import InputError, to_plain
 
 # What no price depends on.
 _ELSEWHERE = ("commands", "search", "space", "study", "report", "export", "verify")
+
+
+@dataclass(frozen=True)
+class References:
+    """What speedups are given against beside float32: the preset `baseline`, if there is one.
+
+    References are summed in `accumulator`, and are as the export target `target` runs them.
+    """
+
+    baseline: str | None
+    accumulator: str
+    target: str | None
 
 
 class Prices:
@@ -29,8 +41,8 @@ class Prices:
     key every policy is priced anew.
     """
 
-    def __init__(self, objective: Objective, records: Records, spec: StudySpec) -> None:
-        self._objective, self._records, self._spec = objective, records, spec
+    def __init__(self, objective: Objective, records: Records, references: References) -> None:
+        self._objective, self._records, self._against = objective, records, references
         self._new: dict[str, PolicyCost | None] = {}
         plain = {
             "device": repr(objective.device),
@@ -38,7 +50,7 @@ class Prices:
             "batch_size": objective.cost_batch_size,
             "parallel": to_plain(objective.parallel),
             "recompute": list(objective.recompute),
-            "task": spec.task.to_plain(),
+            "task": objective.task.to_plain(),
             # as recorded: results are shown without making the model
             "model": [identity.get("model", "") for identity in records.identities[-1:]],
             "code": code_fingerprints(_ELSEWHERE),
@@ -84,15 +96,16 @@ class Prices:
         trials = self._records.trials
         layers = [name for name, _ in from_json(trials[0].text).layers] if trials else []
         tf32 = [TF32] if "tfloat32" in self._objective.device.formats else []
-        names = dict.fromkeys(("float32", *tf32, self._spec.study.baseline or "float32"))
-        accumulator = self._spec.space.accumulators[0]
-        policies = [with_accumulator(preset(name, layers), accumulator) for name in names]
-        if self._spec.study.target is not None:  # tfloat32 is a switch there, and stays itself
-            model, target = self._objective.model, self._spec.study.target
+        names = dict.fromkeys(("float32", *tf32, self._against.baseline or "float32"))
+        summed = self._against.accumulator
+        policies = [with_accumulator(preset(name, layers), summed) for name in names]
+        if self._against.target is not None:  # tfloat32 is a switch there, and stays itself
+            model, target = self._objective.model, self._against.target
             policies = [p if p.name == TF32 else as_run(p, model, target) for p in policies]
-        policies = [self._spec.parallel.spread(policy) for policy in policies]
-        found = zip(names, policies, strict=True) if layers else ()
-        return [Asked(-1, p.digest, compact(p), (name,), {}) for name, p in found]
+        if (parallel := self._objective.parallel).devices > 1:
+            policies = [replace(policy, parallel=parallel) for policy in policies]
+        named = zip(names, policies, strict=True) if layers else ()
+        return [Asked(-1, p.digest, compact(p), (name,), {}) for name, p in named]
 
     def record(self, trials: Iterable[Asked]) -> None:
         """Record the prices of `trials` and of the references that were made for another key."""

@@ -17,11 +17,11 @@ from policysearch.rewrite.format_rules import LISTS
 from policysearch.space.decided.base import Params
 from policysearch.space.section import ALL_UNIFORM
 from policysearch.space.space import Space
-from policysearch.study.gain_sampler import GainSampler, Known, gain_sampler
+from policysearch.study.gain_sampler import GainSampler, Observation, sampler_of
 from policysearch.study.journal.records import Asked, compact
 from policysearch.study.optuna_samplers import OWN, sampler_named
-from policysearch.study.optuna_view import Seen, gap_of, sampler_view
-from policysearch.study.specification import StudySpec
+from policysearch.study.optuna_view import TrialView, gap_of, sampler_view
+from policysearch.study.plan import SearchPlan
 
 MOST_DUPLICATES = 64
 """So many known policies proposed in a row mean that the space has no others."""
@@ -39,10 +39,10 @@ def lists_sorted(policy: Policy) -> Policy:
 class Proposer:
     """Proposes policies of a study; what it proposes depends on its arguments alone."""
 
-    def __init__(self, spec: StudySpec, objective: Objective, space: Space) -> None:
-        self._spec, self._objective, self._space = spec, objective, space
-        self.ladder = space.ladder(spec.study.baseline)
-        self._weighed = self._weighable() if spec.study.sampler == OWN else {}
+    def __init__(self, plan: SearchPlan, objective: Objective, space: Space) -> None:
+        self._plan, self._objective, self._space = plan, objective, space
+        self.ladder = space.ladder(plan.baseline)
+        self._weighed = self._weighable() if plan.sampler == OWN else {}
         # What of the ladder differs by the order of op lists alone, by each digest and the sorted.
         self._alike: dict[str, list[str]] = {}
         for digest, (policy, _) in self.ladder.items():
@@ -62,7 +62,7 @@ class Proposer:
 
     def _weighable(self) -> dict[str, Params]:
         """Return the uniform formats that are no preset, with the parameters that make them."""
-        if ALL_UNIFORM in self._spec.space.ladder:
+        if ALL_UNIFORM in self._space.section.ladder:
             return {}
         uniform = {k: self._space.project(p) for k, (p, names) in self.ladder.items() if not names}
         return {k: each for k, each in uniform.items() if self._space.policy(each).digest == k}
@@ -70,7 +70,7 @@ class Proposer:
     def propose(
         self,
         place: int,
-        shown: Sequence[Seen],
+        shown: Sequence[TrialView],
         pending: Sequence[Params],
         known: Collection[str],
         promised: Sequence[Asked] = (),
@@ -90,7 +90,7 @@ class Proposer:
         for first in promised:
             if first.digest not in known:
                 return replace(first, place=place), np.inf
-        if self._spec.study.sampler != OWN:
+        if self._plan.sampler != OWN:
             return self._sampled(place, shown, pending, known)
         chosen = self._chosen(place, shown, pending, known)
         return chosen or self._sampled(place, (), (), known, PATIENCE)
@@ -106,12 +106,16 @@ class Proposer:
         return Asked(-1, digest, compact(policy), presets, params, place, start=True)
 
     def _chosen(
-        self, place: int, shown: Sequence[Seen], pending: Sequence[Params], known: Collection[str]
+        self,
+        place: int,
+        shown: Sequence[TrialView],
+        pending: Sequence[Params],
+        known: Collection[str],
     ) -> tuple[Asked, float] | None:
         """Return what the package's own sampler proposes; None where all of it is known."""
-        names = self._spec.objectives.names
-        told = [Known(each.params, each.values(names)) for each in shown]
-        told += [Known(params) for params in pending]
+        names = self._plan.objectives
+        told = [Observation(each.params, each.values(names)) for each in shown]
+        told += [Observation(params) for params in pending]
         weighed = self._weighed.items()
         start = [each for k, each in weighed if not any(d in known for d in self._alike[k])]
         for _ in range(PATIENCE):
@@ -125,23 +129,23 @@ class Proposer:
             if new:
                 asked = Asked(-1, policy.digest, compact(policy), (), params, place)
                 return asked, self._own.expected_share
-            told.append(Known(params))  # Of the trials that are not shown.
+            told.append(Observation(params))  # Of the trials that are not shown.
         return None
 
     def _sampled(
         self,
         place: int,
-        shown: Sequence[Seen],
+        shown: Sequence[TrialView],
         pending: Sequence[Params],
         known: Collection[str],
         streak: int = 0,
     ) -> tuple[Asked, float] | None:
         """Return what a sampler of Optuna proposes; after `streak` known ones, at random."""
-        study, space = self._spec.study, self._space
-        seeds = np.random.SeedSequence([study.seed, place]).generate_state(2)
+        plan, space = self._plan, self._space
+        seeds = np.random.SeedSequence([plan.seed, place]).generate_state(2)
         at_random = sampler_named("random", int(seeds[1]))
-        chosen = at_random if streak else sampler_named(study.sampler, int(seeds[0]))
-        view = sampler_view(shown, space, self._spec.objectives.names, study.sampler, pending)
+        chosen = at_random if streak else sampler_named(plan.sampler, int(seeds[0]))
+        view = sampler_view(shown, space, plan.objectives, plan.sampler, pending)
         for tried in range(streak, MOST_DUPLICATES):
             view.sampler = at_random if tried >= PATIENCE else chosen
             trial = view.ask()
@@ -155,4 +159,6 @@ class Proposer:
     @cached_property
     def _own(self) -> GainSampler:
         """The package's own sampler; it keeps the prices of the space."""
-        return gain_sampler(self._spec, self._objective, gap_of)
+        plan = self._plan
+        how = plan.objectives, plan.baseline, plan.seed, gap_of
+        return sampler_of(self._objective, self._space, *how)

@@ -16,7 +16,7 @@ from policysearch.study.journal.identity import differences
 from policysearch.study.journal.records import Asked, Records, RunKey, digest_of_runs
 from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
 from policysearch.study.results.confirmation import confirmations, unconfirmed
-from policysearch.study.results.fidelity import Prices, looked
+from policysearch.study.results.fidelity import FidelitySummary, Prices, fidelity_summary
 from policysearch.study.results.ranking import Learned
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec
@@ -60,10 +60,17 @@ def read_results(
         tuple(references),
         learned(records.runs, base, seeds),
         records.stopped,
-        looked(records, spec, base, prices),
+        _fidelity(records, spec, base, prices),
         _left(records, prices),
         _by_digest(trials, partial(unconfirmed, records.runs, base)),
     )
+
+
+def _fidelity(
+    records: Records, spec: StudySpec, base: str, prices: Prices
+) -> FidelitySummary | None:
+    fidelity, names = spec.study.fidelity(spec.task.steps), spec.objectives.names
+    return fidelity_summary(records, fidelity, names, base, prices) if fidelity else None
 
 
 def _left(records: Records, prices: Prices) -> tuple[tuple[str, PolicyCost], ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from policysearch.study.optuna_view import Seen
-from policysearch.study.specification import StudySpec
+from policysearch.study.optuna_view import TrialView
+from policysearch.study.plan import Budget
 
 Clock = Callable[[], float]
 """Seconds since any one moment."""
@@ -15,31 +15,31 @@ EXHAUSTED = "the space has no other policy"
 
 
 class Limits:
-    """The limits of a study file, from now on."""
+    """The budget of a search, from now on."""
 
-    def __init__(self, spec: StudySpec, ladder: AbstractSet[str], clock: Clock) -> None:
+    def __init__(self, budget: Budget, ladder: AbstractSet[str], clock: Clock) -> None:
         """`ladder` holds the digests that are tried first."""
-        self._study, self._ladder, self._clock = spec.study, ladder, clock
+        self._budget, self._ladder, self._clock = budget, ladder, clock
         self._began = clock()
 
-    def reached(self, known: AbstractSet[str], told: Sequence[Seen], looks: int = 0) -> str:
+    def reached(self, known: AbstractSet[str], told: Sequence[TrialView], spent: int = 0) -> str:
         """Return the limit that is reached, in words; "" where none is.
 
         `known` are the digests of all that was asked for, `told` what the search knows of them,
-        `looks` how many trials looks were worth.
+        `spent` how many trials evaluations of low fidelity were worth.
         """
-        study = self._study
+        budget = self._budget
         if any(self.meets(trial) for trial in told):
-            return f"goal met: {study.goal_speedup:g} times at a gap up to {study.goal_gap:g}"
-        room = study.trials - looks - len(known)
-        if study.trials >= len(self._ladder):
+            return f"goal met: {budget.goal_speedup:g} times at a gap up to {budget.goal_gap:g}"
+        room = budget.trials - spent - len(known)
+        if budget.trials >= len(self._ladder):
             # A preset that is still untried was added to the study file after its trials were done.
             room = max(room, len(self._ladder - known))
         if room <= 0:
-            spent = f", {looks} of them spent on {study.looks}" if looks else ""
-            return f"budget: {study.trials} trials{spent}"
-        if study.hours is not None and self._clock() - self._began >= 3600.0 * study.hours:
-            return f"time: {study.hours:g} hours"
+            where = f", {spent} of them spent on {budget.low_fidelity}" if spent else ""
+            return f"budget: {budget.trials} trials{where}"
+        if budget.hours is not None and self._clock() - self._began >= 3600.0 * budget.hours:
+            return f"time: {budget.hours:g} hours"
         return ""
 
     def too_small(self, gain: float) -> bool:
@@ -47,16 +47,16 @@ class Limits:
 
         `gain` as a share of the volume that the policies told dominate.
         """
-        return gain < self._study.least_gain
+        return gain < self._budget.least_gain
 
     @property
     def expected(self) -> str:
         """The reason to stop where what is expected stays too small."""
-        return f"expected gain below {self._study.least_gain:g} of the volume found"
+        return f"expected gain below {self._budget.least_gain:g} of the volume found"
 
-    def meets(self, trial: Seen) -> bool:
+    def meets(self, trial: TrialView) -> bool:
         """Whether the policy is as fast and as close to float32 as the study asks."""
-        gap, speedup = self._study.goal_gap, self._study.goal_speedup
+        gap, speedup = self._budget.goal_gap, self._budget.goal_speedup
         if gap is None or speedup is None:
             return False
         return trial.loss_gap <= gap and trial.speedup >= speedup

@@ -70,14 +70,14 @@ class Setting:
 class Decided(Protocol):
     """One kind of decision: what it offers, how a policy takes it, how a policy shows it.
 
-    A decision of a layer is made for each group and called "name.group". Kinds decide in the order
-    of `turn`; `keys` is the dataclass of the keys that a kind adds to the section, None where it
-    adds none. `shared` names those that are made once and change every layer, `modifying` those
-    that change no price and only what others cost in gap.
+    A decision of a layer is made for each group and called "name.group". `keys` is the dataclass
+    of the keys that a kind adds to the section, None where it adds none. `shared` names those that
+    are made once and change every layer, `modifying` those that change no price and only what
+    others cost in gap.
     """
 
-    turn: int
-    keys: type | None
+    @property
+    def keys(self) -> type | None: ...
 
     @property
     def shared(self) -> tuple[str, ...]: ...
@@ -135,3 +135,16 @@ def short_format(name: str) -> str:
     """Return the name as it is said in tables: fp32, tf32, bf16, fp16, e4m3."""
     known = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
     return known.get(name) or name.removesuffix("fn").rpartition("_")[2]
+
+
+def nearest(wanted: Any, values: tuple[Any, ...]) -> Any:
+    """Return the value nearest to what a policy has: of numbers by size, of formats by bits."""
+    if wanted in values:
+        return wanted
+    if isinstance(wanted, int | float) and not isinstance(wanted, bool):
+        return min(values, key=lambda value: (abs(value - wanted), value))
+    try:
+        bits = format_named(wanted).bits
+        return min(values, key=lambda name: abs(format_named(name).bits - bits))
+    except InputError:
+        return values[0]

@@ -48,7 +48,7 @@ class LayerFormats:
 class Formats:
     """Decides "format.group"."""
 
-    turn, keys = 10, LayerFormats
+    keys = LayerFormats
     shared = modifying = ()
 
     def check(self, section: LayerFormats) -> None:
@@ -83,7 +83,7 @@ class Formats:
 class Roles:
     """Decides "grad.group", "wgrad.group" and "output.group"."""
 
-    turn, keys = 20, LayerFormats
+    keys = LayerFormats
     shared = modifying = ()
 
     def check(self, section: LayerFormats) -> None:

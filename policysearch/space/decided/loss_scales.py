@@ -43,7 +43,7 @@ class LossScales:
 class Scale:
     """Decides "loss_scale" and, as far as its kind uses them, NAMES and "scale_schedule"."""
 
-    turn, keys = 60, LossScales
+    keys = LossScales
     shared = ()
     modifying = ("loss_scale", *NAMES, "scale_schedule")
 

@@ -26,7 +26,7 @@ class OpLists:
 class Ops:
     """Decides "op.name"."""
 
-    turn, keys = 30, OpLists
+    keys = OpLists
     shared = modifying = ()
 
     def check(self, section: OpLists) -> None:
@@ -71,7 +71,7 @@ class Ops:
 class Rules:
     """Decides "rule.name": the option of each rule of the study file that has several."""
 
-    turn, keys = 90, None
+    keys = None
     shared = modifying = ()
 
     def check(self, section: object) -> None:

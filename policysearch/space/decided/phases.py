@@ -32,7 +32,7 @@ class PhaseFormats:
 class Phases:
     """Decides "phase.share" for each point."""
 
-    turn, keys = 100, PhaseFormats
+    keys = PhaseFormats
     modifying = ()
     shared = ("phase",)
 

@@ -8,6 +8,7 @@ from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.policy.policy import Policy, with_accumulator
 from policysearch.policy.scaling import RECIPES, Recipe, Scaling
+from policysearch.products.product import product
 from policysearch.space.decided.base import Choices, Params, Setting, check_different
 from policysearch.space.decided.op_lists import Rules
 from policysearch.values import InputError, one_of
@@ -33,7 +34,7 @@ class Products:
 class Accumulators:
     """Decides "accumulator"."""
 
-    turn, keys = 70, Products
+    keys = Products
     shared = ("accumulator",)
     modifying = ()
 
@@ -72,7 +73,7 @@ class Accumulators:
 class Scalings:
     """Decides "scaling"; a policy without narrow operands has none."""
 
-    turn, keys = 80, Products
+    keys = Products
     shared = ("scaling",)
     modifying = ()
 
@@ -101,3 +102,14 @@ class Scalings:
 
     def words(self, policy: Policy, section: Products, at: Setting) -> list[str]:
         return [policy.scaling.recipe] if len(section.scalings) > 1 else []
+
+
+def check_accumulators(policy: Policy) -> None:
+    """Raise InputError where a layer's accumulator cannot take its operands' formats."""
+    for layer in {layer for _, layer in policy.layers}:
+        row, compute = accumulator_named(layer.accumulator), format_named(layer.compute)
+        try:
+            product(row, compute)
+            product(row, (compute, format_named(layer.grad)))
+        except InputError as error:
+            raise InputError(f"space.accumulators: {policy.name}: {error}") from None

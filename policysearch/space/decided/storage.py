@@ -32,7 +32,7 @@ class StoredFormats:
 class Storage:
     """Decides "master_weights", and "param.group" where there are none."""
 
-    turn, keys = 40, StoredFormats
+    keys = StoredFormats
     shared = ("master_weights",)
     modifying = ()
 
@@ -87,7 +87,7 @@ class Storage:
 class OptimizerState:
     """Decides "optimizer_state"."""
 
-    turn, keys = 50, StoredFormats
+    keys = StoredFormats
     shared = modifying = ()
 
     def check(self, section: StoredFormats) -> None:

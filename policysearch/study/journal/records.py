@@ -21,8 +21,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import Failure, Measurement, Outcome
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, from_json
-from policysearch.study.journal.lines import Line
-from policysearch.study.journal.storage import OpenJournal
+from policysearch.study.journal.storage import Line, OpenJournal
 from policysearch.values import from_plain, to_plain
 
 
@@ -30,8 +29,8 @@ from policysearch.values import from_plain, to_plain
 class RunKey:
     """Which training run: the policy's digest, the training seed, how far the start is jittered.
 
-    `steps` None means those of the task; a look is stopped after `until` of them, or is of a net of
-    `width` of the widths.
+    `steps` None means those of the task; a run of low fidelity is stopped after `until` of them, or
+    is of a net of `width` of the widths.
     """
 
     digest: str
@@ -83,6 +82,11 @@ class Asked:
     by_hand: bool = False
 
     @property
+    def policy(self) -> Policy:
+        """The policy as a value."""
+        return from_json(self.text, "stored policy")
+
+    @property
     def trained(self) -> str:
         """The digest of the policy that trains: equal where policies are only spread otherwise."""
         return digest_of_runs(self.text, self.digest)
@@ -109,7 +113,7 @@ class Records:
         self.runs: dict[RunKey, Outcome] = {}
         self.trials: list[Asked] = []
         self.outstanding: dict[str, Asked] = {}
-        self.looks: dict[str, Asked] = {}
+        self.low_fidelity: dict[str, Asked] = {}
         self.weighed: list[Asked] = []
         self.finalists: list[str] = []
         self.stops: list[str] = []
@@ -145,7 +149,7 @@ class Records:
             priced_on, _, digest = rest.partition(":")
             self.prices[priced_on, digest] = from_plain(PolicyCost, value, key)
         elif kind in ("asked", "look"):
-            where = self.outstanding if kind == "asked" else self.looks
+            where = self.outstanding if kind == "asked" else self.low_fidelity
             where[rest] = _asked(rest, value)
             self.stopped = ""
         elif kind == "weighed":
@@ -195,10 +199,10 @@ class Records:
         self.outstanding[asked.digest] = asked
         self.stopped = ""
 
-    def add_look(self, asked: Asked) -> None:
-        """Record that a look at a policy was asked for, before its run."""
+    def add_low_fidelity(self, asked: Asked) -> None:
+        """Record that a policy is to be evaluated at low fidelity, before its run."""
         self._add_fact(f"look:{asked.digest}", _plain_asked(asked))
-        self.looks[asked.digest] = asked
+        self.low_fidelity[asked.digest] = asked
 
     def add_weighed(self, ladder: Sequence[Asked]) -> None:
         """Record what of the ladder need not be trained, unless that is what was said last."""

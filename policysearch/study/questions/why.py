@@ -13,11 +13,11 @@ from policysearch.policy.policy import Policy, from_json, uniform_layer, usual_s
 from policysearch.space.decided.base import Group
 from policysearch.space.space import Space
 from policysearch.study.journal.trials import FailedTrial, Trial
+from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.results.noise import change
 from policysearch.study.results.results import Results
 from policysearch.study.session import Progress
 from policysearch.study.specification import StudySpec, space_of
-from policysearch.study.study import try_policy
 from policysearch.values import one_of
 
 Step = Literal["wider", "beside", "narrower"]
@@ -116,7 +116,7 @@ def _told(before: Trial, after: Trial, counted: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Tried:
+class NeighbourTrial:
     """A neighbour, its trial, and what it is beside the policy; failed ones have no verdict.
 
     The layers run in the neighbour's format, or `runs_in` what the study's target makes of it.
@@ -136,7 +136,7 @@ class Why:
     trial: Trial | FailedTrial
     group: str
     layers: tuple[str, ...]
-    tried: tuple[Tried, ...]
+    tried: tuple[NeighbourTrial, ...]
 
 
 def why(
@@ -165,7 +165,9 @@ def why(
     here, *others = (every[number] for number in numbers)
     group = group_of(space, layer)
     tried = tuple(
-        Tried(neighbour, _runs_in(neighbour, group, trial), trial, _verdict(results, here, trial))
+        NeighbourTrial(
+            neighbour, _runs_in(neighbour, group, trial), trial, _verdict(results, here, trial)
+        )
         for neighbour, trial in zip(near, others, strict=True)
     )
     return Why(results, here, group.name, group.layers, tried)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from policysearch.objective.score import (
     DIVERGED_GAP,
@@ -19,54 +19,8 @@ from policysearch.objective.score import (
     gap,
     gap_curve,
 )
-from policysearch.search.hypervolume import non_dominated
-from policysearch.study.results.results import Results
 from policysearch.study.journal.records import RunKey
-from policysearch.study.journal.trials import (Confirmation, Trial)
-
-
-@dataclass(frozen=True)
-class Horizon:
-    """What is trained to confirm: over `steps` steps, with each of `seeds`."""
-
-    steps: int
-    seeds: tuple[int, ...]
-
-
-def horizon_of(seeds: Sequence[int], steps: int, factor: float, count: int) -> Horizon:
-    """Return `factor` times the steps, and the `count` smallest seeds above those of the search."""
-    first = max(seeds) + 1
-    return Horizon(max(1, round(steps * factor)), tuple(range(first, first + count)))
-
-
-def candidates(results: Results, every: bool = False) -> list[Trial]:
-    """Return the knee, the rest of the front from the fastest on, then the front without it.
-
-    With `every` the policies behind them follow, but for those that diverged. float32 is left out:
-    everything is compared with it anyway.
-    """
-    front = list(results.front)
-    if not front:
-        return []
-    # Of what the search alone knows: a run that was stopped then goes on with the same.
-    knee = replace(results, confirmed=(), unconfirmed=()).knee()
-    sound = [t for t in results.trials if not t.diverged and t not in front]
-    next_front = [sound[i] for i in non_dominated([results.point(trial) for trial in sound])]
-    next_front.sort(key=lambda trial: -trial.cost.speedup)
-    behind = [trial for trial in sound if trial not in next_front] if every else []
-    others = [trial for trial in (*front, *next_front, *behind) if trial != knee]
-    return [trial for trial in (knee, *others) if "float32" not in trial.presets]
-
-
-def within_budget(
-    results: Results, ordered: Sequence[Trial], horizon: Horizon, share: float
-) -> list[Trial]:
-    """Return the first of these that, with float32, take `share` of the study's own steps."""
-    spec = results.spec
-    spent = sum(len(trial.scores) for trial in results.trials) * spec.task.steps
-    affordable = int(share * spent / (horizon.steps * len(horizon.seeds))) - 1
-    return list(ordered[: max(0, affordable)])
-
+from policysearch.study.journal.trials import Confirmation
 
 Longer = tuple[RunKey, Outcome, Outcome]
 """A run over more steps than the task's, and float32's over as many with the same seed."""

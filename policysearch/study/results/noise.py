@@ -98,19 +98,24 @@ def _moderated(gaps: NDArray[np.float64]) -> list[tuple[float, float]]:
     """
     d = gaps.shape[1] - 1.0
     squares, sampling = np.var(gaps, axis=1, ddof=1), float(polygamma(1, d / 2))
+    # `left` over sampling variance is what the policies scatter more than chi-square would; from
+    # that `excess`, the variance between true log variances. The line adds its own uncertainty, and
+    # a prior whose log has that variance has trigamma(d0/2) of it: d0 degrees of freedom (Smyth).
     weights, line, left = _trend(gaps.mean(axis=1), squares, d)
     together = _together(gaps, float(left @ left) / (len(gaps) - 2) / sampling)
     free = np.eye(len(gaps)) - weights
     excess = max(0.0, (left @ left - sampling * np.trace(free @ together)) / (len(gaps) - 2))
     unsure = sampling * together + excess * np.eye(len(gaps))
-    found = []
+    moderated = []
     for place, weight in enumerate(weights):
         prior = _degrees(excess + float(weight @ unsure @ weight))
+        # `spread` is half the relative variance of a weighted mean of two that vary together, one
+        # over it its degrees of freedom (Satterthwaite, Biometrics Bulletin 2(6), 1946).
         share, common = prior / (prior + d), float(weight @ together[place])
         spread = share**2 / prior + (1 - share) ** 2 / d + 2 * share * (1 - share) * common / d
         variance = share * math.exp(line[place]) + (1 - share) * squares[place]
-        found.append((float(variance), max(1.0, min(1.0 / spread, prior + d))))
-    return found
+        moderated.append((float(variance), max(1.0, min(1.0 / spread, prior + d))))
+    return moderated
 
 
 def _trend(
@@ -136,13 +141,13 @@ def _together(gaps: NDArray[np.float64], scatter: float) -> NDArray[np.float64]:
     if d < 2.0:
         shared = min(1.0, max(0.0, 1.0 - scatter))
         return shared + (1.0 - shared) * np.eye(len(gaps))
-    found: NDArray[np.float64] = (np.corrcoef(gaps) ** 2 - 1 / d) / (1 - 1 / d)
-    return found
+    squares: NDArray[np.float64] = (np.corrcoef(gaps) ** 2 - 1 / d) / (1 - 1 / d)
+    return squares
 
 
 def _degrees(variance: float) -> float:
     """Return d with trigamma(d/2) = `variance`."""
-    low, high = 1e-3, 1e6
+    low, high = 1e-3, 1e6  # trigamma falls, so halving on a logarithmic scale finds it
     for _ in range(60):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if polygamma(1, middle / 2) > variance else (low, middle)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from policysearch.study.results.noise import (CONFIDENCE, Interval)
+from policysearch.study.results.noise import CONFIDENCE, Interval
 from policysearch.train.tasks import Task
 
 RESOLUTION = 10.0
@@ -74,6 +74,8 @@ def cannot_rank(
     lost = [i for i in known if undecided(i, wanted)]
     if len(known) < FEWEST or 2 * len(lost) <= len(known):
         return ""
+    # The error of a mean falls as one over the root of the number of seeds: so many more bring the
+    # median error of the undecided down to what is wanted.
     error = sorted(interval.error for interval in lost)[len(lost) // 2]
     more = math.ceil(seeds * (ERRORS * error / wanted) ** 2)
     return _said(
@@ -107,6 +109,7 @@ def seeds_needed(error: float, degrees: float, seeds: int, wanted: float) -> int
     where that many do not do.
     """
     for count in range(2, MOST_SEEDS + 1):
+        # Student's t is narrower with more degrees of freedom, which grow with the seeds.
         reach = student.ppf(0.5 + CONFIDENCE / 2, degrees * (count - 1) / max(1, seeds - 1))
         if reach * error * math.sqrt(seeds / count) <= wanted:
             return count
@@ -122,13 +125,13 @@ def split_half(gaps: Sequence[Sequence[float]]) -> float | None:
     if table.ndim != 2 or len(table) < 3 or table.shape[1] < 2:
         return None
     seeds = range(table.shape[1])
-    found = []
+    correlations = []
     for half in itertools.combinations(seeds, table.shape[1] // 2):
         rest = [seed for seed in seeds if seed not in half]
-        found.append(
+        correlations.append(
             rank_correlation(table[:, list(half)].mean(axis=1), table[:, rest].mean(axis=1))
         )
-    return math.fsum(found) / len(found)
+    return math.fsum(correlations) / len(correlations)
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:

@@ -6,22 +6,135 @@ import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
 from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.presets import TF32
-from policysearch.search.hypervolume import (Point, covers, knee, thinned)
-from policysearch.study.results.fidelity import Looked
-from policysearch.study.results.noise import (Interval, intervals)
-from policysearch.study.results.ranking import (RESOLUTION, Learned, cannot_rank)
-from policysearch.study.results.rows import (Row, own_columns)
-from policysearch.study.specification import (ObjectiveName, StudySpec)
-from policysearch.study.results.trend import (Trend, columns, later_trends, trends)
-from policysearch.study.journal.trials import (Confirmation, FailedTrial, Trial)
+from policysearch.search.hypervolume import Point, covers, knee, thinned
+from policysearch.search.objectives import ObjectiveName
+from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
+from policysearch.study.results.fidelity import FidelitySummary
+from policysearch.study.results.noise import Interval, intervals
+from policysearch.study.results.ranking import RESOLUTION, Learned, cannot_rank
+from policysearch.study.results.trend import Trend, columns, later_trends, trends
+from policysearch.study.specification import StudySpec
 from policysearch.values import InputError
-from policysearch.cost.memory import VISIBLE_SHARE
-from policysearch.objective.objective import Objective
-from policysearch.study.journal.trials import Trial
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trained policy.
+
+    Gaps are in nats: the mean over the seeds, the smallest and largest, and what the front counts
+    (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
+    against float32 on the same device and stack. `presets` are the presets that are this policy,
+    separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
+    `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
+    bound the mean gap at 95 % (see `results.noise`), None with a single seed. `tied_with` is the
+    faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
+    `swamped_share` of the updates are too small to move their parameter, projected from step
+    `swamped_step` to the smallest learning rate; `early_sign` says so where they are many.
+    `gap_eighth` and so on: the mean gap after that share of the steps; the relative ones are shares
+    of float32's own loss there, `relative_gap` at the end. The trends are those of
+    `results.trend.Trend`, of the study's run and of the longer one.
+    `speedup_over_tf32` and `speedup_over_baseline` are modeled as well: None on a device without
+    tfloat32 products, and in a study that names no `baseline`. Gaps are of `batch_size` examples a
+    step, speed and memory of `priced_batch_size`.
+    `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
+    `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
+    reduced in, and `communication_share` which share of the step waits for other devices. `seeds`:
+    how many it was trained with.
+    """
+
+    trial: int
+    policy: str
+    presets: str
+    on_front: bool
+    diverged: bool
+    loss_gap: float
+    loss_gap_low: float
+    loss_gap_high: float
+    counted_gap: float
+    noise_gap: float | None
+    validation_accuracy: float | None
+    modeled_speedup: float
+    modeled_speedup_low: float
+    modeled_speedup_high: float
+    modeled_memory_ratio: float
+    skipped_steps: int
+    device: str
+    stack: str
+    digest: str
+    confirmed_steps: int | None
+    confirmed_gap: float | None
+    float32_loss: float | None
+    fault: str
+    gap_low95: float | None
+    gap_high95: float | None
+    tied_with: int | None
+    by_hand: bool
+    swamped_share: float
+    swamped_step: int | None
+    swamped_layer: str
+    early_sign: str
+    gap_eighth: float | None
+    gap_quarter: float | None
+    gap_half: float | None
+    relative_gap_eighth: float | None
+    relative_gap_quarter: float | None
+    relative_gap_half: float | None
+    relative_gap: float | None
+    gap_trend: str
+    relative_gap_trend: str
+    confirmed_gap_trend: str
+    confirmed_relative_gap_trend: str
+    speedup_over_tf32: float | None = None
+    baseline: str = ""
+    speedup_over_baseline: float | None = None
+    batch_size: int = 0
+    priced_batch_size: int = 0
+    cannot_rank: str = ""
+    parallel: str = ""
+    all_reduce: str = "float32"
+    communication_share: float = 0.0
+    seeds: int = 1
+
+    @property
+    def label(self) -> str:
+        """The name to show: the presets where there are any."""
+        return self.presets or self.policy
+
+
+def own_columns(trial: Trial) -> dict[str, Any]:
+    """Return what a row has from its trial alone."""
+    cost = trial.cost
+    low, high = trial.gap_range
+    return {
+        "trial": trial.number,
+        "policy": trial.name,
+        "presets": " ".join(trial.presets),
+        "diverged": trial.diverged,
+        "loss_gap": trial.loss_gap,
+        "loss_gap_low": low,
+        "loss_gap_high": high,
+        "validation_accuracy": trial.validation_accuracy,
+        "modeled_speedup": cost.speedup,
+        "modeled_speedup_low": cost.speedup_low,
+        "modeled_speedup_high": cost.speedup_high,
+        "modeled_memory_ratio": cost.memory_ratio,
+        "skipped_steps": trial.skipped_steps,
+        "digest": trial.digest,
+        "by_hand": trial.by_hand,
+        "swamped_share": trial.swamped_share,
+        "swamped_step": trial.swamped_step,
+        "swamped_layer": trial.swamped_layer,
+        "early_sign": trial.early_sign,
+        "parallel": cost.parallel,
+        "all_reduce": trial.policy.all_reduce,
+        "communication_share": cost.communication_share,
+        "seeds": len(trial.scores),
+    }
 
 
 if TYPE_CHECKING:
@@ -36,12 +149,12 @@ class Results:
     when its initial parameters are jittered by 1e-6; None if not measured. `float32_fault`: why
     nothing can be compared with float32, where it diverged or failed itself. `confirmed`: (digest,
     confirmation) of policies that were trained longer, `unconfirmed`: (digest, why) of those whose
-    longer runs came to no verdict; see `search.confirm`. `mixed`: changes of
+    longer runs came to no verdict; see `results.confirmation`. `mixed`: changes of
     code or libraries amid the results, which a run was told to accept. `references`: modeled costs
     of what speedups are given against, by preset: float32, TF32 where the device has it, and the
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
-    asked for no more, "" before its end. `looked`: its short runs. `left`: name and modeled cost of
-    what of the ladder was not trained, for others promised more.
+    asked for no more, "" before its end. `fidelity`: its runs of low fidelity, None of none.
+    `left`: name and modeled cost of what of the ladder was not trained, for others promised more.
     """
 
     spec: StudySpec
@@ -54,7 +167,7 @@ class Results:
     references: tuple[tuple[str, PolicyCost], ...] = ()
     learned: Learned | None = None
     stopped: str = ""
-    looked: Looked | None = None
+    fidelity: FidelitySummary | None = None
     left: tuple[tuple[str, PolicyCost], ...] = ()
     unconfirmed: tuple[tuple[str, str], ...] = ()
 
@@ -301,29 +414,3 @@ def _compared(results: Results, trial: Trial, row: Row) -> Row:
         priced_batch_size=spec.priced_batch_size,
         cannot_rank=results.cannot_rank,
     )
-
-
-def smallest(results: Results, max_gap: float | None = None) -> Trial:
-    """Return the front's member of least modeled memory with a loss gap up to `max_gap` nats.
-
-    Of equal ones the fastest. Raises InputError where none is that close.
-    """
-    return min(results.within(max_gap), key=lambda t: (t.cost.memory_ratio, -t.cost.speedup))
-
-
-def fitting(results: Results, there: Objective, max_gap: float | None = None) -> Trial:
-    """Return the front's fastest member that fits on the device of `there`, at its batch.
-
-    Speed and memory are modeled there, loss gaps up to `max_gap` nats. Raises InputError where none
-    is that close, and where none fits.
-    """
-    costs = [(there.price(trial.policy), trial) for trial in results.within(max_gap)]
-    fit = [(cost, trial) for cost, trial in costs if cost.fits]
-    if not fit:
-        least = min(cost.reserved_high_bytes for cost, _ in costs) / VISIBLE_SHARE
-        raise InputError(
-            f"fits: {there.device.name} with {there.device.memory_bytes / 2**30:.0f} GiB at batch "
-            f"{there.cost_batch_size}; expected {least / 2**30:.1f} GiB or more, the least of the "
-            "front, or a smaller batch"
-        )
-    return max(fit, key=lambda pair: (pair[0].speedup, -pair[1].loss_gap))[1]

@@ -3,7 +3,7 @@
 A trend is the change from the middle of the run to its end, of the gap in nats and of the gap as a
 share of float32's own loss at the same step. It is called growing or shrinking only where that
 change, a mean over the seeds, differs from zero by more than its own 95 % interval allows (see
-`search.noise`) and is larger than what counts as an effect at all; else the gap is flat. So is one
+`results.noise`) and is larger than what counts as an effect at all; else the gap is flat. So is one
 that stays below zero: a policy gains nothing by a loss below float32's. With one seed nothing is
 called.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from policysearch.objective.score import CURVE_SHARES, GapCurve, share_of
-from policysearch.study.results.noise import (Interval, intervals)
 from policysearch.study.journal.trials import Confirmation
+from policysearch.study.results.noise import Interval, intervals
 
 ONE_SEED = "one seed"
 
@@ -49,7 +49,7 @@ class Trend:
 
 
 def columns(trend: Trend, later: Trend, steps: int) -> dict[str, Any]:
-    """Return the fields of `search.rows.Row` on a run of `steps` and on the longer run."""
+    """Return the fields of `results.results.Row` on a run of `steps` and on the longer run."""
     known = {point.steps: point for point in trend.points}
     reached = (math.ceil(steps * share) for share in CURVE_SHARES)
     eighth, quarter, half, end = (known.get(taken, GapPoint(taken)) for taken in reached)

@@ -7,18 +7,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from policysearch.study.results.results import Results
 from policysearch.space.decided.base import Params
-from policysearch.space.space import Space
 from policysearch.space.section import MODIFYING
+from policysearch.space.space import Space
 from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
 
 ENOUGH = 2
 """Pairs from which on a decision is said to do nothing."""
 
 
 @dataclass(frozen=True)
-class Inert:
+class IdleDecision:
     """Of the `pairs` of policies that differ in `decision` alone, so many were `alike`."""
 
     decision: str
@@ -35,7 +35,7 @@ class Inert:
         )
 
 
-def inert(results: Results, space: Space) -> tuple[Inert, ...]:
+def idle_decisions(results: Results, space: Space) -> tuple[IdleDecision, ...]:
     """Return the decisions of which every pair trained to the same bit, by name.
 
     Only policies of the space count, and no two that diverged. Loss scales count as one decision:
@@ -52,13 +52,13 @@ def inert(results: Results, space: Space) -> tuple[Inert, ...]:
             groups[rest].append(trial)
         pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
         alike = sum(_alike(_measured(one), _measured(other)) for one, other in pairs)
-        found.append(Inert(name, len(pairs), alike))
+        found.append(IdleDecision(name, len(pairs), alike))
     return tuple(each for each in found if each.pairs >= ENOUGH and each.alike == each.pairs)
 
 
-def inert_lines(results: Results, space: Space) -> Sequence[str]:
+def idle_lines(results: Results, space: Space) -> Sequence[str]:
     """Return a line for each decision that did nothing in this study."""
-    return [each.line for each in inert(results, space)]
+    return [each.line for each in idle_decisions(results, space)]
 
 
 def _merged(params: Params, trial: Trial) -> dict[str, Hashable]:

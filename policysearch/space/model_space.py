@@ -1,15 +1,20 @@
-"""Which layers of a model share one searched format."""
+"""The space of one model: which of its layers are decided together, and what it offers them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from policysearch.nn.model import Model
-from policysearch.rewrite.format_rules import LayerMatch
+from policysearch.policy.presets import preset
+from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.rewrite.patterns import block_of
 from policysearch.space.decided.base import Group
-from policysearch.space.decided.layer_formats import Granularity
+from policysearch.space.decided.products import check_accumulators
+from policysearch.space.rules import rules_for
 from policysearch.space.section import SpaceSection
+from policysearch.space.space import Space
+from policysearch.space.target import offered
 from policysearch.train.step import trace_forward
 from policysearch.values import InputError, one_of
 
@@ -24,7 +29,7 @@ def complete_groups(section: SpaceSection, model: Model) -> tuple[Group, ...]:
     """
     owners = {name for name in model.layer_names if model.parameters_of(name)}
     groups = tuple(_matched(group, model) for group in section.groups) or tuple(
-        Group(name, layers) for name, layers in _together(section.granularity, model, owners)
+        Group(name, layers) for name, layers in _together(section, model, owners)
     )
     owner: dict[str, int] = {}
     for index, group in enumerate(groups):
@@ -60,10 +65,10 @@ def _matched(group: Group, model: Model) -> Group:
 
 
 def _together(
-    granularity: Granularity, model: Model, owners: set[str]
+    section: SpaceSection, model: Model, owners: set[str]
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return (name, layers with parameters) of what is decided together, in the model's order."""
-    types = model.layer_types
+    types, granularity = model.layer_types, section.granularity
     if granularity == "kind":
         products = LayerMatch(kind=("gemm",)).layers(trace_forward(model, SMALLEST_BATCH), model)
     found: dict[str, list[str]] = {}
@@ -91,3 +96,34 @@ def layers_of_ops(model: Model) -> dict[str, tuple[str, ...]]:
         if node.op.kind != "source":
             found.setdefault(node.source, []).append(node.layer)
     return {op: tuple(dict.fromkeys(layers)) for op, layers in found.items()}
+
+
+def make_space(
+    section: SpaceSection,
+    model: Model,
+    rules: Sequence[FormatRule] = (),
+    target: str | None = None,
+    steps: int | None = None,
+) -> Space:
+    """Return the space of `section` for `model`, every policy of it as `rules` leave it.
+
+    With a `target` of the exporters every policy is as that target runs it. `steps` are those of
+    the run: phases, schedules and growth intervals are shares of it.
+
+    Raises InputError for a group with a layer the model lacks or that no or two groups name, and
+    for a rule that matches nothing.
+    """
+    section = offered(section, model, target)
+    groups = complete_groups(section, model)
+    names = model.layer_names
+    base, placed = preset(section.base, names), rules_for(rules, model)
+    ops = {op: layers for op, layers in layers_of_ops(model).items() if op in section.ops}
+    space = Space(section, names, groups, base, placed, model, target, steps, ops)
+    for accumulator in section.accumulators:
+        for name in section.formats:
+            formats = {f"format.{group.name}": name for group in groups}
+            check_accumulators(space.policy({**formats, "accumulator": accumulator}))
+    for each in space.rules:
+        for option in each.rule.options:
+            check_accumulators(space.policy({f"rule.{each.name}": option}))
+    return space

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from policysearch.cost.price import PolicyCost
-from policysearch.search.acquisition import (gain, regret, yardstick)
-from policysearch.study.gain_sampler import counted
+from policysearch.search.acquisition import gain, regret, yardstick
 from policysearch.search.hypervolume import Array
+from policysearch.search.objectives import counted
 from policysearch.study.results.results import Results
 
 
 @dataclass(frozen=True)
-class Found:
+class GainOverStart:
     """The dominated `volume` of all policies, and the `gain`: what of it the ladder alone lacks.
 
-    Measured as `gain.yardstick` says, from the prices of the whole ladder; what of it was not
-    trained adds nothing. `slower` and `slowest`: how much slower, mean and worst over
-    `gain.BUDGETS`, the ladder's fastest policy within a gap is than the fastest found.
+    Measured as `acquisition.yardstick` says, from the prices of the whole ladder; what of it was
+    not trained adds nothing. `slower` and `slowest`: how much slower, mean and worst over
+    `acquisition.BUDGETS`, the ladder's fastest policy within a gap is than the fastest found.
     """
 
     volume: float
@@ -28,7 +28,7 @@ class Found:
     slowest: float
 
 
-def found(results: Results) -> Found | None:
+def gain_over_start(results: Results) -> GainOverStart | None:
     """Return what the search added; None where float32 is all that it began with."""
     trials = results.trials
     start = [place for place, trial in enumerate(trials) if trial.start]
@@ -38,10 +38,11 @@ def found(results: Results) -> Found | None:
     gaps = np.array([trial.loss_gap for trial in trials])
     costs = np.array([_costs(trial.cost, results) for trial in trials])
     measure = yardstick(ladder_costs(results))
+    # The ladder against everything trained: what a user of presets alone would have given away.
     slower = regret(gaps, costs, start)[:, 0]
     volume = measure.volume(gaps, costs)
     added = max(0.0, gain(measure, gaps, costs, start))  # a difference of volumes, rounded
-    return Found(volume, added, float(slower.mean()), float(slower.max()))
+    return GainOverStart(volume, added, float(slower.mean()), float(slower.max()))
 
 
 def ladder_costs(results: Results) -> Array:

@@ -13,7 +13,7 @@ from policysearch.policy.policy import Policy
 from policysearch.search.acquisition import yardstick
 from policysearch.search.searcher import Listed, Searcher
 from policysearch.space.decided.base import Params
-from policysearch.space.encoding import Effective
+from policysearch.space.encoding import Encoding
 from policysearch.space.options import Row
 from policysearch.space.space import Space
 from policysearch.study.journal.trials import Trial
@@ -36,7 +36,9 @@ class Change:
     gain: float
 
 
-def one_more(results: Results, trial: Trial, space: Space, objective: Objective) -> list[Change]:
+def next_decisions(
+    results: Results, trial: Trial, space: Space, objective: Objective
+) -> list[Change]:
     """Return the untried changes of one decision in `trial`, the one that promises most first.
 
     A change that was tried, is the same policy or has no price is left out. Raises InputError for a
@@ -45,8 +47,8 @@ def one_more(results: Results, trial: Trial, space: Space, objective: Objective)
     params = space.project(trial.policy)
     if space.policy(params).digest != trial.digest:
         raise InputError(f"trial: {trial.number}; expected a policy that the space can make")
-    effective = Effective(space)
-    named = _changes(params, space, effective, results)
+    encoding = Encoding(space)
+    named = _changes(params, space, encoding, results)
     policies = {row: space.policy(params) for row, (_, _, params) in named.items()}
     costs = {row: cost for row, each in policies.items() if (cost := _cost(objective, each))}
     if not costs:
@@ -54,15 +56,15 @@ def one_more(results: Results, trial: Trial, space: Space, objective: Objective)
     rows = np.array(list(costs), dtype=np.int64).reshape(len(costs), -1)
     pool = Listed(rows, np.array(list(costs.values())).reshape(len(costs), 2))
     measure = yardstick(_ladder(results, space, objective))
-    searcher = Searcher(effective.decisions, pool, measure, few=math.inf)
+    searcher = Searcher(encoding.decisions, pool, measure, few=math.inf)
     for other in results.trials:
         told = 1.0 / other.cost.speedup, other.cost.memory_ratio
         gap = DIVERGED_GAP if other.diverged else other.loss_gap
-        row = effective.row(space.project(other.policy))
+        row = encoding.row(space.project(other.policy))
         if space.policy(space.project(other.policy)).digest == other.digest:
             searcher.tell(row, told, gap)
         else:
-            searcher.tell_beside(told, gap)
+            searcher.tell_outside(told, gap)
     found = []
     for _ in range(len(costs)):
         asked = searcher.ask()
@@ -77,7 +79,7 @@ def one_more(results: Results, trial: Trial, space: Space, objective: Objective)
 
 
 def _changes(
-    params: Params, space: Space, effective: Effective, results: Results
+    params: Params, space: Space, encoding: Encoding, results: Results
 ) -> dict[Row, tuple[str, object, Params]]:
     """Return (decision, value, parameters) of every new policy one decision away, by its row."""
     known = {trial.digest for trial in results.trials}
@@ -86,7 +88,7 @@ def _changes(
         for value in values:
             changed = params | {name: value}
             if space.policy(changed).digest not in known:
-                found.setdefault(effective.row(changed), (name, value, changed))
+                found.setdefault(encoding.row(changed), (name, value, changed))
     return found
 
 

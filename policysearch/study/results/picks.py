@@ -1,0 +1,68 @@
+"""Policies picked from results: to be confirmed, of least memory, or to fit on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from policysearch.cost.memory import VISIBLE_SHARE
+from policysearch.objective.objective import Objective
+from policysearch.search.hypervolume import non_dominated
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.runs import Horizon
+from policysearch.values import InputError
+
+
+def candidates(results: Results, every: bool = False) -> list[Trial]:
+    """Return the knee, the rest of the front from the fastest on, then the front without it.
+
+    With `every` the policies behind them follow, but for those that diverged. float32 is left out:
+    everything is compared with it anyway.
+    """
+    front = list(results.front)
+    if not front:
+        return []
+    # Of what the search alone knows: a run that was stopped then goes on with the same.
+    knee = replace(results, confirmed=(), unconfirmed=()).knee()
+    sound = [t for t in results.trials if not t.diverged and t not in front]
+    next_front = [sound[i] for i in non_dominated([results.point(trial) for trial in sound])]
+    next_front.sort(key=lambda trial: -trial.cost.speedup)
+    behind = [trial for trial in sound if trial not in next_front] if every else []
+    others = [trial for trial in (*front, *next_front, *behind) if trial != knee]
+    return [trial for trial in (knee, *others) if "float32" not in trial.presets]
+
+
+def within_budget(
+    results: Results, ordered: Sequence[Trial], horizon: Horizon, share: float
+) -> list[Trial]:
+    """Return the first of these that, with float32, take `share` of the study's own steps."""
+    spent = sum(len(trial.scores) for trial in results.trials) * results.spec.task.steps
+    affordable = int(share * spent / (horizon.steps * len(horizon.seeds))) - 1
+    return list(ordered[: max(0, affordable)])
+
+
+def smallest(results: Results, max_gap: float | None = None) -> Trial:
+    """Return the front's member of least modeled memory with a loss gap up to `max_gap` nats.
+
+    Of equal ones the fastest. Raises InputError where none is that close.
+    """
+    return min(results.within(max_gap), key=lambda t: (t.cost.memory_ratio, -t.cost.speedup))
+
+
+def fitting(results: Results, there: Objective, max_gap: float | None = None) -> Trial:
+    """Return the front's fastest member that fits on the device of `there`, at its batch.
+
+    Speed and memory are modeled there, loss gaps up to `max_gap` nats. Raises InputError where none
+    is that close, and where none fits.
+    """
+    costs = [(there.price(trial.policy), trial) for trial in results.within(max_gap)]
+    fit = [(cost, trial) for cost, trial in costs if cost.fits]
+    if not fit:
+        least = min(cost.reserved_high_bytes for cost, _ in costs) / VISIBLE_SHARE
+        raise InputError(
+            f"fits: {there.device.name} with {there.device.memory_bytes / 2**30:.0f} GiB at batch "
+            f"{there.cost_batch_size}; expected {least / 2**30:.1f} GiB or more, the least of the "
+            "front, or a smaller batch"
+        )
+    return max(fit, key=lambda pair: (pair[0].speedup, -pair[1].loss_gap))[1]
