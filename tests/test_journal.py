@@ -95,7 +95,7 @@ def test_a_record_torn_at_any_byte_is_dropped(
     *whole, last = journal.read_bytes().splitlines(keepends=True)
     kept, length = b"".join(whole), len(last)
     wanted = read_journal(kept)
-    for cut in range(1, length):
+    for cut in range(1, length - 1):  # Without its line feed alone it is whole.
         torn = read_journal(kept + last[:cut])
         assert torn.lines == wanted.lines and not torn.damage
     for cut in (0, 1, length // 2, length - 1):
