@@ -14,6 +14,9 @@ from threadpoolctl import threadpool_limits
 
 from policysearch.data import fashion_mnist
 from policysearch.data.datasets import Dataset, load_dataset
+from policysearch.objective.objective import Objective
+from policysearch.study import study
+from policysearch.study.workers.executors import Executor, make_executor
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
@@ -32,6 +35,17 @@ def one_blas_thread() -> Iterator[None]:
     """Keep BLAS to one thread: more threads change the bits and fight over the cores."""
     with threadpool_limits(1):
         yield
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands train in this process: each one that they start takes seconds to import."""
+
+    def here(objective: Objective, processes: int | None, jobs: int) -> Executor:
+        assert processes is None or processes > 0
+        return make_executor(objective, 0, jobs)
+
+    monkeypatch.setattr(study, "make_executor", here)
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,7 @@ def test_a_reader_that_leaves_is_no_mistake() -> None:
 def test_a_standard_error_that_is_gone_ends_no_study(how: str, tmp_path: Path) -> None:
     study = write_study(tmp_path)
     arguments = ["run", str(study), "--storage", str(tmp_path / "x"), "--out", str(tmp_path)]
+    arguments += ["--processes", "1"]
     if how == "reader gone":
         read, write = os.pipe()
         os.close(read)

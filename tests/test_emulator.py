@@ -30,13 +30,16 @@ from tests.emulated_steps import (
     started,
 )
 from tests.rounding_oracle import FASTS
+from tests.turns import turns
 
 SMALL = (mlp((64, 32, 16, 10)), lenet5(), transformer((1, 8, 8), 10, 16, (24,), 2))
 
 
-@pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("model", SMALL, ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    ("name", "model", "fast"),
+    turns(PRESETS, SMALL, FASTS),
+    ids=lambda row: getattr(row, "name", row),
+)
 def test_every_preset_gives_the_bits_of_the_reference(model: Chain, name: str, fast: Fast) -> None:
     step = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), 8)
     graph = apply_policy(step, preset(name, model.layer_names)).wanting("loss", "finite")

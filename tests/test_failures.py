@@ -116,6 +116,7 @@ def test_a_real_divergence_is_kept_with_its_step(spec: StudySpec, tmp_path: Path
     assert results.front and results.float32_fault == ""
 
 
+@pytest.mark.usefixtures("one_process")
 def test_float32_that_really_diverges_is_said_plainly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

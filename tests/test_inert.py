@@ -53,6 +53,7 @@ def test_a_decision_whose_every_pair_is_alike_is_named(spec: StudySpec, tmp_path
     assert idle_decisions(again, space_of(spec)) == ()
 
 
+@pytest.mark.usefixtures("one_process")
 def test_run_says_so_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_study(tmp_path, *CHANGES)
     with replaced_training(without_scale):

@@ -91,7 +91,7 @@ def survived(kills: int, folder: Path, seed: int) -> int:
     rng = random.Random(seed)
     study = write_study(folder, *CHANGES)
     spec = load_spec(study)
-    whole = run_study(spec, folder / "whole.journal")
+    whole = run_study(spec, folder / "whole.journal", processes=0)
     done, ended = 0, 0
     storage = folder / "0.journal"
     while done < kills or ended == 0:
@@ -138,4 +138,5 @@ def test_ctrl_c_is_one_line_and_the_study_resumes(tmp_path: Path) -> None:
     assert last.startswith("policysearch: interrupted; `policysearch run") and "goes on" in last
     assert b"Traceback" not in errors and gone(process.pid)
     spec = load_spec(study)
-    assert run_study(spec, storage) == run_study(spec, tmp_path / "whole.journal")
+    resumed = run_study(spec, storage, processes=0)
+    assert resumed == run_study(spec, tmp_path / "whole.journal", processes=0)

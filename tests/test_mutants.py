@@ -81,7 +81,6 @@ def test_the_slips_that_are_looked_for_are_among_them(root: Path) -> None:
 def test_every_module_and_test_that_is_named_is_there() -> None:
     asked: Any = importlib.import_module("benchmarks.mutants.__main__")
     root = Path(__file__).parents[1]
-    files = [*(f"policysearch/{name}" for name in asked.MODULES), *asked.ALWAYS]
-    files += [f"tests/test_{name}.py" for name in asked.ASKED]
-    files += [module for module, *_ in asked.equivalent()]
+    files = [*asked.ALWAYS, *(module for module, *_ in asked.equivalent())]
+    assert set(asked.modules(root)) >= {"policysearch/cli.py", "policysearch/ops/update.py"}
     assert [name for name in files if not (root / name).is_file()] == []

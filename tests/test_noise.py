@@ -43,7 +43,7 @@ def test_policies_that_err_together_are_worth_less_than_others() -> None:
     """Where every policy follows one thing the seed does, thirty of them are no more than one."""
     rng = np.random.default_rng(2)
     shares, degrees = [], []
-    for _ in range(300):
+    for _ in range(100):
         truth = 10.0 ** rng.uniform(-6, -1, 30)
         seen = truth[:, None] * (1.0 + 0.3 * rng.standard_normal(3))
         seen *= 1.0 + 1e-3 * rng.standard_normal((30, 3))

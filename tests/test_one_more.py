@@ -29,6 +29,7 @@ def by_bits(policy: Policy, seed: int) -> Measurement:
     )
 
 
+@pytest.mark.usefixtures("one_process")
 def test_single_changes_are_priced_and_ordered_by_what_they_promise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_single_changes_are_priced_and_ordered_by_what_they_promise(
     assert "what one more decision would buy" in text and found[0].decision in text
 
 
+@pytest.mark.usefixtures("one_process")
 def test_where_every_change_was_tried_the_page_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

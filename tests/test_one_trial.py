@@ -139,6 +139,7 @@ def test_a_policy_is_found_by_what_it_is(results: Results) -> None:
         number_of(results, moved, "p.json")
 
 
+@pytest.mark.usefixtures("one_process")
 def test_show_takes_a_trial_or_a_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("one_process")
 def test_every_question_is_answered_by_its_commands(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +111,7 @@ def test_the_commands_of_the_readme_run(folder: Path) -> None:
         assert main(command) == 0, command
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_commands_in_the_sentences_of_the_readme_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_one_study_is_chaotic_and_the_other_is_not(
         assert {row.cannot_rank for row in results.rows()} == {results.cannot_rank}
 
 
+@pytest.mark.usefixtures("one_process")
 def test_every_view_says_that_nothing_is_ranked(
     chaotic: tuple[Results, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ from tests.rounding_oracle import (
     name_of,
     random_bits,
 )
+from tests.turns import turns
 
 KNOWN = tuple(fmt for fmt in FORMATS.values() if library_type(fmt) is not None)
 SMALL = tuple(fmt for fmt in ALL if fmt.exponent_bits + fmt.mantissa_bits < 16)
@@ -44,9 +45,9 @@ def rounded(
     return out
 
 
-@pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("rounding", EXACT_ROUNDINGS, ids=name_of)
-@pytest.mark.parametrize("fmt", ALL, ids=name_of)
+@pytest.mark.parametrize(
+    ("fmt", "rounding", "fast"), turns(ALL, EXACT_ROUNDINGS, FASTS), ids=name_of
+)
 def test_numbers_ties_and_their_neighbours(fmt: Format, rounding: Rounding, fast: Fast) -> None:
     x = np.concatenate((boundaries(fmt, 4000), random_bits(20_000)))
     given = x.copy()

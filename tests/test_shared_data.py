@@ -60,8 +60,9 @@ def of_worker(_: Job) -> tuple[object, bool]:
 
 
 @in_proc
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize("data", ["digits", own()], ids=["named", "given"])
+@pytest.mark.parametrize(
+    ("data", "in_memory"), [("digits", True), (own(), False)], ids=["named", "given"]
+)
 def test_processes_map_one_file_without_a_name(
     data: str | Dataset, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,8 +109,11 @@ def full(*_: object, **__: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("way", ["in memory", "in a file", "not at all"])
-@pytest.mark.parametrize("data", ["digits", load_dataset("digits")], ids=["named", "given"])
+@pytest.mark.parametrize(
+    ("data", "way"),
+    [("digits", "in a file"), (load_dataset("digits"), "in memory"), ("digits", "not at all")],
+    ids=["in a file", "given, in memory", "not at all"],
+)
 def test_results_do_not_depend_on_how_the_data_come(
     data: str | Dataset, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,4 +169,4 @@ def until(reached: Callable[[], bool]) -> None:
     began = time.monotonic()
     while not reached():
         assert time.monotonic() - began < LONGEST_SECONDS
-        time.sleep(0.01)
+        time.sleep(0.05)

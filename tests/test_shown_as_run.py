@@ -54,6 +54,7 @@ def test_profile_gives_the_speed_that_the_study_gives(
     assert capsys.readouterr().out.rstrip().endswith("formats: bfloat16, float32")
 
 
+@pytest.mark.usefixtures("one_process")
 def test_try_says_that_it_trains_another_policy(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ search = true
     assert results == run_study(spec, tmp_path / "rules.journal", processes=0)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_run_says_which_rule_wins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from policysearch.products.tensor_cores import PROMOTION, TensorCore, tensor_cor
 from policysearch.rounding.rounder import Fast, quantise
 from policysearch.values import InputError
 from tests.rounding_oracle import FASTS
+from tests.turns import turns
 
 Array = npt.NDArray[np.float32]
 
@@ -151,9 +152,7 @@ def _bits(x: Array) -> list[int]:
 KINDS = ("normal", "spread", "tiny", "largest", "special")
 
 
-@pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize(("case", "kind", "fast"), turns(CASES, KINDS, FASTS))
 def test_equals_the_definition(case: tuple[str, str, str], kind: str, fast: Fast) -> None:
     rng = np.random.default_rng(len(case[0]) + KINDS.index(kind))
     left, right = format_named(case[1]), format_named(case[2])
@@ -166,9 +165,10 @@ def test_equals_the_definition(case: tuple[str, str, str], kind: str, fast: Fast
     assert _bits(_matmul(case, a, b, fast)) == _bits(expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 300, 37), (3, 128, 64), (515, 20, 3)])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", UNIFORM, ids="-".join)
+SHAPES = ((1, 1, 1), (5, 300, 37), (3, 128, 64), (515, 20, 3))
+
+
+@pytest.mark.parametrize(("case", "kind", "shape"), turns(UNIFORM, KINDS, SHAPES))
 def test_every_vector_size_gives_the_same_bits(
     case: tuple[str, str, str], kind: str, shape: tuple[int, int, int]
 ) -> None:

@@ -34,8 +34,12 @@ def searched(results: Results) -> list[object]:
     return [replace(trial, number=-1) for trial in results.trials if not trial.by_hand]
 
 
-@pytest.mark.parametrize("stop_at", [0.5, 3.5, 11.0, 21.5])
-@pytest.mark.parametrize("sampler", BARE_SAMPLERS)
+# In float32, in the ladder, in the search, near its end: every sampler is stopped in its search.
+STOPS = [(name, 11.0) for name in BARE_SAMPLERS]
+STOPS += [("random", 0.5), ("gain", 3.5), ("tpe", 21.5)]
+
+
+@pytest.mark.parametrize(("sampler", "stop_at"), STOPS)
 def test_the_search_goes_on_as_if_nothing_had_been_tried(
     sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:
@@ -119,6 +123,7 @@ def test_a_policy_that_does_not_fit_leaves_no_journal(spec: StudySpec, tmp_path:
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_command_prints_row_counts_and_standing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

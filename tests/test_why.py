@@ -192,6 +192,7 @@ def test_what_diverges_is_worse(every: Results) -> None:
     assert verdict(every, lost, lost) == "alike"
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_command_prints_it(
     spec: StudySpec,
     storage: Path,
@@ -209,6 +210,7 @@ def test_the_command_prints_it(
     assert "layer: 'fc9'; expected one of" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_format_that_the_target_does_not_run_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
 """`python -m benchmarks.mutants`: does a test fail where the code is wrong?
 
-Draws mutants of the modules below, runs for each, in a copy of the tree, the tests that pass
-through its lines, and prints those that no test notices. Goes on where it was interrupted.
+Draws mutants of all modules of the package, runs for each, in a copy of the tree, the tests that
+pass through its lines, and prints those that no test notices. Goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -11,77 +11,26 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import tomllib
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.mutants.code import Key, Mutant, drawn
-from benchmarks.mutants.record import LINES, Record, record
+from benchmarks.mutants.record import Record, record
 from benchmarks.mutants.tree import copy_tree, in_child, killer, mutated, warm_up
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
-MODULES = (
-    *("objective/objective.py", "objective/pricing.py", "objective/score.py"),
-    *("rewrite/policy_pass.py", "rewrite/scaling_pass.py", "rewrite/update_pass.py"),
-    *("ops/update.py", "ops/optimizers.py", "ops/eager_update.py"),
-    *("train/loss_scale.py", "train/trainer.py", "train/divergence.py", "train/lost_values.py"),
-    *("train/tasks.py", "train/training.py", "train/checkpoint.py"),
-    *(
-        "study/results/results.py",
-        "search/hypervolume.py",
-        "study/journal/identity.py",
-        "study/journal/records.py",
-    ),
-    *("study/scoring.py", "study/journal/trials.py", "study/results/noise.py"),
-    *("study/journal/storage.py", "study/journal/storage.py"),
-    *("search/fit.py", "search/surrogate.py", "search/surrogate.py", "search/surrogate.py"),
-    "search/posterior.py",
-    *(
-        "search/posterior.py",
-        "search/fidelity.py",
-        "study/low_fidelity.py",
-        "search/acquisition.py",
-    ),
-    *(
-        "study/results/idle.py",
-        "study/results/confirmation.py",
-        "study/stopping.py",
-        "study/results/results.py",
-    ),
-    "train/user_code.py",
-    *("export/targets.py", "export/torch.py", "export/torch_template.py"),
-    *("policy/presets.py", "policy/policy.py", "policy/loss_scale.py"),
-)
-
-# The tests that ask whether these modules are right, and take seconds.
-ASKED = (
-    *("policy_pass", "scaling", "scaling_state", "scaling_ops", "optimizers", "pure_low", "memory"),
-    *("loss_scale", "trainer", "trainer_steps", "probe", "objective", "tasks", "five_formats"),
-    *("optimizer_state", "divergence", "schedule", "recorded", "updates", "gradient_formats"),
-    *("results", "front", "identity", "records", "journal", "repair", "study", "failures"),
-    *("noise", "confirm", "export_losses", "export_torch", "exporters", "presets"),
-    *("documented_presets", "policy", "policy_limits", "digest", "schema", "frozen"),
-    *("casting_modes", "checkpoint", "conversion", "built_in_rules", "pinned", "phases"),
-    *("early_sign", "run_signs", "one_trial", "study_start", "swamped", "export_scaler"),
-    *(
-        "belief",
-        "gap_fit",
-        "gap_model",
-        "worlds",
-        "rough_prices",
-        "runs",
-        "looking",
-        "hypervolume",
-        "stopping",
-    ),
-    *("inert", "confirm_again", "picks", "own_file", "own_net"),
-)
 ALWAYS = ("tests/test_frozen.py",)
 """Look at every module without passing through its lines."""
+RECORD_SECONDS = 3600.0
+"""A test file that takes longer on sound code is taken for one that hangs."""
 
 
 @dataclass(frozen=True)
@@ -104,28 +53,78 @@ def main() -> None:
 
 def _run(options: argparse.Namespace) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
-    tree, state = KEPT / "tree", KEPT / f"seed-{options.seed}.jsonl"
-    copy_tree(ROOT, tree)
+    state = KEPT / f"seed-{options.seed}.jsonl"
+    trees = [KEPT / f"tree-{number}" for number in range(options.processes)]
+    for tree in trees:
+        copy_tree(ROOT, tree)
     warm_up()
-    tests = _recorded(tree)
-    modules = [f"policysearch/{name}" for name in MODULES]
-    mutants = drawn(tree, modules, options.seed, options.sample)
-    excused = equivalent()
-    before = read_verdicts(state)
-    now = digest(tree, "policysearch/**/*.py", "tests/**/*.py")
+    tests = _recorded(trees)
+    mutants = drawn(trees[0], modules(trees[0]), options.seed, options.sample)
+    excused, before = equivalent(), read_verdicts(state)
+    now = digest(trees[0], "policysearch/**/*.py", "tests/**/*.py")
+    numbered: list[tuple[int, Mutant]] = []
     verdicts: dict[Key, str | None] = {}
     for number, mutant in enumerate(mutants, 1):
+        old = before.get(mutant.key)
         if mutant.key in excused:
             continue
-        old = before.get(mutant.key)
         if old is None or (old.killer is None if options.survivors else old.tree != now):
-            first = [old.killer] if old is not None and old.killer in tests.seconds else []
-            old = Verdict(_killer(tree, mutant, tests, first, options.budget), now)
-            _keep(state, mutant.key, old)
-            said = old.killer or "SURVIVED"
+            numbered.append((number, mutant))
+        else:
+            verdicts[mutant.key] = old.killer
+
+    def try_some(part: int) -> None:
+        for number, mutant in numbered[part :: len(trees)]:
+            last = before.get(mutant.key)
+            first = [last.killer] if last is not None and last.killer in tests.seconds else []
+            new = Verdict(_killer(trees, part, mutant, tests, first, options.budget), now)
+            _keep(state, mutant.key, new)
+            said = new.killer or "SURVIVED"
             print(f"{number}/{len(mutants)} {mutant.place.module}: {said}", flush=True)
-        verdicts[mutant.key] = old.killer
+
+    _in_processes(try_some, len(trees))
+    after = read_verdicts(state)
+    verdicts.update({mutant.key: after[mutant.key].killer for _, mutant in numbered})
     _report(mutants, verdicts, excused)
+
+
+def modules(tree: Path) -> list[str]:
+    """Return every module of the package, by its place in the tree; what is in C is none."""
+    return sorted(str(file.relative_to(tree)) for file in tree.glob("policysearch/**/*.py"))
+
+
+def _in_processes(work: Callable[[int], None], count: int) -> None:
+    """Do work(0), work(1), ... in a forked process each; end all where one fails or is stopped."""
+    children = [_forked(work, part) for part in range(count)]
+    try:
+        while children:
+            child, status = os.wait()
+            children.remove(child)
+            if status != 0:
+                raise KeyboardInterrupt
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGTERM)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+def _forked(work: Callable[[int], None], part: int) -> int:
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 0
+    try:
+        work(part)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+        code = 70
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def _options() -> argparse.Namespace:
@@ -135,6 +134,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=20.0, metavar="SECONDS", help="of tests per mutant"
     )
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="so many at once")
     parser.add_argument(
         "--survivors",
         action="store_true",
@@ -143,41 +143,47 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _recorded(tree: Path) -> Record:
+def _recorded(trees: Sequence[Path]) -> Record:
     """Return which test passes where; test files that changed run for that, once."""
-    folder = KEPT / "record"
+    folder, tree = KEPT / "record", trees[0]
     folder.mkdir(exist_ok=True)
-    files = [f"tests/test_{name}.py" for name in ASKED]
-    now = {name: digest(tree, name) for name in files if (tree / name).exists()}
     rest = digest(tree, "policysearch/**/*.py", "tests/[!t]*.py")
-    stamp = folder / "stamp.json"
-    before: dict[str, str] = json.loads(stamp.read_text()) if stamp.exists() else {}
-    if before.get("rest") != rest:
-        before = {}
-        (folder / LINES).unlink(missing_ok=True)
-    changed = [name for name in now if before.get(name) != now[name]]
-    if changed:
-        print(f"running {len(changed)} test files once on sound code", flush=True)
-        modules = [str(tree / "policysearch" / name) for name in MODULES]
-        log = KEPT / "record.log"
-        code = in_child(tree, lambda: record(folder, modules, changed), 7200.0, log)
-        if code != 0:
-            raise SystemExit(f"the tests fail on sound code: see {log}")
-        stamp.write_text(json.dumps({**now, "rest": rest}))
-    return Record(folder, ALWAYS)
+    files = sorted(str(file.relative_to(tree)) for file in tree.glob("tests/**/test_*.py"))
+    stamps = {name: digest(tree, name) + rest for name in files}
+    missing = [name for name in files if not Record.has(folder, name, stamps[name])]
+
+    def record_some(part: int) -> None:
+        for name in missing[part :: len(trees)]:
+            log = KEPT / f"record-{part}.log"
+            work = partial(record, folder, trees[part], name, stamps[name])
+            if in_child(trees[part], work, RECORD_SECONDS, log) != 0:
+                raise SystemExit(f"{name} fails on sound code: see {log}")
+
+    if missing:
+        print(f"running {len(missing)} test files once on sound code", flush=True)
+        _in_processes(record_some, len(trees))
+    return Record(folder, files, ALWAYS)
 
 
 def _killer(
-    tree: Path, mutant: Mutant, tests: Record, first: Sequence[str], budget_seconds: float
+    trees: Sequence[Path],
+    part: int,
+    mutant: Mutant,
+    tests: Record,
+    first: Sequence[str],
+    budget_seconds: float,
 ) -> str | None:
-    file = tree / mutant.place.module
-    chosen = tests.of(file, mutant.place.lines, budget_seconds)
-    ordered = list(dict.fromkeys([*first, *chosen]))
-    if not ordered:
-        return None
-    seconds = sum(tests.seconds[name] for name in ordered)
-    with mutated(file, mutant.after):
-        return killer(tree, ordered, 60.0 + 5.0 * seconds, KEPT / "mutant.log")
+    """Return the test that kills the mutant in the tree of that number: the likeliest go first."""
+    tree, log = trees[part], KEPT / f"mutant-{part}.log"
+    chosen = tests.of(mutant.place.module, mutant.place.lines, budget_seconds)
+    with mutated(tree / mutant.place.module, mutant.after):
+        for names in (list(first), *chosen):
+            if names:
+                seconds = sum(tests.seconds[name] for name in names)
+                found = killer(tree, names, 60.0 + 5.0 * seconds, log)
+                if found is not None:
+                    return found
+    return None
 
 
 def equivalent() -> dict[Key, str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 
 import coverage
 import pytest
 
-LINES, SECONDS = "lines.coverage", "seconds.json"
-"""What `record` leaves in its folder."""
+CASES = 4
+"""So many cases of one test function are asked before any other of its cases."""
+FILES = 4
+"""So many test files are asked first: reading all of them takes longer than most tests."""
 
 
 class _Recorder:
@@ -29,21 +32,29 @@ class _Recorder:
         self.seconds[item.nodeid] = time.perf_counter() - before
 
 
-def record(folder: Path, modules: Sequence[str], files: Sequence[str]) -> int:
-    """Run the test files, add to LINES and SECONDS in `folder`, return pytest's exit code."""
-    cover = coverage.Coverage(str(folder / LINES), include=list(modules), config_file=False)
-    known = _seconds(folder) if (folder / LINES).exists() else {}
-    if known:
-        cover.load()
+def record(folder: Path, tree: Path, file: str, stamp: str) -> int:
+    """Run a test file in `tree`, keep in `folder` what passes where, return pytest's exit code."""
+    lines, package = _place(folder, file).with_suffix(".coverage"), tree / "policysearch"
+    lines.unlink(missing_ok=True)
+    cover = coverage.Coverage(str(lines), include=[f"{package}/*"], config_file=False)
     cover.start()
     recorder = _Recorder(cover)
-    code = run_pytest(files, [recorder])
+    code = run_pytest([file], [recorder])
     cover.stop()
-    if code == 0:
-        cover.save()
-        kept = {name: s for name, s in known.items() if name.partition("::")[0] not in files}
-        (folder / SECONDS).write_text(json.dumps({**kept, **recorder.seconds}, indent=0))
-    return code
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return code
+    passed: dict[str, dict[str, list[int]]] = {}
+    data = cover.get_data()
+    for measured in sorted(data.measured_files()):
+        by_test = defaultdict(list)
+        for line, tests in data.contexts_by_lineno(measured).items():
+            for test in tests:
+                by_test[test].append(line)
+        module = str(Path(measured).relative_to(tree))
+        passed[module] = {test: by_test[test] for test in recorder.seconds if test in by_test}
+    found = {"stamp": stamp, "seconds": recorder.seconds, "passed": passed}
+    _place(folder, file).write_text(json.dumps(found))
+    return 0
 
 
 def run_pytest(options: Sequence[str], plugins: Sequence[object]) -> int:
@@ -52,43 +63,78 @@ def run_pytest(options: Sequence[str], plugins: Sequence[object]) -> int:
     return int(pytest.main([*quiet, *options], plugins=list(plugins)))
 
 
-def _seconds(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((folder / SECONDS).read_text())
-    return found
+def _place(folder: Path, file: str) -> Path:
+    return folder / f"{file.replace('/', '.')}.json"
 
 
 class Record:
     """The tests there are, as `record` found them; `seconds` by test."""
 
-    def __init__(self, folder: Path, always: Sequence[str]) -> None:
+    def __init__(self, folder: Path, files: Iterable[str], always: Sequence[str]) -> None:
         """`always` names test files that look at every module without passing through its lines."""
         self._always = frozenset(always)
-        self._data = coverage.CoverageData(str(folder / LINES))
-        self._data.read()
-        self.seconds = _seconds(folder)
-        self._by_module: dict[Path, dict[int, list[str]]] = {}
+        self.seconds: dict[str, float] = {}
+        self._by_module: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self._users: dict[str, set[str]] = defaultdict(set)
+        for file in files:
+            found = json.loads(_place(folder, file).read_text())
+            self.seconds.update(found["seconds"])
+            for module, by_test in found["passed"].items():
+                # What is passed on import only is no use: every test file of the room has that.
+                self._users[module].update([file] if by_test else [])
+                for test, lines in by_test.items():
+                    for line in lines:
+                        self._by_module[module][line].append(test)
 
-    def of(self, module: Path, lines: Sequence[int], budget_seconds: float) -> list[str]:
-        """Return the tests that say whether these lines of `module` are right, fast ones first.
+    @staticmethod
+    def has(folder: Path, file: str, stamp: str) -> bool:
+        """Whether the file was recorded with these contents of it and of what it runs."""
+        place = _place(folder, file)
+        return place.exists() and json.loads(place.read_text())["stamp"] == stamp
 
-        First those that pass through the lines, then the others of the files that use the module:
-        what it holds once it is imported, or keeps from an earlier test, is read without passing
-        through a line. Each group takes at most half of `budget_seconds`.
+    def of(self, module: str, lines: Sequence[int], budget_seconds: float) -> list[list[str]]:
+        """Return the tests that say whether these lines of `module` are right, in their order.
+
+        First those that pass through the lines, those of a few files before the rest, then the
+        others of the files that use the module: what it holds once it is imported, or keeps from
+        an earlier test, is read without passing through a line. Each group takes at most half of
+        `budget_seconds`, or its one fastest test where that takes longer.
         """
-        if module not in self._by_module:
-            self._by_module[module] = self._data.contexts_by_lineno(str(module))
         by_line = self._by_module[module]
-        known = self.seconds.keys()
-        through = {test for line in lines for test in by_line.get(line, ())} & known
-        users = {test for tests in by_line.values() for test in tests}
-        files = {test.partition("::")[0] for test in users} | self._always
-        near = {test for test in known if test.partition("::")[0] in files} - through
+        through = {test for line in lines for test in by_line.get(line, ())}
+        files = self._users[module] | self._always
+        near = {test for test in self.seconds if _file(test) in files} - through
+        chosen = [self._within(group, budget_seconds / 2) for group in (through, near)]
+        first = self._likely(chosen[0])
+        early = [test for test in chosen[0] if _file(test) in first]
+        late = [test for test in chosen[0] if _file(test) not in first]
+        return [early, late, chosen[1]]
+
+    def _within(self, tests: set[str], left: float) -> list[str]:
+        """Return the tests that fit into `left` seconds, fast ones first, few of one function."""
+        ranked = sorted(tests, key=lambda name: (self.seconds[name], name))
+        turn: dict[str, int] = defaultdict(int)
+        order: list[tuple[int, int, str]] = []
+        for test in ranked:
+            function = test.partition("[")[0]
+            order.append((turn[function] // CASES, len(order), test))
+            turn[function] += 1
         chosen: list[str] = []
-        for group in (through, near):
-            left = budget_seconds / 2
-            for test in sorted(group, key=lambda name: (self.seconds[name], name)):
-                left -= self.seconds[test]
-                if left < 0.0:
-                    break
-                chosen.append(test)
+        for *_, test in sorted(order):
+            left -= self.seconds[test]
+            if left < 0.0 and chosen:
+                break
+            chosen.append(test)
         return chosen
+
+    def _likely(self, tests: Sequence[str]) -> set[str]:
+        """Return the files that hold most of these tests' functions."""
+        functions = {test.partition("[")[0] for test in tests}
+        count: dict[str, int] = defaultdict(int)
+        for function in functions:
+            count[_file(function)] += 1
+        return set(sorted(count, key=lambda file: (-count[file], file))[:FILES])
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]

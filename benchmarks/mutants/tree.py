@@ -18,7 +18,8 @@ import pytest
 
 from benchmarks.mutants.record import run_pytest
 
-LEFT_OUT = (".venv", ".git", "build", "results", "__pycache__", ".*_cache", ".hypothesis")
+LEFT_OUT = (".venv*", ".git", "build", "__pycache__", ".*_cache", ".hypothesis")
+RESULTS = ("results", "benchmarks/results")
 TIMEOUT = "timeout"
 
 # Imported once, so that the process of each mutant does not wait for them.
@@ -31,7 +32,13 @@ _HEAVY = (
 def copy_tree(source: Path, target: Path) -> None:
     """Copy what the tests need to `target`, compiled; what was there goes."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    by_name = shutil.ignore_patterns(*LEFT_OUT)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        results = {name for name in names if Path(folder, name) in [source / p for p in RESULTS]}
+        return by_name(folder, names) | results
+
+    shutil.copytree(source, target, ignore=left_out, symlinks=True)
     compileall.compile_dir(target / "policysearch", quiet=2)
 
 

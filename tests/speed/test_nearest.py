@@ -18,6 +18,7 @@ from tests.rounding_oracle import (
     name_of,
     random_bits,
 )
+from tests.turns import turns
 
 
 def _samples(fmt: Format) -> list[FloatArray]:
@@ -34,9 +35,9 @@ def _samples(fmt: Format) -> list[FloatArray]:
     return [normal, tiny, huge, wide, apart, rare, full, normal[:5], normal[:0]]
 
 
-@pytest.mark.parametrize("fast", FASTS)
-@pytest.mark.parametrize("rounding", EXACT_ROUNDINGS, ids=name_of)
-@pytest.mark.parametrize("fmt", ALL, ids=name_of)
+@pytest.mark.parametrize(
+    ("fmt", "rounding", "fast"), turns(ALL, EXACT_ROUNDINGS, FASTS), ids=name_of
+)
 def test_a_bound_call_gives_the_same_bits(fmt: Format, rounding: Rounding, fast: Fast) -> None:
     plain, own = rounder(fmt, rounding, fast="off"), rounder(fmt, rounding, fast=fast)
     for x in _samples(fmt):
