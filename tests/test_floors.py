@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -32,15 +33,10 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-# Extension modules, and the rooms they speed up.
-COMPILED = {
-    "policysearch.emulator.kernels._convolution": "emulator",
-    "policysearch.emulator.kernels._elementwise": "emulator",
-    "policysearch.emulator.kernels._pooling": "emulator",
-    "policysearch.emulator.kernels._sgd": "emulator",
-    "policysearch.rounding._rounding": "rounding",
-    "policysearch.products._tensor_core": "products",
-}
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTENSIONS = [row["name"] for row in SETUP["tool"]["setuptools"]["ext-modules"]]
+COMPILED = {name: name.split(".")[1] for name in EXTENSIONS}
+"""Extension modules, and the rooms they speed up."""
 
 # Outside packages that one room alone may import.
 KEPT_IN = {"optuna": "search"}
@@ -48,7 +44,7 @@ KEPT_IN = {"optuna": "search"}
 # What answers any question about a bit, together with any one file of `ops/`.
 MEANING = ("formats.py", "graph.py", "rounding/reference.py", "emulator/reference.py")
 
-LONGEST_FILE_LINES = 300
+LONGEST_FILE_LINES = 500
 LONGEST_MEANING_LINES = 700
 MOST_ROOMS = 25
 LONGEST_FUNCTION_LINES = 40
@@ -250,7 +246,7 @@ def test_a_sound_tree_has_no_faults(tmp_path: Path) -> None:
         ("search/__init__.py", '"""Search."""\nfrom .study import x', "not one docstring"),
         ("search/__init__.py", "", "not one docstring"),
         ("cost/rows.py", "", "not one docstring"),
-        ("values.py", "\n" * 301, "301 lines"),
+        ("values.py", "\n" * 501, "501 lines"),
         ("values.py", "def f():\n" + "    x = 1\n" * 40, "f has 41 lines"),
     ],
 )
