@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -31,15 +32,10 @@ ROWS = (
 )
 ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
 
-# Extension modules, and the rooms they speed up.
-COMPILED = {
-    "policysearch.emulator.kernels._convolution": "emulator",
-    "policysearch.emulator.kernels._elementwise": "emulator",
-    "policysearch.emulator.kernels._pooling": "emulator",
-    "policysearch.emulator.kernels._sgd": "emulator",
-    "policysearch.rounding._rounding": "rounding",
-    "policysearch.products._tensor_core": "products",
-}
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTENSIONS = [row["name"] for row in SETUP["tool"]["setuptools"]["ext-modules"]]
+COMPILED = {name: name.split(".")[1] for name in EXTENSIONS}
+"""Extension modules, and the rooms they speed up."""
 
 # Outside packages that one room alone may import.
 KEPT_IN = {"optuna": "study"}

@@ -91,7 +91,7 @@ class Plan:
     All that the outputs need comes first, then (from position `split`) what else the update needs.
     `groups` holds (start, stop) positions: nodes of one group run span by span, so their
     buffers are all alive throughout the group. `kernels` holds how every node runs: with `kernels`
-    in C where there is a kernel for it. `beside` maps a node to the next one, whose values its
+    in C where there is such a one. `beside` maps a node to the next one, whose values its
     kernel computes as well; `given` are those. `span_work` holds the elements of scratch of nodes
     that run span by span: they have it outside the arena, with the roundings.
     """
@@ -119,7 +119,9 @@ class Plan:
         self.buffers: list[Buffer] = []
         for position, node in enumerate(self.order):
             self._place(position, node)
-        group = {at: given for given in self.groups for at in range(*given)}
+        # In a group every node is at some span at any time, so what begins or ends in it lives
+        # throughout.
+        group = {at: bounds for bounds in self.groups for at in range(*bounds)}
         for buffer in self.buffers:
             buffer.first, _ = group.get(buffer.first, (buffer.first, 0))
             _, stop = group.get(buffer.last, (0, buffer.last + 1))
@@ -133,13 +135,15 @@ class Plan:
         inputs.
         """
         nodes = [n for n in self.graph.nodes if n.id in chosen and n.op.kind != "source"]
-        after: dict[int, int] = {}
+        after: dict[int, int] = {}  # the id that each is ordered by, ties in the order of the graph
         for node in nodes:
             moves = node.role == "update" and runs_in_spans(self.graph, node)
             after[node.id] = max(after.get(i, -1) for i in node.inputs) if moves else node.id
         return sorted(nodes, key=lambda node: (after[node.id], node.id))
 
     def _grouped(self) -> list[tuple[int, int]]:
+        # Neighbours of one shape: a span of each is computed while that of the one before is in the
+        # cache. The update begins a group of its own, as the finite check decides whether it runs.
         groups: list[tuple[int, int]] = []
         for position, node in enumerate(self.order):
             if not runs_in_spans(self.graph, node):
@@ -187,7 +191,9 @@ class Plan:
             self.in_source[node.id] = shared
             return
         for candidate in self._reusable(node):
-            buffer = self.home[candidate]
+            buffer = self.home[
+                candidate
+            ]  # a view shares it; another may take it from its last reader
             if is_view(self.graph, node) or buffer.last == position:
                 buffer.last = max(buffer.last, last)
                 self.home[node.id] = buffer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,9 +53,9 @@ def _adam_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     parameter, m, v, rate, step = inputs
     beta1, beta2 = float(attrs["beta1"]), float(attrs["beta2"])
     lr, count, decay = float(rate), float(step), float(attrs.get("weight_decay", 0.0))
-    correction2 = np.float32(math.sqrt(1.0 - beta2**count))
-    deviation = np.sqrt(v) / correction2 + np.float32(attrs["epsilon"])
-    change: FloatArray = m / deviation * np.float32(lr / (1.0 - beta1**count))
+    root: FloatArray = np.sqrt(v)
+    deviation = root / np.float32(np.sqrt(1.0 - beta2**count)) + np.float32(attrs["epsilon"])
+    change = m / deviation * np.float32(lr / (1.0 - beta1**count))
     return parameter * np.float32(1.0 - lr * decay) - change
 
 

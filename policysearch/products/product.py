@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from policysearch.accumulators import Accumulator
-from policysearch.extensions import extension
 from policysearch.formats import Format, format_named
 from policysearch.products.tensor_cores import TensorCore, tensor_core
+from policysearch.rounding.extension import extension
 from policysearch.rounding.rounder import Fast, check_fast, rounder
 from policysearch.values import InputError
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from policysearch.extensions import extension
 from policysearch.formats import Format, Rounding
+from policysearch.rounding.extension import extension
 from policysearch.rounding.grid import (
     FIRSTS,
     KEY_SPAN,

@@ -1,4 +1,4 @@
-"""Layer norm, softmax, GELU and their gradients in steps: one pass for two, errors as torch's."""
+"""Layer norm, softmax and GELU in steps: two gradients in one pass, errors beside torch's."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from typing import Literal
 import numpy as np
 
 from policysearch.emulator.kernels.kernel import Bind, Kernel, Offer, Run
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Op, Shape, size
 from policysearch.layout import stored_view
 from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from policysearch.ops.conv_geometry import chunk_of, is_plain, windows
+from policysearch.rounding.extension import extension
 
 _convolution = extension("emulator.kernels._convolution")
 

@@ -16,10 +16,8 @@ from policysearch.ops.dense import transposed
 def _bind_matmul(
     inputs: Sequence[FloatArray], out: FloatArray, attrs: Attrs, work: FloatArray
 ) -> Run:
-    product, (left, right) = (
-        attrs.get("product", np.matmul),
-        transposed(inputs[0], inputs[1], attrs),
-    )
+    product = attrs.get("product", np.matmul)
+    left, right = transposed(inputs[0], inputs[1], attrs)
     return lambda: product(left, right, out=out)
 
 

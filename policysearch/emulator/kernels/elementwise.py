@@ -8,8 +8,8 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer, Run, bind_stored, like
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape, size
+from policysearch.rounding.extension import extension
 
 _elementwise = extension("emulator.kernels._elementwise")
 

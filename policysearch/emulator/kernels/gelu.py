@@ -12,10 +12,10 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.emulator.kernels.kernel import Bind, Kernel, Offer, Run
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray
 from policysearch.layout import stored_flat
 from policysearch.ops import gelu
+from policysearch.rounding.extension import extension
 
 _gelu = extension("emulator.kernels._gelu")
 

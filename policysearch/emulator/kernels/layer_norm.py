@@ -7,11 +7,11 @@ from functools import partial
 from types import MappingProxyType
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer, Run
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape
 from policysearch.layout import around_last_axis, stored_view
 from policysearch.ops.layer_norm import EPSILON
 from policysearch.ops.summation import LANES
+from policysearch.rounding.extension import extension
 
 _layer_norm = extension("emulator.kernels._layer_norm")
 

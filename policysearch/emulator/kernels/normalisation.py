@@ -7,7 +7,7 @@ scratch that other nodes use before and after.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -176,15 +176,23 @@ def _bind_layer_norm_weight_grad(
     return run
 
 
+@cache
+def _ones(count: int) -> FloatArray:
+    """Return so many ones, one array for all who sum by a product with them."""
+    ones = np.ones(count, np.float32)
+    ones.flags.writeable = False
+    return ones
+
+
 def _channel_sums(values: FloatArray, out: FloatArray) -> Run:
     """Return the call that sets `out` to the sum of [batch, channels, ...] (`channel_sum`)."""
     if values.ndim == 2:
-        return partial(np.matmul, np.ones(len(values), np.float32), values, out=out)
+        return partial(np.matmul, _ones(len(values)), values, out=out)
     if values.ndim != 4:
         return lambda: np.copyto(out, channel_sum(values))
     batch, channels, height, width = values.shape
     rows = values.transpose(2, 1, 3, 0).reshape(height, channels, width * batch)
-    ones, by_row = np.ones(width * batch, np.float32), np.empty((height, channels), np.float32)
+    ones, by_row = _ones(width * batch), np.empty((height, channels), np.float32)
 
     def run() -> None:
         np.matmul(rows, ones, out=by_row)

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.emulator.kernels.kernel import Bind, Kernel, Offer, Run
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape, size
 from policysearch.layout import empty, stored_flat
 from policysearch.ops.shape import permuted
+from policysearch.rounding.extension import extension
 
 _permute = extension("emulator.kernels._permute")
 

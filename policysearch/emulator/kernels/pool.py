@@ -17,9 +17,9 @@ from policysearch.emulator.kernels.kernel import (
     like,
     no_work,
 )
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape, size
-from policysearch.ops.pool import Pool, pool_of
+from policysearch.ops.pool_geometry import Pool, pool_of
+from policysearch.rounding.extension import extension
 
 _pooling = extension("emulator.kernels._pooling")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policysearch.emulator.kernels.kernel import Run
-from policysearch.extensions import extension
 from policysearch.graph import FloatArray
+from policysearch.rounding.extension import extension
 
 _sgd = extension("emulator.kernels._sgd")
 

@@ -8,9 +8,9 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer, Run
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape, size
 from policysearch.layout import stored_flat
+from policysearch.rounding.extension import extension
 
 _silu = extension("emulator.kernels._silu")
 

@@ -9,9 +9,9 @@ from types import MappingProxyType
 import numpy as np
 
 from policysearch.emulator.kernels.kernel import Kernel, Offer, Run
-from policysearch.extensions import extension
 from policysearch.graph import Attrs, FloatArray, Shape
 from policysearch.layout import around_last_axis, stored_view
+from policysearch.rounding.extension import extension
 
 _softmax = extension("emulator.kernels._softmax")
 

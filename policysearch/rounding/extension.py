@@ -9,6 +9,6 @@ from typing import Any
 def extension(name: str) -> Any:
     """Return the compiled module of this name inside the package; None where it is missing."""
     try:
-        return importlib.import_module(f"{__package__}.{name}")
+        return importlib.import_module(f"policysearch.{name}")
     except ImportError:
         return None
