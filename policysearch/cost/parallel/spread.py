@@ -13,9 +13,9 @@ from typing import get_args
 
 from policysearch.cost.devices import MINIMUM_KERNEL, Device
 from policysearch.cost.memory import (
-    Occupancy,
     Kind,
     Life,
+    Occupancy,
     StepMemory,
     labelled,
     live_along,
