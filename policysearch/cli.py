@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any, NoReturn, Self
 
 from policysearch.commands.registry import Command, commands
@@ -51,6 +50,8 @@ class CommandParser(Parser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib import metadata  # reads files, which only this should wait for
+
         print(f"policysearch {metadata.version('policysearch')}")
         parser.exit(0)
 

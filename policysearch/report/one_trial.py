@@ -350,10 +350,10 @@ def _course(where: str, trend: Trend) -> list[str]:
     titles = ("steps", *(str(point.steps) for point in trend.points))
     gaps = ("gap, nats", *(f"{point.gap:+.2e}" for point in trend.points))
     shares = ("of float32's loss there", *(f"{point.relative:+.2%}" for point in trend.points))
-    return [f"gap {where}: {direction(trend)}", *aligned([titles, gaps, shares])]
+    return [f"gap {where}: {_direction(trend)}", *aligned([titles, gaps, shares])]
 
 
-def direction(trend: Trend) -> str:
+def _direction(trend: Trend) -> str:
     """Say where the gap goes from the middle of a run to its end, and by how much."""
     if trend.change is None:
         return "no trend, for the run has no middle and end"
