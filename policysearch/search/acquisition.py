@@ -88,22 +88,22 @@ def gain(measure: Yardstick, gaps: Array, costs: Array, presets: Sequence[int]) 
     return measure.volume(gaps, costs) - measure.volume(gaps[places], costs[places])
 
 
-def regret(gaps: Array, costs: Array, found: Sequence[int]) -> Array:
+def regret(gaps: Array, costs: Array, trained: Sequence[int]) -> Array:
     """Return per budget of BUDGETS how much slower and larger the best found is: [24, 2].
 
-    `gaps` [n] in nats and `costs` [n, 2] of every policy there is, `found` the places of those
+    `gaps` [n] in nats and `costs` [n, 2] of every policy there is, `trained` the places of those
     that were trained. A value of 0.02 says that the best one found within that gap takes 2 % more
     time (or memory) than the best one there is; infinity that none was found though there is one,
     0 that there is none.
     """
-    return np.array([_regret(gaps, costs, list(found), budget) for budget in BUDGETS])
+    return np.array([_regret(gaps, costs, list(trained), budget) for budget in BUDGETS])
 
 
-def _regret(gaps: Array, costs: Array, found: list[int], budget: float) -> Array:
+def _regret(gaps: Array, costs: Array, trained: list[int], budget: float) -> Array:
     within = gaps <= budget
     if not within.any():
         return np.zeros(2)
-    mine = costs[found][within[found]]
+    mine = costs[trained][within[trained]]
     best = mine.min(axis=0) if len(mine) else np.full(2, np.inf)
     return np.asarray(best / costs[within].min(axis=0) - 1.0)
 

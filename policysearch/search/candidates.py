@@ -241,8 +241,8 @@ class SpacePool:
         """Return the costs of proposed rows where those proposed are estimates, else None."""
         if self._estimate is None:
             return None
-        found = (self.costs(row) for row in map(tuple, rows.tolist()))
-        return np.array([costs or (np.inf, np.inf) for costs in found])
+        priced = (self.costs(row) for row in map(tuple, rows.tolist()))
+        return np.array([costs or (np.inf, np.inf) for costs in priced])
 
     def _estimated(
         self, estimate: PriceEstimate, drawn: Iterable[Row], parents: Mapping[Row, Row]
@@ -289,8 +289,8 @@ class SpacePool:
         if self._lookup is not None:
             return self._along_chain(self._lookup, theta, rng)
         if self._draws is not None:
-            apart = [self._apart(rng) for _ in range(DRAWN)]
-            return [self.add(params) for params in self._draws.policies(apart, theta, rng)]
+            shared = [self._apart(rng) for _ in range(DRAWN)]
+            return [self.add(params) for params in self._draws.policies(shared, theta, rng)]
         rows = []
         for _ in range(DRAWN):
             common = self._common(rng)
@@ -313,7 +313,7 @@ class SpacePool:
         size = np.exp(rng.standard_normal(DRAWN) - torn) / len(lookup.names)
         moved = np.exp(theta + THETA_SD * rng.standard_normal((DRAWN, len(theta))))
         gaps = size[:, None] * np.column_stack([moved, np.zeros(DRAWN)])
-        found: list[Row] = []
+        rows: list[Row] = []
         for way in np.unique(drawn).tolist():
             mine = drawn == way
             if way not in self._places:
@@ -321,22 +321,22 @@ class SpacePool:
             places = self._places[way]
             weights = np.column_stack([shares, 1.0 - shares])[mine]
             chosen = lookup.cheapest(way, weights, gaps[mine][:, places])
-            found += [self.add(params | self._usual) for params in chosen]
-        return found
+            rows += [self.add(params | self._usual) for params in chosen]
+        return rows
 
     def _thetas(self, lookup: Lookup, common: Params) -> NDArray[np.int64]:
         """Return by group and format the place in theta [groups, formats], the last for none."""
         counted = {pair: i for i, pair in enumerate(self._encoding.decisions.counted())}
         first = {name: values[0] for name, values in self._choices.items()} | common
-        found = []
+        places = []
         for name in lookup.names:
             every = np.array(
                 [self._encoding.row(first | {name: v}) for v in self._choices[name]],
                 dtype=np.int64,
             )
             place = int(np.ptp(every, axis=0).argmax())
-            found.append([counted.get((place, option), -1) for option in every[:, place].tolist()])
-        return np.array(found)
+            places.append([counted.get((place, option), -1) for option in every[:, place].tolist()])
+        return np.array(places)
 
     def _single(self, common: Params) -> dict[str, tuple[Array, NDArray[np.int64]]]:
         """Return by decision what each value adds to the costs [values, 2], and its theta.

@@ -184,27 +184,27 @@ class Fit:
 # mean, and what each lies off it, which has the variance `repeats` alone: mean and rest are
 # independent. What modifiers do is linear with unit variance; it is taken out by Woodbury's formula
 # and the determinant lemma, whose small matrix is `precision`.
-def fit_at(theta: Array, by: Hyperparameters, told: Observations, before: Fit | None = None) -> Fit:
+def fit_at(theta: Array, by: Hyperparameters, data: Observations, before: Fit | None = None) -> Fit:
     """Return the model near `theta`, reached by a step from the fit `before`."""
-    prior, gaps = by.prior, gaps_near(theta, by, told.rows)
+    prior, gaps = by.prior, gaps_near(theta, by, data.rows)
     covariance, own = gaps.covariance(gaps), gaps.apart**2
     repeats = REPEATS * own
-    np.fill_diagonal(covariance, covariance.diagonal() + own + repeats / told.counts)
+    np.fill_diagonal(covariance, covariance.diagonal() + own + repeats / data.counts)
     # It is symmetric: transposed it is as LAPACK wants it, and need not be copied.
     factor, lower = cho_factor(covariance.T, lower=True, overwrite_a=True, check_finite=False)
-    left = told.scaled - gaps.expected - gaps.slopes @ (prior.mean - theta)
-    moved = gaps.moving[:, None] * told.rows.changed
+    left = data.scaled - gaps.expected - gaps.slopes @ (prior.mean - theta)
+    moved = gaps.moving[:, None] * data.rows.changed
     solved = cho_solve((factor, lower), np.column_stack([left, moved]), check_finite=False)
     # What repeats of a row say beyond their mean: of modifiers, and of the noise between them.
-    apart = gaps.moving[told.row, None] * told.rest_changed
-    sure = apart.T / repeats[told.row]
-    precision = np.eye(len(told.seen)) + moved.T @ solved[:, 1:] + sure @ apart
-    pull = moved.T @ solved[:, 0] + sure @ told.rest
+    apart = gaps.moving[data.row, None] * data.rest_changed
+    sure = apart.T / repeats[data.row]
+    precision = np.eye(len(data.seen)) + moved.T @ solved[:, 1:] + sure @ apart
+    pull = moved.T @ solved[:, 0] + sure @ data.rest
     moves = Moves(np.linalg.solve(precision, pull), precision, solved[:, 1:])
     weights = solved[:, 0] - moves.solved @ moves.mean
-    fitting = left @ solved[:, 0] + told.rest**2 @ (1.0 / repeats[told.row]) - pull @ moves.mean
-    spread = 2.0 * np.log(factor.diagonal()).sum() + (told.counts - 1.0) @ np.log(repeats)
-    spread += np.log(told.counts).sum() + np.linalg.slogdet(precision)[1]
+    fitting = left @ solved[:, 0] + data.rest**2 @ (1.0 / repeats[data.row]) - pull @ moves.mean
+    spread = 2.0 * np.log(factor.diagonal()).sum() + (data.counts - 1.0) @ np.log(repeats)
+    spread += np.log(data.counts).sum() + np.linalg.slogdet(precision)[1]
     evidence = -0.5 * float(fitting + spread)
     step = prior.mean + prior.spread((weights @ gaps.slopes)[None])[0] - theta
     damping, risen = 1.0, 0.0
@@ -213,7 +213,7 @@ def fit_at(theta: Array, by: Hyperparameters, told: Observations, before: Fit | 
         # A step against the one before halves all that follow, which ends the oscillation.
         damping = before.damping * (0.5 if step @ before.step < 0.0 else 1.0)
         risen = evidence - before.evidence
-    return Fit(by, theta, told, gaps, factor, weights, moves, step, damping, evidence, risen)
+    return Fit(by, theta, data, gaps, factor, weights, moves, step, damping, evidence, risen)
 
 
 def settled(fits: Sequence[Fit]) -> list[Fit]:

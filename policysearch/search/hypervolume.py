@@ -36,21 +36,21 @@ def non_dominated(points: Sequence[Point]) -> list[int]:
     return sorted(front)
 
 
-def covers(a: Point, b: Point, told: Sequence[float]) -> bool:
+def covers(a: Point, b: Point, resolutions: Sequence[float]) -> bool:
     """Whether `a` is no worse than `b` by what can be told: epsilon dominance.
 
     After Laumanns, Thiele, Deb and Zitzler (Evol. Comput. 10(3), 2002), by ratios.
 
-    Axis i is resolved from a relative difference of `told[i]` on, 0 for an exact one; those with a
-    resolution must hold values of one sign.
+    Axis i is resolved from a relative difference of `resolutions[i]` on, 0 for an exact one; those
+    with a resolution must hold values of one sign.
     """
     return all(
         _steps(x, least) - _steps(y, least) < 1.0 if least else x <= y
-        for x, y, least in zip(a, b, told, strict=True)
+        for x, y, least in zip(a, b, resolutions, strict=True)
     )
 
 
-def thinned(points: Sequence[Point], told: Sequence[float]) -> list[int]:
+def thinned(points: Sequence[Point], resolutions: Sequence[float]) -> list[int]:
     """Return the indices of the points that no other of them `covers`, in the given order.
 
     Points are taken from the best on the exact axes on, and among equals from the best on all
@@ -58,21 +58,23 @@ def thinned(points: Sequence[Point], told: Sequence[float]) -> list[int]:
     axes alone these are the `non_dominated` ones.
     """
     chosen: list[int] = []
-    for index in sorted(range(len(points)), key=lambda i: (_key(points[i], told), points[i], i)):
-        if not any(covers(points[k], points[index], told) for k in chosen):
+    for index in sorted(
+        range(len(points)), key=lambda i: (_key(points[i], resolutions), points[i], i)
+    ):
+        if not any(covers(points[k], points[index], resolutions) for k in chosen):
             chosen.append(index)
     return sorted(chosen)
 
 
-def _key(point: Point, told: Sequence[float]) -> tuple[Point, float]:
-    pairs = list(zip(point, told, strict=True))
+def _key(point: Point, resolutions: Sequence[float]) -> tuple[Point, float]:
+    pairs = list(zip(point, resolutions, strict=True))
     coarse = math.fsum(_steps(value, least) for value, least in pairs if least)
     return tuple(value for value, least in pairs if not least), coarse
 
 
-def _steps(value: float, told: float) -> float:
+def _steps(value: float, resolution: float) -> float:
     """Return the logarithm of a value in steps of its resolution, larger being worse."""
-    return math.copysign(1.0, value) * math.log(abs(value)) / math.log1p(told)
+    return math.copysign(1.0, value) * math.log(abs(value)) / math.log1p(resolution)
 
 
 def knee(points: Sequence[Point], decades: int | None = None) -> int:

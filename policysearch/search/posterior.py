@@ -90,16 +90,16 @@ class Sensitivity:
         priors = [prior_of(decisions, smallest_gap, largest_gap)]
         if hints is not None and np.isfinite(hints).any():
             priors.append(with_hints(priors[0], decisions, hints))
-        told = observations_of(self.rows(rows), gaps, smallest_gap)
+        data = observations_of(self.rows(rows), gaps, smallest_gap)
         # A grid of hyperparameters, averaged by evidence: with a dozen observations one best set
         # would be far too sure (MacKay, Neural Computation 4(3), 1992, on evidence as a weight).
         noisy = [replace(prior, noise=noise) for prior in priors for noise in ABSOLUTE_NOISES]
         modifiers = MODIFIERS if decisions.modifiers else (0.0,)
         sets = (Hyperparameters(*each, modifiers[-1]) for each in product(noisy, COARSE_PAIRS))
-        near = settled([fit_at(by.prior.mean, by, told) for by in sets])
+        near = settled([fit_at(by.prior.mean, by, data) for by in sets])
         moved = [(fit, replace(fit.by, modifier=m)) for fit in near for m in modifiers]
-        if len(told.seen):
-            self._fits = settled([fit_at(fit.theta, by, told) for fit, by in moved])
+        if len(data.seen):
+            self._fits = settled([fit_at(fit.theta, by, data) for fit, by in moved])
         else:  # Before a policy with an unusual modifier was told nothing tells these apart.
             self._fits = [replace(fit, by=by) for fit, by in moved]
 
@@ -109,8 +109,8 @@ class Sensitivity:
         Hyperparameters that hardly count now are left out.
         """
         smallest_gap = self._fits[0].by.prior.smallest_gap
-        other, told = copy.copy(self), observations_of(self.rows(rows), gaps, smallest_gap)
-        other._fits = settled([fit_at(fit.theta, fit.by, told) for _, fit in self._counting()])
+        other, data = copy.copy(self), observations_of(self.rows(rows), gaps, smallest_gap)
+        other._fits = settled([fit_at(fit.theta, fit.by, data) for _, fit in self._counting()])
         return other
 
     def _counting(self) -> list[tuple[float, Fit]]:

@@ -198,12 +198,12 @@ def _axes(costs: Array) -> Array:
 def _drawn(space: Space, rng: np.random.Generator) -> list[Params]:
     """Return PRICED parameters: half drawn freely, half with most groups as the first."""
     choices, first = space.choices(), space.groups[0].name
-    found = []
+    sample = []
     for place in range(PRICED):
         drawn = {n: values[int(rng.integers(len(values)))] for n, values in choices.items()}
         for group in space.groups if place % 2 else ():
             if rng.uniform() < SAME:
                 names = {f"{kind}.{group.name}": f"{kind}.{first}" for kind in PER_LAYER}
                 drawn |= {n: drawn[like] for n, like in names.items() if {n, like} <= drawn.keys()}
-        found.append(drawn)
-    return found
+        sample.append(drawn)
+    return sample

@@ -33,16 +33,16 @@ UNPRICED = tuple(name for name in MODIFYING if name != "loss_scale")
 
 
 def format_table(
-    objective: Objective, space: Space, given: Params, rng: np.random.Generator
+    objective: Objective, space: Space, others: Params, rng: np.random.Generator
 ) -> PriceTable:
-    """Return the modeled prices of all formats on all groups; `given` are the other decisions.
+    """Return the modeled prices of all formats on all groups; `others` are the other decisions.
 
     Slot i is the i-th group of the space and option j the j-th of its formats.
     """
     slots = {layer: i for i, group in enumerate(space.groups) for layer in group.layers}
 
     def graph_of(choices: Choices) -> Graph:
-        return objective.step_graph(space.policy(given | formats_of(space, choices)))
+        return objective.step_graph(space.policy(others | formats_of(space, choices)))
 
     counts = [len(space.section.formats)] * len(space.groups)
     return price_table(graph_of, counts, slots.get, objective.device, objective.stack, rng)

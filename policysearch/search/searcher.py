@@ -165,10 +165,10 @@ class Searcher:
     ) -> tuple[float, Row, Costs]:
         """Return what the policy that promises most promises, the policy, and its costs."""
         gains = self._gains(belief, rows, costs)
-        kept = np.argsort(-gains, kind="stable")[:FINALISTS]
-        exact = self._pool.exact(rows[kept])
+        best_few = np.argsort(-gains, kind="stable")[:FINALISTS]
+        exact = self._pool.exact(rows[best_few])
         if exact is not None:
-            rows, costs = rows[kept], exact
+            rows, costs = rows[best_few], exact
             gains = self._gains(belief, rows, costs)
         best = int(np.flatnonzero(gains >= gains.max() - TIED * abs(gains.max()))[0])
         time, memory = costs[best].tolist()
@@ -239,18 +239,18 @@ class Searcher:
             return
         draws = min(DRAWS, max(LEAST_DRAWS, MOST_DRAWN // len(outstanding)))
         rng = np.random.default_rng(len(self._told))
-        told = front_of(self._archive({row: self._expected[row] for row in self._gaps}))
+        front = front_of(self._archive({row: self._expected[row] for row in self._gaps}))
         costs = np.array([self._told[row] for row in outstanding])
         for fantasy in fantasies(belief, self._array(outstanding), rows, draws, rng):
             gaps = _nats(fantasy.gaps, self._measure.smallest_gap)
             drawn = self._measure.points(gaps, costs)
-            yield front_of(np.concatenate([told, drawn])), [fantasy.belief]
+            yield front_of(np.concatenate([front, drawn])), [fantasy.belief]
 
     def _archive(self, gaps: Mapping[Row, float]) -> Array:
         """Return the points of policies with these gaps, and of those that are none of the pool."""
         known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
-        told = np.array(known).reshape(len(known), 3)
-        return self._measure.points(told[:, 2], told[:, :2])
+        points = np.array(known).reshape(len(known), 3)
+        return self._measure.points(points[:, 2], points[:, :2])
 
 
 def expected_improvements(

@@ -71,7 +71,7 @@ class Encoding:
         self._places = [*decided, *(name for name in formats if name not in decided)]
         self._place = {name: i for i, name in enumerate(self._places)}
         self._options = [self._every_option(name) for name in self._places]
-        self._index = [{each: i for i, each in enumerate(found)} for found in self._options]
+        self._index = [{each: i for i, each in enumerate(options)} for options in self._options]
         scales = product(*(self._choices[name] for name in self._scaled))
         every = (self._scale(dict(zip(self._scaled, each, strict=True))) for each in scales)
         self._scales = list(dict.fromkeys(every))
@@ -89,10 +89,10 @@ class Encoding:
 
     def options(self, group: str, params: Params) -> dict[str, int]:
         """Return the option in each place of a group, by kind; only what it decides matters."""
-        made = self._layer(group, params).options
-        places = {kind: f"{kind}.{group}" for kind in made}
+        options = self._layer(group, params).options
+        places = {kind: f"{kind}.{group}" for kind in options}
         return {
-            kind: self._index[self._place[name]][made[kind]]
+            kind: self._index[self._place[name]][options[kind]]
             for kind, name in places.items()
             if name in self._place
         }
@@ -126,26 +126,26 @@ class Encoding:
     def _every_option(self, name: str) -> list[Option]:
         kind, _, group = name.partition(".")
         if kind not in PER_LAYER:
-            found = [_other_option(name, value) for value in self._choices[name]]
-            return list(dict.fromkeys([*found, _idle(name)] if kind == "op" else found))
+            options = [_other_option(name, value) for value in self._choices[name]]
+            return list(dict.fromkeys([*options, _idle(name)] if kind == "op" else options))
         own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
         key = own, self._kinds[group]
         if key not in self._made_of:  # groups alike that decide the same have the same options
             names = [*(f"{each}.{group}" for each in own), *self._shared]
             every = product(*(self._choices[each] for each in names))
-            made = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
-            self._made_of[key] = list(dict.fromkeys(made))
+            layers = (self._layer(group, dict(zip(names, each, strict=True))) for each in every)
+            self._made_of[key] = list(dict.fromkeys(layers))
         return list(dict.fromkeys(layer.options[kind] for layer in self._made_of[key]))
 
     def _layer(self, group: str, params: Params) -> _Layer:
-        given = {each: f"{each}.{group}" for each in PER_LAYER}
-        given |= {name: name for name in self._shared}
-        decided = tuple(params.get(name, self._fixed.get(name)) for name in given.values())
+        names = {each: f"{each}.{group}" for each in PER_LAYER}
+        names |= {name: name for name in self._shared}
+        decided = tuple(params.get(name, self._fixed.get(name)) for name in names.values())
         key = self._kinds[group], *decided
         if key not in self._layers:
             values = {
                 f"{each}.{ONE}" if each in PER_LAYER else each: value
-                for each, value in zip(given, decided, strict=True)
+                for each, value in zip(names, decided, strict=True)
                 if value is not None
             }
             self._layers[key] = self._made(*self._as_run(self._one.policy(values), group))
@@ -192,8 +192,8 @@ class Encoding:
 
     def _scale(self, params: Params) -> LossScale:
         """Return the loss scale without what its kind, or a run of these steps, does not use."""
-        given = {name: params.get(name, self._fixed[name]) for name in MODIFYING}
-        return over_run(self._one.loss_scale(given), self._one.steps)
+        values = {name: params.get(name, self._fixed[name]) for name in MODIFYING}
+        return over_run(self._one.loss_scale(values), self._one.steps)
 
 
 def _kinds(space: Space) -> dict[str, int]:

@@ -66,13 +66,13 @@ def has_short_range(policy: Policy) -> bool:
 
 
 def _is_short(layer: LayerPolicy, policy: Policy) -> bool:
-    kept = (layer.output, layer.dgrad, layer.wgrad, layer.param)
+    results = (layer.output, layer.dgrad, layer.wgrad, layer.param)
     follows = policy.scaling.recipe in FOLLOWING
     operands = (
         _is_long(name) or (follows and format_named(name).bits < 16)
         for name in (layer.compute, layer.grad)
     )
-    return layer.accumulator != "float32" or not (all(map(_is_long, kept)) and all(operands))
+    return layer.accumulator != "float32" or not (all(map(_is_long, results)) and all(operands))
 
 
 def _is_long(name: str) -> bool:

@@ -60,8 +60,8 @@ def _matched(group: Group, model: Model) -> Group:
         return group
     if group.layers:
         raise InputError(f"space.groups: {group.name!r} has layers and match; expected either")
-    found = group.match.layers(trace_forward(model, SMALLEST_BATCH), model)
-    return replace(group, layers=tuple(name for name in found if model.parameters_of(name)))
+    names = group.match.layers(trace_forward(model, SMALLEST_BATCH), model)
+    return replace(group, layers=tuple(name for name in names if model.parameters_of(name)))
 
 
 def _together(
@@ -71,7 +71,7 @@ def _together(
     types, granularity = model.layer_types, section.granularity
     if granularity == "kind":
         products = LayerMatch(kind=("gemm",)).layers(trace_forward(model, SMALLEST_BATCH), model)
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for name in model.layer_names:
         if name not in owners:
             continue
@@ -85,17 +85,17 @@ def _together(
             key = "products" if name in products else "others"
         else:
             key = "net"
-        found.setdefault(key, []).append(name)
-    return [(key, tuple(names)) for key, names in found.items()]
+        members.setdefault(key, []).append(name)
+    return [(key, tuple(names)) for key, names in members.items()]
 
 
 def layers_of_ops(model: Model) -> dict[str, tuple[str, ...]]:
     """Return the layers of `model` that use an op in the forward pass, by op."""
-    found: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
     for node in trace_forward(model, SMALLEST_BATCH).nodes:
         if node.op.kind != "source":
-            found.setdefault(node.source, []).append(node.layer)
-    return {op: tuple(dict.fromkeys(layers)) for op, layers in found.items()}
+            users.setdefault(node.source, []).append(node.layer)
+    return {op: tuple(dict.fromkeys(layers)) for op, layers in users.items()}
 
 
 def make_space(

@@ -49,11 +49,11 @@ class ParallelSection:
 
     def __post_init__(self) -> None:
         for name in _SEARCHED:
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
-                raise InputError(f"{name}: {list(given)}; expected one or more different values")
-            if self.devices == 1 and given != ParallelSection.__dataclass_fields__[name].default:
-                raise InputError(f"{name}: {list(given)} on one device; expected more devices")
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise InputError(f"{name}: {list(values)}; expected one or more different values")
+            if self.devices == 1 and values != ParallelSection.__dataclass_fields__[name].default:
+                raise InputError(f"{name}: {list(values)} on one device; expected more devices")
         for format in self.all_reduce:
             try:
                 format_named(format)
@@ -64,10 +64,12 @@ class ParallelSection:
     def strategies(self) -> Iterator[Parallel]:
         """Yield every way to spread a step that is searched; the first is `base`."""
         for tensor, zero, gradients in product(self.tensor, self.zero, self.gradients):
-            made = Parallel(self.devices, tensor, zero, gradients, self.bucket_mib, self.overlap)
+            strategy = Parallel(
+                self.devices, tensor, zero, gradients, self.bucket_mib, self.overlap
+            )
             # one group has nothing to divide and nothing to reduce
             alone = Parallel(self.devices, tensor, overlap=self.overlap)
-            yield made if made.groups > 1 else alone
+            yield strategy if strategy.groups > 1 else alone
 
     @property
     def base(self) -> Parallel:
@@ -128,13 +130,13 @@ class ParallelSpace(Space):
 
     def project(self, policy: Policy) -> Params:
         plain = Space(**{field.name: getattr(self, field.name) for field in fields(Space)})
-        found = plain.project(policy)
+        params = plain.project(policy)
         for name, values in self.parallel.choices().items():
             key = name.removeprefix(PREFIX)
             of = policy if key == "all_reduce" else policy.parallel
             wanted = getattr(of, key)
-            found[name] = wanted if wanted in values else values[0]
-        return found
+            params[name] = wanted if wanted in values else values[0]
+        return params
 
 
 def spread_space(space: Space, section: ParallelSection) -> Space:

@@ -55,8 +55,8 @@ class RulesFile:
             lines += ["", "[policy]"]
             lines += [f"{key} = {_toml(value)}" for key, value in self.settings.items()]
         for rule in self.rules:
-            given = {f.name: getattr(rule, f.name) for f in fields(rule)}
-            said = {k: v for k, v in given.items() if v and v != LayerMatch()}
+            parts = {f.name: getattr(rule, f.name) for f in fields(rule)}
+            said = {k: v for k, v in parts.items() if v and v != LayerMatch()}
             lines += ["", "[[rules]]"]
             lines += [f"{key} = {_toml(_short(to_plain(v)))}" for key, v in said.items()]
         return "\n".join([*lines, ""])
@@ -73,13 +73,13 @@ def rules_file_of(policy: Policy, model: Model) -> RulesFile:
     graph = trace_forward(model, SMALLEST_BATCH)
     tried = []
     for base in PRESETS:
-        given = to_data(preset(base, names))
-        settings = {"name": policy.name, **_settings(policy, given)}
-        start = from_data({**given, **settings})
+        data = to_data(preset(base, names))
+        settings = {"name": policy.name, **_settings(policy, data)}
+        start = from_data({**data, **settings})
         rules = rules_of(policy, start, graph, model)
-        made = apply_format_rules(start, placed_rules(rules, graph, model))
+        rebuilt = apply_format_rules(start, placed_rules(rules, graph, model))
         lists = {name: list(getattr(policy, name)) for name in LISTS.values()}
-        if any(list(getattr(made, name)) != ops for name, ops in lists.items()):
+        if any(list(getattr(rebuilt, name)) != ops for name, ops in lists.items()):
             rules, settings = tuple(r for r in rules if not r.run), {**settings, **lists}
         tried.append(RulesFile(base, rules, settings))
     return min(tried, key=lambda said: (len(said.rules) + len(said.settings), len(said.text())))
@@ -106,8 +106,8 @@ def read_rules(path: Path) -> RulesFile:
 def _settings(policy: Policy, base: Mapping[str, Any]) -> dict[str, Any]:
     """Return what differs from the base, but layers and op lists; None is what is left out."""
     left_out = ("layers", "name", *LISTS.values())
-    given = {k: v for k, v in to_data(policy).items() if k not in left_out and v != base[k]}
-    return {key: _without_none(value) for key, value in given.items() if value is not None}
+    settings = {k: v for k, v in to_data(policy).items() if k not in left_out and v != base[k]}
+    return {key: _without_none(value) for key, value in settings.items() if value is not None}
 
 
 def _without_none(value: Any) -> Any:

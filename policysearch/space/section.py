@@ -51,9 +51,9 @@ class SpaceSection(PhaseFormats, Products, LossScales, StoredFormats, OpLists, L
             kind.check(self)
 
 
-def is_named(name: str, given: tuple[str, ...]) -> bool:
+def is_named(name: str, kinds: tuple[str, ...]) -> bool:
     """Whether the decision `name` is one of those, or "given.group" of one."""
-    return name.partition(".")[0] in given
+    return name.partition(".")[0] in kinds
 
 
 SHARED = tuple(name for kind in DECIDED for name in kind.shared)

@@ -101,16 +101,16 @@ class Space:
         That is float32, the preset `baseline` and the ladder. Raises InputError where the first
         accumulator of the section cannot take the operands of one.
         """
-        found: dict[str, tuple[Policy, tuple[str, ...]]] = {}
+        ladder: dict[str, tuple[Policy, tuple[str, ...]]] = {}
         first = ("float32", *([baseline] if baseline else []))
         for name in dict.fromkeys((*first, *self.section.ladder)):
             uniform = name in (UNIFORM, ALL_UNIFORM)
             known_as = () if uniform else (name,)
             for policy in self.uniform() if uniform else [self.preset(name)]:
                 check_accumulators(policy)
-                met, others = found.get(policy.digest, (policy, ()))
-                found[policy.digest] = met, (*others, *known_as)
-        return found
+                met, others = ladder.get(policy.digest, (policy, ()))
+                ladder[policy.digest] = met, (*others, *known_as)
+        return ladder
 
     def preset(self, name: str) -> Policy:
         """Return the preset as it is tried here: summed in the first accumulator offered."""
@@ -134,10 +134,12 @@ class Space:
         """
         formats = sorted(self.section.formats, key=lambda name: -format_named(name).bits)
         return [
-            self.policy({f"format.{g.name}": name for g in self.groups} | {"master_weights": kept})
+            self.policy(
+                {f"format.{g.name}": name for g in self.groups} | {"master_weights": masters}
+            )
             for name in formats
             if name != "float32"
-            for kept in self.section.master_weights
+            for masters in self.section.master_weights
         ]
 
     def describe(self, policy: Policy) -> str:

@@ -41,13 +41,13 @@ def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSec
     if target is None:
         return section
     there = target_named(target)
-    kept = tuple(name for name in section.formats if _is_offered(name, model, there))
-    if not kept:
-        given = f"{list(section.formats)} with study.target {target!r}"
-        raise InputError(f"space.formats: {given}; expected one or more that it runs")
-    narrow = any(format_named(name).bits < 16 for name in kept)
+    formats = tuple(name for name in section.formats if _is_offered(name, model, there))
+    if not formats:
+        where = f"{list(section.formats)} with study.target {target!r}"
+        raise InputError(f"space.formats: {where}; expected one or more that it runs")
+    narrow = any(format_named(name).bits < 16 for name in formats)
     scalings = SCALINGS if narrow else ()
-    return replace(section, formats=kept, accumulators=("float32",), scalings=scalings)
+    return replace(section, formats=formats, accumulators=("float32",), scalings=scalings)
 
 
 def _is_offered(name: str, model: Model, target: Target) -> bool:

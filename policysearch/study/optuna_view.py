@@ -92,8 +92,8 @@ class History:
         if count not in self._fronts:
             for end in range(WINDOW, count + 1, WINDOW):
                 places = [*self._fronts[end - WINDOW], *range(end - WINDOW, end)]
-                kept = non_dominated([self._point(self._trials[place]) for place in places])
-                self._fronts[end] = [places[i] for i in kept]
+                front = non_dominated([self._point(self._trials[place]) for place in places])
+                self._fronts[end] = [places[i] for i in front]
         return self._fronts[count]
 
     def _point(self, trial: TrialView) -> Point:

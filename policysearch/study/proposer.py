@@ -114,12 +114,12 @@ class Proposer:
     ) -> tuple[Asked, float] | None:
         """Return what the package's own sampler proposes; None where all of it is known."""
         names = self._plan.objectives
-        told = [Observation(each.params, each.values(names)) for each in shown]
-        told += [Observation(params) for params in pending]
+        trials = [Observation(each.params, each.values(names)) for each in shown]
+        trials += [Observation(params) for params in pending]
         weighed = self._weighed.items()
         start = [each for k, each in weighed if not any(d in known for d in self._alike[k])]
         for _ in range(PATIENCE):
-            params = self._own.following(told, start)
+            params = self._own.following(trials, start)
             if not params:
                 break
             policy = self._space.policy(params)
@@ -129,7 +129,7 @@ class Proposer:
             if new:
                 asked = Asked(-1, policy.digest, compact(policy), (), params, place)
                 return asked, self._own.expected_share
-            told.append(Observation(params))  # Of the trials that are not shown.
+            trials.append(Observation(params))  # Of the trials that are not shown.
         return None
 
     def _sampled(

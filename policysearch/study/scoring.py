@@ -81,11 +81,11 @@ def _left(records: Records, prices: Prices) -> tuple[tuple[str, PolicyCost], ...
 
 
 def _by_digest(
-    trials: Sequence[Trial], found: Callable[[list[str]], Mapping[str, T]]
+    trials: Sequence[Trial], verdicts: Callable[[list[str]], Mapping[str, T]]
 ) -> tuple[tuple[str, T], ...]:
     """Return (digest, what is found) of the trials, by the digests of their runs."""
     trained = {trial.digest: digest_of_runs(trial.text, trial.digest) for trial in trials}
-    by_run = found(list(dict.fromkeys(trained.values())))
+    by_run = verdicts(list(dict.fromkeys(trained.values())))
     return tuple((digest, by_run[run]) for digest, run in trained.items() if run in by_run)
 
 
@@ -94,13 +94,13 @@ def _each_once(trials: Sequence[Asked]) -> list[Asked]:
 
     It keeps that number, so that what was printed of it stays true, and the names of the later one.
     """
-    found: dict[str, Asked] = {}
+    firsts: dict[str, Asked] = {}
     for asked in trials:
-        first = found.setdefault(asked.digest, asked)
+        first = firsts.setdefault(asked.digest, asked)
         if first is not asked:
             names, start = first.presets or asked.presets, first.start or asked.start
-            found[asked.digest] = replace(first, presets=names, start=start)
-    return list(found.values())
+            firsts[asked.digest] = replace(first, presets=names, start=start)
+    return list(firsts.values())
 
 
 def scored(

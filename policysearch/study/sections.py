@@ -92,9 +92,9 @@ class StudySection:
         if self.search_seeds is not None:
             number("search_seeds", self.search_seeds, 1, len(self.seeds))
         for name in ("hours", "goal_gap", "goal_speedup"):
-            given = getattr(self, name)
-            if given is not None:
-                number(name, given, 0.0, 1e6)
+            value = getattr(self, name)
+            if value is not None:
+                number(name, value, 0.0, 1e6)
         if (self.goal_gap is None) != (self.goal_speedup is None):
             raise InputError("goal_gap and goal_speedup: one of them; expected both or neither")
         for seed in self.seeds:
@@ -106,8 +106,8 @@ class StudySection:
         """Raise InputError for what the package's own sampler alone can do, of another."""
         one_of("sampler", self.sampler, SAMPLERS)
         for name in ("short_runs", "narrow", "least_gain"):
-            if (given := getattr(self, name)) and self.sampler != OWN:
-                said = f"{name}: {shown(given).lower()}"
+            if (value := getattr(self, name)) and self.sampler != OWN:
+                said = f"{name}: {shown(value).lower()}"
                 raise InputError(f"{said} with sampler {self.sampler!r}; expected {OWN!r}")
 
     @property

@@ -105,19 +105,19 @@ class Decided(Protocol):
         ...
 
 
-def check_formats(name: str, given: Sequence[str], spare: str = "") -> None:
+def check_formats(name: str, formats: Sequence[str], spare: str = "") -> None:
     """Raise InputError, beginning with `name`, for a text that is no format and not `spare`."""
-    for each in given:
+    for each in formats:
         try:
             format_named(each if each != spare else "float32")
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
 
 
-def check_different(name: str, given: Sequence[object]) -> None:
+def check_different(name: str, values: Sequence[object]) -> None:
     """Raise InputError unless these are one or more different values."""
-    if not given or len(set(given)) < len(given):
-        raise InputError(f"{name}: {list(given)}; expected one or more different values")
+    if not values or len(set(values)) < len(values):
+        raise InputError(f"{name}: {list(values)}; expected one or more different values")
 
 
 def with_layers(policy: Policy, at: Setting, **parts: Mapping[str, str]) -> Policy:

@@ -62,12 +62,12 @@ class Formats:
         return {f"format.{group.name}": section.formats for group in at.open_groups}
 
     def applied(self, policy: Policy, params: Params, section: LayerFormats, at: Setting) -> Policy:
-        given = {
+        formats = {
             layer: params.get(f"format.{group.name}", section.formats[0])
             for group in at.groups
             for layer in group.layers
         }
-        layers = tuple((name, uniform_layer(given[name])) for name in at.layers)
+        layers = tuple((name, uniform_layer(formats[name])) for name in at.layers)
         return replace(policy, layers=layers)
 
     def read(self, policy: Policy, section: LayerFormats, at: Setting) -> Params:
@@ -114,7 +114,7 @@ class Roles:
         return with_layers(policy, at, **said) if any(said.values()) else policy
 
     def read(self, policy: Policy, section: LayerFormats, at: Setting) -> Params:
-        found: Params = {}
+        params: Params = {}
         layers = dict(policy.layers)
         for group in at.groups:
             layer = layers[group.layers[0]]
@@ -122,8 +122,8 @@ class Roles:
             for role, key in ROLES.items():
                 name = getattr(layer, role)
                 same = name == getattr(usual, role) and SAME in getattr(section, key)
-                found[f"{role}.{group.name}"] = SAME if same else name
-        return found
+                params[f"{role}.{group.name}"] = SAME if same else name
+        return params
 
     def words(self, policy: Policy, section: LayerFormats, at: Setting) -> list[str]:
         layers = dict(policy.layers)
@@ -134,11 +134,11 @@ class Roles:
 def _role_word(role: str, layers: list[LayerPolicy]) -> str:
     """Return what a role has in these layers where it is not as usual, "" where it is in all."""
     usual = [getattr(uniform_layer(layer.compute), role) for layer in layers]
-    given = [getattr(layer, role) for layer in layers]
-    if given == usual:
+    formats = [getattr(layer, role) for layer in layers]
+    if formats == usual:
         return ""
     said = [
         short_format(name) if name != as_usual else "-"
-        for name, as_usual in zip(given, usual, strict=True)
+        for name, as_usual in zip(formats, usual, strict=True)
     ]
     return f"{role}:{said[0] if len(set(said)) == 1 else '/'.join(said)}"

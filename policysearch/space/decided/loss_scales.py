@@ -51,8 +51,8 @@ class Scale:
         check_different("loss_scales", section.loss_scales)
         low, high = section.log2_scale
         if not LOWEST <= low <= high <= HIGHEST:
-            given = f"log2_scale: {[low, high]}"
-            raise InputError(f"{given}; expected rising powers from {LOWEST} to {HIGHEST}")
+            where = f"log2_scale: {[low, high]}"
+            raise InputError(f"{where}; expected rising powers from {LOWEST} to {HIGHEST}")
         for interval in section.growth_intervals:
             number("growth_intervals", interval, 1, 2**31)
         for factor in section.growth_factors:
@@ -86,22 +86,22 @@ class Scale:
         }
 
     def applied(self, policy: Policy, params: Params, section: LossScales, at: Setting) -> Policy:
-        given = {name: values[0] for name, values in self.choices(section, at).items() if values}
-        given |= {name: params[name] for name in given if name in params}
-        kind = given["loss_scale"]
+        choice = {name: values[0] for name, values in self.choices(section, at).items() if values}
+        choice |= {name: params[name] for name in choice if name in params}
+        kind = choice["loss_scale"]
         if kind == "none":
             return replace(policy, loss_scale=LossScale())
         if kind == "schedule":
-            steps = over_run(shares_of(given["scale_schedule"]), at)
+            steps = over_run(shares_of(choice["scale_schedule"]), at)
             return replace(policy, loss_scale=LossScale("schedule", schedule=steps))
-        scale = LossScale(kind, 2.0 ** given["log2_scale"])
+        scale = LossScale(kind, 2.0 ** choice["log2_scale"])
         if kind == "dynamic":
-            scale = replace(scale, **{name: given[name] for name in DYNAMIC})
+            scale = replace(scale, **{name: choice[name] for name in DYNAMIC})
         return replace(policy, loss_scale=scale)
 
     def read(self, policy: Policy, section: LossScales, at: Setting) -> Params:
         scale = policy.loss_scale
-        found: Params = {
+        params: Params = {
             "loss_scale": scale.kind,
             "log2_scale": round(math.log2(scale.init_scale)),
             "growth_interval": scale.growth_interval,
@@ -113,7 +113,7 @@ class Scale:
             for text in section.scale_schedules
             if over_run(shares_of(text), at) == scale.schedule
         ]
-        return found | {"scale_schedule": (*same, "")[0]}
+        return params | {"scale_schedule": (*same, "")[0]}
 
     def words(self, policy: Policy, section: LossScales, at: Setting) -> list[str]:
         scale = policy.loss_scale

@@ -82,8 +82,8 @@ class Rules:
 
     def applied(self, policy: Policy, params: Params, section: object, at: Setting) -> Policy:
         chosen = {each.name: params.get(f"rule.{each.name}") for each in at.rules}
-        given = {name: option for name, option in chosen.items() if option is not None}
-        return apply_format_rules(policy, at.rules, given)
+        options = {name: option for name, option in chosen.items() if option is not None}
+        return apply_format_rules(policy, at.rules, options)
 
     def read(self, policy: Policy, section: object, at: Setting) -> Params:
         return {f"rule.{each.name}": nearest_option(each, policy) for each in at.rules}

@@ -45,8 +45,8 @@ class Phases:
         check_formats("phase_formats", section.phase_formats, SAME)
         check_different("phase_formats", section.phase_formats)
         if section.phase_formats[0] != SAME:
-            given = list(section.phase_formats)
-            raise InputError(f"phase_formats: {given}; expected {SAME!r} as the first")
+            formats = list(section.phase_formats)
+            raise InputError(f"phase_formats: {formats}; expected {SAME!r} as the first")
 
     def choices(self, section: PhaseFormats, at: Setting) -> Choices:
         return {f"phase.{share:g}": section.phase_formats for share in section.phase_points}
@@ -62,7 +62,7 @@ class Phases:
         return replace(policy, phases=tuple(phases))
 
     def read(self, policy: Policy, section: PhaseFormats, at: Setting) -> Params:
-        found: Params = {}
+        params: Params = {}
         begun = {phase.first_step: phase.layers for phase in policy.phases}
         layers = policy.layers
         for share in section.phase_points:
@@ -70,9 +70,9 @@ class Phases:
             offered = (name for name in section.phase_formats if name != SAME)
             same = after == layers
             fitting = (name for name in offered if not same and widened(layers, name) == after)
-            found[f"phase.{share:g}"] = next(fitting, SAME)
+            params[f"phase.{share:g}"] = next(fitting, SAME)
             layers = after
-        return found
+        return params
 
     def words(self, policy: Policy, section: PhaseFormats, at: Setting) -> list[str]:
         said = []

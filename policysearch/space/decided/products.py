@@ -39,9 +39,9 @@ class Accumulators:
     modifying = ()
 
     def check(self, section: Products) -> None:
-        for given in section.accumulators:
+        for accumulator in section.accumulators:
             try:
-                accumulator_named(given)
+                accumulator_named(accumulator)
             except InputError as error:
                 raise InputError(f"accumulators: {error}") from None
         exact = [name for name in section.accumulators if name.startswith("tensor_core")]
@@ -56,9 +56,9 @@ class Accumulators:
         return {"accumulator": section.accumulators}
 
     def applied(self, policy: Policy, params: Params, section: Products, at: Setting) -> Policy:
-        given = params.get("accumulator", section.accumulators[0])
+        accumulator = params.get("accumulator", section.accumulators[0])
         # Rules say which layers are below float32.
-        return with_accumulator(Rules().applied(policy, params, section, at), given)
+        return with_accumulator(Rules().applied(policy, params, section, at), accumulator)
 
     def read(self, policy: Policy, section: Products, at: Setting) -> Params:
         low = [layer.accumulator for _, layer in policy.layers if layer.compute != "float32"]
@@ -78,8 +78,8 @@ class Scalings:
     modifying = ()
 
     def check(self, section: Products) -> None:
-        for given in section.scalings:
-            one_of("scalings", given, RECIPES)
+        for recipe in section.scalings:
+            one_of("scalings", recipe, RECIPES)
         if section.scalings:
             check_different("scalings", section.scalings)
 
@@ -87,10 +87,10 @@ class Scalings:
         return {"scaling": section.scalings}
 
     def applied(self, policy: Policy, params: Params, section: Products, at: Setting) -> Policy:
-        given = at.base.scaling
-        usual = given.recipe if given.recipe != "none" else USUAL_SCALING
+        base = at.base.scaling
+        usual = base.recipe if base.recipe != "none" else USUAL_SCALING
         recipe = params.get("scaling", (*section.scalings, usual)[0])
-        scaling = given if recipe == given.recipe else Scaling(recipe)
+        scaling = base if recipe == base.recipe else Scaling(recipe)
         # Rules may narrow or widen a layer.
         layers = Rules().applied(policy, params, section, at).layers
         operands = {name for _, layer in layers for name in (layer.compute, layer.grad)}

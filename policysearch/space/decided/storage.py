@@ -57,21 +57,21 @@ class Storage:
             return with_layers(policy, at, param={g.name: "float32" for g in at.groups})
         layers, stored = dict(policy.layers), {}
         for group in at.groups:
-            given = params.get(f"param.{group.name}", section.param_formats[0])
+            format = params.get(f"param.{group.name}", section.param_formats[0])
             stored[group.name] = (
-                usual_storage(layers[group.layers[0]].compute) if given == SAME else given
+                usual_storage(layers[group.layers[0]].compute) if format == SAME else format
             )
         return with_layers(policy, at, param=stored)
 
     def read(self, policy: Policy, section: StoredFormats, at: Setting) -> Params:
         layers = dict(policy.layers)
-        found: Params = {"master_weights": policy.master_weights}
+        decisions: Params = {"master_weights": policy.master_weights}
         for group in at.groups:
             layer = layers[group.layers[0]]
             same = policy.master_weights or layer.param == usual_storage(layer.compute)
             offered = SAME in section.param_formats
-            found[f"param.{group.name}"] = SAME if same and offered else layer.param
-        return found
+            decisions[f"param.{group.name}"] = SAME if same and offered else layer.param
+        return decisions
 
     def words(self, policy: Policy, section: StoredFormats, at: Setting) -> list[str]:
         if policy.master_weights:
@@ -100,8 +100,8 @@ class OptimizerState:
     def applied(
         self, policy: Policy, params: Params, section: StoredFormats, at: Setting
     ) -> Policy:
-        given = params.get("optimizer_state", section.optimizer_states[0])
-        return replace(policy, optimizer_state=given)
+        state = params.get("optimizer_state", section.optimizer_states[0])
+        return replace(policy, optimizer_state=state)
 
     def read(self, policy: Policy, section: StoredFormats, at: Setting) -> Params:
         return {"optimizer_state": policy.optimizer_state}

@@ -32,10 +32,10 @@ def code_fingerprints(left_out: tuple[str, ...] = _AFTERWARDS) -> dict[str, str]
 
     Comments, docstrings and formatting do not count, neither in Python nor in C.
     """
-    found = {}
+    digests = {}
     for name, file in sorted(_files(files("policysearch"), "", left_out)):
-        found[name] = _fingerprint(name.rpartition(".")[2], file.read_text(encoding="utf-8"))
-    return found
+        digests[name] = _fingerprint(name.rpartition(".")[2], file.read_text(encoding="utf-8"))
+    return digests
 
 
 @functools.lru_cache(maxsize=1024)
@@ -155,17 +155,17 @@ def check_part(key: str, recorded: Mapping[str, Any], now: str, where: str) -> N
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return one phrase per part of code or libraries that differs, naming files and versions."""
-    found = []
+    phrases = []
     for part in _PARTS:
         old, new = recorded.get(part, {}), now[part]
         names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         if part == "code" and names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            found.append(f"code differs: {', '.join(names[:3])}{more}")
+            phrases.append(f"code differs: {', '.join(names[:3])}{more}")
         elif names:
             said = [f"{name} {new.get(name)} (was {old.get(name)})" for name in names]
-            found.append(f"libraries differ: {', '.join(said)}")
-    return found
+            phrases.append(f"libraries differ: {', '.join(said)}")
+    return phrases
 
 
 def check_task(recorded: Mapping[str, Any], task: Mapping[str, Any], where: str) -> None:

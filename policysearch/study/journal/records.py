@@ -262,7 +262,7 @@ class Records:
         """
         study = self._writable().study
         lost = any(isinstance(run, Measurement) and run.diverged for run in outcomes.values())
-        made = optuna.trial.create_trial(
+        trial = optuna.trial.create_trial(
             state=TrialState.FAIL if values is None else TrialState.COMPLETE,
             values=None if values is None else [values[n] for n in study.metric_names or ()],
             params=dict(asked.params),
@@ -280,7 +280,7 @@ class Records:
             },
             constraints={"diverged": float(lost)},
         )
-        study.add_trial(made)
+        study.add_trial(trial)
         self.trials.append(replace(asked, number=self._trials_made))
         self._trials_made += 1
         self._end(self.trials[-1])
@@ -292,8 +292,8 @@ def compact(policy: Policy) -> str:
 
 
 def _plain_asked(asked: Asked) -> dict[str, Any]:
-    kept = ("text", "presets", "params", "place", "told", "start")
-    return {name: getattr(asked, name) for name in kept}
+    names = ("text", "presets", "params", "place", "told", "start")
+    return {name: getattr(asked, name) for name in names}
 
 
 def _asked(digest: str, plain: Mapping[str, Any]) -> Asked:

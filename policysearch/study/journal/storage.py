@@ -118,22 +118,22 @@ def salvage(content: bytes) -> Iterator[Line]:
 
     Also those that lost their line feed, or stand in one line with what is damaged.
     """
-    seen: set[int] = set()
+    places: set[int] = set()
     for text in content.split(b"\n"):
         whole = read_line(text)
         for line in [whole] if whole else [read_line(piece) for piece in _candidates(text)]:
-            if line is not None and line.place not in seen:
+            if line is not None and line.place not in places:
                 if line.place is not None:
-                    seen.add(line.place)
+                    places.add(line.place)
                 yield line
 
 
 def _candidates(text: bytes) -> Iterator[bytes]:
     """Yield what may be a sealed record inside `text`: from each start to the seal after it."""
     for start in re.finditer(rb'\{"op_code":', text):
-        found = _SEALED.match(text, start.start())
-        if found:
-            yield found[0]
+        match = _SEALED.match(text, start.start())
+        if match:
+            yield match[0]
 
 
 try:
@@ -190,9 +190,9 @@ class SealedJournal(JournalFileBackend):
             ) from None
         yield from super().read_logs(log_number_from)
 
-    def _check(self, found: os.stat_result) -> None:
+    def _check(self, file: os.stat_result) -> None:
         """Raise InputError unless this is the file that is held: others may be another run's."""
-        if not os.path.samestat(found, self._held):
+        if not os.path.samestat(file, self._held):
             raise InputError(
                 f"storage {self._path}: another file than the one this run holds; expected it to "
                 "stay while a study runs (what was finished before is in the other)"
@@ -337,15 +337,15 @@ def _end_whole(path: Path, reading: Reading) -> None:
 
 def check_name(reading: Reading, name: str, path: Path) -> None:
     """Raise InputError unless the journal is this package's and its study is called `name`."""
-    made = [line for line in reading.lines if line.record["op_code"] == _CREATE_STUDY]
-    if made and made[0].place is None:
+    headers = [line for line in reading.lines if line.record["op_code"] == _CREATE_STUDY]
+    if headers and headers[0].place is None:
         raise InputError(
             f"storage {path}: made by another program, or by policysearch 0.1.0; expected a "
             "journal of this version (name another file with --storage)"
         )
-    if made and made[0].record.get("study_name") != name:
-        found = made[0].record.get("study_name")
-        raise InputError(f"storage {path}: holds study {found!r}; expected {name!r}")
+    if headers and headers[0].record.get("study_name") != name:
+        other = headers[0].record.get("study_name")
+        raise InputError(f"storage {path}: holds study {other!r}; expected {name!r}")
 
 
 @dataclass(frozen=True)
@@ -370,13 +370,13 @@ def repair(path: Path, name: str, directions: list[Direction]) -> Repair:
         reading = read_journal(content)
         if not reading.damage:
             return Repair(len(reading.lines), (), None)
-        kept = list(salvage(content))
-        if not kept:
+        intact = list(salvage(content))
+        if not intact:
             raise InputError(f"storage {path}: no intact record in it; expected a journal")
         copy = _spare_name(path)
         write_whole({copy: content})
-        write_whole({path: _rewritten(kept, name, directions)})
-        return Repair(len(kept), reading.damage, copy)
+        write_whole({path: _rewritten(intact, name, directions)})
+        return Repair(len(intact), reading.damage, copy)
 
 
 def _spare_name(path: Path) -> Path:
@@ -386,10 +386,10 @@ def _spare_name(path: Path) -> Path:
     return copy
 
 
-def _rewritten(kept: list[Line], name: str, directions: list[Direction]) -> bytes:
+def _rewritten(intact: list[Line], name: str, directions: list[Direction]) -> bytes:
     """Return a journal of these lines; one that lost its first record gets it again."""
-    records = [line.record for line in kept]
-    own = [line.place is not None for line in kept]
+    records = [line.record for line in intact]
+    own = [line.place is not None for line in intact]
     if not any(record["op_code"] == _CREATE_STUDY for record in records):
         numbers = [("minimize", "maximize").index(direction) + 1 for direction in directions]
         head = {"op_code": _CREATE_STUDY, "worker_id": "repair"}

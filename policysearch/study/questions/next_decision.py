@@ -58,14 +58,14 @@ def next_decisions(
     measure = yardstick(_ladder(results, space, objective))
     searcher = Searcher(encoding.decisions, pool, measure, few=math.inf)
     for other in results.trials:
-        told = 1.0 / other.cost.speedup, other.cost.memory_ratio
+        price = 1.0 / other.cost.speedup, other.cost.memory_ratio
         gap = DIVERGED_GAP if other.diverged else other.loss_gap
         row = encoding.row(space.project(other.policy))
         if space.policy(space.project(other.policy)).digest == other.digest:
-            searcher.tell(row, told, gap)
+            searcher.tell(row, price, gap)
         else:
-            searcher.tell_outside(told, gap)
-    found = []
+            searcher.tell_outside(price, gap)
+    changes = []
     for _ in range(len(costs)):
         asked = searcher.ask()
         if not asked:
@@ -74,8 +74,8 @@ def next_decisions(
         name, value, _ = named[row]
         speed = 1.0 / (time * trial.cost.speedup)
         ratio = memory / trial.cost.memory_ratio
-        found.append(Change(name, value, speed, ratio, searcher.expected_gain))
-    return found
+        changes.append(Change(name, value, speed, ratio, searcher.expected_gain))
+    return changes
 
 
 def _changes(
@@ -83,13 +83,13 @@ def _changes(
 ) -> dict[Row, tuple[str, object, Params]]:
     """Return (decision, value, parameters) of every new policy one decision away, by its row."""
     known = {trial.digest for trial in results.trials}
-    found: dict[Row, tuple[str, object, Params]] = {}
+    changes: dict[Row, tuple[str, object, Params]] = {}
     for name, values in space.choices().items():
         for value in values:
             changed = params | {name: value}
             if space.policy(changed).digest not in known:
-                found.setdefault(encoding.row(changed), (name, value, changed))
-    return found
+                changes.setdefault(encoding.row(changed), (name, value, changed))
+    return changes
 
 
 def _cost(objective: Objective, policy: Policy) -> tuple[float, float] | None:
@@ -103,5 +103,5 @@ def _cost(objective: Objective, policy: Policy) -> tuple[float, float] | None:
 def _ladder(results: Results, space: Space, objective: Objective) -> np.ndarray:
     ladder = space.ladder(results.spec.study.baseline).values()
     costs = [_cost(objective, policy) for policy, names in ladder if "float32" not in names]
-    found = [each for each in costs if each]
-    return np.array(found or [(1.0 / t.cost.speedup, t.cost.memory_ratio) for t in results.trials])
+    known = [each for each in costs if each]
+    return np.array(known or [(1.0 / t.cost.speedup, t.cost.memory_ratio) for t in results.trials])

@@ -69,28 +69,28 @@ def largest_gradients(objective: Objective, seed: int = 0) -> NDArray[np.float64
 
     InputError where that run diverges.
     """
-    found: list[float] = []
+    largest: list[float] = []
     losses: list[float] = []
 
     def see(node: Node, before: FloatArray, after: FloatArray) -> None:
         if node.op.name == "cast" and node.role in ("dgrad", "wgrad"):
-            found[-1] = max(found[-1], float(np.abs(before).max()))
+            largest[-1] = max(largest[-1], float(np.abs(before).max()))
 
     trainer = _trainer(objective, seed)
     read = _read_in(objective.float32, OBSERVED)
     beside = PairedRun(objective.task, objective.model, read, seed, see)
     with threadpool_limits(1):
         for moment in along(trainer, objective.dataset):
-            found.append(0.0)
+            largest.append(0.0)
             losses.append(beside.at(moment)[0])
             if has_diverged(losses, [False] * len(losses)):
-                given = (
+                cause = (
                     f"learning_rate: {objective.task.learning_rate:g}, with which float32 itself"
                 )
                 raise InputError(
-                    f"{given} diverged in step {moment.step} (seed {seed}); expected a lower one"
+                    f"{cause} diverged in step {moment.step} (seed {seed}); expected a lower one"
                 )
-    return np.array(found)
+    return np.array(largest)
 
 
 def schedule_for(largest: NDArray[np.float64], format: str) -> str:

@@ -70,8 +70,8 @@ def verdict(results: Results, before: Trial, after: Trial) -> Verdict:
     seed by any difference, and where what the front counts of them moves the same way: of two
     policies that look better than float32 neither gains by that.
     """
-    names, told = results.spec.objectives.names, results.spec.objectives.resolutions
-    axes = zip(names, results.point(before), results.point(after), told, strict=True)
+    names, resolutions = results.spec.objectives.names, results.spec.objectives.resolutions
+    axes = zip(names, results.point(before), results.point(after), resolutions, strict=True)
     signs = set()
     for name, old, new, least in axes:
         if name == "loss_gap":
@@ -160,8 +160,8 @@ def why(
     for each in (policy, *(n.policy for n in near)):
         results, number, _ = try_policy(spec, storage, each, processes=processes, progress=progress)
         numbers.append(number)
-    found: list[Trial | FailedTrial] = [*results.trials, *results.failed]
-    every = {trial.number: trial for trial in found}
+    trials: list[Trial | FailedTrial] = [*results.trials, *results.failed]
+    every = {trial.number: trial for trial in trials}
     here, *others = (every[number] for number in numbers)
     group = group_of(space, layer)
     tried = tuple(

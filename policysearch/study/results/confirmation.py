@@ -48,16 +48,18 @@ def unconfirmed(
 ) -> dict[str, str]:
     """Return, by digest, why longer runs of these policies came to no verdict, in words."""
     confirmed = confirmations(runs, base, digests)
-    found = {}
+    reasons = {}
     for key, run, beside in _longer(runs, base, digests):
         if key.digest not in confirmed:
             if isinstance(beside, Failure):
-                found[key.digest] = f"float32's run over {key.steps} steps failed: {beside.reason}"
+                reasons[key.digest] = (
+                    f"float32's run over {key.steps} steps failed: {beside.reason}"
+                )
             elif isinstance(run, Failure):
-                found[key.digest] = f"its run over {key.steps} steps failed: {run.reason}"
+                reasons[key.digest] = f"its run over {key.steps} steps failed: {run.reason}"
             else:
-                found[key.digest] = f"float32 itself diverges within {key.steps} steps"
-    return found
+                reasons[key.digest] = f"float32 itself diverges within {key.steps} steps"
+    return reasons
 
 
 def _longer(runs: Mapping[RunKey, Outcome], base: str, digests: Sequence[str]) -> Iterator[Longer]:

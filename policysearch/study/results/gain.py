@@ -56,4 +56,5 @@ def ladder_costs(results: Results) -> Array:
 
 
 def _costs(cost: PolicyCost, results: Results) -> Array:
+    """Return (time, memory) over float32's, as far as they count in this study: [2]."""
     return np.array(counted(1.0 / cost.speedup, cost.memory_ratio, results.spec.objectives.names))

@@ -42,9 +42,9 @@ def idle_decisions(results: Results, space: Space) -> tuple[IdleDecision, ...]:
     kind, value, interval and factors.
     """
     trained = [(trial, space.project(trial.policy)) for trial in results.trials]
-    made = [(t, p) for t, p in trained if not t.diverged and space.policy(p).digest == t.digest]
-    merged = [(trial, _merged(params, trial)) for trial, params in made]
-    found = []
+    exact = [(t, p) for t, p in trained if not t.diverged and space.policy(p).digest == t.digest]
+    merged = [(trial, _merged(params, trial)) for trial, params in exact]
+    decisions = []
     for name in sorted({name for _, params in merged for name in params}):
         groups: dict[Hashable, list[Trial]] = defaultdict(list)
         for trial, params in merged:
@@ -52,8 +52,8 @@ def idle_decisions(results: Results, space: Space) -> tuple[IdleDecision, ...]:
             groups[rest].append(trial)
         pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
         alike = sum(_alike(_measured(one), _measured(other)) for one, other in pairs)
-        found.append(IdleDecision(name, len(pairs), alike))
-    return tuple(each for each in found if each.pairs >= ENOUGH and each.alike == each.pairs)
+        decisions.append(IdleDecision(name, len(pairs), alike))
+    return tuple(each for each in decisions if each.pairs >= ENOUGH and each.alike == each.pairs)
 
 
 def idle_lines(results: Results, space: Space) -> Sequence[str]:
@@ -64,8 +64,8 @@ def idle_lines(results: Results, space: Space) -> Sequence[str]:
 def _merged(params: Params, trial: Trial) -> dict[str, Hashable]:
     """Return what was decided, the parts of the loss scale as one."""
     scale = {name for name in params if name in MODIFYING}
-    kept: dict[str, Hashable] = {k: v for k, v in params.items() if k not in scale}
-    return kept | ({"loss_scale": trial.policy.loss_scale} if scale else {})
+    others: dict[str, Hashable] = {k: v for k, v in params.items() if k not in scale}
+    return others | ({"loss_scale": trial.policy.loss_scale} if scale else {})
 
 
 def _measured(trial: Trial) -> dict[int, tuple[float, float | None]]:

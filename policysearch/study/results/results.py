@@ -189,8 +189,8 @@ class Results:
     @property
     def accumulators(self) -> tuple[str, ...]:
         """The accumulators that products were summed in, by name."""
-        found = (re.findall(r'"accumulator": ?"([^"]*)"', trial.text) for trial in self.trials)
-        return tuple(sorted({name for names in found for name in names}))
+        mentions = (re.findall(r'"accumulator": ?"([^"]*)"', trial.text) for trial in self.trials)
+        return tuple(sorted({name for names in mentions for name in names}))
 
     def counted_gap(self, trial: Trial) -> float:
         """Return the gap the front counts: never below the resolution or its standard error.
@@ -213,8 +213,8 @@ class Results:
     @cached_property
     def cannot_rank(self) -> str:
         """Why the recipe cannot rank policies and what to change; "" where it can, or unknown."""
-        found, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
-        return cannot_rank(self.learned, self.noise_gap, found, self.spec.task, seeds)
+        known, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
+        return cannot_rank(self.learned, self.noise_gap, known, self.spec.task, seeds)
 
     @cached_property
     def front(self) -> tuple[Trial, ...]:
@@ -227,15 +227,18 @@ class Results:
 
     def _front_of(self, trials: Sequence[Trial]) -> tuple[Trial, ...]:
         sound = [trial for trial in trials if not trial.diverged]
-        points, told = [self.point(trial) for trial in sound], self.spec.objectives.resolutions
-        chosen = [sound[i] for i in thinned(points, told)]
+        points, resolutions = (
+            [self.point(trial) for trial in sound],
+            self.spec.objectives.resolutions,
+        )
+        chosen = [sound[i] for i in thinned(points, resolutions)]
         return tuple(sorted(chosen, key=lambda t: (-t.cost.speedup, t.loss_gap, t.number)))
 
     def beaten_by(self, trial: Trial) -> tuple[Trial, ...]:
         """Return the other members of the front that are nowhere worse by what can be told."""
-        here, told = self.point(trial), self.spec.objectives.resolutions
+        here, resolutions = self.point(trial), self.spec.objectives.resolutions
         others = (t for t in self.front if t is not trial)
-        return tuple(t for t in others if covers(self.point(t), here, told))
+        return tuple(t for t in others if covers(self.point(t), here, resolutions))
 
     def knee(self) -> Trial:
         """Return the member of the sound front nearest to the ideal; see `front.knee`.
@@ -254,11 +257,11 @@ class Results:
         Raises InputError where no member is that close to float32.
         """
         gaps = [(self.final_gap(trial), trial) for trial in self.sound_front()]
-        found = [trial for gap, trial in gaps if max_gap is None or gap <= max_gap]
-        if not found:
+        members = [trial for gap, trial in gaps if max_gap is None or gap <= max_gap]
+        if not members:
             least = min(gap for gap, _ in gaps)
             raise InputError(f"max-gap: {max_gap}; expected at least {least:.3g}, the least found")
-        return found
+        return members
 
     def fastest(self, max_gap: float | None = None) -> Trial:
         """Return the first of `within`, the one of highest modeled speedup; errors as there."""
@@ -277,8 +280,8 @@ class Results:
     @cached_property
     def _trends(self) -> dict[int, Trend]:
         curves = [[score.gap_curve for score in trial.scores] for trial in self.trials]
-        found = trends(curves, self.spec.task.steps, self.resolution_gap)
-        return {trial.number: trend for trial, trend in zip(self.trials, found, strict=True)}
+        each_trend = trends(curves, self.spec.task.steps, self.resolution_gap)
+        return {trial.number: trend for trial, trend in zip(self.trials, each_trend, strict=True)}
 
     def trend(self, trial: Trial) -> Trend:
         """Return where the trial's gap goes over the study's own run."""
@@ -404,7 +407,7 @@ def _row(results: Results, trial: Trial) -> Row:
 
 def _compared(results: Results, trial: Trial, row: Row) -> Row:
     """Return the row with what its speed is compared with, and the batches it rests on."""
-    spec, over = results.spec, {found.over: found.value for found in results.speedups(trial)}
+    spec, over = results.spec, {speedup.over: speedup.value for speedup in results.speedups(trial)}
     return replace(
         row,
         speedup_over_tf32=over.get(TF32),

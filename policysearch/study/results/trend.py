@@ -75,36 +75,36 @@ def trends(curves: Sequence[Sequence[GapCurve]], steps: int, least: float) -> li
     """
     ends = [math.ceil(steps * share) for share in CURVE_SHARES[-2:]]
     changes = [[_change(curve, ends) for curve in runs] for runs in curves]
-    whole = [i for i, found in enumerate(changes) if found and None not in found]
+    whole = [i for i, ends_of in enumerate(changes) if ends_of and None not in ends_of]
     pairs = [[pair for pair in changes[i] if pair is not None] for i in whole]
     absolute = intervals([[nats for nats, _, _ in row] for row in pairs]) if pairs else []
     relative = intervals([[share for _, share, _ in row] for row in pairs]) if pairs else []
-    made = [Trend(_points(runs)) for runs in curves]
+    trends_of = [Trend(_points(runs)) for runs in curves]
     for i, row, nats, share in zip(whole, pairs, absolute, relative, strict=True):
         loss = math.fsum(loss for _, _, loss in row) / len(row)
         mean = math.fsum(change for change, _, _ in row) / len(row)
-        points = made[i].points
+        points = trends_of[i].points
         gaps = [point.gap or 0.0 for point in points if point.steps in ends]
         words = _direction(nats, least, gaps), _direction(share, share_of(least, loss), gaps)
-        made[i] = Trend(points, *words, mean, nats.high - nats.mean if nats else None)
-    return made
+        trends_of[i] = Trend(points, *words, mean, nats.high - nats.mean if nats else None)
+    return trends_of
 
 
 def later_trends(confirmed: Sequence[tuple[str, Confirmation]], least: float) -> dict[str, Trend]:
     """Return by digest where gaps go over the longer runs, among those of equal length."""
-    found: dict[str, Trend] = {}
+    by_digest: dict[str, Trend] = {}
     for steps in {confirmation.steps for _, confirmation in confirmed}:
         alike = {digest: each.gap_curves for digest, each in confirmed if each.steps == steps}
-        found |= zip(alike, trends(list(alike.values()), steps, least), strict=True)
-    return found
+        by_digest |= zip(alike, trends(list(alike.values()), steps, least), strict=True)
+    return by_digest
 
 
 def _change(curve: GapCurve, ends: Sequence[int]) -> tuple[float, float, float] | None:
     """Return how gap and relative gap change between the two steps, and float32's last loss."""
-    found = {taken: (gap, share_of(gap, loss), loss) for taken, gap, loss in curve}
-    if not all(end in found for end in ends):
+    points = {taken: (gap, share_of(gap, loss), loss) for taken, gap, loss in curve}
+    if not all(end in points for end in ends):
         return None
-    first, last = (found[end] for end in ends)
+    first, last = (points[end] for end in ends)
     return last[0] - first[0], last[1] - first[1], last[2]
 
 
@@ -113,11 +113,11 @@ def _points(curves: Sequence[GapCurve]) -> tuple[GapPoint, ...]:
     if not curves:
         return ()
     by_step = [{taken: (gap, loss) for taken, gap, loss in curve} for curve in curves]
-    shared = [taken for taken in by_step[0] if all(taken in found for found in by_step)]
+    shared = [taken for taken in by_step[0] if all(taken in points_of for points_of in by_step)]
     points = []
     for taken in shared:
-        gap = math.fsum(found[taken][0] for found in by_step) / len(by_step)
-        loss = math.fsum(found[taken][1] for found in by_step) / len(by_step)
+        gap = math.fsum(points_of[taken][0] for points_of in by_step) / len(by_step)
+        loss = math.fsum(points_of[taken][1] for points_of in by_step) / len(by_step)
         points.append(GapPoint(taken, gap, share_of(gap, loss)))
     return tuple(points)
 

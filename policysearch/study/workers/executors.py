@@ -175,10 +175,12 @@ def attempted(objective: Objective, job: Job) -> tuple[Outcome, bool]:
 def unlike(objective: Objective, model: str) -> str:
     """Return why the objective's model is none of the fingerprint `model`; "" where it is."""
     try:
-        found = objective.model.fingerprint
+        fingerprint = objective.model.fingerprint
     except (InputError, OSError) as error:
         return str(error)
-    return "" if found == model else "its model is another; expected the file to stay as it was"
+    return (
+        "" if fingerprint == model else "its model is another; expected the file to stay as it was"
+    )
 
 
 class ProcessExecutor:

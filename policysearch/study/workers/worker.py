@@ -70,5 +70,5 @@ def _kept() -> dict[str, Payload]:
     """Return the payloads of this worker by key; they live as long as its process."""
     from distributed import get_worker
 
-    kept: dict[str, Payload] = vars(get_worker()).setdefault("policysearch", {})
-    return kept
+    payloads: dict[str, Payload] = vars(get_worker()).setdefault("policysearch", {})
+    return payloads
