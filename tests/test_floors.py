@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 # rows, and of its own row where that makes no circle of rooms.
 ROWS = (
     ("values", "formats", "accumulators", "layout", "files"),
-    ("extensions", "rounding", "graph"),
+    ("rounding", "graph"),
     ("ops", "products"),
     ("emulator", "nn", "policy", "optimizers"),
     ("importers", "rewrite", "data"),
@@ -47,6 +48,16 @@ LONGEST_FILE_LINES = 500
 LONGEST_MEANING_LINES = 700
 MOST_ROOMS = 28
 LONGEST_FUNCTION_LINES = 40
+DEEPEST_ROOM = 8
+DEEPEST_HOUSE = 17
+MOST_IMPORTS = 12
+SMALL_FILE_LINES = 60
+FEWEST_IMPORTERS = 3
+
+# Folders whose files are rows: found by their folder, one subject each however short.
+REGISTRIES = ("ops", "optimizers", "export", "commands", "emulator.kernels", "space.decided")
+SMALL = (f"{PACKAGE}.__main__", f"{PACKAGE}.emulator.reference")
+"""The entry of the program, and what a step means: small on purpose."""
 
 
 def modules_of(root: Path) -> dict[str, ast.Module]:
@@ -121,17 +132,66 @@ def import_faults(root: Path) -> list[str]:
 
 def cycle_faults(root: Path) -> list[str]:
     """Return one line per circle of modules, and of rooms, `__init__.py` files left out."""
-    modules: dict[str, set[str]] = {name: set() for name in modules_of(root)}
-    rooms: dict[str, set[str]] = {room_of(name): set() for name in modules}
+    return [fault for graph in graphs_of(root) for fault in _cycles(graph)]
+
+
+Arrows = dict[str, set[str]]
+"""What imports what, by name."""
+
+
+def graphs_of(root: Path) -> tuple[Arrows, Arrows]:
+    """Return what every module imports of the package, and every room of other rooms."""
+    modules: Arrows = {name: set() for name in modules_of(root)}
+    rooms: Arrows = {room_of(name): set() for name in modules}
     for source, target, _ in arrows_of(root):
         if source != target and target in modules:
             modules[source].add(target)
         if room_of(source) != room_of(target) and room_of(target) in rooms:
             rooms[room_of(source)].add(room_of(target))
-    return [*_cycles(modules), *_cycles(rooms)]
+    return modules, rooms
 
 
-def _cycles(graph: dict[str, set[str]]) -> list[str]:
+def depth(graph: Arrows) -> int:
+    """Return the number of names on the longest chain of imports; the graph has no circle."""
+    floors: dict[str, int] = {}
+    while len(floors) < len(graph):
+        for name, targets in graph.items():
+            if name not in floors and targets <= floors.keys():
+                floors[name] = 1 + max((floors[target] for target in targets), default=0)
+    return max(floors.values(), default=0)
+
+
+def depth_faults(root: Path) -> list[str]:
+    """Return one line per room, and for the house, that is too deep to be known."""
+    modules, rooms = graphs_of(root)
+    faults = [f"{len(rooms)} rooms: {depth(rooms)} floors"] if depth(rooms) > DEEPEST_HOUSE else []
+    for room in rooms:
+        inside = {name for name in modules if room_of(name) == room}
+        floors = depth({name: modules[name] & inside for name in inside})
+        if floors > DEEPEST_ROOM:
+            faults.append(f"{room}: {floors} floors")
+    return faults
+
+
+def known_faults(root: Path) -> list[str]:
+    """Return one line per file that knows too many others, or is too small for who knows it."""
+    modules, _ = graphs_of(root)
+    importers = {name: sum(name in others for others in modules.values()) for name in modules}
+    faults = []
+    for name in modules:
+        path = root / name.replace(".", "/")
+        lines = 0 if path.is_dir() else len(path.with_suffix(".py").read_text().splitlines())
+        top = ROW.get(room_of(name)) == len(ROWS) - 1
+        if len(modules[name]) > MOST_IMPORTS and not top:
+            faults.append(f"{name}: imports {len(modules[name])} others")
+        folder = name.removeprefix(f"{PACKAGE}.").rpartition(".")[0]
+        small = 0 < lines < SMALL_FILE_LINES and folder not in REGISTRIES and name not in SMALL
+        if small and importers[name] < FEWEST_IMPORTERS:
+            faults.append(f"{name}: {lines} lines, imported by {importers[name]}")
+    return faults
+
+
+def _cycles(graph: Arrows) -> list[str]:
     while graph:
         leaves = [name for name, targets in graph.items() if not targets & graph.keys()]
         if not leaves:
@@ -187,6 +247,14 @@ def test_imports_point_down() -> None:
 
 def test_imports_have_no_cycle() -> None:
     assert not cycle_faults(ROOT)
+
+
+def test_rooms_and_house_are_no_towers() -> None:
+    assert not depth_faults(ROOT)
+
+
+def test_files_know_few_others_and_none_is_a_fragment() -> None:
+    assert not known_faults(ROOT)
 
 
 def test_files_and_functions_are_short() -> None:
@@ -264,3 +332,37 @@ def test_an_op_too_long_to_be_read_with_the_rest_is_caught(tmp_path: Path) -> No
     build(tmp_path, {"ops/long.py": "\n" * 101})
     (fault,) = meaning_faults(tmp_path)
     assert fault.startswith(f"{PACKAGE}/ops/long.py: 701 lines")
+
+
+def test_a_tower_is_caught(tmp_path: Path) -> None:
+    rooms = {
+        f"study/room{i}.py": f"from policysearch.study import room{i + 1}"
+        for i in range(DEEPEST_ROOM - 1)
+    }
+    build(tmp_path, SOUND | rooms | {f"study/room{DEEPEST_ROOM - 1}.py": "x = 1"})
+    assert not depth_faults(tmp_path)
+    build(tmp_path, {f"study/room{DEEPEST_ROOM - 1}.py": "from .storage import box"})
+    assert depth_faults(tmp_path) == [f"study: {DEEPEST_ROOM + 1} floors"]
+
+
+def test_a_house_too_high_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "DEEPEST_HOUSE", 2)
+    build(tmp_path, SOUND)
+    assert depth_faults(tmp_path) == ["5 rooms: 4 floors"]
+
+
+def test_a_file_that_knows_too_many_is_caught(tmp_path: Path) -> None:
+    many = {f"study/part{i}.py": "\n" * SMALL_FILE_LINES for i in range(MOST_IMPORTS)}
+    lines = "".join(f"from policysearch.study import part{i}\n" for i in range(MOST_IMPORTS))
+    build(tmp_path, many | {"study/whole.py": lines + "\n" * SMALL_FILE_LINES})
+    assert not known_faults(tmp_path)
+    build(tmp_path, SOUND | {"study/whole.py": lines + "import policysearch.values\n" * 60})
+    assert f"policysearch.study.whole: imports {MOST_IMPORTS + 1} others" in known_faults(tmp_path)
+
+
+def test_a_fragment_is_caught_and_a_row_of_a_registry_is_none(tmp_path: Path) -> None:
+    build(tmp_path, {"study/part.py": "x = 1\n", "ops/part.py": "x = 1\n"})
+    assert known_faults(tmp_path) == ["policysearch.study.part: 1 lines, imported by 0"]
+    readers = {f"study/reader{i}.py": "from .part import x\n" * 60 for i in range(3)}
+    build(tmp_path, readers)
+    assert not known_faults(tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
+from policysearch.cost.gemm import is_convolution
 from policysearch.cost.price import (
     PolicyCost,
     StepPrice,
@@ -19,8 +20,9 @@ from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import preset
+from policysearch.policy.presets import TF32, preset
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
+from policysearch.train.step import trace_forward
 from policysearch.train.tasks import Task, Tracing
 from policysearch.values import number
 
@@ -118,3 +120,17 @@ class Pricing:
     def step_price(self, policy: Policy) -> StepPrice:
         """Return the modeled first step kernel by kernel, and its memory part by part."""
         return step_price(self.step_graph(policy), self.device, self.stack, policy)
+
+
+def default_float32(objective: Pricing) -> Policy:
+    """Return what the stack makes of float32 unless told otherwise: some products in tfloat32.
+
+    The layers without such products, all of them where the device lacks tfloat32, compute in
+    float32.
+    """
+    gemms = [n for n in trace_forward(objective.model, 1).nodes if n.op.kind == "gemm"]
+    narrow = {n.layer for n in gemms if objective.stack.float32_of(is_convolution(n)) == "tfloat32"}
+    if "tfloat32" not in objective.device.formats:
+        narrow = set()
+    strict = {name: row for name, row in objective.float32.layers if name not in narrow}
+    return preset(TF32, objective.model.layer_names).with_layers(strict, "default float32")

@@ -8,18 +8,16 @@ from types import MappingProxyType
 from typing import get_args
 
 from policysearch.cost.device_file import device_at
-from policysearch.cost.gemm import is_convolution
 from policysearch.cost.memory import Kind, StepMemory
 from policysearch.cost.optimizers import Kernels, UpdatePrice, update_price
 from policysearch.cost.price import PolicyCost, speedup_over
 from policysearch.cost.time import KernelTime, StepTime
 from policysearch.graph import Graph, size
 from policysearch.objective.objective import Objective
+from policysearch.objective.pricing import default_float32
 from policysearch.optimizers.optimizer import rules
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import TF32, preset
 from policysearch.report.text import aligned
-from policysearch.train.step import trace_forward
 
 MIB = 2.0**20
 
@@ -59,20 +57,6 @@ def phase_lines(objective: Objective, policy: Policy) -> list[str]:
         f"{1 + len(starts)} phases: kernels, and what is live, are those of the first, "
         f"until step {starts[0]} of {objective.task.steps}"
     ]
-
-
-def default_float32(objective: Objective) -> Policy:
-    """Return what the stack makes of float32 unless told otherwise: some products in tfloat32.
-
-    The layers without such products, all of them where the device lacks tfloat32, compute in
-    float32.
-    """
-    gemms = [n for n in trace_forward(objective.model, 1).nodes if n.op.kind == "gemm"]
-    narrow = {n.layer for n in gemms if objective.stack.float32_of(is_convolution(n)) == "tfloat32"}
-    if "tfloat32" not in objective.device.formats:
-        narrow = set()
-    strict = {name: row for name, row in objective.float32.layers if name not in narrow}
-    return preset(TF32, objective.model.layer_names).with_layers(strict, "default float32")
 
 
 def default_line(objective: Objective, cost: PolicyCost) -> str:
