@@ -15,8 +15,8 @@ from threadpoolctl import threadpool_limits
 from policysearch.data import fashion_mnist
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.objective.objective import Objective
-from policysearch.study import study
-from policysearch.study.workers.executors import Executor, make_executor
+from policysearch.study.workers import executors
+from policysearch.study.workers.executors import SerialExecutor
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
@@ -41,11 +41,10 @@ def one_blas_thread() -> Iterator[None]:
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands train in this process: each one that they start takes seconds to import."""
 
-    def here(objective: Objective, processes: int | None, jobs: int) -> Executor:
-        assert processes is None or processes > 0
-        return make_executor(objective, 0, jobs)
+    def here(objective: Objective, processes: int) -> SerialExecutor:
+        return SerialExecutor(objective)
 
-    monkeypatch.setattr(study, "make_executor", here)
+    monkeypatch.setattr(executors, "ProcessExecutor", here)
 
 
 @pytest.fixture(scope="session")
