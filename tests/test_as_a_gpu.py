@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.nn import functional as F
 
-from policysearch.verify.as_a_gpu import AsAGpu
+from policysearch.verify.gpu_rounding import AsAGpu
 
 pytestmark = pytest.mark.torch
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from policysearch.emulator.compile import compile_graph
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task, Tracing
-from policysearch.verify.as_a_gpu import AsAGpu
+from policysearch.verify.gpu_rounding import AsAGpu
 from tests.imported_steps import LOSS, imported
 
 pytestmark = pytest.mark.torch

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.search.__main__ import counts, spent
 from benchmarks.search.tables import floor, load, mean_problem, problems, with_idle
-from policysearch.search.acquisition import Yardstick, regret
+from policysearch.search.acquisition import Yardstick, expected_improvements, regret
 from policysearch.search.hypervolume import free_areas, improvements
 from policysearch.search.posterior import Belief, Sensitivity
-from policysearch.search.searcher import Listed, Searcher, expected_improvements
+from policysearch.search.searcher import Listed, Searcher
 from policysearch.space.options import Decisions, Option
 
 OPTIONS = (

@@ -8,8 +8,8 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.cost.devices import DEVICES
-from policysearch.cost.optimizers import Kernels, UpdatePrice, update_price
 from policysearch.cost.stacks import STACKS
+from policysearch.cost.update_price import Kernels, UpdatePrice, update_price
 from policysearch.optimizers.optimizer import rules
 from policysearch.values import InputError
 

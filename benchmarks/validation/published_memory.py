@@ -17,7 +17,7 @@ from benchmarks.validation.networks.network import Network
 from benchmarks.validation.published import device_labelled
 from benchmarks.validation.published_stacks import pair_named
 from benchmarks.validation.row_file import Fields, rows_in
-from policysearch.cost.optimizers import Kernels
+from policysearch.cost.update_price import Kernels
 from policysearch.values import InputError
 
 SHIPPED = "published_memory.json"

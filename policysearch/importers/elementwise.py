@@ -8,7 +8,7 @@ from typing import Any
 
 from policysearch.graph import Op
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import activations, elementwise, exponents
+from policysearch.ops import activations, elementwise, exponentials
 from policysearch.ops.elementwise import scale
 from policysearch.ops.gelu import gelu
 
@@ -73,8 +73,8 @@ def negative(t: Tracer, a: Tensor) -> Tensor:
 def power(t: Tracer, a: Tensor, exponent: Operand) -> Tensor:
     if isinstance(exponent, Tensor) or not isinstance(a, Tensor):
         raise refuse("an exponent that is a tensor", "use a number")
-    steps: dict[str, Any] = {exponents.STEPWISE: True, "exponent": float(exponent)}
-    return t.pointwise(exponents.pow_constant, a, **steps)
+    steps: dict[str, Any] = {exponentials.STEPWISE: True, "exponent": float(exponent)}
+    return t.pointwise(exponentials.pow_constant, a, **steps)
 
 
 def plain(op: Op, **attrs: Any) -> Rule:
@@ -116,9 +116,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "relu6": plain(activations.hardtanh, minimum=0.0, maximum=6.0),
         "hardtanh": _hardtanh,
         "leaky_relu": _leaky_relu,
-        "exp": plain(exponents.exp),
-        "sqrt": plain(exponents.sqrt),
-        "rsqrt": plain(exponents.rsqrt, **{exponents.STEPWISE: True}),
+        "exp": plain(exponentials.exp),
+        "sqrt": plain(exponentials.sqrt),
+        "rsqrt": plain(exponentials.rsqrt, **{exponentials.STEPWISE: True}),
         "gelu": _gelu,
     }
 )

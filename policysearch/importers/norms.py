@@ -10,7 +10,7 @@ import numpy as np
 
 from policysearch.graph import Shape, size
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import elementwise, exponents
+from policysearch.ops import elementwise, exponentials
 from policysearch.ops.batch_norm import batch_mean, batch_variance, moving_average
 from policysearch.ops.batch_norm import batch_norm as batch_norm_op
 from policysearch.ops.builder import Builder
@@ -59,7 +59,7 @@ def rms_norm(
             b.emit(mean, square, attrs={"axes": (1,), "keepdim": True}),
             attrs={"amount": epsilon},
         )
-        result = b.emit(elementwise.multiply, operands[0], b.emit(exponents.rsqrt, shifted))
+        result = b.emit(elementwise.multiply, operands[0], b.emit(exponentials.rsqrt, shifted))
         return b.emit(elementwise.multiply, result, operands[1]) if len(operands) > 1 else result
 
     return _composite(t, "rms_norm", "rsqrt", operands, emit, epsilon=epsilon, shape=x.shape)

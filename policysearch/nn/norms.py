@@ -10,7 +10,7 @@ from policysearch.nn.model import Fed, ParameterSpec
 from policysearch.ops.batch_norm import batch_mean, batch_norm, batch_variance, moving_average
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import multiply, shift
-from policysearch.ops.exponents import pow_constant, rsqrt
+from policysearch.ops.exponentials import pow_constant, rsqrt
 from policysearch.ops.layer_norm import layer_norm, layer_statistics
 from policysearch.ops.reduce import mean
 from policysearch.values import InputError

@@ -9,9 +9,9 @@ from typing import get_args
 
 from policysearch.cost.device_file import device_at
 from policysearch.cost.memory import Kind, StepMemory
-from policysearch.cost.optimizers import Kernels, UpdatePrice, update_price
 from policysearch.cost.price import PolicyCost, speedup_over
 from policysearch.cost.time import KernelTime, StepTime
+from policysearch.cost.update_price import Kernels, UpdatePrice, update_price
 from policysearch.graph import Graph, size
 from policysearch.objective.objective import Objective
 from policysearch.objective.pricing import default_float32

@@ -9,7 +9,7 @@ from policysearch.graph import Node
 from policysearch.ops.batch_norm import EPSILON
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, multiply, shift, subtract
-from policysearch.ops.exponents import rsqrt
+from policysearch.ops.exponentials import rsqrt
 from policysearch.ops.shape import reshape
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import Match

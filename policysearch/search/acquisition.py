@@ -1,7 +1,7 @@
-"""What a search has found, measured so that it can fail: gain over the presets, and regret.
+"""What a policy is worth to a search: expected new volume, and what was gained, or missed.
 
 Against the corner of float32 the presets alone have nearly all of the dominated volume, so what a
-search adds could not be seen. Both measures here are fixed before any training.
+search adds could not be seen. Gain over the presets and regret are fixed before any training.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtr
 
-from policysearch.search.hypervolume import Array, hypervolume
+from policysearch.search.hypervolume import (
+    Array,
+    hypervolume,
+)
+from policysearch.search.posterior import Belief
 
 SMALLEST_GAP = 1e-4
 """The gap axis is linear to about this many nats and logarithmic from there."""
@@ -110,3 +115,30 @@ def _regret(gaps: Array, costs: Array, trained: list[int], budget: float) -> Arr
 
 FLOAT32 = Yardstick(1.05, 1.15)
 """Volumes are measured from float32 until a policy of the ladder is `AS_GOOD`."""
+
+
+def expected_improvements(
+    beliefs: Sequence[Belief], cuts: Array, free: Array, measure: Yardstick
+) -> Array:
+    """Return the expected new volume of n candidates: [n].
+
+    `cuts` [k + 1] and `free` [k, n] as `free_areas` gives them. The integral over the gap axis of
+    the free area times the chance of a gap below, in closed form: the exact expected hypervolume
+    improvement (Emmerich, Deutz and Klinkenberg, IEEE CEC 2011), short because only one axis is
+    uncertain. The new volume of a policy of gap G is the integral of free(g) over g >= G, so its
+    mean is that of free(g) P(G <= g); free is constant between cuts.
+    """
+    # The axis is the scale of the belief, over its value at the largest gap.
+    unit = np.log1p(measure.largest_gap / measure.smallest_gap)
+    gains = np.zeros(free.shape[1])
+    for belief in beliefs:
+        mean, sd = belief.mean / unit, belief.sd / unit
+        below = _integrated((cuts[:, None] - mean) / sd) * sd
+        gains += belief.weight * (free * np.diff(below, axis=0)).sum(axis=0)
+    return gains
+
+
+def _integrated(z: Array) -> Array:
+    """Return the integral of the standard normal distribution function up to `z`."""
+    # By parts: z Phi(z) less the integral of z phi(z), which is -phi(z).
+    return np.asarray(z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi))

@@ -13,9 +13,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
-from policysearch.search.acquisition import Yardstick
+from policysearch.search.acquisition import Yardstick, expected_improvements
 from policysearch.search.hypervolume import Array, free_areas, front_of, places_of_front
 from policysearch.search.posterior import Belief, Sensitivity, fantasies
 from policysearch.space.options import Decisions, Row
@@ -251,33 +250,6 @@ class Searcher:
         known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
         points = np.array(known).reshape(len(known), 3)
         return self._measure.points(points[:, 2], points[:, :2])
-
-
-def expected_improvements(
-    beliefs: Sequence[Belief], cuts: Array, free: Array, measure: Yardstick
-) -> Array:
-    """Return the expected new volume of n candidates: [n].
-
-    `cuts` [k + 1] and `free` [k, n] as `free_areas` gives them. The integral over the gap axis of
-    the free area times the chance of a gap below, in closed form: the exact expected hypervolume
-    improvement (Emmerich, Deutz and Klinkenberg, IEEE CEC 2011), short because only one axis is
-    uncertain. The new volume of a policy of gap G is the integral of free(g) over g >= G, so its
-    mean is that of free(g) P(G <= g); free is constant between cuts.
-    """
-    # The axis is the scale of the belief, over its value at the largest gap.
-    unit = np.log1p(measure.largest_gap / measure.smallest_gap)
-    gains = np.zeros(free.shape[1])
-    for belief in beliefs:
-        mean, sd = belief.mean / unit, belief.sd / unit
-        below = _integrated((cuts[:, None] - mean) / sd) * sd
-        gains += belief.weight * (free * np.diff(below, axis=0)).sum(axis=0)
-    return gains
-
-
-def _integrated(z: Array) -> Array:
-    """Return the integral of the standard normal distribution function up to `z`."""
-    # By parts: z Phi(z) less the integral of z phi(z), which is -phi(z).
-    return np.asarray(z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi))
 
 
 def _means(beliefs: Sequence[Belief], smallest_gap: float) -> Array:

@@ -23,7 +23,7 @@ from policysearch.train.feeding import batch_order, dropout_mask, initial_parame
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
-from policysearch.verify.as_a_gpu import AsAGpu
+from policysearch.verify.gpu_rounding import AsAGpu
 from policysearch.verify.torch_optimizer import torch_optimizer
 from policysearch.verify.torch_twin import Twin
 from policysearch.verify.verdict import FILE, JOB, RESULT, Job

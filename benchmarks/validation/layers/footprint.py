@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from benchmarks.validation.layers.layer_memory import Kept, Weights
-from policysearch.cost.optimizers import Kernels
+from policysearch.cost.update_price import Kernels
 from policysearch.optimizers.optimizer import rules
 
 KEPT = ("activations", "masks", "copies")

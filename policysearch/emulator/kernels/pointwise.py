@@ -57,7 +57,7 @@ class _Value(NDArrayOperatorsMixin):
         return self.recording.add(Step(None, (self, shape), (self.size, *shape[1:])))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Recording:
     """The steps of a forward, from inputs of these shapes."""
 
