@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -13,6 +13,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding, from_json
 from policysearch.policy.scaling import Scaling
+from policysearch.values import choices
 
 POLICY = Policy(
     "full",
@@ -63,9 +64,9 @@ def other(path: Path) -> Any:
     """Return a valid value that is not the one at `path`."""
     old = at(POLICY, path)
     owner, name = at(POLICY, path[:-1]), path[-1]
-    hint = get_type_hints(type(owner))[name] if isinstance(name, str) else None
-    if get_origin(hint) is Literal:
-        return next(choice for choice in get_args(hint) if choice != old)
+    hints = get_type_hints(type(owner), include_extras=True)
+    if names := choices(hints[name]) if isinstance(name, str) else ():
+        return next(choice for choice in names if choice != old)
     if isinstance(old, bool):
         return not old
     if isinstance(old, (int, float)):

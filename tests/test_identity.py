@@ -6,7 +6,7 @@ import dataclasses
 import importlib.resources
 import re
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from policysearch.study.journal.identity import (
     libraries,
 )
 from policysearch.train.tasks import Task
-from policysearch.values import InputError
+from policysearch.values import InputError, choices
 
 PYTHON = '"""Doc."""\nx = f(1,  2)  # why\n\n\ndef g(a):\n    """Doc."""\n    return a\n'
 C = '#define A 1  // one\nint f(int a) { /* two */ return a + 1; }\nconst char *s = "// no";\n'
@@ -194,8 +194,8 @@ def other_value(owner: Any, field: dataclasses.Field[Any]) -> Any:
         inner = next(f for f in dataclasses.fields(old) if isinstance(getattr(old, f.name), int))
         return dataclasses.replace(old, **{inner.name: other_value(old, inner)})
     if isinstance(old, str):
-        choices = get_args(get_type_hints(type(owner))[field.name])
-        return next(choice for choice in choices if choice != old)
+        hints = get_type_hints(type(owner), include_extras=True)
+        return next(choice for choice in choices(hints[field.name]) if choice != old)
     return not old if isinstance(old, bool) else old + 1 if isinstance(old, int) else (old or 1) / 2
 
 
