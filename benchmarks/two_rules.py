@@ -7,7 +7,7 @@ and the last two one format each. Every policy that the rules allow is trained o
 with other seeds, of training and of the sampler, search them, told what was trained, and it is
 counted after how many trainings the volume of what they have found is 95 % of that of the whole
 space. Axes are the loss gap, none below the noise of a jitter of float32, and the modeled time and
-memory, so that the front is no single point; scale and corner are those of `search.gain`.
+memory, so that the front is no single point; scale and corner are those of `search.acquisition`.
 """
 
 from __future__ import annotations
