@@ -106,17 +106,17 @@ def registers(steps: Sequence[Step], first: int, out: Shape) -> list[int | None]
         for operand in step.operands
         if isinstance(operand, _Value)
     }
-    taken: dict[int, int] = {}
-    found: list[int | None] = []
+    in_use: dict[int, int] = {}
+    stretches: list[int | None] = []
     for at, step in enumerate(steps):
-        taken = {place: r for place, r in taken.items() if last_read[place] > at}
+        in_use = {place: r for place, r in in_use.items() if last_read[place] > at}
         if step.ufunc and step.shape == out and at < len(steps) - 1:
-            free = next(r for r in range(len(steps)) if r not in taken.values())
-            taken[first + at] = free
-            found.append(free)
+            free = next(r for r in range(len(steps)) if r not in in_use.values())
+            in_use[first + at] = free
+            stretches.append(free)
         else:
-            found.append(None)
-    return found
+            stretches.append(None)
+    return stretches
 
 
 def pointwise_kernel(op: Op, inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:

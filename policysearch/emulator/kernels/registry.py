@@ -19,15 +19,15 @@ TABLES = ("C_KERNELS", "NUMPY_KERNELS")
 @cache
 def offers() -> Mapping[str, Mapping[str, Offer]]:
     """Return all that the modules of this folder offer, by table and by the name of the op."""
-    found: dict[str, dict[str, Offer]] = {table: {} for table in TABLES}
+    tables: dict[str, dict[str, Offer]] = {table: {} for table in TABLES}
     for info in pkgutil.iter_modules(policysearch.emulator.kernels.__path__):
         if not info.name.startswith("_"):
             module = importlib.import_module(
                 f"{policysearch.emulator.kernels.__name__}.{info.name}"
             )
-            for table, rows in found.items():
+            for table, rows in tables.items():
                 rows.update(vars(module).get(table, {}))
-    return found
+    return tables
 
 
 def offered(table: str, op: Op, inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
