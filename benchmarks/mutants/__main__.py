@@ -157,12 +157,15 @@ def _recorded(trees: Sequence[Path]) -> Record:
             log = KEPT / f"record-{part}.log"
             work = partial(record, folder, trees[part], name, stamps[name])
             if in_child(trees[part], work, RECORD_SECONDS, log) != 0:
-                raise SystemExit(f"{name} fails on sound code: see {log}")
+                raise SystemExit(f"{name} cannot be run on sound code: see {log}")
 
     if missing:
         print(f"running {len(missing)} test files once on sound code", flush=True)
         _in_processes(record_some, len(trees))
-    return Record(folder, files, ALWAYS)
+    tests = Record(folder, files, ALWAYS)
+    if tests.failed:
+        print(f"left out, for they fail on sound code: {', '.join(tests.failed)}", flush=True)
+    return tests
 
 
 def _killer(

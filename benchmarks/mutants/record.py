@@ -16,13 +16,17 @@ CASES = 4
 FILES = 4
 """So many test files are asked first: reading all of them takes longer than most tests."""
 
+READ = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
+"""What pytest ends with where it could read the tests of a file."""
+
 
 class _Recorder:
-    """A pytest plugin: names each test to coverage, and times it."""
+    """A pytest plugin: names each test to coverage, and times it; `failed` says which failed."""
 
     def __init__(self, cover: coverage.Coverage) -> None:
         self.cover = cover
         self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -31,9 +35,17 @@ class _Recorder:
         yield
         self.seconds[item.nodeid] = time.perf_counter() - before
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
 
 def record(folder: Path, tree: Path, file: str, stamp: str) -> int:
-    """Run a test file in `tree`, keep in `folder` what passes where, return pytest's exit code."""
+    """Run a test file in `tree`, keep in `folder` what passes where, return 0 or pytest's code.
+
+    A test that fails on sound code, as on a processor that sums in another order, says nothing of a
+    mutant: it is left out.
+    """
     lines, package = _place(folder, file).with_suffix(".coverage"), tree / "policysearch"
     lines.unlink(missing_ok=True)
     cover = coverage.Coverage(str(lines), include=[f"{package}/*"], config_file=False)
@@ -41,8 +53,10 @@ def record(folder: Path, tree: Path, file: str, stamp: str) -> int:
     recorder = _Recorder(cover)
     code = run_pytest([file], [recorder])
     cover.stop()
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if code not in READ:
         return code
+    for test in recorder.failed:
+        recorder.seconds.pop(test, None)
     passed: dict[str, dict[str, list[int]]] = {}
     data = cover.get_data()
     for measured in sorted(data.measured_files()):
@@ -52,7 +66,12 @@ def record(folder: Path, tree: Path, file: str, stamp: str) -> int:
                 by_test[test].append(line)
         module = str(Path(measured).relative_to(tree))
         passed[module] = {test: by_test[test] for test in recorder.seconds if test in by_test}
-    found = {"stamp": stamp, "seconds": recorder.seconds, "passed": passed}
+    found = {
+        "stamp": stamp,
+        "seconds": recorder.seconds,
+        "passed": passed,
+        "failed": sorted(recorder.failed),
+    }
     _place(folder, file).write_text(json.dumps(found))
     return 0
 
@@ -74,11 +93,13 @@ class Record:
         """`always` names test files that look at every module without passing through its lines."""
         self._always = frozenset(always)
         self.seconds: dict[str, float] = {}
+        self.failed: list[str] = []
         self._by_module: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._users: dict[str, set[str]] = defaultdict(set)
         for file in files:
             found = json.loads(_place(folder, file).read_text())
             self.seconds.update(found["seconds"])
+            self.failed += found["failed"]
             for module, by_test in found["passed"].items():
                 # What is passed on import only is no use: every test file of the room has that.
                 self._users[module].update([file] if by_test else [])
