@@ -12,6 +12,7 @@ from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import NEXT
 from policysearch.nn.models import gpt, lenet5, mlp, resnet, transformer
+from policysearch.ops.source import TARGETS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy
@@ -19,6 +20,7 @@ from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
+from policysearch.train.feeding import feed_scalars
 from policysearch.train.step import trace_step
 
 NETS: dict[str, Callable[[], Chain]] = {
@@ -91,13 +93,11 @@ def prepared(model: Chain, policy: Policy, batch: int, *, fast: Fast | None = No
     for name, value in model.init(np.random.default_rng(0)).items():
         executable.arrays[name][...] = value
     inputs, targets = batch_of(model, batch)
-    scalars = {"loss_scale": 1.0, "inverse_scale": 1.0, "learning_rate": 0.01, "step": 1.0}
     executable.arrays["tokens" if model.loss else "images"][...] = inputs
     for name, value in model.constants.items():
         executable.arrays[name][...] = value
-    executable.arrays["targets"][...] = targets
-    for name, number in scalars.items():
-        executable.arrays[name][...] = number
+    executable.arrays[TARGETS][...] = targets
+    feed_scalars(executable, 1.0, 0.01)
     return executable
 
 

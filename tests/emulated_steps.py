@@ -10,6 +10,7 @@ from policysearch.graph import FloatArray, Graph
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, RoleRounding, uniform_layer
@@ -46,16 +47,16 @@ def fill(executable: Step, model: Model, seed: int = 0) -> None:
     for name, values in model.init(rng).items():
         executable.arrays[name][...] = values
     feed_constants(executable, model)
-    (given,), targets = model.inputs, executable.arrays["targets"]
+    (given,), targets = model.inputs, executable.arrays[TARGETS]
     source = executable.arrays[given.name]
     source[...] = (
         rng.integers(0, 10, source.shape) if given.whole else rng.standard_normal(source.shape)
     )
     classes = rng.integers(0, 10, len(targets))
     targets[...] = np.eye(10)[classes] if targets.ndim == 2 else classes
-    for name, value in (("loss_scale", 64), ("inverse_scale", 1 / 64), ("learning_rate", 0.05)):
+    for name, value in ((LOSS_SCALE, 64), (INVERSE_SCALE, 1 / 64), (LEARNING_RATE, 0.05)):
         executable.arrays[name][...] = value
-    executable.arrays["step"][...] = 1
+    executable.arrays[STEP_NUMBER][...] = 1
 
 
 def assert_gives_the_bits_of_the_reference(

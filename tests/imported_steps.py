@@ -17,7 +17,7 @@ from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.rounding.rounder import Fast
-from policysearch.train.feeding import feed_constants, feed_inputs, feed_masks
+from policysearch.train.feeding import feed_constants, feed_inputs, feed_masks, feed_scalars
 from policysearch.train.step import trace_forward, trace_step
 
 Array = NDArray[Any]
@@ -79,13 +79,7 @@ def emulated_step(
     for name, value in model.init(np.random.default_rng(0)).items():
         if name in step.arrays:
             step.arrays[name][...] = value
-    for name, scalar in {
-        "loss_scale": 1,
-        "inverse_scale": 1,
-        "learning_rate": 0,
-        "step": 1,
-    }.items():
-        step.arrays[name][...] = scalar
+    feed_scalars(step, 1.0)
     feed_constants(step, model)
     feed_inputs(step, model, inputs, labels)
     feed_masks(step, 0, 0)

@@ -13,7 +13,7 @@ from policysearch.graph import FloatArray, Graph
 from policysearch.nn.model import Model
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.shape import reshape
-from policysearch.ops.source import cast
+from policysearch.ops.source import LEARNING_RATE, cast
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.cast_rules import cancel_casts, sink_casts
 from policysearch.rewrite.clipping import clip_by_norm, clip_by_value
@@ -81,7 +81,7 @@ def sgd_moves(graph: Graph, model: Model) -> tuple[dict[str, FloatArray], dict[s
     step = compile_graph(graph)
     fill(step, model)
     before = {spec.name: step.arrays[spec.name].copy() for spec in model.parameters()}
-    step.arrays["learning_rate"][...] = 1.0
+    step.arrays[LEARNING_RATE][...] = 1.0
     step.forward_backward()
     grads = grads_of(step)
     step.apply_updates()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, resnet, transformer
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
@@ -149,7 +150,7 @@ def test_a_block_has_the_bits_of_its_mode(
         step.arrays[f"{layer}.weight"][...] = weight
     for name in ("x", "factors"):
         step.arrays[name][...] = arrays[name]
-    for name in ("loss_scale", "inverse_scale"):
+    for name in (LOSS_SCALE, INVERSE_SCALE):
         step.arrays[name][...] = 1.0
     step.forward_backward()
     where = f"{cell}/{parent}/{child}"
@@ -244,5 +245,5 @@ def test_any_formats_of_the_block_meet_at_its_boundary(formats: list[str]) -> No
 
 def read(graph: Graph, node: Node) -> list[str]:
     """Return the formats of what a node reads, the scale of the loss apart."""
-    given = [n for n in graph.inputs_of(node) if n.name not in ("loss_scale", "factors", "x")]
+    given = [n for n in graph.inputs_of(node) if n.name not in (LOSS_SCALE, "factors", "x")]
     return [n.format for n in given] or ["float32"]

@@ -22,6 +22,7 @@ from torch.nn import functional
 from policysearch.emulator.compile import compile_graph
 from policysearch.export.torch import losses, runs
 from policysearch.nn.models import mlp
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, TARGETS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
@@ -176,8 +177,8 @@ def test_the_presets_of_torchao_are_its_own_linears(recipe: str) -> None:
         executable.arrays[name][...] = value
         net.get_parameter(name).data = torch.from_numpy(executable.arrays[name].copy())
     x, y = low(torch.from_numpy(rng.standard_normal((32, 64)))), rng.integers(0, 32, 32)
-    executable.arrays["images"][...], executable.arrays["targets"][...] = x, np.eye(32)[y]
-    executable.arrays["loss_scale"][...] = executable.arrays["inverse_scale"][...] = 1.0
+    executable.arrays["images"][...], executable.arrays[TARGETS][...] = x, np.eye(32)[y]
+    executable.arrays[LOSS_SCALE][...] = executable.arrays[INVERSE_SCALE][...] = 1.0
     executable.forward_backward()
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True)
     convert_to_float8_training(net, config=config)

@@ -14,6 +14,7 @@ from policysearch.export.torch import export, losses
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.nn.models import lenet5, mlp
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, TARGETS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
@@ -101,8 +102,8 @@ def test_the_emulator_rounds_each_value_to_its_format(net: str) -> None:
     for name, value in NETS[net].init(rng).items():
         step.arrays[name][...] = value
     step.arrays["images"][...] = rng.standard_normal(step.arrays["images"].shape)
-    step.arrays["targets"][...] = np.eye(4)[rng.integers(0, 4, 8)]
-    for name, scalar in (("loss_scale", 64), ("inverse_scale", 1 / 64), ("learning_rate", 0.1)):
+    step.arrays[TARGETS][...] = np.eye(4)[rng.integers(0, 4, 8)]
+    for name, scalar in ((LOSS_SCALE, 64), (INVERSE_SCALE, 1 / 64), (LEARNING_RATE, 0.1)):
         step.arrays[name][...] = scalar
     step.forward_backward()
     step.apply_updates()

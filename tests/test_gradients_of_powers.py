@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.emulator.compile import compile_graph
+from policysearch.ops.source import LOSS_SCALE, TARGETS
 from policysearch.policy.presets import preset
 from policysearch.train.tasks import Task, Tracing
 from policysearch.verify.gpu_rounding import AsAGpu
@@ -48,7 +49,7 @@ def test_gradients_of_powers_round_as_torchs(function: Any) -> None:
     step = compile_graph(Tracing(task, model, 1).step_graph(preset("apex.O3", model.layer_names)))
     weight = net.half().weight.detach().float().numpy()
     step.arrays[model.inputs[0].name][...] = x
-    for name, value in {"weight": weight, "targets": TARGET, "loss_scale": SCALE}.items():
+    for name, value in {"weight": weight, TARGETS: TARGET, LOSS_SCALE: SCALE}.items():
         step.arrays[name][...] = value
     step.forward_backward()
     with AsAGpu():

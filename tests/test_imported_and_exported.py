@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.export.torch import export
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
@@ -78,7 +79,7 @@ def test_values_and_gradients_are_those_of_the_exported_module(policy_name: str,
     model = imported(module, (x,))
     policy = preset(policy_name, model.layer_names)
     step = compile_graph(apply_policy(trace_step(model, LOSS, Optimizer("sgd"), BATCH), policy))
-    scalars: dict[str, Any] = {"loss_scale": 1, "inverse_scale": 1, "learning_rate": 0, "step": 1}
+    scalars: dict[str, Any] = {LOSS_SCALE: 1, INVERSE_SCALE: 1, LEARNING_RATE: 0, STEP_NUMBER: 1}
     for key, value in {**model.init(rng), **scalars}.items():
         step.arrays[key][...] = value
     feed_constants(step, model)

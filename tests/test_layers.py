@@ -20,7 +20,7 @@ from policysearch.nn.layers import Layer, WithConstants, names_of
 from policysearch.nn.model import Fed, ParameterSpec, emit_arrays
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.elementwise import add
-from policysearch.ops.source import buffer, data
+from policysearch.ops.source import LOSS_SCALE, buffer, data
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways
@@ -41,7 +41,7 @@ LAYERS = [
 ROWS = 8
 WHOLE = (Embedding,)
 """Layers whose input is indices, which have no gradient."""
-SEED = "loss_scale"
+SEED = LOSS_SCALE
 """The gradient that backward starts from; the policy pass knows it by this name."""
 over_examples = pytest.mark.parametrize(
     ("layer", "shape"), EXAMPLES, ids=[layer.name for layer, _ in EXAMPLES]

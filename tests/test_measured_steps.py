@@ -30,6 +30,7 @@ from policysearch.cost.timings import Work
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import mlp, transformer
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants
 from policysearch.values import InputError
@@ -139,12 +140,12 @@ def step_of(graph: Graph, one: Net) -> Step:
     step = compile_graph(graph)
     for name, value in {**one.parameters, **one.fed}.items():
         given = value.detach().numpy()
-        if name == "targets":
+        if name == TARGETS:
             given = np.eye(graph.output("logits").shape[-1], dtype=np.float32)[given]
         step.arrays[name][...] = given
     feed_constants(step, one.model)
-    step.arrays["learning_rate"][...] = one.optimizer.param_groups[0]["lr"]
-    for one_each in ("step", "loss_scale", "inverse_scale"):
+    step.arrays[LEARNING_RATE][...] = one.optimizer.param_groups[0]["lr"]
+    for one_each in (STEP_NUMBER, LOSS_SCALE, INVERSE_SCALE):
         if one_each in step.arrays:
             step.arrays[one_each][...] = 1
     return step

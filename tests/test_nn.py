@@ -14,7 +14,7 @@ from policysearch.nn.layers import ACTIVATIONS, POOLS, Activation, Conv2d, Flatt
 from policysearch.nn.model import Fed
 from policysearch.nn.models import MODELS, WIDTHS, lenet5, mlp, narrower
 from policysearch.ops.builder import Builder
-from policysearch.ops.source import data
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, TARGETS, data
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.train.feeding import feed_constants
 from policysearch.train.step import LOSSES, trace_forward, trace_step
@@ -178,8 +178,8 @@ def test_step_agrees_with_torch(activation: str, pool: str, loss: str) -> None:
     targets = np.eye(5, dtype=np.float32)[[1, 4, 0]]
     if 1 in LOSSES[loss].pinned:
         targets = np.array([1, 4, 0], np.float32)
-    fed = {**model.init(rng), "images": images, "targets": targets}
-    fed |= {"loss_scale": np.array(8, np.float32), "inverse_scale": np.array(0.125, np.float32)}
+    fed = {**model.init(rng), "images": images, TARGETS: targets}
+    fed |= {LOSS_SCALE: np.array(8, np.float32), INVERSE_SCALE: np.array(0.125, np.float32)}
     for name, value in fed.items():
         executable.arrays[name][...] = value
     executable.forward_backward()

@@ -11,7 +11,7 @@ import pytest
 from policysearch.emulator.compile import compile_graph
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
-from policysearch.ops.source import data
+from policysearch.ops.source import TARGETS, data
 from tests.torch_cases import Case, assert_as_torch, normal, one
 
 pytestmark = pytest.mark.torch
@@ -87,9 +87,9 @@ def test_token_cross_entropy(smoothing: float, ignored: int) -> None:
 def test_token_cross_entropy_of_no_row_is_nan() -> None:
     b = Builder()
     logits = b.emit(data, attrs={"shape": (3, 4)}, role="input", name="logits")
-    targets = b.emit(data, attrs={"shape": (3,)}, role="input", name="targets")
+    targets = b.emit(data, attrs={"shape": (3,)}, role="input", name=TARGETS)
     step = compile_graph(b.graph({"y": b.emit(OPS["token_cross_entropy"], logits, targets)}))
-    step.arrays["targets"][...] = -100
+    step.arrays[TARGETS][...] = -100
     step.forward_backward()
     assert np.isnan(step.value("y"))
 

@@ -12,7 +12,7 @@ from policysearch.graph import Op
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
-from policysearch.ops.source import data, parameter
+from policysearch.ops.source import LOSS_SCALE, data, parameter
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 
@@ -35,7 +35,7 @@ def test_an_op_and_its_gradients_have_a_price(op: Op, stack: str) -> None:
     ]
     with b.scope(layer="layer"):
         made = b.emit(op, *fed, attrs=example.attrs)
-    seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name="loss_scale")
+    seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name=LOSS_SCALE)
     grads = backward(b, made, seed, [i for i, rule in zip(fed, rules, strict=True) if rule], add)
     graph = b.graph({"y": made} | {f"g{i}": grad for i, grad in grads.items()})
     price = step_price(

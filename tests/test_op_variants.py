@@ -11,7 +11,7 @@ from policysearch.graph import Attrs, Graph, Shape
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
-from policysearch.ops.source import data, parameter
+from policysearch.ops.source import LOSS_SCALE, data, parameter
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways
@@ -104,7 +104,7 @@ def _scaled(variant: str, recipe: str) -> Graph:
     w = b.emit(parameter, attrs={"shape": weights}, role="input", name="conv.weight", layer="conv")
     with b.scope(layer="conv"):
         made = b.emit(OPS[name], x, w, attrs=attrs)
-    seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name="loss_scale")
+    seed = b.emit(data, attrs={"shape": b.shape(made)}, role="input", name=LOSS_SCALE)
     grads = backward(b, made, seed, [x, w], add)
     graph = b.graph({"y": made, "gx": grads[x], "gw": grads[w]})
     return apply_policy(graph, preset(recipe, ("conv",)))

@@ -22,6 +22,7 @@ from policysearch.export.targets import targets
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.models import mlp
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.optimizers.optimizer import Optimizer, TorchClass, rules, trained
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import uniform_layer
@@ -63,8 +64,8 @@ def begun(graph: Graph) -> Step:
     step = compile_graph(graph)
     for name, value in NET.init(np.random.default_rng(0)).items():
         step.arrays[name][...] = value
-    step.arrays["loss_scale"][...] = step.arrays["inverse_scale"][...] = 1.0
-    step.arrays["learning_rate"][...] = RATE
+    step.arrays[LOSS_SCALE][...] = step.arrays[INVERSE_SCALE][...] = 1.0
+    step.arrays[LEARNING_RATE][...] = RATE
     return step
 
 
@@ -72,9 +73,9 @@ def gradients(step: Step, count: int = STEPS) -> Iterator[dict[str, FloatArray]]
     """Yield the gradients of every step on a random batch; the update follows when asked on."""
     rng = np.random.default_rng(1)
     for number in range(1, count + 1):
-        step.arrays["step"][...] = number
+        step.arrays[STEP_NUMBER][...] = number
         step.arrays[NET.inputs[0].name][...] = rng.standard_normal((BATCH, 64))
-        step.arrays["targets"][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
+        step.arrays[TARGETS][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
         step.forward_backward()
         yield {spec.name: step.value(f"grad:{spec.name}").copy() for spec in NET.parameters()}
         step.apply_updates()

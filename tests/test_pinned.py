@@ -12,7 +12,7 @@ from policysearch.graph import Graph, Node
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
-from policysearch.ops.source import data, parameter
+from policysearch.ops.source import LOSS_SCALE, data, parameter
 from policysearch.ops.update import scale_loss
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
@@ -30,7 +30,7 @@ def _source(b: Builder, name: str, *shape: int, layer: str = "", op: str = "para
 
 def _finished(b: Builder, y: int, wanted: Mapping[str, int], policy: Policy) -> Graph:
     """Return the graph under `policy`, with the gradients of `wanted` for a gradient of ones."""
-    start = _source(b, "loss_scale", *b.shape(y), op="data")
+    start = _source(b, LOSS_SCALE, *b.shape(y), op="data")
     grads = backward(b, y, start, list(wanted.values()), add)
     outputs = {name: grads[i] for name, i in wanted.items()}
     return apply_policy(b.graph({"y": y} | outputs), policy)

@@ -10,6 +10,7 @@ from policysearch.formats import FORMATS, format_named
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.ops.source import LOSS_SCALE
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
@@ -93,7 +94,7 @@ def test_the_loss_is_float32_and_its_gradient_starts_from_the_loss_scale() -> No
     assert loss.format == "float32"
     assert graph.inputs_of(loss)[0].op.name == "cast"
     (start,) = _nodes(graph, op="softmax_cross_entropy_grad")
-    assert graph.inputs_of(start)[0].name == "loss_scale"
+    assert graph.inputs_of(start)[0].name == LOSS_SCALE
 
 
 def test_one_float32_layer_inside_float16_is_reached_by_casts_both_ways() -> None:

@@ -17,6 +17,7 @@ from policysearch.cost.time import StepTime
 from policysearch.emulator.reference import Reference
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
+from policysearch.ops.source import TARGETS
 from policysearch.policy.presets import preset
 from policysearch.report.table import batches
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
@@ -82,7 +83,7 @@ def test_no_value_changes() -> None:
     fed = {
         node.name: (
             np.zeros(node.shape, np.float32)
-            if node.name == "targets"
+            if node.name == TARGETS
             else rng.standard_normal(node.shape).astype(np.float32)
         )
         for node in plain.nodes

@@ -11,6 +11,7 @@ import pytest
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray
 from policysearch.nn.models import lenet5, mlp
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, TARGETS
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.scaling import Recipe
 from policysearch.rewrite.policy_pass import apply_policy
@@ -45,8 +46,8 @@ def _linear_step() -> tuple[Step, dict[str, FloatArray], FloatArray]:
     rng = np.random.default_rng(0)
     values = {name: 0.02 * value for name, value in model.init(rng).items()}
     values["images"] = (100 * rng.standard_normal((64, 32))).astype(np.float32)
-    values["targets"] = np.eye(16, dtype=np.float32)[rng.integers(0, 16, 64)]
-    fill(executable, {**values, "loss_scale": 2.0**-30, "inverse_scale": 1.0})
+    values[TARGETS] = np.eye(16, dtype=np.float32)[rng.integers(0, 16, 64)]
+    fill(executable, {**values, LOSS_SCALE: 2.0**-30, INVERSE_SCALE: 1.0})
     executable.forward_backward()
     return executable, values, executable.value("arriving")
 
@@ -105,7 +106,7 @@ def test_scales_leave_no_trace_in_gradients(net: str, recipe: Recipe) -> None:
     ):
         executable = compile_graph(step_of(NETS[net], policy, 32))
         _fill(executable, NETS[net])
-        fill(executable, {"learning_rate": 0.0, "inverse_scale": 2.0**20, "loss_scale": 2.0**-20})
+        fill(executable, {LEARNING_RATE: 0.0, INVERSE_SCALE: 2.0**20, LOSS_SCALE: 2.0**-20})
         for _ in range(12):  # a delayed scale of gradients fits once those after it do
             executable.forward_backward()
             executable.apply_updates()
@@ -182,13 +183,13 @@ def _tail_loss(layer: LayerPolicy, recipe: Recipe, seed: int) -> float:
     model = mlp((16, *[32] * 9, 8), activation="tanh")
     executable = compile_graph(step_of(model, policy_of(model, recipe, layer), 64), seed=seed)
     fill(executable, model.init(np.random.default_rng(seed)))
-    fill(executable, {"loss_scale": 1.0, "inverse_scale": 1.0, "learning_rate": 0.05})
+    fill(executable, {LOSS_SCALE: 1.0, INVERSE_SCALE: 1.0, LEARNING_RATE: 0.05})
     rng = np.random.default_rng(seed)
     centres, losses = 1.5 * rng.standard_normal((8, 16)), []
     for _ in range(150):
         labels = rng.integers(0, 8, 64)
         images = centres[labels] + rng.standard_normal((64, 16))
-        fill(executable, {"images": images, "targets": np.eye(8)[labels]})
+        fill(executable, {"images": images, TARGETS: np.eye(8)[labels]})
         executable.forward_backward()
         executable.apply_updates()
         losses.append(float(executable.value("loss")))

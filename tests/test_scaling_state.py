@@ -19,6 +19,7 @@ from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, own
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import LayerPolicy, Phase, uniform_layer
 from policysearch.policy.presets import preset
@@ -37,15 +38,15 @@ def test_delayed_scales_come_from_the_steps_before(rule: Any) -> None:
     model = mlp((4, 3), activation="tanh")
     policy = policy_of(model, Scaling("delayed", margin=1, history=2, amax=rule), E4M3)
     executable = compile_graph(step_of(model, policy, 2))
-    fill(executable, {"loss_scale": 1.0, "inverse_scale": 1.0})
+    fill(executable, {LOSS_SCALE: 1.0, INVERSE_SCALE: 1.0})
     used, histories = [], []
     for largest in (2.0, 7.0, 1.0, 0.0, 0.0, 0.0, 3.0):
         executable.arrays["images"][...] = largest
         executable.forward_backward()
         assert executable.value("amax:fc1.input") == largest
         executable.apply_updates()
-        used.append(float(executable.arrays["fc1.input.scale"]) / 448 * 2)
-        histories.append(executable.arrays["fc1.input.amax_history"].tolist())
+        used.append(float(executable.arrays[own("fc1.input.scale")]) / 448 * 2)
+        histories.append(executable.arrays[own("fc1.input.amax_history")].tolist())
     assert histories == [[2, 0], [7, 2], [1, 7], [0, 1], [0, 0], [0, 0], [3, 0]]
     amaxes = [2, 7, 7, 1, 1, 1] if rule == "max" else [2, 7, 1, 1, 1, 1]
     assert used == pytest.approx([2 / 448, *(1 / a for a in amaxes)])
@@ -57,13 +58,13 @@ def test_a_skipped_step_and_a_forward_pass_leave_the_history() -> None:
     executable = compile_graph(step_of(model, policy, 2))
     executable.arrays["images"][...] = 5.0
     executable.forward_backward()
-    assert not executable.arrays["fc1.input.amax_history"].any()
+    assert not executable.arrays[own("fc1.input.amax_history")].any()
     executable.apply_updates()
     alone = compile_graph(apply_policy(trace_forward(model, 2), policy), sources=executable.arrays)
     alone.arrays["images"][...] = 9.0
     alone.forward_backward()
     alone.apply_updates()
-    assert executable.arrays["fc1.input.amax_history"].tolist() == [5, 0, 0, 0]
+    assert executable.arrays[own("fc1.input.amax_history")].tolist() == [5, 0, 0, 0]
     assert not [node for node in alone.graph.nodes if node.op.name == "amax"]
 
 
@@ -80,9 +81,9 @@ def test_delayed_state_survives_phases() -> None:
     filled = []
     for first in range(0, 6 * 32, 32):
         trainer.step((images[first : first + 32],), labels[first : first + 32])
-        filled.append(int(np.count_nonzero(trainer._shared["fc1.weight.amax_history"])))
+        filled.append(int(np.count_nonzero(trainer._shared[own("fc1.weight.amax_history")])))
     assert filled == [1, 2, 2, 2, 3, 4]
-    assert trainer._shared["fc1.weight.scale"] > 1.0
+    assert trainer._shared[own("fc1.weight.scale")] > 1.0
     accuracy = trainer.accuracy(*dataset.validation)
     assert accuracy is not None and accuracy > 0.05
 

@@ -20,7 +20,7 @@ from policysearch.nn.models import MODELS, transformer
 from policysearch.nn.norms import LayerNorm
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import OPS
-from policysearch.ops.source import data
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, TARGETS, data
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
@@ -139,8 +139,8 @@ def random_inputs(model: Chain, batch: int) -> dict[str, FloatArray]:
         for name, value in model.init(rng).items()
     }
     fed["images"] = rng.standard_normal((batch, *model.input_shape)).astype(np.float32)
-    fed["targets"] = np.eye(model.classes, dtype=np.float32)[rng.integers(0, model.classes, batch)]
-    for name in ("loss_scale", "inverse_scale"):
+    fed[TARGETS] = np.eye(model.classes, dtype=np.float32)[rng.integers(0, model.classes, batch)]
+    for name in (LOSS_SCALE, INVERSE_SCALE):
         fed[name] = np.array(1.0, np.float32)
     return fed
 
@@ -164,7 +164,7 @@ def test_step_agrees_with_torch(shape: tuple[int, ...]) -> None:
         spec.name: torch.tensor(fed[spec.name], requires_grad=True) for spec in model.parameters()
     }
     logits = torch_logits(torch, model, params, torch.tensor(fed["images"]), 3)
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(fed["targets"]))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(fed[TARGETS]))
     loss.backward()
     np.testing.assert_allclose(found["logits"], logits.detach().numpy(), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-5)

@@ -12,6 +12,7 @@ from policysearch.nn.attention import Embedding
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Linear
 from policysearch.nn.model import Model
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, STEP_NUMBER
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants, feed_inputs
 from policysearch.train.tasks import Task, Tracing
@@ -27,7 +28,7 @@ def step_of(model: Model, name: str, inputs: tuple[Any, ...], labels: Any) -> St
     task = Task(model=model, loss="token_cross_entropy", steps=4, tail_steps=2, batch_size=BATCH)
     step = compile_graph(Tracing(task, model, BATCH).step_graph(preset(name, model.layer_names)))
     initial = model.init(np.random.default_rng(0))
-    scalars: dict[str, Any] = {"loss_scale": 1, "inverse_scale": 1, "step": 1}
+    scalars: dict[str, Any] = {LOSS_SCALE: 1, INVERSE_SCALE: 1, STEP_NUMBER: 1}
     for key, value in {**initial, **scalars}.items():
         if key in step.arrays:
             step.arrays[key][...] = value

@@ -46,7 +46,7 @@ def from_torch(
         initial=arrays_of(net, reader.kept_names()),
         fixed=reader.constants,
         loss=loss,
-        labels=labels,
+        labels=reader.input_name(labels),
         draw=draw and draw.of(reader.kept_names()),
         types={n: type(m).__name__ for n, m in net.named_modules(remove_duplicate=False)},
         source=module,

@@ -29,7 +29,6 @@ from policysearch.nn.model import (
     ParameterSpec,
     Traced,
     emit_arrays,
-    emit_data,
 )
 from policysearch.ops.builder import Builder
 from policysearch.values import InputError
@@ -212,8 +211,7 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
 def _stand_in(tracer: Tracer, call: Call) -> None:
     """Go on behind a call that cannot be imported, to find the others."""
     shape: Shape = () if call.shape is None else resolved(call.shape, tracer.batch)
-    node = emit_data(tracer.b, f"in place of {call.name}", shape)
-    tracer.keep(call.name, MISSING if call.shape is None else Tensor(node, shape))
+    tracer.keep(call.name, MISSING if call.shape is None else tracer.stand_in(call.name, shape))
 
 
 def _said(faults: list[str]) -> str:

@@ -35,6 +35,7 @@ from policysearch.importers.exported import (
 )
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Call, Constant, Program, Ref
 from policysearch.nn.model import Input, ParameterSpec
+from policysearch.ops.source import own
 from policysearch.values import InputError
 
 SKIPPED = ("_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar")
@@ -60,14 +61,18 @@ class Reader:
         self._two = self._exports[0]
         self._arrays = array_names(module, self._two)
         self._known = dict(self._arrays)
-        self._taken = {name for name, _ in self._arrays}
         self.constants: dict[str, FloatArray] = {}
         self._rows: list[Constant] = []
         self._names = {node: nodes[0].name for nodes in self._nodes() for node in nodes}
         nodes = {node.name: node for node in self._two.graph.nodes}
         users = self._two.graph_signature.user_inputs
         self.inputs = tuple(
-            Input(str(user), tuple(x.shape[1:]), x.dtype not in FLOAT_TYPES, rows_read(nodes[user]))
+            Input(
+                self.input_name(user),
+                tuple(x.shape[1:]),
+                x.dtype not in FLOAT_TYPES,
+                rows_read(nodes[user]),
+            )
             for user, x in zip(users, example, strict=True)
         )
         self._statistics = self._running()
@@ -76,6 +81,13 @@ class Reader:
             self._two, {name for name, full in self._arrays if full in plain}
         )
         _check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
+
+    def input_name(self, argument: str) -> str:
+        """Return what an argument of the forward pass is called, apart from what the module holds.
+
+        No path of a module ends with a dot.
+        """
+        return f"{argument}." if argument in self._known.values() else argument
 
     def kept_names(self) -> list[str]:
         return [spec.name for spec in (*self.parameters(), *self.statistics())]
@@ -132,8 +144,15 @@ class Reader:
         results = tuple(self._names[x] for x in outputs if isinstance(x, torch.fx.Node))
         if not results or results[0] in fixed:
             raise InputError("results: first none of inputs and parameters; expected one")
-        arrays = tuple((n, full) for n, full in self._arrays if full not in self._plain())
-        return Program(arrays, tuple(self._rows), tuple(calls), results)
+        arrays = [(n, full) for n, full in self._arrays if full not in self._plain()]
+        users = self._two.graph_signature.user_inputs
+        arrays += [(user, item.name) for user, item in zip(users, self.inputs, strict=True)]
+        return Program(
+            tuple((n, full) for n, full in arrays if n != full),
+            tuple(self._rows),
+            tuple(calls),
+            results,
+        )
 
     def _plain(self) -> set[str]:
         """Return the buffers that nothing moves."""
@@ -268,7 +287,7 @@ class Reader:
             rows, columns = (x.meta["val"].shape[-2] for x in node.args[:2])
             mask = torch.ones(rows, columns, dtype=torch.bool).tril()
             by_name["attn_mask"] = Ref(
-                self._kept_constant(f"causal {rows} x {columns}", mask, mask)
+                self._kept_constant(own(f"causal {rows} x {columns}"), mask, mask)
             )
         mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
         by_name["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
@@ -277,7 +296,7 @@ class Reader:
         return (), tuple(by_name.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
-        return self._kept_constant(self._known.get(name, name), *fixed[name])
+        return self._kept_constant(own(self._known.get(name, name)), *fixed[name])
 
     def _kept_constant(self, name: str, two: Any, five: Any) -> str:
         """Keep an array, of extent 1 along the axis that grows with the batch; return its name."""
@@ -288,8 +307,8 @@ class Reader:
         value = two.narrow(axes[0], 0, 1) if axes else two
         if len(axes) > 1 or any(differs(value, other) for other in (two, five)):
             raise InputError(
-                f"constant {name}: differs from example to example, with their number or from run "
-                "to run; feed it instead"
+                f"constant {name.removeprefix('.')}: differs from example to example, with their "
+                "number or from run to run; feed it instead"
             )
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES

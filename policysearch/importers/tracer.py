@@ -14,10 +14,10 @@ from policysearch.ops.builder import Builder, changed_node
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape, transpose
-from policysearch.ops.source import NUMBER, data, is_whole
+from policysearch.ops.source import NUMBER, data, is_whole, own
 from policysearch.values import InputError
 
-FILLED: Mapping[float, str] = MappingProxyType({1.0: "one", 0.0: "zero"})
+FILLED: Mapping[float, str] = MappingProxyType({1.0: own("one"), 0.0: own("zero")})
 """Scalar constants that every imported model has, by value."""
 
 
@@ -90,6 +90,10 @@ class Tracer:
         if constant.kind == TRUTHS:
             self._truths.add(tensor.id)
         return tensor
+
+    def stand_in(self, name: str, shape: Shape) -> Tensor:
+        """Return a source in place of the result of the call `name`, which cannot be imported."""
+        return Tensor(emit_data(self.b, own(f"in place of {name}"), shape), shape)
 
     def filled(self, value: float, shape: Shape) -> int:
         """Return a node of this shape full of `value`, a key of FILLED."""
@@ -204,7 +208,7 @@ class Tracer:
     def mask(self, shape: Shape, share: float) -> int:
         """Return the source of a dropout mask: fed anew in every step, whatever the policy."""
         self._masks += 1
-        name = f"dropout mask {self._masks}"
+        name = own(f"dropout mask {self._masks}")
         return self.b.emit(data, attrs={"shape": shape, DROPPED: share}, name=name, role="input")
 
 

@@ -22,6 +22,19 @@ def _source(name: str) -> Op:
     return Op(name, _declared, _fed, flops=lambda i, o, a: 0, kind="source")
 
 
+def own(name: str) -> str:
+    """Return the name of a source that is not the net's: nothing of a net can be called so.
+
+    Arguments of a forward pass are identifiers, and torch has no module and no parameter whose name
+    is empty, so that no path of names begins with a dot.
+    """
+    return f".{name}"
+
+
+LOSS_SCALE, INVERSE_SCALE = own("loss_scale"), own("inverse_scale")
+LEARNING_RATE, STEP_NUMBER, TARGETS = own("learning_rate"), own("step"), own("targets")
+"""What the trainer feeds besides the inputs of the net."""
+
 WHOLE = "whole"
 """The attribute of a data node that holds whole numbers or truth values."""
 

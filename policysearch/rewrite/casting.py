@@ -12,7 +12,7 @@ from functools import lru_cache
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node, Role
 from policysearch.ops.builder import Builder
-from policysearch.ops.source import cast, is_whole
+from policysearch.ops.source import LOSS_SCALE, cast, is_whole
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.scaling_pass import ScalingPass, is_narrow
 from policysearch.rewrite.update_pass import UpdatePass
@@ -274,7 +274,7 @@ class Casting:
     def is_gradient(self, i: int) -> bool:
         """Return whether old node `i` is a gradient, or the loss scale, where gradients begin."""
         node = self.graph.nodes[i]
-        return node.role in ("dgrad", "wgrad") or node.name == "loss_scale"
+        return node.role in ("dgrad", "wgrad") or node.name == LOSS_SCALE
 
 
 def widest(names: Iterable[str]) -> str:

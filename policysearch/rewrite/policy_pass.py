@@ -13,7 +13,7 @@ from policysearch.graph import Graph, Node
 from policysearch.ops import composite
 from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
-from policysearch.ops.source import BACK, NUMBER
+from policysearch.ops.source import BACK, LEARNING_RATE, NUMBER
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
@@ -214,7 +214,7 @@ def _update(at: Casting, update: Node) -> int:
     rate = at.updating.rate_format(update, stored)
     inputs = [
         at.operand(i, rate, update)
-        if at.graph.nodes[i].name == "learning_rate"
+        if at.graph.nodes[i].name == LEARNING_RATE
         else _reduced(at, i, update)
         for i in update.inputs
     ]

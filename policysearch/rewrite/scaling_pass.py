@@ -22,7 +22,7 @@ from policysearch.ops.block_products import OVER_BLOCKS
 from policysearch.ops.block_scale import block_cast, mx_rceil_scale, mx_scale, nvfp4_scale
 from policysearch.ops.builder import Builder
 from policysearch.ops.scale import amax_history, delayed_scale, descale, scaled_cast, tensor_scale
-from policysearch.ops.source import state
+from policysearch.ops.source import own, state
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 
@@ -67,8 +67,8 @@ class Operand:
 class ScalingPass:
     """The scaling nodes of one graph: each tensor is scaled once per format and direction.
 
-    With recipe "delayed" each operand has two states of its own, "<operand>.amax_history"
-    [history] and "<operand>.scale" (); both start as zeros, which means scale 1. The operand is
+    With recipe "delayed" each operand has two states, `own` "<operand>.amax_history" [history]
+    and "<operand>.scale" (); both start as zeros, which means scale 1. The operand is
     called after the parameter, or "<layer>.input" or "<layer>.grad". Their new values are updates
     of a step that has any: a forward pass alone leaves them, and so does a skipped step.
     """
@@ -171,7 +171,7 @@ class ScalingPass:
         )
 
     def _state(self, name: str, shape: tuple[int, ...]) -> int:
-        return self.b.emit(state, attrs={"shape": shape}, role="input", name=name)
+        return self.b.emit(state, attrs={"shape": shape}, role="input", name=own(name))
 
     def _record(self, new: int, scale: int, name: str) -> None:
         """Note the amax of this step, an output so that it is taken while the tensor is there."""

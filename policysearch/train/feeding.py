@@ -13,9 +13,10 @@ from policysearch.emulator.compile import Step
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node, size
 from policysearch.nn.model import DROPPED, Model, ParameterSpec
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.rounding.rounder import quantise
 from policysearch.rounding.stochastic import draw_table
-from policysearch.train.step import TARGETS
+from policysearch.train.loss_scale import inverse
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -75,6 +76,20 @@ def _write_targets(where: str, targets: FloatArray, labels: Array) -> None:
         )
     targets[...] = 0.0
     targets[np.arange(len(flat)), flat] = 1.0
+
+
+def feed_scalars(
+    step: Step, loss_scale: float, learning_rate: float = 0.0, number: int = 1
+) -> None:
+    """Write the loss scale and its inverse, the learning rate and the number of the step."""
+    scalars = {
+        LOSS_SCALE: loss_scale,
+        INVERSE_SCALE: inverse(loss_scale),
+        LEARNING_RATE: learning_rate,
+        STEP_NUMBER: number,
+    }
+    for name in scalars.keys() & step.arrays.keys():
+        step.arrays[name][...] = scalars[name]
 
 
 def feed_masks(step: Step, seed: int, index: int) -> None:

@@ -22,9 +22,10 @@ from policysearch.train.feeding import (
     feed_constants,
     feed_inputs,
     feed_masks,
+    feed_scalars,
     initial_parameters,
 )
-from policysearch.train.loss_scale import initial_state, inverse
+from policysearch.train.loss_scale import initial_state
 from policysearch.train.tasks import Task, Tracing
 from policysearch.train.trainer import Trainer
 
@@ -58,9 +59,7 @@ class PairedRun:
         self._step = compile_graph(wanted, seed=seed, observer=observer)
         self._model, self._seed = model, seed
         feed_constants(self._step, model)
-        scale = initial_state(policy.loss_scale).scale
-        for name, value in (("loss_scale", scale), ("inverse_scale", inverse(scale))):
-            self._step.arrays[name][...] = value
+        feed_scalars(self._step, initial_state(policy.loss_scale).scale)
 
     def at(self, moment: Moment) -> tuple[float, Gradients]:
         """Return the loss and the unscaled gradients, "grad:" before the parameter's name."""

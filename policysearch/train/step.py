@@ -12,6 +12,13 @@ from policysearch.ops.builder import Builder, backward
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.shape import reshape
+from policysearch.ops.source import (
+    INVERSE_SCALE,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    STEP_NUMBER,
+    TARGETS,
+)
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
 from policysearch.optimizers.optimizer import Optimizer, emit_states, emit_update
 from policysearch.rewrite.rules import RuledModel
@@ -21,8 +28,7 @@ LOSSES: Mapping[str, Op] = MappingProxyType(
     {name: op for name, op in OPS.items() if name in FORWARD_OPS and op in vars(loss_ops).values()}
 )
 """The ops that end a forward pass, by name: those of `ops/loss.py`."""
-SCALARS = ("loss_scale", "inverse_scale", "learning_rate", "step")
-TARGETS = "targets"
+SCALARS = (LOSS_SCALE, INVERSE_SCALE, LEARNING_RATE, STEP_NUMBER)
 
 
 def trace_forward(model: Model, batch_size: int) -> Graph:
@@ -42,9 +48,9 @@ def trace_step(
 ) -> Graph:
     """Return the whole training step in float32: forward, loss, backward, unscale, check, update.
 
-    Sources: the inputs of the model [batch, ...], "targets" (see `train.feeding`) and the scalars
-    "loss_scale", "inverse_scale", "learning_rate", "step" (counted from 1); one parameter per
-    array of the model with its optimizer state, one buffer per running statistic. Outputs: "loss",
+    Sources: the inputs of the model [batch, ...], TARGETS (see `train.feeding`) and the SCALARS, of
+    which the number of the step counts from 1; one parameter per array of the model with its
+    optimizer state, one buffer per running statistic. Outputs: "loss",
     "scaled_loss", "logits", "finite" (1.0 or 0.0), the new statistics NEXT + their name, and the
     unscaled gradients "grad:<parameter>" of all that the loss depends on. `clip_norm` scales the
     gradients down to that global norm, after the finite check. InputError for an unknown loss.
@@ -57,7 +63,7 @@ def trace_step(
     traced = model.trace(b, {**inputs, **params, **model.emit_statistics(b)}, training=True)
     with b.scope(layer="loss", role="fprop"):
         root = _emit_loss(b, model, loss, traced)
-        scaled = b.emit(scale_loss, root, scalars["loss_scale"])
+        scaled = b.emit(scale_loss, root, scalars[LOSS_SCALE])
     grads = _gradients(b, root, {name: params[name] for name in states}, scalars)
     with b.scope(role="update"):
         finite = b.emit(all_finite, *grads.values())
@@ -69,7 +75,7 @@ def trace_step(
     updates = []
     for name, grad in grads.items():
         with b.scope(role="update", layer=b.nodes[params[name]].layer):
-            fed = grad, scalars["learning_rate"], scalars["step"]
+            fed = grad, scalars[LEARNING_RATE], scalars[STEP_NUMBER]
             updates += emit_update(b, optimizer, params[name], states[name], *fed)
     step = b.graph(outputs, updates)
     return model.ruled_step(step) if isinstance(model, RuledModel) else step
@@ -103,12 +109,12 @@ def _gradients(
 ) -> dict[str, int]:
     """Emit backward and return the unscaled gradients of the parameters `root` depends on."""
     # d(scaled loss)/d(loss) is the scale itself, so backward starts from that source.
-    gradient_of = backward(b, root, scalars["loss_scale"], list(params.values()), add)
+    gradient_of = backward(b, root, scalars[LOSS_SCALE], list(params.values()), add)
     grads = {}
     for name, node in params.items():
         if node in gradient_of:
             with b.scope(role="update", layer=b.nodes[node].layer):
-                grads[name] = b.emit(unscale, gradient_of[node], scalars["inverse_scale"])
+                grads[name] = b.emit(unscale, gradient_of[node], scalars[INVERSE_SCALE])
     return grads
 
 

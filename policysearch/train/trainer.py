@@ -21,8 +21,9 @@ from policysearch.train.feeding import (
     feed_constants,
     feed_inputs,
     feed_masks,
+    feed_scalars,
 )
-from policysearch.train.loss_scale import initial_state, inverse, next_state, skips_update
+from policysearch.train.loss_scale import initial_state, next_state, skips_update
 from policysearch.train.lost_values import Probe, Tally
 from policysearch.train.swamped import SwampedCounter, with_update_sources
 from policysearch.train.tasks import Task, Tracing
@@ -159,18 +160,11 @@ class Trainer:
         executable = self._compiled[observed]
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
         executable.step_index = self.probe.step = self.step_index
-        arrays = executable.arrays
         feed_inputs(executable, self.model, inputs, labels)
         feed_masks(executable, self.seed, self.step_index)
-        scalars = {
-            "loss_scale": scale,
-            "inverse_scale": inverse(scale),
-            "learning_rate": self.task.rate_at(self.step_index),
-            # Adam's bias correction counts updates, not steps, as in torch.
-            "step": self.updates_done + 1,
-        }
-        for name, value in scalars.items():
-            arrays[name][...] = value
+        # Adam's bias correction counts updates, not steps, as in torch.
+        number = self.updates_done + 1
+        feed_scalars(executable, scale, self.task.rate_at(self.step_index), number)
         executable.forward_backward()
         return executable
 

@@ -13,10 +13,11 @@ from torch.nn import functional
 
 from policysearch.graph import Graph, Node
 from policysearch.nn.model import Model
+from policysearch.ops.source import TARGETS
 from policysearch.optimizers.optimizer import Optimizer, OptimizerKind
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.step import TARGETS, trace_step
+from policysearch.train.step import trace_step
 from policysearch.values import InputError
 from policysearch.verify.torch_optimizer import SMALL_RATE, torch_optimizer
 
