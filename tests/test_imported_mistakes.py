@@ -275,3 +275,17 @@ def test_every_rule_is_a_function_and_every_maker_is_called_anew() -> None:
     assert first.keys() == {"weight", "bias"}
     assert (first["weight"] != second["weight"]).any()
     np.testing.assert_array_equal(first["weight"], again["weight"])
+
+
+def test_a_refusal_names_the_line_of_the_users_file(tmp_path: Path) -> None:
+    place = tmp_path / "net.py"
+    place.write_text(FIVE)
+    lines = FIVE.splitlines()
+    space: dict[str, Any] = {}
+    exec(compile(FIVE, str(place), "exec"), space)
+    with pytest.raises(InputError) as refusal:
+        policysearch.from_torch(space["Five"](), torch.zeros(2, 1, 8, 8))
+    line = lines.index(next(x for x in lines if "erfinv" in x)) + 1
+    assert f"aten.erfinv: no rule for this op; write it with ops that have one (net.py:{line})" in (
+        str(refusal.value)
+    )

@@ -10,6 +10,8 @@ import contextlib
 import copy
 import io
 import logging
+import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,6 +42,10 @@ VIEWS = frozenset(
     }
 )
 """Ops whose result may share the memory of what they read."""
+
+
+FRAME = re.compile(r'File "(.+)", line (\d+)')
+TORCH = os.path.dirname(torch.__file__)
 
 
 def check_hooks(module: Any) -> None:
@@ -229,6 +235,13 @@ def path_of(node: Any) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
     return str(paths[-1]) if paths else ""
+
+
+def line_of(node: Any) -> str:
+    """Return the innermost line of code outside torch that a call comes from, "" if unknown."""
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [(file, line) for file, line in frames if not file.startswith(f"{TORCH}{os.sep}")]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def shape_of(nodes: Sequence[Any]) -> tuple[int | Extent, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from policysearch.graph import Shape
@@ -33,7 +33,8 @@ class Call:
     `arguments` and `options` hold numbers, names, None, Extent, Ref and tuples of those; `shape`
     is that of its result, None where that is no single tensor. `changed` names the value that the
     result takes the place of, for an op that works in place. `fault` says why its arguments
-    cannot be had, if they cannot. `kind` is one of KINDS.
+    cannot be had, if they cannot. `kind` is one of KINDS. `line` is the place in the user's file,
+    as "net.py:12", where torch kept it: no part of what the call means.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Call:
     changed: str = ""
     fault: str = ""
     kind: str = FLOATS
+    line: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class TorchModel(Model):
                 try:
                     self._call(tracer, call)
                 except InputError as error:
-                    faults[f"{call.path or 'the module itself'}: {call.op}: {error}"] = None
+                    faults[_fault(call, error)] = None
                     _stand_in(tracer, call)
                 except _Missing:
                     _stand_in(tracer, call)
@@ -212,6 +212,12 @@ def _stand_in(tracer: Tracer, call: Call) -> None:
     """Go on behind a call that cannot be imported, to find the others."""
     shape: Shape = () if call.shape is None else resolved(call.shape, tracer.batch)
     tracer.keep(call.name, MISSING if call.shape is None else tracer.stand_in(call.name, shape))
+
+
+def _fault(call: Call, error: InputError) -> str:
+    """Return what is wrong with a call, its module before it and the user's line after it."""
+    line = f" ({call.line})" if call.line else ""
+    return f"{call.path or 'the module itself'}: {call.op}: {error}{line}"
 
 
 def _said(faults: list[str]) -> str:

@@ -23,6 +23,7 @@ from policysearch.importers.exported import (
     in_place,
     is_random,
     kind_of,
+    line_of,
     narrows,
     number_of,
     op_of,
@@ -137,8 +138,8 @@ class Reader:
                 calls.append(self._call(nodes, fixed))
             except InputError as error:
                 shape = shape_at_first(two)
-                faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
-                calls.append(faulty)
+                place = two.name, op_of(two), path_of(two)
+                calls.append(Call(*place, (), (), shape, fault=str(error), line=line_of(two)))
         (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
         outputs = self._version_with_casts(output).args[0]
         results = tuple(self._names[x] for x in outputs if isinstance(x, torch.fx.Node))
@@ -249,6 +250,7 @@ class Reader:
             shape_of(nodes),
             self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
             kind=kind_of(two),
+            line=line_of(two),
         )
 
     def _check_call(self, node: Any) -> None:
