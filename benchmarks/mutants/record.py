@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import coverage
 import pytest
@@ -66,14 +67,18 @@ def record(folder: Path, tree: Path, file: str, stamp: str) -> int:
                 by_test[test].append(line)
         module = str(Path(measured).relative_to(tree))
         passed[module] = {test: by_test[test] for test in recorder.seconds if test in by_test}
-    found = {
-        "stamp": stamp,
-        "seconds": recorder.seconds,
-        "passed": passed,
-        "failed": sorted(recorder.failed),
-    }
-    _place(folder, file).write_text(json.dumps(found))
+    _keep(folder, file, stamp, recorder.seconds, passed, sorted(recorder.failed))
     return 0
+
+
+def leave_out(folder: Path, file: str, stamp: str) -> None:
+    """Keep that nothing of a test file is asked."""
+    _keep(folder, file, stamp, {}, {}, [file])
+
+
+def _keep(folder: Path, file: str, stamp: str, seconds: Any, passed: Any, failed: Any) -> None:
+    plain = {"stamp": stamp, "seconds": seconds, "passed": passed, "failed": failed}
+    _place(folder, file).write_text(json.dumps(plain))
 
 
 def run_pytest(options: Sequence[str], plugins: Sequence[object]) -> int:
