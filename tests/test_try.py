@@ -35,15 +35,15 @@ def searched(results: Results) -> list[object]:
 
 
 # In float32, in the ladder, in the search, near its end: every sampler is stopped in its search.
-STOPS = [(name, 11.0) for name in BARE_SAMPLERS]
-STOPS += [("random", 0.5), ("gain", 3.5), ("tpe", 21.5)]
+STOPS = [(name, 9.0) for name in BARE_SAMPLERS]
+STOPS += [("random", 0.5), ("gain", 3.5), ("tpe", 12.5)]
 
 
 @pytest.mark.parametrize(("sampler", "stop_at"), STOPS)
 def test_the_search_goes_on_as_if_nothing_had_been_tried(
     sampler: str, stop_at: float, spec: StudySpec, tmp_path: Path
 ) -> None:
-    spec = replace(spec, study=replace(spec.study, sampler=sampler, trials=24, workers=4))
+    spec = replace(spec, study=replace(spec.study, sampler=sampler, trials=14, workers=4))
 
     def stop(done: float, _: Callable[[], Results]) -> None:
         if done >= stop_at:
