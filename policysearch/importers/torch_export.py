@@ -43,7 +43,7 @@ def from_torch(
         program=reader.program(),
         specs=reader.parameters(),
         kept=reader.statistics(),
-        initial=arrays_of(net, reader.kept_names()),
+        initial=arrays_of(net, reader.kept_names(), copied=draw is None),
         fixed=reader.constants,
         loss=loss,
         labels=reader.input_name(labels),
@@ -96,10 +96,11 @@ class _Draw:
         return self.__dict__
 
     def __call__(self, seed: int) -> Mapping[str, FloatArray]:
-        return arrays_of(self.module(seed), self._kept)
+        return arrays_of(self.module(seed), self._kept, copied=False)
 
 
-def arrays_of(module: Any, names: Sequence[str]) -> dict[str, FloatArray]:
-    """Return copies of the parameters and buffers called `names`."""
+def arrays_of(module: Any, names: Sequence[str], *, copied: bool = True) -> dict[str, FloatArray]:
+    """Return the parameters and buffers called `names`; `copied`, or in the module's own memory."""
     there = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {n: there[n].detach().to(torch.float32).cpu().numpy().copy() for n in names}
+    arrays = {n: there[n].detach().to(torch.float32).cpu().numpy() for n in names}
+    return {n: array.copy() for n, array in arrays.items()} if copied else arrays

@@ -63,6 +63,11 @@ class StudySpec:
         """The batch of the priced step."""
         return self.cost.batch_size or self.task.batch_size
 
+    def with_values(self, model: Model | None = None, data: Any = None) -> StudySpec:
+        """Return a copy whose task trains this model, on this Dataset, instead of the named."""
+        task = replace(self.task, model=model or self.task.model, data=data or self.task.data)
+        return replace(self, task=task)
+
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""
         return replace(self, study=replace(self.study, trials=trials))
