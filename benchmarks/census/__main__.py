@@ -1,0 +1,108 @@
+"""`python -m benchmarks.census`: which everyday nets go in, and how near they are to torch.
+
+None of the nets is in the tests. For each: one line of why it does not go in, or how far the first
+loss and the gradients are from torch in float64 and how far torch's own float32 is, and the same
+under bfloat16 autocast beside the exported file. timm and transformers are in `.[zoo]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import pkgutil
+import re
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks import census
+from benchmarks.census.measure import Distance, Verdict, verdict
+from benchmarks.census.net import Net
+from benchmarks.timing import machine, show, write_csv
+
+COLUMNS = ("net", "result", "loss", "torch's", "gradients", "torch's", "bfloat16", "torch's")
+SECONDS = 120
+SINGLE, HALF, LEAST = 3.0, 2.0, 1e-6
+"""So many times torch's own error is allowed, in float32 and in bfloat16; this is for all."""
+
+
+def main() -> None:
+    """Measure the nets and print the table, the shares and what is missing."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.census", description=__doc__)
+    parser.add_argument("--only", default="", help="nets whose name holds this")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows, refusals, results = [], Counter[str](), Counter[str]()
+    for name, net in nets().items():
+        if options.only in name:
+            row = _row(name, net, refusals)
+            rows.append(row)
+            results[row[1].partition(":")[0]] += 1
+            print(*row, sep=" | ", flush=True)
+    print(machine())
+    show("Nets that no test has", COLUMNS, [(name, *row[1:]) for name, *row in rows])
+    write_csv(Path("benchmarks/results/census.csv"), COLUMNS, rows)
+    print(f"{len(rows)} nets: " + ", ".join(f"{n} {what}" for what, n in results.most_common()))
+    print("refused: " + ", ".join(f"{op} {count}" for op, count in refusals.most_common()))
+
+
+def nets() -> Mapping[str, Net]:
+    """Return the nets of every file of this folder, by name."""
+    found: dict[str, Net] = {}
+    for info in pkgutil.iter_modules(census.__path__):
+        if not info.name.startswith("_"):
+            module = importlib.import_module(f"benchmarks.census.{info.name}")
+            found |= getattr(module, "NETS", {})
+    return found
+
+
+def _row(name: str, net: Net, refusals: Counter[str]) -> tuple[str, ...]:
+    try:
+        with _limit(SECONDS):
+            of_net = verdict(net)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return (name, f"failed: {type(error).__name__} {error} ({last.name})"[:200], *[""] * 6)
+    refusals.update(set(re.findall(r"aten\.(\w+)", of_net.refusal)))
+    return (name, _result(of_net), *_numbers(of_net.single), *_numbers(of_net.half)[2:])
+
+
+def _result(of_net: Verdict) -> str:
+    if of_net.refusal:
+        return f"refused: {of_net.refusal}"
+    assert of_net.single is not None and of_net.half is not None
+    if not of_net.single.within(SINGLE, LEAST):
+        return "wrong"
+    return "in" if of_net.half.within(HALF, LEAST) else "in, bfloat16 apart"
+
+
+def _numbers(distance: Distance | None) -> tuple[str, ...]:
+    if distance is None:
+        return ("",) * 4
+    numbers = (distance.loss, distance.own_loss, distance.grads, distance.own_grads)
+    return tuple(f"{number:.1e}" for number in numbers)
+
+
+@contextlib.contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    """While it is entered, raise TimeoutError after so many seconds."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What a net of the census shows: whether it goes in, and how near it is to its module in torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import policysearch
+from benchmarks.census.net import Net
+from policysearch.emulator.compile import Step, compile_graph
+from policysearch.export.torch import export
+from policysearch.export.torch_runs import runs
+from policysearch.nn.model import OWN_LOSS, Model
+from policysearch.optimizers.optimizer import Optimizer
+from policysearch.policy.policy import Policy
+from policysearch.policy.presets import preset
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.feeding import feed_constants, feed_inputs, feed_masks, feed_scalars
+from policysearch.train.step import trace_step
+from policysearch.values import InputError
+from policysearch.verify.gpu_rounding import AsAGpu
+
+BATCH = 4
+LOSS = "token_cross_entropy"
+HALF = "torch.autocast.bfloat16"
+NOISE = 1e-7
+"""Relative jitter of the parameters that shows how far rounding moves torch itself."""
+COPIES = 3
+
+Array = NDArray[Any]
+Inputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Values:
+    """A loss and the gradients by parameter, in float64."""
+
+    loss: float
+    grads: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far `loss` and gradients are off, and how far torch is (`own_loss`, `own_grads`).
+
+    A gradient counts by its largest error over the largest gradient of the net.
+    """
+
+    loss: float
+    grads: float
+    own_loss: float
+    own_grads: float
+
+    def within(self, factor: float, least: float) -> bool:
+        """Return whether both are at most `factor` times torch's own, or `least`."""
+        return self.loss <= max(factor * self.own_loss, least) and self.grads <= max(
+            factor * self.own_grads, least
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a net: why it was refused ("" where it went in), and its distances."""
+
+    refusal: str = ""
+    single: Distance | None = None
+    half: Distance | None = None
+
+
+def verdict(net: Net) -> Verdict:
+    """Import a net and compare one step with torch, in float32 and in bfloat16."""
+    torch.manual_seed(0)
+    module = shaken(net.make())
+    inputs = net.inputs(torch.Generator().manual_seed(1), BATCH)
+    try:
+        model = policysearch.from_torch(module, inputs, loss=net.loss, labels=net.labels)
+    except InputError as error:
+        return Verdict(refusal=str(error))
+    labels = labels_of(net, module, inputs)
+    single = _single(net, module, model, inputs, labels)
+    return Verdict(single=single, half=_half(net, module, model, inputs, labels))
+
+
+def shaken(module: Any) -> Any:
+    """Return the module with parameters off the ones and zeros that hide what is not read."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 1 or not parameter.any():
+                parameter += 0.1 * torch.randn_like(parameter)
+    return module
+
+
+def labels_of(net: Net, module: Any, inputs: Inputs) -> Any:
+    """Return the labels: the input that takes them, or classes drawn for the first result."""
+    if net.loss == OWN_LOSS:
+        return None
+    logits = first_of(copy.deepcopy(module).train()(*inputs))
+    return torch.randint(logits.shape[-1], logits.shape[:-1], generator=torch.Generator())
+
+
+def first_of(result: Any) -> Any:
+    """Return the first tensor that a module returns, in a tuple, a dict or alone."""
+    if isinstance(result, torch.Tensor):
+        return result
+    return first_of(next(iter(result.values())) if isinstance(result, Mapping) else result[0])
+
+
+def loss_of(net: Net, result: Any, labels: Any) -> Any:
+    """Return the loss of what a module returns: its own scalar, or cross entropy."""
+    if net.loss == OWN_LOSS:
+        results = [result] if isinstance(result, torch.Tensor) else list(_flat(result))
+        return next(x for x in results if x.dim() == 0)
+    logits = first_of(result)
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    )
+
+
+def _flat(result: Any) -> Sequence[Any]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, Mapping):
+        return [x for value in result.values() for x in _flat(value)]
+    return [x for value in result for x in _flat(value)] if isinstance(result, list | tuple) else []
+
+
+def of_torch(
+    net: Net,
+    module: Any,
+    inputs: Inputs,
+    labels: Any,
+    changed: Callable[[Any], Any] = lambda module: module,
+) -> Values:
+    """Return the loss and gradients of a copy of the module, in the format of its parameters."""
+    module = changed(copy.deepcopy(module).train())
+    dtype = next(p.dtype for p in module.parameters())
+    cast = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+    loss = loss_of(net, module(*cast), labels)
+    loss.backward()
+    named = module.named_parameters()
+    grads = {n: p.grad.double().numpy() for n, p in named if p.grad is not None}
+    return Values(float(loss.detach()), grads)
+
+
+def emulated(model: Model, policy: Policy, inputs: Inputs, labels: Any) -> Values:
+    """Return the loss and gradients of the first step under `policy`."""
+    step = _step(model, policy, inputs, labels)
+    names = [name for name, _ in step.graph.outputs if name.startswith("grad:")]
+    grads = {n.removeprefix("grad:"): step.value(n).astype(np.float64) for n in names}
+    return Values(float(step.value("loss")), grads)
+
+
+def _step(model: Model, policy: Policy, inputs: Inputs, labels: Any) -> Step:
+    graph = trace_step(model, LOSS, Optimizer("sgd"), len(inputs[0]))
+    step = compile_graph(apply_policy(graph, policy))
+    for name, value in model.init(np.random.default_rng(0)).items():
+        if name in step.arrays:
+            step.arrays[name][...] = value
+    arrays = [x.numpy() for x in inputs]
+    if labels is None:
+        named = [item.name == model.labels for item in model.inputs]
+        classes = next((a for a, label in zip(arrays, named, strict=True) if label), arrays[0])
+        fed = [a for a, label in zip(arrays, named, strict=True) if not label]
+    else:
+        classes, fed = labels.numpy(), arrays
+    feed_constants(step, model)
+    feed_inputs(step, model, fed, classes)
+    feed_masks(step, 0, 0)
+    feed_scalars(step, 1.0)
+    step.forward_backward()
+    return step
+
+
+def _single(net: Net, module: Any, model: Model, inputs: Inputs, labels: Any) -> Distance:
+    exact = of_torch(net, copy.deepcopy(module).double(), inputs, labels)
+    ours = emulated(model, preset("float32", model.layer_names), inputs, labels)
+    return distance(ours, [of_torch(net, module, inputs, labels)], exact)
+
+
+def _half(net: Net, module: Any, model: Model, inputs: Inputs, labels: Any) -> Distance | None:
+    """Compare the bfloat16 autocast with the exported file; None where torch cannot run it."""
+    policy = preset(HALF, model.layer_names)
+    space: dict[str, Any] = {"__name__": "exported"}
+    exec(export(policy, model), space)
+
+    def run(seed: int | None) -> Values:
+        with AsAGpu():
+            return of_torch(
+                net, module, inputs, labels, lambda x: space["apply_policy"](moved(x, seed))
+            )
+
+    ours = emulated(model, runs(policy, model), inputs, labels)
+    return distance(ours, [run(seed) for seed in range(COPIES)], run(None))
+
+
+def moved(module: Any, seed: int | None) -> Any:
+    """Return the module with parameters moved by NOISE, or as they are without a seed."""
+    if seed is not None:
+        noise = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in module.parameters():
+                p *= 1 + NOISE * torch.randn(p.shape, generator=noise, dtype=p.dtype)
+    return module
+
+
+def distance(ours: Values, own: Sequence[Values], exact: Values) -> Distance:
+    """Return how far `ours` is from `exact`, and the furthest of `own` is."""
+
+    def of(values: Values) -> tuple[float, float]:
+        if values.grads.keys() != exact.grads.keys():
+            return np.inf, np.inf
+        largest = max(float(np.abs(g).max()) for g in exact.grads.values())
+        worst = max(float(np.abs(values.grads[n] - g).max()) for n, g in exact.grads.items())
+        return abs(values.loss - exact.loss) / max(abs(exact.loss), 1e-30), worst / largest
+
+    losses, grads = zip(*(of(values) for values in own), strict=True)
+    return Distance(*of(ours), max(losses), max(grads))
