@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -179,7 +179,7 @@ class MinBlock(nn.Module):
             }
         )
         m = self.mlp
-        self.mlpf = lambda x: m.dropout(m.c_proj(m.act(m.c_fc(x))))
+        self.mlpf: Callable[[Tensor], Tensor] = lambda x: m.dropout(m.c_proj(m.act(m.c_fc(x))))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
