@@ -17,9 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.graph import Shape
-from policysearch.importers.torch_model import RULES
+from policysearch.importers.rules import RULES
 from policysearch.train.step import trace_forward
 from tests.imported_steps import BATCH, assert_as_torch
+from tests.pointwise_functions import ONE_KERNEL, OTHERS, SEVERAL, TRUTHS
 
 pytestmark = pytest.mark.torch
 
@@ -189,6 +190,8 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "sum of the swapped": (PLANES, lambda x: x.mT.sum(-1)),
     "to": (ROWS, lambda x: (x * x).to(torch.float32)),
     "lstm": (ROWS, lambda x: x),
+    **{name: (ROWS, function) for name, function in {**OTHERS, **SEVERAL, **ONE_KERNEL}.items()},
+    **{name: (ROWS, lambda x, of=of: torch.where(of(x), x, x * x)) for name, of in TRUTHS.items()},
 }
 """By name, where it has no space that of the rule: the shape of an example and the function."""
 
@@ -198,6 +201,8 @@ INDIRECT = {
     "_to_copy": "to",
     "lift_fresh": "alias",
     "dropout_": "dropout",
+    "_log_softmax": "log_softmax",
+    "floor_divide": "div",
 }
 """Other names of a rule, which torch gives after lowering, and the rule that they are."""
 

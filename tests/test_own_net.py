@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policysearch.cli import main
-from policysearch.importers.torch_model import RULES
+from policysearch.importers.rules import RULES
 from policysearch.nn.model import Model
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset

@@ -12,16 +12,9 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import FloatArray, Shape
-from policysearch.importers import (
-    attention,
-    convolution,
-    elementwise,
-    layers,
-    norms,
-    shapes,
-)
 from policysearch.importers.program import FLOATS, Call, Program, resolved
-from policysearch.importers.tracer import FILLED, Rule, Tensor, Tracer
+from policysearch.importers.rules import rule_of
+from policysearch.importers.tracer import FILLED, Tensor, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
     Input,
@@ -33,16 +26,6 @@ from policysearch.nn.model import (
 )
 from policysearch.ops.builder import Builder
 from policysearch.values import InputError
-
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        name: rule
-        for family in (attention, convolution, elementwise, layers, norms, shapes)
-        for name, rule in family.RULES.items()
-    }
-)
-"""Rules by name, without "aten." and without the overload; an in-place op has its plain name."""
-
 
 Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
@@ -166,8 +149,7 @@ class TorchModel(Model):
 
     def _call(self, tracer: Tracer, call: Call) -> None:
         tracer.path = call.path
-        name = call.op.removeprefix("aten.")
-        rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
+        rule = rule_of(call.op)
         if call.fault or rule is None:
             raise InputError(call.fault or "no rule for this op; write it with ops that have one")
         arguments = [tracer.argument(value) for value in call.arguments]

@@ -1,0 +1,65 @@
+"""Every import rule, and the table of the ops that have one.
+
+`python -m policysearch.importers.rules` prints the page docs/supported-ops.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from policysearch.importers import (
+    activations,
+    attention,
+    comparison,
+    convolution,
+    elementwise,
+    layers,
+    norms,
+    shapes,
+)
+from policysearch.importers.tracer import Rule
+
+FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+    {
+        "arithmetic and functions": elementwise.RULES,
+        "activations": activations.RULES,
+        "comparisons and logic": comparison.RULES,
+        "products, softmax and attention": attention.RULES,
+        "convolutions and pools": convolution.RULES,
+        "norms": norms.RULES,
+        "layers and losses": layers.RULES,
+        "shapes and sums": shapes.RULES,
+    }
+)
+"""Rules by family, as the page has them; where two families have a name, the later one counts."""
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {name: rule for rules in FAMILIES.values() for name, rule in rules.items()}
+)
+"""Rules by name, without "aten." and without the overload; an in-place op has its plain name."""
+
+TITLE = """# Supported ops
+
+This page is made from the code by `make docs`. Names are those of `torch.ops.aten`, in place or
+not; an op that has no row is taken apart by torch's own decomposition of it, as far as that is made
+of these (docs/own-net.md)."""
+
+
+def rule_of(op: str) -> Rule | None:
+    """Return the rule of an op named as in "aten.relu_", None where it has none."""
+    name = op.removeprefix("aten.")
+    return RULES.get(name) or RULES.get(name.removesuffix("_"))
+
+
+def supported_ops_page() -> str:
+    """Return the page as Markdown."""
+    rows = (
+        f"| {family} | {', '.join(f'`{name}`' for name in sorted(rules))} |"
+        for family, rules in FAMILIES.items()
+    )
+    return "\n".join((TITLE, "", "| family | ops |", "|---|---|", *rows))
+
+
+if __name__ == "__main__":
+    print(supported_ops_page())
