@@ -16,6 +16,7 @@ from policysearch.importers import (
     attention,
     convolution,
     elementwise,
+    indexing,
     layers,
     norms,
     shapes,
@@ -37,7 +38,7 @@ from policysearch.values import InputError
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         name: rule
-        for family in (attention, convolution, elementwise, layers, norms, shapes)
+        for family in (attention, convolution, elementwise, indexing, layers, norms, shapes)
         for name, rule in family.RULES.items()
     }
 )

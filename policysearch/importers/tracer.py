@@ -11,6 +11,7 @@ from policysearch.graph import Op, Shape, size
 from policysearch.importers.program import FLOATS, TRUTHS, Constant, Program, Ref, resolved
 from policysearch.nn.model import DROPPED, emit_data
 from policysearch.ops.builder import Builder, changed_node
+from policysearch.ops.elementwise import scale
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape, transpose
@@ -96,6 +97,8 @@ class Tracer:
         name = FILLED[value]
         if name not in self._values:
             self._values[name] = Tensor(emit_data(self.b, name, ()), ())
+        if not shape:
+            return int(self._values[name].id)
         return self.emit(broadcast_to, self._values[name], shape=shape).id
 
     def full_like(self, value: float, x: Tensor, dtype: Any = None) -> Tensor:
@@ -146,6 +149,18 @@ class Tracer:
         """Emit `op` on nodes as they are."""
         node = self.b.emit(op, *nodes, attrs=attrs, source=source or op.name)
         return Tensor(node, self.b.shape(node))
+
+    def whole(self, op: Op, *inputs: Tensor, **attrs: Any) -> Tensor:
+        """Emit `op`, whose results are whole numbers or truth values, whatever its inputs are."""
+        nodes = [self.full(x) for x in inputs]
+        node = self.b.emit(op, *nodes, attrs=attrs, source=op.name, role="input")
+        return Tensor(node, self.b.shape(node))
+
+    def number(self, value: float) -> Tensor:
+        """Return a tensor of no axes that holds `value`."""
+        if value in FILLED:
+            return Tensor(self.filled(value, ()), ())
+        return self.pointwise(scale, Tensor(self.filled(1.0, ()), ()), factor=float(value))
 
     def pointwise(self, op: Op, x: Tensor, **attrs: Any) -> Tensor:
         """Emit `op` element by element, in whatever shape the node has."""
