@@ -304,6 +304,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "eye": eye,
         "embedding_bag": embedding_bag,
         "embedding_renorm": refused("max_norm", "normalise the rows that are looked up"),
+        "masked_scatter": refused("values in a selection by a mask", "choose by torch.where"),
         **dict.fromkeys(
             ("nonzero", "nonzero_numpy", "masked_select", "unique_consecutive", "_unique2"),
             refused("a selection whose size depends on values", KEEP_ALL),

@@ -36,20 +36,28 @@ def from_torch(
     """
     draw = None if isinstance(module, torch.nn.Module) else _Draw(module)
     net = module if draw is None else draw.module(0)
-    reader = Reader(net, example_inputs if isinstance(example_inputs, tuple) else (example_inputs,))
+    example = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    reader = Reader(net, example)
+    program, evaluation, fixed = reader.program(), None, reader.constants
+    if reader.evaluates_otherwise:
+        moved = [spec.name for spec in reader.statistics()]
+        other = Reader(net, example, training=False, moved=moved)
+        evaluation = other.program()
+        fixed = {**fixed, **other.constants}
     model = TorchModel(
         name=name or type(net).__name__,
         inputs=reader.inputs,
-        program=reader.program(),
+        program=program,
         specs=reader.parameters(),
         kept=reader.statistics(),
         initial=arrays_of(net, reader.kept_names()),
-        fixed=reader.constants,
+        fixed=fixed,
         loss=loss,
         labels=labels,
         draw=draw and draw.of(reader.kept_names()),
         types={n: type(m).__name__ for n, m in net.named_modules(remove_duplicate=False)},
         source=module,
+        evaluation=evaluation,
     )
     _check(model)
     _ = model.layer_names  # traces, so that what cannot be imported is said now

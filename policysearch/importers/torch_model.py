@@ -15,6 +15,7 @@ from policysearch.graph import FloatArray, Shape
 from policysearch.importers import (
     attention,
     convolution,
+    draws,
     elementwise,
     indexing,
     layers,
@@ -38,7 +39,7 @@ from policysearch.values import InputError
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         name: rule
-        for family in (attention, convolution, elementwise, indexing, layers, norms, shapes)
+        for family in (attention, convolution, draws, elementwise, indexing, layers, norms, shapes)
         for name, rule in family.RULES.items()
     }
 )
@@ -66,7 +67,8 @@ class TorchModel(Model):
     `specs` and `kept` are its parameters and running statistics, `initial` their values by name.
     `draw` gives other values for another seed; without it every seed starts from `initial`.
     `types` are the classes of its modules, by name. `source` is the module or its maker; it stays
-    behind where the model is sent.
+    behind where the model is sent. `evaluation` is the program of evaluation where that draws or
+    moves buffers otherwise than training.
     """
 
     name: str
@@ -81,6 +83,7 @@ class TorchModel(Model):
     draw: Draw | None = None
     types: Mapping[str, str] = field(default_factory=dict)
     source: Any = field(default=None, repr=False)
+    evaluation: Program | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         own = {row.name: getattr(self, row.name) for row in fields(self)}
@@ -95,6 +98,7 @@ class TorchModel(Model):
     def fingerprint(self) -> str:
         """SHA-256 in hex of the program, the parameters' names and the initial values."""
         description = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
+        description += () if self.evaluation is None else (self.evaluation,)
         digest = hashlib.sha256(repr(description).encode())
         for values in (self.initial, self.fixed):
             for name, array in sorted(values.items()):
@@ -149,9 +153,10 @@ class TorchModel(Model):
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
         """Emit the forward pass. InputError names every call that cannot be imported."""
         batch = b.shape(fed[self.inputs[0].name])[0]
-        tracer = Tracer(b, self.program, fed, batch, training)
+        program = self.program if training else (self.evaluation or self.program)
+        tracer = Tracer(b, program, fed, batch, training)
         faults: dict[str, None] = {}
-        for call in self.program.calls:
+        for call in program.calls:
             with b.scope(layer=call.path, role="fprop" if call.kind == FLOATS else "input"):
                 try:
                     self._call(tracer, call)
@@ -163,7 +168,7 @@ class TorchModel(Model):
         if faults:
             raise InputError(f"model {self.name}: {_said(list(faults))}")
         with b.scope(role="fprop"):
-            return self._traced(tracer)
+            return self._traced(tracer, program)
 
     def _call(self, tracer: Tracer, call: Call) -> None:
         tracer.path = call.path
@@ -171,12 +176,14 @@ class TorchModel(Model):
         rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
         if call.fault or rule is None:
             raise InputError(call.fault or "no rule for this op; write it with ops that have one")
-        arguments = [tracer.argument(value) for value in call.arguments]
+        arguments = tracer.settled([tracer.argument(value) for value in call.arguments])
         if any(argument is MISSING for argument in arguments):
             raise _Missing
         options = {key: tracer.argument(value) for key, value in call.options}
+        follows = tracer.follows(arguments)
         try:
-            result = rule(tracer, *arguments, **options)
+            with tracer.b.scope(**({"role": "input"} if follows else {})):
+                result = rule(tracer, *arguments, **options)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -189,13 +196,17 @@ class TorchModel(Model):
         if call.kind != FLOATS and not all(tracer.is_whole(x) for x in _tensors(result)):
             given = f"{call.kind} made of floats"
             raise InputError(f"{given}; give them as an int64 input of their own")
+        if follows:
+            tracer.follow(result)
         tracer.keep(call.name, result, call.kind)
         if call.changed:
             tracer.keep(call.changed, result, call.kind)
 
-    def _traced(self, tracer: Tracer) -> Traced:
-        results = [tracer.value(name) for name in self.program.results]
-        statistics = tuple(tracer.statistics.items()) if tracer.training else ()
+    def _traced(self, tracer: Tracer, program: Program) -> Traced:
+        results = [tracer.value(name) for name in program.results]
+        updated = {full: tracer.full(tracer.value(name)) for full, name in program.updated}
+        moved = {**tracer.statistics, **updated} if tracer.training else {}
+        statistics = tuple(moved.items())
         if self.loss != OWN_LOSS:
             return Traced(tracer.full(results[0]), None, statistics)
         scalars = [x for x in results if x.shape == ()]
