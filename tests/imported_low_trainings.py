@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from policysearch.nn.model import OWN_LOSS, Model
 from policysearch.ops.catalogue import FORWARD_OPS
@@ -30,9 +28,9 @@ STEPS, BATCH, COPIES, SCALE, SEED = 50, 8, 3, 256.0, 0
 def low_policy(model: Model, name: str) -> Policy:
     """Return the policy of a module cast to the format `name`, its loss in float32.
 
-    A loss of its own is made of casts of its own to float32, whose sums stay float32.
+    What the net itself casts to float32 is added in it, and its own loss made of such.
     """
-    low: tuple[str, ...] = tuple(op for op in FORWARD_OPS if op not in LOSSES)
+    low: tuple[str, ...] = tuple(op for op in FORWARD_OPS if op not in ("add", *LOSSES))
     if model.loss == OWN_LOSS:
         low = (*PRODUCTS, "exp")
     return replace(
@@ -46,18 +44,50 @@ def low_policy(model: Model, name: str) -> Policy:
     )
 
 
-@contextlib.contextmanager
-def fed_noise(step: int) -> Iterator[None]:
-    """While it is entered, torch.randn_like gives what the emulator is fed in this step."""
-    drawn = [0]
+class Fed(TorchDispatchMode):
+    """While it is entered, what torch draws is what the emulator is fed in this step."""
 
-    def like(x: Any) -> Any:
-        rng = np.random.default_rng([SEED, step, drawn[0], 3])
-        drawn[0] += 1
-        return torch.from_numpy(DRAWS["normal"](rng, tuple(x.shape), 0.0, 1.0)).to(x.dtype)
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step, self.drawn = step, 0
 
-    with mock.patch.object(torch, "randn_like", like):
-        yield
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        kind = DRAWN.get(name.removesuffix("_"))
+        if kind is None:
+            return function(*args, **(kwargs or {}))
+        result = args[0] if name.endswith("_") else function(*args, **(kwargs or {}))
+        in_place, likened = name.endswith("_"), name.endswith("_like")
+        numbers = [x for x in args[in_place or likened :] if isinstance(x, int | float)]
+        numbers = numbers if kind == "integers" else [*numbers, *DEFAULTS[kind][len(numbers) :]]
+        numbers = [] if kind == "permutation" else numbers
+        rng = np.random.default_rng([SEED, self.step, self.drawn, 3])
+        self.drawn += 1
+        values = DRAWS[kind](rng, tuple(result.shape), *numbers)
+        if name == "bernoulli":  # of probabilities: as many uniform draws below them
+            rng = np.random.default_rng([SEED, self.step, self.drawn - 1, 3])
+            values = DRAWS["uniform"](rng, tuple(result.shape), 0.0, 1.0) < args[0].float().numpy()
+        return result.copy_(torch.from_numpy(np.array(values)))
+
+
+DRAWN = {
+    **dict.fromkeys(("randn", "randn_like", "normal"), "normal"),
+    **dict.fromkeys(("rand", "rand_like", "uniform"), "uniform"),
+    "bernoulli": "bernoulli",
+    "exponential": "exponential",
+    "randint": "integers",
+    "randperm": "permutation",
+}
+DEFAULTS: dict[str, list[float]] = {
+    "normal": [0.0, 1.0],
+    "uniform": [0.0, 1.0],
+    "bernoulli": [0.5],
+    "exponential": [1.0],
+    "integers": [],
+    "permutation": [],
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +103,7 @@ class InTorch:
         self.optimizer.zero_grad()
         low = {name: p.to(self.dtype) for name, p in self.module.named_parameters()}
         fed = [x.to(self.dtype) if x.is_floating_point() else x for x in tensors(inputs)]
-        with fed_noise(index):
+        with Fed(index):
             result = first_of(functional_call(self.module.train(), low, tuple(fed)))
         loss = result.float()
         if not self.own_loss:
@@ -86,15 +116,26 @@ class InTorch:
         return float(loss.detach())
 
 
-def _jittered(module: Any, seed: int) -> Any:
+FLIPPED = 0.004
+"""The share of 16-bit results of products that another order of the same sums rounds otherwise."""
+
+
+def _jittered(module: Any, seed: int, dtype: torch.dtype) -> Any:
+    """Return a copy whose parameters are moved so that this share of them rounds otherwise.
+
+    In float32 by its rounding.
+    """
+    jitter = 1e-7 if dtype == torch.float32 else FLIPPED * torch.finfo(dtype).eps
     near, noise = copy.deepcopy(module), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in near.parameters():
-            p *= 1 + 1e-7 * torch.randn(p.shape, generator=noise)
+            p *= 1 + jitter * torch.randn(p.shape, generator=noise)
     return near
 
 
-def trained_low_as_torch(training: Training, name: str, *, own_loss: bool = False) -> float:
+def trained_low_as_torch(
+    training: Training, name: str, *, own_loss: bool = False, steps: int = STEPS
+) -> float:
     """Assert that losses stay within twice what those of jittered copies move, or 1e-4.
 
     Return how far the first loss and the last are apart: the net has learned.
@@ -116,7 +157,7 @@ def trained_low_as_torch(training: Training, name: str, *, own_loss: bool = Fals
         policy = low_policy(model, name)
     trainer = Trainer(model, task, policy, seed=SEED)
     trainer.load(model.init(np.random.default_rng(0)))
-    nets = [module, *(_jittered(module, seed) for seed in range(COPIES))]
+    nets = [module, *(_jittered(module, seed, dtype) for seed in range(COPIES))]
     theirs = [
         InTorch(net, dtype, torch.optim.SGD(net.parameters(), training.rate, 0.9), own_loss)
         for net in nets
@@ -124,7 +165,7 @@ def trained_low_as_torch(training: Training, name: str, *, own_loss: bool = Fals
     with torch.no_grad():
         logits = first_of(copy.deepcopy(module).eval()(*tensors(training.batch(0))))
     losses, noise = [], 0.0
-    for step in range(STEPS):
+    for step in range(steps):
         inputs = training.batch(step)
         shaped = torch.zeros(BATCH, 1) if own_loss else logits
         labels = labels_for(shaped, np.random.default_rng((step, 1)))

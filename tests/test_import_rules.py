@@ -17,8 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.graph import Shape
+from policysearch.importers import draws
 from policysearch.importers.torch_model import RULES
 from policysearch.train.step import trace_forward
+from tests import cases_of_indexing
 from tests.imported_steps import BATCH, assert_as_torch
 
 pytestmark = pytest.mark.torch
@@ -189,6 +191,7 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "sum of the swapped": (PLANES, lambda x: x.mT.sum(-1)),
     "to": (ROWS, lambda x: (x * x).to(torch.float32)),
     "lstm": (ROWS, lambda x: x),
+    **cases_of_indexing.CASES,
 }
 """By name, where it has no space that of the rule: the shape of an example and the function."""
 
@@ -198,8 +201,16 @@ INDIRECT = {
     "_to_copy": "to",
     "lift_fresh": "alias",
     "dropout_": "dropout",
+    "lift_fresh_copy": "alias",
 }
 """Other names of a rule, which torch gives after lowering, and the rule that they are."""
+
+
+NOT_IMPORTED = (
+    *("nonzero", "nonzero_numpy", "masked_select", "unique_consecutive", "_unique2"),
+    *("masked_scatter", "embedding_renorm"),
+)
+"""Rules that say what to do instead (`test_import_refused.py`)."""
 
 
 class Of(nn.Module):
@@ -231,8 +242,7 @@ class Both(nn.Module):
 def test_every_rule_has_a_case() -> None:
     assert {name.removesuffix("_") for name in RULES} <= {
         *(name.removesuffix("_") for name in CASES),
-        *INDIRECT,
-        "detach",
+        *(name.removesuffix("_") for name in (*INDIRECT, *draws.RULES, *NOT_IMPORTED)),
     }
     for name, other in INDIRECT.items():
         assert name not in CASES and other in RULES

@@ -100,19 +100,6 @@ def _reshaped(parent: Any, value: Any, _: Any) -> tuple[Any, tuple[Any, ...]]:
     return aten.reshape.default, (value, list(parent.meta["val"].shape))
 
 
-def _part(parent: Any, value: Any, view: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Of one of the views that a split gives."""
-    parts, place = view.args
-    alone = op_of(parts) == "aten.unbind"
-    named = parts.args[1 if alone else 2 :]
-    axis = named[0] if named else parts.kwargs.get("dim", 0)
-    if alone:
-        return aten.select_scatter.default, (parent, value, axis, place)
-    counts = [int(x.shape[axis]) for x in parts.meta["val"]]
-    start = sum(counts[:place])
-    return aten.slice_scatter.default, (parent, value, axis, start, start + counts[place])
-
-
 def _permuted(_: Any, value: Any, view: Any) -> tuple[Any, tuple[Any, ...]]:
     axes = [axis % len(view.args[1]) for axis in view.args[1]]
     return aten.permute.default, (value, [axes.index(axis) for axis in range(len(axes))])
@@ -123,7 +110,6 @@ BACK: Mapping[str, Back] = MappingProxyType(
         **dict.fromkeys(RESHAPED, _reshaped),
         **dict.fromkeys(EXCHANGED, lambda _, value, view: (view.target, (value, *view.args[1:]))),
         "permute": _permuted,
-        "getitem": _part,
         "select": lambda parent, value, view: (
             aten.select_scatter.default,
             (parent, value, *view.args[1:]),
@@ -144,19 +130,22 @@ BACK: Mapping[str, Back] = MappingProxyType(
 class Aliases:
     """Goes through a graph once and has it read what memory holds at each place.
 
-    `moved` are the last values of inputs of the graph that are written into, by their names;
+    `moved` are the last values of inputs of the graph that are written into, by their names, and
+    `moved_by` the ops that wrote them;
     `faults` are the ops in place that cannot be written out.
     """
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
         self.moved: dict[str, Any] = {}
+        self.moved_by: dict[str, str] = {}
         self.faults: set[str] = set()
         self._views: dict[Any, tuple[Any, ...]] = {}
         self._roots: dict[Any, Any] = {}
         self._writes: dict[Any, int] = {}
         self._taken_at: dict[Any, int] = {}
         self._now: dict[Any, Any] = {}
+        self._last: dict[Any, str] = {}
         self._lost: dict[Any, str] = {}
         for node in list(graph.nodes):
             for operand in node.all_input_nodes:
@@ -196,16 +185,17 @@ class Aliases:
         root = self._roots[node]
         self._writes[root] += 1
         self._taken_at[node] = self._writes[root]
-        self._now[root] = self._pushed(node, root)
+        self._now[root], self._last[root] = self._pushed(node, root), node.name
         if self._now[root] is None:
             self._lost[root] = node.name
         if root.op == "placeholder":
             self.moved[root.name] = self._now[root] or node
+            self.moved_by[root.name] = op_of(node)
             self.faults |= {self._lost[root]} if root in self._lost else set()
 
     def _pushed(self, node: Any, root: Any) -> Any:
         """Return the root with what an op in place gives written into it; None where it cannot."""
-        views = [view for view in self._views[node] if self._name(view) not in PARTED]
+        views = self._views[node]
         if root in self._lost or any(self._name(view) not in BACK for view in views):
             return None
         value, place, parents = node, node.next, [self._now[root]]
@@ -226,26 +216,18 @@ class Aliases:
         if self._taken_at[operand] == self._writes[root]:
             return operand
         value = self._now[root]
-        if value is None:
-            self.faults.add(self._lost[root])
+        if value is None or any(self._name(view) == "getitem" for view in self._views[operand]):
+            self.faults.add(self._lost.get(root) or self._last[root])
             return operand
         for view in self._views[operand]:
-            if self._name(view) not in PARTED:
-                value = self._again(view, value, reader)
+            value = self._again(view, value, reader)
         self._roots[value], self._views[value] = root, self._views[operand]
         self._taken_at[value] = self._writes[root]
         return value
 
     def _again(self, view: Any, source: Any, place: Any) -> Any:
         """Take a view of another value of what it is of."""
-        arguments = (source, *view.args[1:])
-        if view.target is operator.getitem:
-            parts = view.args[0]
-            arguments = (
-                self._call(parts.target, (source, *parts.args[1:]), parts, place, parts.kwargs),
-                view.args[1],
-            )
-        return self._call(view.target, arguments, view, place, view.kwargs)
+        return self._call(view.target, (source, *view.args[1:]), view, place, view.kwargs)
 
     def _call(
         self, target: Any, arguments: Any, like: Any, place: Any, options: Any = NO_OPTIONS

@@ -43,7 +43,8 @@ def drawn(kind: str, *defaults: float) -> Rule:
 def normal(t: Tracer, mean: Any = 0.0, deviation: Any = 1.0, *_: Any, **options: Any) -> Tensor:
     """Draws of means and deviations that may be tensors."""
     if not isinstance(mean, Tensor) and not isinstance(deviation, Tensor):
-        return drawn("normal")(t, mean, deviation, **options)
+        number: Tensor = drawn("normal")(t, mean, deviation, **options)
+        return number
     spread = t.draw(options["size"], "normal", 0.0, 1.0)
     beside = next(x for x in (mean, deviation) if isinstance(x, Tensor))
     noise = t.emit(draws.like, beside, spread)
@@ -52,7 +53,8 @@ def normal(t: Tracer, mean: Any = 0.0, deviation: Any = 1.0, *_: Any, **options:
 
 def bernoulli(t: Tracer, p: Any = 0.5, **options: Any) -> Tensor:
     if not isinstance(p, Tensor):
-        return drawn("bernoulli", 0.5)(t, p, **options)
+        mask: Tensor = drawn("bernoulli", 0.5)(t, p, **options)
+        return mask
     return t.emit(draws.bernoulli, p, t.draw(options["size"], "uniform", 0.0, 1.0))
 
 

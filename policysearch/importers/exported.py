@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from policysearch.importers.aliases import Aliases, op_of, open_regions
+from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.values import InputError
 
@@ -202,6 +202,28 @@ def is_random(node: Any) -> bool:
 def draws(node: Any) -> bool:
     """Return whether the result of a call is drawn, and not only what it multiplies by."""
     return op_of(node).removeprefix("aten.").removesuffix("_") in DRAWING
+
+
+def like_of_draw(node: Any) -> Any:
+    """Return the value whose format a draw has, None where no value says it."""
+    made = node.args[0] if in_place(node) else node
+    name = op_of(made).removeprefix("aten.")
+    like = made
+    if name.startswith("new_") or name.endswith("_like"):
+        like = made.args[0]
+    elif made is node or (made.op == "call_function" and not made.all_input_nodes):
+        return None
+    named = made.kwargs.get("dtype") not in (None, like.meta["val"].dtype)
+    return None if named or kind_of(like) != FLOATS else like
+
+
+def read_by(node: Any) -> Sequence[Any]:
+    """Return the values that a call reads; a draw in place does not read what was there."""
+    if not (draws(node) and in_place(node)):
+        return tuple(node.all_input_nodes)
+    like = like_of_draw(node)
+    others = (x for x in node.all_input_nodes if x is not node.args[0])
+    return (*others, *(() if like is None else (like,)))
 
 
 def rows_read(node: Any) -> int:

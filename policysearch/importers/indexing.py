@@ -25,7 +25,8 @@ KEEP_ALL = "keep all rows and multiply by the mask, or choose by torch.where"
 def index(t: Tracer, x: Tensor, indices: Indices) -> Tensor:
     """x[indices]; torch adds gradients to one place one after the other, each sum rounded."""
     axes, numbers = _by_axis(t, indices)
-    return t.emit(gather.index, x, *numbers, axes=axes, **{gather.STEPS: True})
+    attrs: dict[str, Any] = {gather.STEPS: True}
+    return t.emit(gather.index, x, *numbers, axes=axes, **attrs)
 
 
 def _by_axis(t: Tracer, indices: Indices) -> tuple[tuple[int, ...], list[Tensor]]:
@@ -102,7 +103,7 @@ def index_put(
         return _put_by_mask(t, x, indices[0], value, accumulate)
     axes, numbers = _by_axis(t, indices)
     x, values = _values(t, x, value)
-    attrs = {"accumulate": True, gather.STEPS: True} if accumulate else {}
+    attrs: dict[str, Any] = {"accumulate": True, gather.STEPS: True} if accumulate else {}
     return t.emit(gather.index_put, x, values, *numbers, axes=axes, **attrs)
 
 
@@ -141,7 +142,7 @@ def slice_scatter(
     if (first, stop, step) == (0, x.shape[axis], 1):
         return value
     x, values = _values(t, x, value)
-    where = {"axis": axis, "start": first, "stop": stop, "step": step}
+    where: dict[str, Any] = {"axis": axis, "start": first, "stop": stop, "step": step}
     return t.emit(indexing.slice_put, x, values, **where)
 
 
@@ -208,9 +209,7 @@ def extreme_place(descending: bool) -> Rule:
     return rule
 
 
-def one_hot(t: Tracer, numbers: Tensor, num_classes: int = -1) -> Tensor:
-    if num_classes < 0:
-        raise refuse("as many classes as there are in a batch", "give num_classes")
+def one_hot(t: Tracer, numbers: Tensor, num_classes: int) -> Tensor:
     return t.whole(routing.one_hot, numbers, classes=num_classes)
 
 

@@ -98,8 +98,8 @@ class TorchModel(Model):
     def fingerprint(self) -> str:
         """SHA-256 in hex of the program, the parameters' names and the initial values."""
         description = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
-        description += () if self.evaluation is None else (self.evaluation,)
         digest = hashlib.sha256(repr(description).encode())
+        digest.update(repr(self.evaluation).encode() if self.evaluation else b"")
         for values in (self.initial, self.fixed):
             for name, array in sorted(values.items()):
                 digest.update(name.encode() + array.tobytes())

@@ -22,9 +22,11 @@ from policysearch.importers.exported import (
     hides_rows,
     is_random,
     kind_of,
+    like_of_draw,
     narrows,
     number_of,
     path_of,
+    read_by,
     rows_read,
     shape_at_first,
     shape_of,
@@ -37,8 +39,6 @@ from policysearch.values import InputError
 
 REGIONS: Mapping[str, str] = MappingProxyType(
     {
-        "wrap_with_set_grad_enabled": "with gradients inside one without; leave both out "
-        "and detach what is to have none",
         "wrap_with_autocast": "under autocast; leave it out: formats are the policy's",
     }
 )
@@ -92,18 +92,15 @@ class Reader:
         Counters are none; whoever reads one is refused.
         """
         buffers = dict(self.module.named_buffers())
-        moved = {
-            self._known[name]: value
-            for name, value in self._aliases.moved.items()
-            if name in self._known
-        }
-        for full, value in moved.items():
+        moved = {self._known[name]: name for name in self._aliases.moved if name in self._known}
+        for full, name in moved.items():
             if full not in buffers:
                 raise InputError(
-                    f"parameter {full}: {op_of(value)} in forward moves it; expected only the "
-                    "optimizer to, or a buffer (an embedding has max_norm=None)"
+                    f"parameter {full}: {self._aliases.moved_by[name]} in forward moves it; "
+                    "expected only the optimizer to, or a buffer (an embedding has max_norm=None)"
                 )
-        return {f: value.name for f, value in moved.items() if buffers[f].dtype in FLOAT_TYPES}
+        floats = (full for full in moved if buffers[full].dtype in FLOAT_TYPES)
+        return {full: self._aliases.moved[moved[full]].name for full in floats}
 
     @property
     def evaluates_otherwise(self) -> bool:
@@ -185,8 +182,7 @@ class Reader:
             if op_of(nodes[0]) == "aten.batch_norm":
                 wanted.add(nodes[0].name)
             if nodes[0].name in wanted:
-                read = self._version_with_casts(nodes).all_input_nodes
-                wanted |= {self._names[x] for x in read}
+                wanted |= {self._names[x] for x in read_by(self._version_with_casts(nodes))}
         return wanted
 
     def _growing(self, fixed: Mapping[str, Any], needed: Collection[str]) -> set[str]:
@@ -332,24 +328,13 @@ class Reader:
     ) -> Any:
         """Say of a draw its shape and what value has its format; "follows" where no one says it."""
         two = nodes[0]
-        like, named = None, two.kwargs
-        if in_place(two):
-            filled = two.args[0]
-            named, made = filled.kwargs, op_of(filled).removeprefix("aten.")
-            if made.startswith("new_") or made.endswith("_like"):
-                like = filled.args[0]
-            elif filled.all_input_nodes or filled.op != "call_function":
-                like = filled
+        made = two.args[0] if in_place(two) else two
+        like = like_of_draw(two)
+        if in_place(two) or op_of(two).endswith("_like"):
             arguments = arguments[1:]
-        elif op_of(two).endswith("_like"):
-            like, arguments = two.args[0], arguments[1:]
-        if (
-            like is not None
-            and kind_of(like) == FLOATS
-            and named.get("dtype") in (None, torch.float32)
-        ):
+        if like is not None:
             options["like"] = Ref(self._names[like])
-        follows = named.get("dtype") is not None and "like" not in options
+        follows = like is None and made.kwargs.get("dtype") is not None
         size = shape_of(nodes)
         kept = {k: v for k, v in options.items() if k in ("low", "high", "p", "like")}
         return arguments, (*kept.items(), ("size", size), ("follows", follows))

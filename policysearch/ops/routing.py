@@ -51,8 +51,8 @@ ranked = Op(
 
 def _search(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     boundaries, x = inputs
-    side = "right" if attrs.get("right") else "left"
-    return np.searchsorted(boundaries, x, side).astype(np.float32)
+    counts = np.searchsorted(boundaries, x, "right" if attrs.get("right") else "left")
+    return counts.astype(np.float32)
 
 
 searchsorted = Op(
@@ -66,22 +66,31 @@ searchsorted = Op(
 )
 """How many of the rising boundaries [count] are below each value; or not above it, `right`."""
 
+
+def _ones(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    classes = np.arange(attrs["classes"], dtype=np.float32)
+    return (inputs[0][..., None] == classes).astype(np.float32)
+
+
 one_hot = Op(
     "one_hot",
     lambda inputs, attrs: (*inputs[0], attrs["classes"]),
-    lambda inputs, attrs: np.equal(
-        inputs[0][..., None], np.arange(attrs["classes"], dtype=np.float32)
-    ).astype(np.float32),
+    _ones,
     example=lambda rng: Example((rng.integers(0, 4, (2, 3)).astype(np.float32),), {"classes": 4}),
     pointwise=False,
 )
 """Rows [..., classes] of zeros with a one at each number."""
 
 
+def _counted(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    numbers: FloatArray = np.arange(*attrs["range"]).astype(np.float32)
+    return inputs[0] + numbers
+
+
 arange = Op(
     "arange",
     lambda inputs, attrs: (len(range(*attrs["range"])),),
-    lambda inputs, attrs: inputs[0] + np.arange(*attrs["range"], dtype=np.float32),
+    _counted,
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example((np.zeros((), np.float32),), {"range": (3, 10, 2)}),
     pointwise=False,
