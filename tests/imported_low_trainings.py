@@ -133,14 +133,7 @@ def _jittered(module: Any, seed: int, dtype: torch.dtype) -> Any:
     return near
 
 
-def trained_low_as_torch(
-    training: Training, name: str, *, own_loss: bool = False, steps: int = STEPS
-) -> float:
-    """Assert that losses stay within twice what those of jittered copies move, or 1e-4.
-
-    Return how far the first loss and the last are apart: the net has learned.
-    """
-    dtype, module = getattr(torch, name), training.module()
+def _trainer(training: Training, module: Any, name: str, own_loss: bool) -> Trainer:
     options = {"loss": "own"} if own_loss else {}
     model = imported(module, training.batch(0), **options)
     task = Task(
@@ -157,6 +150,18 @@ def trained_low_as_torch(
         policy = low_policy(model, name)
     trainer = Trainer(model, task, policy, seed=SEED)
     trainer.load(model.init(np.random.default_rng(0)))
+    return trainer
+
+
+def trained_low_as_torch(
+    training: Training, name: str, *, own_loss: bool = False, steps: int = STEPS
+) -> float:
+    """Assert that losses stay within twice what those of jittered copies move, or 1e-4.
+
+    Return how far the first loss and the last are apart: the net has learned.
+    """
+    dtype, module = getattr(torch, name), training.module()
+    trainer = _trainer(training, module, name, own_loss)
     nets = [module, *(_jittered(module, seed, dtype) for seed in range(COPIES))]
     theirs = [
         InTorch(net, dtype, torch.optim.SGD(net.parameters(), training.rate, 0.9), own_loss)

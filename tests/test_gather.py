@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray, Op
-from policysearch.ops import gather
+from policysearch.ops import gather, scatter
 from policysearch.ops.builder import Builder, backward
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data
@@ -85,10 +85,12 @@ def test_gathered_and_scattered_as_torch(
     attrs = {"axis": axis}
     assert_bits(gather.gather, [x], [numbers], attrs, x.gather(axis, numbers))
     added = {**attrs, "accumulate": True}
-    assert_bits(gather.scatter, [x, values], [numbers], added, x.scatter_add(axis, numbers, values))
+    assert_bits(
+        scatter.scatter, [x, values], [numbers], added, x.scatter_add(axis, numbers, values)
+    )
     apart = torch.argsort(low(rng, shape, torch.float32), axis)
     other = low(rng, shape, dtype).requires_grad_()
-    assert_bits(gather.scatter, [x, other], [apart], attrs, x.scatter(axis, apart, other))
+    assert_bits(scatter.scatter, [x, other], [apart], attrs, x.scatter(axis, apart, other))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -110,7 +112,7 @@ def test_indexed_as_torch(
     values = low(rng, tuple(taken.shape), dtype).requires_grad_()
     indices = [None if isinstance(i, slice) else i for i in where]
     put = torch.ops.aten.index_put(x, indices, values, True)
-    assert_bits(gather.index_put, [x, values], numbers, {**attrs, "accumulate": True}, put)
+    assert_bits(scatter.index_put, [x, values], numbers, {**attrs, "accumulate": True}, put)
 
 
 @pytest.mark.parametrize("name", FORMATS[1:])

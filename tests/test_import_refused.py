@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "places": (lambda x: x * x.argmax(-1).nonzero().sum(), r"nonzero: a selection whose size"),
     "values by a mask": (
         lambda x: x.masked_scatter(MASK, x * x),
-        r"masked_scatter: values in a selection by a mask; choose by torch.where",
+        r"masked_scatter: a selection whose size depends on values; keep .* choose by torch.where",
     ),
     "bags of several sizes": (
         lambda x: F.embedding_bag(torch.arange(6), x[0].T, torch.tensor([0, 2])).sum() * x,

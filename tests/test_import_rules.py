@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from policysearch.graph import Shape
 from policysearch.importers import draws
-from policysearch.importers.torch_model import RULES
+from policysearch.importers.calls import RULES
 from policysearch.train.step import trace_forward
 from tests import cases_of_indexing
 from tests.imported_steps import BATCH, assert_as_torch
@@ -206,13 +206,6 @@ INDIRECT = {
 """Other names of a rule, which torch gives after lowering, and the rule that they are."""
 
 
-NOT_IMPORTED = (
-    *("nonzero", "nonzero_numpy", "masked_select", "unique_consecutive", "_unique2"),
-    *("masked_scatter", "embedding_renorm"),
-)
-"""Rules that say what to do instead (`test_import_refused.py`)."""
-
-
 class Of(nn.Module):
     """A function of a linear layer's output."""
 
@@ -242,7 +235,7 @@ class Both(nn.Module):
 def test_every_rule_has_a_case() -> None:
     assert {name.removesuffix("_") for name in RULES} <= {
         *(name.removesuffix("_") for name in CASES),
-        *(name.removesuffix("_") for name in (*INDIRECT, *draws.RULES, *NOT_IMPORTED)),
+        *(name.removesuffix("_") for name in (*INDIRECT, *draws.RULES)),
     }
     for name, other in INDIRECT.items():
         assert name not in CASES and other in RULES

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from policysearch.graph import FloatArray
-from policysearch.importers.program import Extent
+from policysearch.importers.program import Extent, Program
 from policysearch.importers.torch_model import TorchModel
 from policysearch.importers.torch_reader import Reader
 from policysearch.nn.model import OWN_LOSS
@@ -38,20 +38,15 @@ def from_torch(
     net = module if draw is None else draw.module(0)
     example = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     reader = Reader(net, example)
-    program, evaluation, fixed = reader.program(), None, reader.constants
-    if reader.evaluates_otherwise:
-        moved = [spec.name for spec in reader.statistics()]
-        other = Reader(net, example, training=False, moved=moved)
-        evaluation = other.program()
-        fixed = {**fixed, **other.constants}
+    evaluation, constants = _evaluation(reader, example)
     model = TorchModel(
         name=name or type(net).__name__,
         inputs=reader.inputs,
-        program=program,
+        program=reader.program(),
         specs=reader.parameters(),
         kept=reader.statistics(),
         initial=arrays_of(net, reader.kept_names()),
-        fixed=fixed,
+        fixed={**reader.constants, **constants},
         loss=loss,
         labels=labels,
         draw=draw and draw.of(reader.kept_names()),
@@ -60,8 +55,18 @@ def from_torch(
         evaluation=evaluation,
     )
     _check(model)
-    _ = model.layer_names  # traces, so that what cannot be imported is said now
     return model
+
+
+def _evaluation(
+    reader: Reader, example: tuple[Any, ...]
+) -> tuple[Program | None, Mapping[str, FloatArray]]:
+    """Return the program of evaluation, where that is another, and its constants."""
+    if not reader.evaluates_otherwise:
+        return None, {}
+    moved = [spec.name for spec in reader.statistics()]
+    other = Reader(reader.module, example, training=False, moved=moved)
+    return other.program(), other.constants
 
 
 def _check(model: TorchModel) -> None:
@@ -74,6 +79,7 @@ def _check(model: TorchModel) -> None:
     if model.loss != OWN_LOSS and shape is not None and shape[:1] != (Extent(0, 1),):
         given = ["batch" if isinstance(extent, Extent) else extent for extent in shape]
         raise InputError(f"model {model.name}, result: {given}; expected the batch along axis 0")
+    _ = model.layer_names  # traces, so that what cannot be imported is said now
 
 
 class _Draw:

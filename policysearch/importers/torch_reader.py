@@ -271,9 +271,30 @@ class Reader:
             return number_of(versions) if known else str(first)
 
         arguments = tuple(read(versions) for versions in zip(*(n.args for n in nodes), strict=True))
+        options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
+        arguments, options = self._explicit(nodes, arguments, options, fixed)
+        return Call(
+            two.name,
+            op,
+            path_of(two),
+            arguments,
+            tuple((key, value) for key, value in options if key not in LAYOUT),
+            shape_of(nodes),
+            self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
+            kind=kind_of(two),
+        )
+
+    def _explicit(
+        self,
+        nodes: Sequence[Any],
+        arguments: tuple[Any, ...],
+        options: tuple[tuple[str, Any], ...],
+        fixed: Mapping[str, Any],
+    ) -> Any:
+        """Return arguments and options with what torch takes from values."""
+        two, op = nodes[0], op_of(nodes[0])
         if op.removesuffix("_") == "aten.squeeze" and len(arguments) == 1:
             arguments = (*arguments, single_axes(two.args[0]))
-        options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
         if op == "aten.index":
             arguments = (arguments[0], tuple(self._places(two.args[1], arguments[1], fixed)))
         if op == "aten.embedding_bag":
@@ -286,16 +307,7 @@ class Reader:
             options = (*options, ("apart", True))
         if self._casts_known and narrows(nodes[1]):
             options = (*options, ("back", True))
-        return Call(
-            two.name,
-            op,
-            path_of(two),
-            arguments,
-            tuple((key, value) for key, value in options if key not in LAYOUT),
-            shape_of(nodes),
-            self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
-            kind=kind_of(two),
-        )
+        return arguments, options
 
     def _check_call(self, node: Any) -> None:
         """Raise InputError for a call that computes what no graph of one step says."""

@@ -1,4 +1,4 @@
-"""Values at places that whole numbers name: taken from there, written there, added there."""
+"""Values at places that whole numbers name, and what is added up there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from policysearch.formats import format_named
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
 from policysearch.ops.composite import INNER_FORMAT
-from policysearch.ops.elementwise import sum_to
 from policysearch.ops.rounded_arithmetic import RoundedArithmetic
 
 MOST_INDICES = 8
@@ -32,7 +31,7 @@ def _along(shape: Shape, axis: int, numbers: FloatArray) -> Places:
     return tuple(places)
 
 
-def _places(shape: Shape, numbers: Sequence[FloatArray], attrs: Attrs) -> Places:
+def places_of(shape: Shape, numbers: Sequence[FloatArray], attrs: Attrs) -> Places:
     """Return what numpy indexes by: along the attribute `axis`, or by one array for each `axes`."""
     if "axis" in attrs:
         return _along(shape, attrs["axis"], numbers[0])
@@ -58,10 +57,10 @@ def _taken_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 
 def _taken(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, *numbers = inputs
-    return x[_places(x.shape, numbers, attrs)]
+    return x[places_of(x.shape, numbers, attrs)]
 
 
-def _accumulated(start: FloatArray, places: Places, values: FloatArray, attrs: Attrs) -> FloatArray:
+def added_at(start: FloatArray, places: Places, values: FloatArray, attrs: Attrs) -> FloatArray:
     """Return `start` with the values added at their places, one after the other.
 
     In float32, or each sum rounded onto the format INNER_FORMAT. Of one place, the first value is
@@ -87,65 +86,18 @@ def _accumulated(start: FloatArray, places: Places, values: FloatArray, attrs: A
     return total.reshape(start.shape)
 
 
-def _written(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    """Return the first input with the second at the places; where some are equal the last stays."""
-    x, values, *numbers = inputs
-    if "axis" in attrs and values.ndim:
-        values = values[tuple(slice(extent) for extent in numbers[0].shape)]
-    places = _places(x.shape, numbers, attrs)
-    if attrs.get("accumulate"):
-        return _accumulated(x, places, values, attrs)
-    result = np.array(x, np.float32)
-    result[places] = values
-    return result
-
-
 def _taken_gradient(b: Builder, node: Node, grad: int) -> int:
     x, *numbers = node.inputs
     return b.emit(taken_grad, grad, *numbers, attrs={**node.attributes, "shape": b.shape(x)})
 
 
-def _where(attrs: Attrs) -> Attrs:
-    return {key: value for key, value in attrs.items() if key in ("axis", "axes")}
-
-
-def _written_gradient(b: Builder, node: Node, grad: int) -> int:
-    """Of what was there: nothing where it was written over, all where was added."""
-    if node.attributes.get("accumulate"):
-        return grad
-    return b.emit(cleared, grad, *node.inputs[2:], attrs=_where(node.attributes))
-
-
-def _values_gradient(b: Builder, node: Node, grad: int) -> int:
-    _, values, *numbers = node.inputs
-    attrs = _where(node.attributes)
-    there = b.emit(gather if "axis" in attrs else index, grad, *numbers, attrs=attrs)
-    shape = b.shape(values)
-    if "axis" in attrs and b.shape(there) != shape:
-        return b.emit(bordered, there, attrs={"shape": shape})
-    return there if b.shape(there) == shape else b.emit(sum_to, there, attrs={"shape": shape})
-
-
 def _grad_forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, *numbers = inputs
     start = np.zeros(attrs["shape"], np.float32)
-    return _accumulated(start, _places(start.shape, numbers, attrs), grad, attrs)
+    return added_at(start, places_of(start.shape, numbers, attrs), grad, attrs)
 
 
-def _cleared(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    x, *numbers = inputs
-    result = np.array(x, np.float32)
-    result[_places(x.shape, numbers, attrs)] = 0.0
-    return result
-
-
-def _bordered(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    result = np.zeros(attrs["shape"], np.float32)
-    result[tuple(slice(extent) for extent in inputs[0].shape)] = inputs[0]
-    return result
-
-
-_NUMBERS = tuple(range(1, MOST_INDICES + 1))
+NUMBERS = tuple(range(1, MOST_INDICES + 1))
 
 taken_grad = Op(
     "index_grad",
@@ -153,37 +105,16 @@ taken_grad = Op(
     _grad_forward,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
-    pinned=_NUMBERS,
+    pinned=NUMBERS,
 )
 """Zeros of `shape` to which the first input is added at the places."""
 
-cleared = Op(
-    "index_cleared",
-    lambda inputs, attrs: inputs[0],
-    _cleared,
-    flops=lambda inputs, out, attrs: 0,
-    keeps_format=True,
-    pinned=_NUMBERS,
-    pointwise=False,
-)
-"""The first input with zeros at the places."""
 
-bordered = Op(
-    "bordered",
-    lambda inputs, attrs: tuple(attrs["shape"]),
-    _bordered,
-    flops=lambda inputs, out, attrs: 0,
-    keeps_format=True,
-    pointwise=False,
-)
-"""The input in the first places of zeros of `shape`."""
-
-
-def _numbers(rng: np.random.Generator, below: int, *shape: int) -> FloatArray:
+def numbers_below(rng: np.random.Generator, below: int, *shape: int) -> FloatArray:
     return rng.integers(0, below, shape).astype(np.float32)
 
 
-def _normal(rng: np.random.Generator, *shape: int) -> FloatArray:
+def normal(rng: np.random.Generator, *shape: int) -> FloatArray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
@@ -194,10 +125,11 @@ index = Op(
     gradients=(_taken_gradient, *(None,) * MOST_INDICES),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example(
-        (_normal(rng, 3, 4, 5), _numbers(rng, 3, 2, 1), _numbers(rng, 5, 6)), {"axes": (0, 2)}
+        (normal(rng, 3, 4, 5), numbers_below(rng, 3, 2, 1), numbers_below(rng, 5, 6)),
+        {"axes": (0, 2)},
     ),
     keeps_format=True,
-    pinned=_NUMBERS,
+    pinned=NUMBERS,
     pointwise=False,
 )
 """x at the whole numbers that the other inputs hold for its `axes`: x[:, i, :, j] in numpy.
@@ -209,38 +141,9 @@ gather = replace(
     index,
     name="gather",
     gradients=(_taken_gradient, None),
-    example=lambda rng: Example((_normal(rng, 3, 4, 5), _numbers(rng, 4, 2, 6, 5)), {"axis": 1}),
+    example=lambda rng: Example(
+        (normal(rng, 3, 4, 5), numbers_below(rng, 4, 2, 6, 5)), {"axis": 1}
+    ),
     pinned=(1,),
 )
 """x along `axis` at whole numbers, each at its own place of the other axes: torch.gather."""
-
-index_put = Op(
-    "index_put",
-    lambda inputs, attrs: inputs[0],
-    _written,
-    gradients=(_written_gradient, _values_gradient, *(None,) * MOST_INDICES),
-    flops=lambda inputs, out, attrs: size(inputs[1]) if attrs.get("accumulate") else 0,
-    example=lambda rng: Example(
-        (
-            _normal(rng, 3, 4, 5),
-            _normal(rng, 2, 1, 4),
-            *(np.array(numbers, np.float32) for numbers in ([[0, 2]], [[3], [1]])),
-        ),
-        {"axes": (0, 2)},
-    ),
-    pinned=tuple(range(2, MOST_INDICES + 2)),
-    pointwise=False,
-)
-"""The first input with the second, broadcast, at places as of `index`; or added, `accumulate`."""
-
-scatter = replace(
-    index_put,
-    name="scatter",
-    gradients=(_written_gradient, _values_gradient, None),
-    example=lambda rng: Example(
-        (_normal(rng, 2, 4), _normal(rng, 2, 3), np.array([[2, 0], [1, 3]], np.float32)),
-        {"axis": 1},
-    ),
-    pinned=(2,),
-)
-"""The first input with the second along `axis` at places as of `gather`; or added, `accumulate`."""
