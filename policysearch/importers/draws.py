@@ -55,7 +55,7 @@ def bernoulli(t: Tracer, p: Any = 0.5, **options: Any) -> Tensor:
     if not isinstance(p, Tensor):
         mask: Tensor = drawn("bernoulli", 0.5)(t, p, **options)
         return mask
-    return t.emit(draws.bernoulli, p, t.draw(options["size"], "uniform", 0.0, 1.0))
+    return t.whole(draws.bernoulli, p, t.draw(options["size"], "uniform", 0.0, 1.0))
 
 
 def integers(t: Tracer, *bounds: Any, size: Shape, **options: Any) -> Tensor:

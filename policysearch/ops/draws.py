@@ -24,9 +24,6 @@ bernoulli = Op(
     "bernoulli",
     lambda inputs, attrs: inputs[0],
     lambda inputs, attrs: (inputs[1] < inputs[0]).astype(np.float32),
-    gradients=(None, None),
     example=lambda rng: Example(tuple(rng.random((2, 3, 4)).astype(np.float32))),
-    keeps_format=False,
-    pinned=(1,),
 )
 """1 where the uniform draw of the second input is below the first, a probability; else 0."""

@@ -95,7 +95,7 @@ scatter = replace(
     name="scatter",
     gradients=(_written_gradient, _values_gradient, None),
     example=lambda rng: Example(
-        (normal(rng, 2, 4), normal(rng, 2, 3), np.array([[2, 0], [1, 3]], np.float32)),
+        (normal(rng, 2, 4), normal(rng, 2, 2), np.array([[2, 0], [1, 3]], np.float32)),
         {"axis": 1},
     ),
     pinned=(2,),
