@@ -5,34 +5,33 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from policysearch.importers import (
-    activations,
-    attention,
-    comparison,
-    convolution,
-    elementwise,
-    layers,
-    norms,
-    shapes,
-)
 from policysearch.importers.tracer import Rule
 
-FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+TITLES: Mapping[str, str] = MappingProxyType(
     {
-        "arithmetic and functions": elementwise.RULES,
-        "activations": activations.RULES,
-        "comparisons and logic": comparison.RULES,
-        "products, softmax and attention": attention.RULES,
-        "convolutions and pools": convolution.RULES,
-        "norms": norms.RULES,
-        "layers and losses": layers.RULES,
-        "shapes and sums": shapes.RULES,
+        "elementwise": "arithmetic and functions",
+        "activations": "activations",
+        "comparison": "comparisons and logic",
+        "attention": "products, softmax and attention",
+        "convolution": "convolutions and pools",
+        "norms": "norms",
+        "layers": "layers and losses",
+        "shapes": "shapes and sums",
+        "indexing": "indexing",
+        "routing": "ranks and routing",
+        "draws": "draws",
     }
 )
-"""Rules by family, as the page has them; where two families have a name, the later one counts."""
+"""The files that hold rules, and what the page calls them; of two with a name the later counts."""
+
+FAMILIES: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+    {file: importlib.import_module(f"policysearch.importers.{file}").RULES for file in TITLES}
+)
+"""Rules by file."""
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {name: rule for rules in FAMILIES.values() for name, rule in rules.items()}
@@ -55,8 +54,8 @@ def rule_of(op: str) -> Rule | None:
 def supported_ops_page() -> str:
     """Return the page as Markdown."""
     rows = (
-        f"| {family} | {', '.join(f'`{name}`' for name in sorted(rules))} |"
-        for family, rules in FAMILIES.items()
+        f"| {TITLES[file]} | {', '.join(f'`{name}`' for name in sorted(rules))} |"
+        for file, rules in FAMILIES.items()
     )
     return "\n".join((TITLE, "", "| family | ops |", "|---|---|", *rows))
 
