@@ -49,7 +49,7 @@ def emit_calls(tracer: Tracer, calls: Sequence[Call]) -> str:
 
 
 def _emit(tracer: Tracer, call: Call) -> None:
-    tracer.path = call.path
+    tracer.path, tracer.kind = call.path, call.kind
     name = call.op.removeprefix("aten.")
     rule = rule_of(call.op)
     if call.fault or rule is None:

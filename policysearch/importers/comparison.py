@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.importers.elementwise import pair
+from policysearch.importers.program import TRUTHS
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops.comparison import compare
 from policysearch.ops.extrema import absolute
@@ -47,7 +48,7 @@ def _bits(rule: Rule) -> Rule:
     """Return the rule of an op on bits, which on truth values is logic."""
 
     def of_truths(t: Tracer, *operands: Any) -> Tensor:
-        if not all(t.is_mask(x) for x in operands if isinstance(x, Tensor)):
+        if t.kind != TRUTHS:
             raise refuse("bits of whole numbers", "use truth values")
         return rule(t, *operands)  # type: ignore[no-any-return]
 

@@ -48,7 +48,7 @@ class Tracer:
     ) -> None:
         self.b, self.training, self.batch = b, training, batch
         self.statistics: dict[str, int] = {}
-        self.path = ""
+        self.path, self.kind = "", FLOATS
         self._fed, self._names = fed, dict(program.arrays)
         self._constants = {constant.name: constant for constant in program.constants}
         self._values: dict[str, Any] = {}
