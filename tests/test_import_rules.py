@@ -17,9 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.graph import Shape
-from policysearch.importers.torch_model import RULES
+from policysearch.importers import draws
+from policysearch.importers.rules import RULES
 from policysearch.train.step import trace_forward
+from tests import cases_of_indexing
 from tests.imported_steps import BATCH, assert_as_torch
+from tests.pointwise_functions import ONE_KERNEL, OTHERS, SEVERAL, TRUTHS
 
 pytestmark = pytest.mark.torch
 
@@ -189,6 +192,9 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "sum of the swapped": (PLANES, lambda x: x.mT.sum(-1)),
     "to": (ROWS, lambda x: (x * x).to(torch.float32)),
     "lstm": (ROWS, lambda x: x),
+    **{name: (ROWS, function) for name, function in {**OTHERS, **SEVERAL, **ONE_KERNEL}.items()},
+    **{name: (ROWS, lambda x, of=of: torch.where(of(x), x, x * x)) for name, of in TRUTHS.items()},
+    **cases_of_indexing.CASES,
 }
 """By name, where it has no space that of the rule: the shape of an example and the function."""
 
@@ -198,6 +204,9 @@ INDIRECT = {
     "_to_copy": "to",
     "lift_fresh": "alias",
     "dropout_": "dropout",
+    "_log_softmax": "log_softmax",
+    "floor_divide": "div",
+    "lift_fresh_copy": "alias",
 }
 """Other names of a rule, which torch gives after lowering, and the rule that they are."""
 
@@ -231,8 +240,7 @@ class Both(nn.Module):
 def test_every_rule_has_a_case() -> None:
     assert {name.removesuffix("_") for name in RULES} <= {
         *(name.removesuffix("_") for name in CASES),
-        *INDIRECT,
-        "detach",
+        *(name.removesuffix("_") for name in (*INDIRECT, *draws.RULES)),
     }
     for name, other in INDIRECT.items():
         assert name not in CASES and other in RULES

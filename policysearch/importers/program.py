@@ -67,13 +67,15 @@ class Program:
     """A forward pass: arrays by the names that calls have for them, the calls, the results.
 
     `arrays` maps such names to parameters and running statistics, `results` are the tensors the
-    module returns, in order.
+    module returns, in order. `updated` are the buffers that the calls move, with the name of what
+    each becomes.
     """
 
     arrays: tuple[tuple[str, str], ...]
     constants: tuple[Constant, ...]
     calls: tuple[Call, ...]
     results: tuple[str, ...]
+    updated: tuple[tuple[str, str], ...] = ()
 
 
 def resolved(value: Any, batch: int) -> Any:

@@ -10,11 +10,11 @@ import numpy as np
 
 from policysearch.graph import Shape, size
 from policysearch.importers.program import TRUTHS
-from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.importers.tracer import Rule, Tensor, Tracer
 from policysearch.ops.indexing import concatenate, take_slice
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to, mean, sum_over
-from policysearch.ops.shape import transpose
+from policysearch.ops.shape import stop_gradient, transpose
 from policysearch.ops.source import BACK, NUMBER, pinned_cast
 
 
@@ -161,7 +161,12 @@ def same(t: Tracer, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _detach(t: Tracer, x: Tensor) -> Tensor:
-    raise refuse("a stop of gradients", "leave it out, or feed what it holds back as an input")
+    """x without its gradient; what has none is left as it is."""
+    return (
+        x
+        if not t.is_trained(x)
+        else Tensor(t.emit_move(stop_gradient, x.id, {}), x.shape, x.swapped)
+    )
 
 
 def broadcast_tensors(t: Tracer, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -193,7 +198,7 @@ def _truths(t: Tracer, x: Tensor) -> Tensor:
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **dict.fromkeys(("view", "reshape", "_unsafe_view"), view),
-        **dict.fromkeys(("alias", "clone", "contiguous", "lift_fresh"), same),
+        **dict.fromkeys(("alias", "clone", "contiguous", "lift_fresh", "lift_fresh_copy"), same),
         "type_as": cast,
         "detach": _detach,
         "ones_like": lambda t, x, dtype=None, **_: t.full_like(1.0, x, dtype),

@@ -77,3 +77,15 @@ transpose = Op(
 
 Optional `split` is the shape x is seen under before that, `shape` the one it gets afterwards.
 """
+
+stop_gradient = Op(
+    "stop_gradient",
+    lambda inputs, attrs: inputs[0],
+    lambda inputs, attrs: inputs[0],
+    gradients=(None,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example((rng.standard_normal((3, 4)).astype(np.float32),)),
+    kind="move",
+    keeps_format=True,
+)
+"""The input, as a constant to what is differentiated: no gradient passes."""
