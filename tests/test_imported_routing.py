@@ -66,8 +66,9 @@ def test_what_is_drawn_has_the_format_of_what_it_meets_as_under_autocast() -> No
     task = Task(model=model, loss="token_cross_entropy", batch_size=5)
     policy = preset("torch.autocast.bfloat16", model.layer_names)
     graph = Tracing(task, model, 5).step_graph(policy)
-    products = [n for n in graph.nodes if n.op.name == "multiply" and n.role == "fprop"]
-    assert len(products) > 2 and {node.format for node in products} == {"bfloat16"}
+    read = [n for n in graph.nodes if n.op.name in ("like", "multiply") and n.role == "fprop"]
+    assert {node.format for node in read} == {"bfloat16"}
+    assert sum(node.op.name == "like" for node in read) == 4  # two paths, channels, values
 
 
 class LookingUp(torch.nn.Module):
