@@ -180,7 +180,7 @@ class Dropping(nn.Module):
         whole = torch.bucketize(0.7 + torch.rand((x.shape[0], 1), dtype=x.dtype), self.one_only)
         x = torch.where(whole.bool(), x * kept * noise, 0.5 * x)
         x = functional.dropout1d(x.unflatten(1, (4, 3)), 0.3).flatten(1)
-        return self.two(functional.alpha_dropout(x, 0.2))
+        return self.two(functional.alpha_dropout(x, 0.2, True))
 
 
 class Drawing(nn.Module):
