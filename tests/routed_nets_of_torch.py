@@ -176,11 +176,11 @@ class Dropping(nn.Module):
         if not self.training:
             return self.two(x)
         kept = x.new_empty(x.shape[0], 1).bernoulli_(0.9).div_(0.9)
-        noise = torch.empty((x.shape[0], 1), dtype=x.dtype).bernoulli_(0.8).div_(0.8)
+        noise = torch.empty((x.shape[0], 1), dtype=x.dtype).bernoulli_(0.7).div_(0.7)
         whole = torch.bucketize(0.7 + torch.rand((x.shape[0], 1), dtype=x.dtype), self.one_only)
         x = torch.where(whole.bool(), x * kept * noise, 0.5 * x)
         x = functional.dropout1d(x.unflatten(1, (4, 3)), 0.3).flatten(1)
-        return self.two(functional.alpha_dropout(x, 0.2))
+        return self.two(functional.alpha_dropout(x, 0.2, True))
 
 
 class Drawing(nn.Module):

@@ -236,11 +236,20 @@ def rows_read(node: Any) -> int:
     """Return how many rows the smallest table has that the numbers of `node` look up; 0 if none."""
     counts = []
     for user in node.users:
-        if op_of(user) == "aten.embedding" and user.args[1] is node:
-            counts.append(int(user.args[0].meta["val"].shape[0]))
-        elif op_of(user).removeprefix("aten.") in RELABELLED and user.args[0] is node:
+        name = op_of(user).removeprefix("aten.")
+        if name in ("embedding", "embedding_bag") and user.args[1] is node:
+            counts.append(_extent(user.args[0], 0))
+        elif name == "index" and node in user.args[1]:
+            counts.append(_extent(user.args[0], user.args[1].index(node)))
+        elif name in ("index_select", "gather") and user.args[2] is node:
+            counts.append(_extent(user.args[0], user.args[1]))
+        elif name in RELABELLED and user.args[0] is node:
             counts.append(rows_read(user))
     return min((count for count in counts if count), default=0)
+
+
+def _extent(table: Any, axis: int) -> int:
+    return int(table.meta["val"].shape[axis])
 
 
 def path_of(node: Any) -> str:
