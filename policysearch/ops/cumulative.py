@@ -1,0 +1,141 @@
+"""Running sums and products along an axis, and the product over one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import multiply, same_shape
+from policysearch.ops.reduce import axes_of, kept, reduced
+from policysearch.ops.shape import reshape
+
+Doubles = NDArray[np.float64]
+
+
+def _running(function: np.ufunc, x: NDArray[np.floating], axis: int, *, back: bool) -> Doubles:
+    if back:
+        return np.flip(_running(function, np.flip(x, axis), axis, back=False), axis)
+    result: Doubles = function.accumulate(x, axis, np.float64)
+    return result
+
+
+def _cumsum(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    back = bool(attrs.get("reverse"))
+    return _running(np.add, inputs[0], attrs["axis"], back=back).astype(np.float32)
+
+
+def _by_cumsum(b: Builder, node: Node, grad: int) -> int:
+    attrs = node.attributes
+    return b.emit(cumsum, grad, attrs={**attrs, "reverse": not attrs.get("reverse")})
+
+
+def _values(rng: np.random.Generator) -> FloatArray:
+    return rng.uniform(0.6, 1.4, (3, 4, 2)).astype(np.float32)
+
+
+cumsum: Op = Op(
+    "cumsum",
+    same_shape,
+    _cumsum,
+    gradients=(_by_cumsum,),
+    example=lambda rng: Example((_values(rng),), {"axis": 1}),
+    kind="reduce",
+    placement="fp32",
+)
+"""Sums of x from the first value along `axis` to each; `reverse`, from each to the last."""
+
+
+def _others(x: FloatArray, axis: int) -> Doubles:
+    """Return for each value the product of the others along `axis`; nothing is divided by 0."""
+    ones = np.ones_like(np.take(x, [0], axis))
+    before = np.concatenate((ones, np.delete(x, -1, axis)), axis)
+    after = np.concatenate((np.delete(x, 0, axis), ones), axis)
+    forward = _running(np.multiply, before, axis, back=False)
+    return forward * _running(np.multiply, after, axis, back=True)
+
+
+def _product_slope(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, y = inputs
+    (axis,) = axes_of(x.shape, attrs)
+    if np.all(x):
+        return y / x
+    return _others(x, axis).astype(np.float32)
+
+
+product_slope = Op(
+    "product_slope",
+    lambda inputs, attrs: inputs[0],
+    _product_slope,
+    flops=lambda inputs, out, attrs: size(out),
+)
+
+
+def _by_product(b: Builder, node: Node, grad: int) -> int:
+    """grad * (y / x), as torch; where values are 0, the product of the others for y / x."""
+    (x,) = node.inputs
+    shape = {"shape": kept(b.shape(x), axes_of(b.shape(x), node.attributes))}
+    grad, y = (b.emit(reshape, i, attrs=shape) for i in (grad, node.id))
+    return b.emit(multiply, grad, b.emit(product_slope, x, y, attrs=node.attributes))
+
+
+def _product(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    (x,) = inputs
+    result: FloatArray = np.multiply.reduce(x, axis=axes_of(x.shape, attrs))
+    return result.reshape(reduced([x.shape], attrs))
+
+
+prod = Op(
+    "prod",
+    reduced,
+    _product,
+    gradients=(_by_product,),
+    flops=lambda inputs, out, attrs: size(inputs[0]),
+    example=lambda rng: Example((_values(rng),), {"axes": (1,)}),
+    kind="reduce",
+    placement="fp32",
+)
+"""Product over the one axis in `axes`."""
+
+
+def _cumprod_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """Return for value i the sum over j from i on of grad j times the other factors of y j."""
+    grad, x, y = (np.moveaxis(each, attrs["axis"], 0) for each in inputs)
+    result = np.zeros_like(x)
+    if np.all(x):
+        result[...] = _running(np.add, grad * y, 0, back=True) / x
+    else:
+        for i in range(len(x)):
+            factors = np.concatenate((x[:i], np.ones_like(x[:1]), x[i + 1 :]))
+            products = _running(np.multiply, factors, 0, back=False)
+            result[i] = np.add.reduce(grad[i:] * products[i:])
+    return np.moveaxis(result, 0, attrs["axis"])
+
+
+cumprod_grad = Op(
+    "cumprod_grad",
+    same_shape,
+    _cumprod_grad,
+    flops=lambda inputs, out, attrs: 3 * size(out),
+    kind="reduce",
+)
+
+cumprod = Op(
+    "cumprod",
+    same_shape,
+    lambda inputs, attrs: _running(np.multiply, inputs[0], attrs["axis"], back=False).astype(
+        np.float32
+    ),
+    gradients=(
+        lambda b, node, grad: b.emit(
+            cumprod_grad, grad, node.inputs[0], node.id, attrs=node.attributes
+        ),
+    ),
+    example=lambda rng: Example((_values(rng),), {"axis": 1}),
+    kind="reduce",
+    placement="fp32",
+)
+"""Products of x from the first value along `axis` to each."""
