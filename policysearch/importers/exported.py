@@ -178,7 +178,7 @@ def kind_of(node: Any) -> str:
     """Return what the result of a node holds, one of KINDS."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, list | tuple) and value else value
-    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES or value.is_complex():
         return FLOATS
     return TRUTHS if value.dtype == torch.bool else WHOLES
 

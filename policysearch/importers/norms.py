@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import Shape, size
+from policysearch.importers.shapes import repeat
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import elementwise, exponentials
 from policysearch.ops.batch_norm import batch_mean, batch_variance, moving_average
@@ -152,11 +153,34 @@ def group_norm(
     return _composite(t, "group_norm", "layer_norm", operands, emit, epsilon=eps, shape=x.shape)
 
 
+def instance_norm(
+    t: Tracer,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Tensor:
+    """Normalise every channel of every example by itself: a batch norm of one example, as torch."""
+    if running_mean is not None:
+        raise refuse("running statistics", "use track_running_stats=False")
+    batch, channels, *rest = x.shape
+    scale, offset = (p if p is None else repeat(t, p, (batch,)) for p in (weight, bias))
+    one = t.view(x, (1, batch * channels, *rest))
+    result = batch_norm(t, one, scale, offset, None, None, use_input_stats, momentum, eps)
+    return t.view(result, x.shape)
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "layer_norm": layer_norm,
         "rms_norm": rms_norm,
         "batch_norm": batch_norm,
         "group_norm": group_norm,
+        "instance_norm": instance_norm,
     }
 )

@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import FloatArray, Shape
-from policysearch.importers import (
-    attention,
-    convolution,
-    elementwise,
-    layers,
-    norms,
-    shapes,
-)
+from policysearch.importers import convolution, elementwise, layers, norms, products, shapes
 from policysearch.importers.program import FLOATS, Call, Program, resolved
 from policysearch.importers.tracer import FILLED, Rule, Tensor, Tracer
 from policysearch.nn.model import (
@@ -37,7 +30,7 @@ from policysearch.values import InputError
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         name: rule
-        for family in (attention, convolution, elementwise, layers, norms, shapes)
+        for family in (convolution, elementwise, layers, norms, products, shapes)
         for name, rule in family.RULES.items()
     }
 )

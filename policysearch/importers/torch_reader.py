@@ -33,7 +33,16 @@ from policysearch.importers.exported import (
     single_axes,
     value_of,
 )
-from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Call, Constant, Program, Ref
+from policysearch.importers.program import (
+    COMPLEX,
+    FLOATS,
+    TRUTHS,
+    WHOLES,
+    Call,
+    Constant,
+    Program,
+    Ref,
+)
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.values import InputError
 
@@ -283,6 +292,8 @@ class Reader:
         """Keep an array, of extent 1 along the axis that grows with the batch; return its name."""
         if name in self.constants:
             return name
+        if paired := two.is_complex():
+            two, five = torch.view_as_real(two), torch.view_as_real(five)
         pairs = enumerate(zip(two.shape, five.shape, strict=True))
         axes = [axis for axis, (a, b) in pairs if a != b]
         value = two.narrow(axes[0], 0, 1) if axes else two
@@ -293,6 +304,7 @@ class Reader:
             )
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
+        kind = COMPLEX if paired else kind
         self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None, kind))
         return name
 

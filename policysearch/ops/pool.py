@@ -120,3 +120,30 @@ average_pool = Op(
 
 `divisor` takes the place of the number of values.
 """
+
+
+def _max_places(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    image = inputs[0]
+    pool = pool_of(image.shape, attrs)
+    numbers = np.arange(size(pool.image), dtype=np.float32).reshape(1, 1, *pool.image)
+    own = pool.bordered(np.broadcast_to(numbers, image.shape), -1.0)
+    best, where = None, np.zeros((), np.float32)
+    for values, places in zip(
+        pool.places(pool.bordered(image, -np.inf)), pool.places(own), strict=True
+    ):
+        larger = places >= 0 if best is None else (values > best) | ((where < 0) & (places >= 0))
+        best = values if best is None else np.where(larger, values, best)
+        where = np.where(larger, places, where if where.shape else np.float32(-1.0))
+    return where
+
+
+max_pool_places = Op(
+    "max_pool_places",
+    _pooled,
+    _max_places,
+    flops=lambda inputs, out, attrs: _places_read(attrs, out),
+    example=_distinct,
+    pointwise=False,
+)
+"""Which value of its image each value of `max_pool` is, counted in row order; the first of equal
+ones."""
