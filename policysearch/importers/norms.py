@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from policysearch.graph import Shape, size
-from policysearch.importers.shapes import repeat
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import elementwise, exponentials
 from policysearch.ops.batch_norm import batch_mean, batch_variance, moving_average
@@ -165,14 +164,10 @@ def instance_norm(
     eps: float,
     *_: Any,
 ) -> Tensor:
-    """Normalise every channel of every example by itself: a batch norm of one example, as torch."""
+    """Normalise every channel of every example by itself: groups of one channel, in one call."""
     if running_mean is not None:
         raise refuse("running statistics", "use track_running_stats=False")
-    batch, channels, *rest = x.shape
-    scale, offset = (p if p is None else repeat(t, p, (batch,)) for p in (weight, bias))
-    one = t.view(x, (1, batch * channels, *rest))
-    result = batch_norm(t, one, scale, offset, None, None, use_input_stats, momentum, eps)
-    return t.view(result, x.shape)
+    return group_norm(t, x, x.shape[1], weight, bias, eps)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

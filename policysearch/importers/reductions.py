@@ -11,7 +11,7 @@ from policysearch.importers.elementwise import add, subtract
 from policysearch.importers.program import TRUTHS
 from policysearch.importers.shapes import cast, diagonal
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import cumulative, extremes, moments
+from policysearch.ops import cumulative, exponentials, extremes, moments
 from policysearch.ops.reduce import mean, sum_over
 
 Axes = int | Sequence[int] | None
@@ -136,6 +136,20 @@ def running(op: Op) -> Rule:
     return lambda t, x, dim, dtype=None: t.emit(op, cast(t, x, dtype), axis=dim % len(x.shape))
 
 
+def log_sum_exp(t: Tracer, x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
+    """log(sum(e^(x - max))) + max, all of which torch rounds; the gradient is of the whole."""
+    start = len(t.b.nodes)
+    x = t.straight(x)
+    largest = over(t, extremes.max_over, x, dim, True)
+    powers = t.pointwise(exponentials.exp, subtract(t, x, largest))
+    logarithm = t.pointwise(exponentials.log, over(t, sum_over, powers, dim, True))
+    total = add(t, logarithm, largest)
+    axes = (dim,) if isinstance(dim, int) else tuple(dim or range(len(x.shape)))
+    result = t.emit(cumulative.log_sum_exp, x, total, axes=axes, keepdim=keepdim)
+    t.list_under(cumulative.log_sum_exp.name, start)
+    return result
+
+
 def product(
     t: Tracer, x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: Any = None
 ) -> Tensor:
@@ -169,6 +183,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "cumsum": running(cumulative.cumsum),
         "cumprod": running(cumulative.cumprod),
         "prod": product,
+        **dict.fromkeys(("logsumexp", "special_logsumexp"), log_sum_exp),
         "trace": lambda t, x: over(t, sum_over, diagonal(t, x)),
     }
 )

@@ -1,4 +1,4 @@
-"""Running sums and products along an axis, and the product over one."""
+"""Running sums and products along an axis, the product over one, the logarithm of a sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
 from policysearch.ops.builder import Builder
-from policysearch.ops.elementwise import multiply, same_shape
+from policysearch.ops.elementwise import multiply, same_shape, subtract
+from policysearch.ops.exponentials import exp
 from policysearch.ops.reduce import axes_of, kept, reduced
 from policysearch.ops.shape import reshape
 
@@ -139,3 +140,23 @@ cumprod = Op(
     placement="fp32",
 )
 """Products of x from the first value along `axis` to each."""
+
+
+def _by_exponentials(b: Builder, node: Node, grad: int) -> int:
+    """grad * exp(x - y)."""
+    x = node.inputs[0]
+    shape = {"shape": kept(b.shape(x), axes_of(b.shape(x), node.attributes))}
+    grad, y = (b.emit(reshape, i, attrs=shape) for i in (grad, node.id))
+    return b.emit(multiply, grad, b.emit(exp, b.emit(subtract, x, y)))
+
+
+log_sum_exp = Op(
+    "logsumexp",
+    lambda inputs, attrs: reduced(inputs[:1], attrs),
+    lambda inputs, attrs: inputs[1].reshape(reduced([inputs[0].shape], attrs)),
+    gradients=(_by_exponentials, None),
+    flops=lambda inputs, out, attrs: 0,
+    kind="move",
+    placement="fp32",
+)
+"""log of the sum of e^x over `axes`, which is the second input, with the gradient of torch."""
