@@ -20,6 +20,7 @@ from policysearch.graph import Shape
 from policysearch.importers.torch_model import RULES
 from policysearch.train.step import trace_forward
 from tests.imported_steps import BATCH, assert_as_torch
+from tests.shape_rules import NAMES
 
 pytestmark = pytest.mark.torch
 
@@ -231,6 +232,7 @@ class Both(nn.Module):
 def test_every_rule_has_a_case() -> None:
     assert {name.removesuffix("_") for name in RULES} <= {
         *(name.removesuffix("_") for name in CASES),
+        *(name.removesuffix("_") for name in NAMES),
         *INDIRECT,
         "detach",
     }

@@ -102,27 +102,37 @@ prod = Op(
 """Product over the one axis in `axes`."""
 
 
-def _cumprod_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    """Return for value i the sum over j from i on of grad j times the other factors of y j."""
-    grad, x, y = (np.moveaxis(each, attrs["axis"], 0) for each in inputs)
+def _cumprod_slope(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """Return the sums of grad y from each value on, divided by x.
+
+    Where x has zeros: for value i the sum over j from i on of grad j times the other factors of
+    y j, by which nothing is divided.
+    """
+    if np.all(inputs[2]):
+        return inputs[0] / inputs[2]
+    grad, x = (np.moveaxis(each, attrs["axis"], 0) for each in inputs[1:])
     result = np.zeros_like(x)
-    if np.all(x):
-        result[...] = _running(np.add, grad * y, 0, back=True) / x
-    else:
-        for i in range(len(x)):
-            factors = np.concatenate((x[:i], np.ones_like(x[:1]), x[i + 1 :]))
-            products = _running(np.multiply, factors, 0, back=False)
-            result[i] = np.add.reduce(grad[i:] * products[i:])
+    for i in range(len(x)):
+        factors = np.concatenate((x[:i], np.ones_like(x[:1]), x[i + 1 :]))
+        products = _running(np.multiply, factors, 0, back=False)
+        result[i] = np.add.reduce(grad[i:] * products[i:])
     return np.moveaxis(result, 0, attrs["axis"])
 
 
-cumprod_grad = Op(
-    "cumprod_grad",
+cumprod_slope = Op(
+    "cumprod_slope",
     same_shape,
-    _cumprod_grad,
-    flops=lambda inputs, out, attrs: 3 * size(out),
+    _cumprod_slope,
+    flops=lambda inputs, out, attrs: size(out),
     kind="reduce",
 )
+
+
+def _by_cumprod(b: Builder, node: Node, grad: int) -> int:
+    attrs = {"axis": node.attributes["axis"], "reverse": True}
+    sums = b.emit(cumsum, b.emit(multiply, grad, node.id), attrs=attrs)
+    return b.emit(cumprod_slope, sums, grad, node.inputs[0], attrs=node.attributes)
+
 
 cumprod = Op(
     "cumprod",
@@ -130,11 +140,7 @@ cumprod = Op(
     lambda inputs, attrs: _running(np.multiply, inputs[0], attrs["axis"], back=False).astype(
         np.float32
     ),
-    gradients=(
-        lambda b, node, grad: b.emit(
-            cumprod_grad, grad, node.inputs[0], node.id, attrs=node.attributes
-        ),
-    ),
+    gradients=(_by_cumprod,),
     example=lambda rng: Example((_values(rng),), {"axis": 1}),
     kind="reduce",
     placement="fp32",
@@ -150,13 +156,26 @@ def _by_exponentials(b: Builder, node: Node, grad: int) -> int:
     return b.emit(multiply, grad, b.emit(exp, b.emit(subtract, x, y)))
 
 
+def _log_sum_exp(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, *value = inputs
+    if not value:
+        largest = np.maximum.reduce(x, axis=axes_of(x.shape, attrs), keepdims=True)
+        powers = np.add.reduce(np.exp(x - largest), axis=axes_of(x.shape, attrs), keepdims=True)
+        value = [largest + np.log(powers)]
+    return value[0].reshape(reduced([x.shape], attrs))
+
+
 log_sum_exp = Op(
     "logsumexp",
     lambda inputs, attrs: reduced(inputs[:1], attrs),
-    lambda inputs, attrs: inputs[1].reshape(reduced([inputs[0].shape], attrs)),
+    _log_sum_exp,
     gradients=(_by_exponentials, None),
-    flops=lambda inputs, out, attrs: 0,
-    kind="move",
+    flops=lambda inputs, out, attrs: 12 * size(inputs[0]) if len(inputs) == 1 else 0,
+    example=lambda rng: Example((_values(rng),), {"axes": (1,)}),
+    kind="reduce",
     placement="fp32",
 )
-"""log of the sum of e^x over `axes`, which is the second input, with the gradient of torch."""
+"""log of the sum of e^x over `axes`, with the gradient of torch.
+
+A second input is that value, computed in steps that round as torch's do.
+"""
