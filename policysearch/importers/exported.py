@@ -134,12 +134,19 @@ def _second_export(module: Any, example: tuple[Any, ...], first: Any) -> tuple[A
     if any(op_of(node) in ("aten.to", "aten._to_copy") for node in first.graph.nodes):
         low = tuple(x.to(torch.bfloat16) if x.dtype in FLOAT_TYPES else x for x in inputs)
         try:
-            second = exported(copy.deepcopy(module).to(torch.bfloat16), low)
+            second = exported(_in_bfloat16(module), low)
         except InputError:
             second = None
         if second is not None and _calls(second) == _calls(first):
             return second, True
     return exported(module, inputs), False
+
+
+def _in_bfloat16(module: Any) -> Any:
+    """Return a copy with floats in bfloat16; complex numbers have no such format and stay."""
+    return copy.deepcopy(module)._apply(
+        lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x
+    )
 
 
 def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
