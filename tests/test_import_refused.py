@@ -109,7 +109,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "autocast": (_under_autocast, r"wrap_with_autocast: .* leave it out: formats are the policy's"),
     "a gradient of one's own": (lambda x: Reversed.apply(x), r"autograd.Function Reversed: a grad"),
     "a hook on a tensor": (_hooked, r"Tensor.register_hook in forward: expected the gradients"),
-    "overlap": (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), r"4 x 6 to 3 x 4; use a size that"),
 }
 
 

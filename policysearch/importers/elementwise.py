@@ -118,15 +118,6 @@ def clamp(t: Tracer, x: Tensor, min: Operand = None, max: Operand = None) -> Ten
     return t.pointwise(extrema.clamp, x, minimum=float(ends[0]), maximum=float(ends[1]))
 
 
-def _one_of_two(op: Op) -> Rule:
-    def rule(t: Tracer, a: Tensor, b: Any = None, *_: Any, **__: Any) -> Tensor:
-        if not isinstance(b, Tensor):
-            raise refuse("an extremum over axes", "use torch.amax or torch.amin")
-        return _pair(t, op, a, b)
-
-    return rule
-
-
 def _add_product(op: Op) -> Rule:
     return lambda t, x, a, b, value=1: t.emit(op, x, a, b, value=float(value))
 
@@ -201,8 +192,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "clamp_max": lambda t, x, max: clamp(t, x, None, max),
         "maximum": pair(extrema.maximum),
         "minimum": pair(extrema.minimum),
-        "max": _one_of_two(extrema.maximum),
-        "min": _one_of_two(extrema.minimum),
         "nan_to_num": _nan_to_num,
         **{name: _near_whole(name) for name in ("floor", "ceil", "trunc")},
         "round": _near_whole("nearest"),

@@ -156,7 +156,7 @@ def _second_export(
     if any(_names_a_format(node) for node in first.graph.nodes):
         low = tuple(x.to(torch.bfloat16) if x.dtype in FLOAT_TYPES else x for x in inputs)
         try:
-            second = exported(copy.deepcopy(module).to(torch.bfloat16), low, training)
+            second = exported(_in_bfloat16(module), low, training)
         except InputError:
             second = None
         if second is not None and _calls(second) == _calls(first):
@@ -168,6 +168,13 @@ def _names_a_format(node: Any) -> bool:
     """Return whether a call says in which format its result is, by name or by that of a value."""
     return op_of(node) in ("aten.to", "aten._to_copy") or (
         node.op == "call_function" and node.kwargs.get("dtype") == torch.float32
+    )
+
+
+def _in_bfloat16(module: Any) -> Any:
+    """Return a copy with floats in bfloat16; complex numbers have no such format and stay."""
+    return copy.deepcopy(module)._apply(
+        lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x
     )
 
 
@@ -195,7 +202,7 @@ def kind_of(node: Any) -> str:
     """Return what the result of a node holds, one of KINDS."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, list | tuple) and value else value
-    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES or value.is_complex():
         return FLOATS
     return TRUTHS if value.dtype == torch.bool else WHOLES
 

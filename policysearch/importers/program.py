@@ -10,6 +10,9 @@ from policysearch.graph import Shape
 FLOATS, WHOLES, TRUTHS = KINDS = ("floats", "whole numbers", "truth values")
 """What a value of torch holds, by its dtype: only floats are rounded, only truth values mask."""
 
+COMPLEX = "complex numbers"
+"""What a constant may hold besides; it is stored by its parts, [..., 2]."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -53,7 +56,7 @@ class Call:
 class Constant:
     """An array of the model that nothing moves, repeated along `batch_axis` if there is one.
 
-    Truth values are 1 and 0. `kind` is one of KINDS.
+    Truth values are 1 and 0. `kind` is one of KINDS, or COMPLEX.
     """
 
     name: str

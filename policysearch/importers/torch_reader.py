@@ -35,7 +35,16 @@ from policysearch.importers.exported import (
     single_axes,
     value_of,
 )
-from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Call, Constant, Program, Ref
+from policysearch.importers.program import (
+    COMPLEX,
+    FLOATS,
+    TRUTHS,
+    WHOLES,
+    Call,
+    Constant,
+    Program,
+    Ref,
+)
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.ops.source import own
 from policysearch.values import InputError
@@ -413,6 +422,8 @@ class Reader:
             name = f"{name} in evaluation"
         if name in self.constants:
             return name
+        if paired := two.is_complex():
+            two, five = torch.view_as_real(two), torch.view_as_real(five)
         axes = _growing_axes(two, five)
         value = two.narrow(axes[0], 0, 1) if axes else two
         if not _is_even(two, five):
@@ -422,6 +433,7 @@ class Reader:
             )
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
+        kind = COMPLEX if paired else kind
         self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None, kind))
         return name
 

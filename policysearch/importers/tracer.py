@@ -8,7 +8,16 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import Op, Shape, size
-from policysearch.importers.program import FLOATS, TRUTHS, Constant, Program, Ref, resolved
+from policysearch.importers.program import (
+    COMPLEX,
+    FLOATS,
+    TRUTHS,
+    WHOLES,
+    Constant,
+    Program,
+    Ref,
+    resolved,
+)
 from policysearch.nn.model import DRAWN, DROPPED, emit_data
 from policysearch.ops.builder import Builder, changed_node
 from policysearch.ops.draws import like
@@ -34,6 +43,13 @@ class Tensor:
     id: int
     shape: Shape
     swapped: bool = False
+
+
+@dataclass(frozen=True)
+class Complex:
+    """Complex numbers: `parts` is [..., 2], real parts and imaginary ones, as torch stores them."""
+
+    parts: Tensor
 
 
 Rule = Callable[..., Any]
@@ -97,14 +113,18 @@ class Tracer:
         """Have draws, or what is computed of them alone, take the format of what they meet."""
         self._following |= {part.id for part in _tensors(x)}
 
-    def _source(self, name: str) -> Tensor:
+    def _source(self, name: str) -> Any:
         if name in self._constants:
-            return self._constant(self._constants[name])
+            constant = self._constants[name]
+            value = self._constant(constant)
+            return Complex(value) if constant.kind == COMPLEX else value
         node = self._fed[self._names.get(name, name)]
         return Tensor(node, self.b.shape(node))
 
     def _constant(self, constant: Constant) -> Tensor:
-        source = emit_data(self.b, constant.name, constant.shape, whole=constant.kind != FLOATS)
+        source = emit_data(
+            self.b, constant.name, constant.shape, whole=constant.kind in (WHOLES, TRUTHS)
+        )
         tensor = Tensor(source, constant.shape)
         axis = constant.batch_axis
         if axis is not None:

@@ -33,6 +33,15 @@ exp = Op(
     in_place=(0,),
 )
 
+log, log_grad = unary(
+    "log",
+    lambda x, attrs: np.log(x),
+    lambda y, attrs: np.exp(-y),
+    of_result=True,
+    flops=10,
+    placement="fp32",
+)
+
 sqrt, sqrt_grad = unary(
     "sqrt", lambda x, attrs: np.sqrt(x), lambda y, attrs: _HALF / y, of_result=True
 )
