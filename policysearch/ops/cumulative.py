@@ -72,6 +72,7 @@ product_slope = Op(
     lambda inputs, attrs: inputs[0],
     _product_slope,
     flops=lambda inputs, out, attrs: size(out),
+    pointwise=False,
 )
 
 

@@ -121,6 +121,7 @@ norm_slope = Op(
     shape=lambda inputs, attrs: inputs[0],
     forward=_slope,
     flops=lambda inputs, out, attrs: 2 * size(out),
+    pointwise=False,
 )
 
 

@@ -24,6 +24,12 @@ from policysearch.values import one_of
 LOSSES = ("softmax_cross_entropy", "token_cross_entropy", "mean_squared_error")
 NORMS = ("batch_norm", "layer_norm")
 PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
+WIDE = (
+    *("exp", "pow", "rsqrt", "sum"),
+    *("log", "logsumexp", "cumsum", "cumprod", "prod", "vector_norm", "interpolate"),
+)
+"""In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
+
 LISTED_OPS = (
     *PRODUCTS,
     *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),
@@ -34,11 +40,6 @@ LISTED_OPS = (
     *(*NORMS, *LOSSES),
 )
 """What the frameworks' own lists place, in the order of a policy; `others` speaks of these."""
-
-WIDE = tuple(
-    name for name in FORWARD_OPS if OPS[name].placement == "fp32" and name not in LISTED_OPS
-)
-"""In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
 
 NO_LOSS_SCALE = LossScale()
 NO_SCALING = Scaling()
