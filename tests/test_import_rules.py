@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.graph import Shape
-from policysearch.importers import draws
+from policysearch.importers import draws, recurrent
 from policysearch.importers.rules import RULES
 from policysearch.train.step import trace_forward
 from tests import cases_of_indexing
@@ -246,7 +246,7 @@ class Both(nn.Module):
 def test_every_rule_has_a_case() -> None:
     assert {name.removesuffix("_") for name in RULES} <= {
         *(name.removesuffix("_") for name in CASES),
-        *(name.removesuffix("_") for name in (*INDIRECT, *draws.RULES, *NAMES)),
+        *(name.removesuffix("_") for name in (*INDIRECT, *draws.RULES, *recurrent.RULES, *NAMES)),
     }
     for name, other in INDIRECT.items():
         assert name not in CASES and other in RULES
