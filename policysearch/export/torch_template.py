@@ -47,36 +47,39 @@ FLOAT32 = $wide
 
 PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
 
+# Functions of torch that are ops of the same name.
+ALONE = (
+    "add relu tanh sigmoid gelu silu mish prelu hardswish hardsigmoid glu softplus threshold "
+    "hardshrink softshrink log_softmax exp exp2 expm1 log log1p log2 log10 sin cos tan erf "
+    "maximum minimum addcmul addcdiv lerp sqrt mean where masked_fill batch_norm"
+)
+
 # op: names of the functions of torch that are it
 NAMES = {
+    **{name: name for name in ALONE.split()},
     "matmul": "linear matmul mm bmm mv dot vdot inner outer addmm addmv addbmm baddbmm einsum "
     "bilinear tensordot scaled_dot_product_attention multi_head_attention_forward lstm gru "
     "rnn_tanh rnn_relu lstm_cell gru_cell",
     "conv2d": "conv1d conv2d conv3d",
     "conv_transpose2d": "conv_transpose1d conv_transpose2d conv_transpose3d",
-    "add": "add",
     "subtract": "sub subtract",
     "multiply": "mul multiply",
     "divide": "div divide true_divide truediv",
     "scale": "neg negative",
-    "relu": "relu",
-    "tanh": "tanh",
-    "sigmoid": "sigmoid",
-    "gelu": "gelu",
-    "silu": "silu mish",
     "hardtanh": "hardtanh relu6",
-    "leaky_relu": "leaky_relu prelu",
-    "hardswish": "hardswish",
-    "softmax": "softmax log_softmax",
+    "leaky_relu": "leaky_relu rrelu",
+    "elu": "elu selu celu",
+    "log_sigmoid": "logsigmoid",
+    "softmax": "softmax softmin",
     "dropout": "dropout dropout1d dropout2d dropout3d",
-    "exp": "exp exp2 expm1 log log1p log2 log10",
-    "sqrt": "sqrt",
+    "atan": "atan arctan",
+    "abs": "abs absolute",
+    "clamp": "clamp clip clamp_min clamp_max",
+    "remainder": "remainder fmod mod",
+    "floor_divide": "floor_divide floordiv",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
     "sum": "sum logsumexp cumsum prod norm std var",
-    "mean": "mean",
-    "where": "where",
-    "masked_fill": "masked_fill",
     "concatenate": "cat concat concatenate stack",
     "embedding": "embedding embedding_bag",
     "index": "index_select",
@@ -87,7 +90,6 @@ NAMES = {
     "average_pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d",
     "layer_norm": "layer_norm group_norm instance_norm",
-    "batch_norm": "batch_norm",
     "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
     "binary_cross_entropy binary_cross_entropy_with_logits ctc_loss",
 }
@@ -123,7 +125,7 @@ QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)
 WITH_A_NUMBER = {"add": "shift", "subtract": "shift", "multiply": "scale", "divide": "scale"}
 
 # Functions that torch refuses to call with two dtypes.
-ONE_DTYPE = (*PRODUCTS, "layer_norm", "leaky_relu", "scatter", "index_put")
+ONE_DTYPE = (*PRODUCTS, "layer_norm", "prelu", "lerp", "scatter", "index_put")
 
 # Names that wrappers of torch put into the names of submodules.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")

@@ -27,6 +27,17 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What a call is a piece of: an `op` as the user wrote it, and torch's `kernel` for it.
+
+    Pieces of one kernel have the same name for it; "" where torch itself has several.
+    """
+
+    op: str
+    kernel: str
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a torch op, `op` as in "aten.linear", from the module at `path`.
 
@@ -34,6 +45,7 @@ class Call:
     is that of its result, None where that is no single tensor. `changed` names the value that the
     result takes the place of, for an op that works in place. `fault` says why its arguments
     cannot be had, if they cannot. `kind` is one of KINDS.
+    `piece` says of what it is one, if it is.
     """
 
     name: str
@@ -45,6 +57,7 @@ class Call:
     changed: str = ""
     fault: str = ""
     kind: str = FLOATS
+    piece: Piece | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from policysearch.graph import FloatArray
 from policysearch.importers.aliases import in_place, op_of
+from policysearch.importers.decomposition import piece_of
 from policysearch.importers.exported import (
     FLOAT_TYPES,
     adds_apart,
@@ -161,6 +163,7 @@ class Reader:
             except InputError as error:
                 shape = shape_at_first(two)
                 faulty = Call(two.name, op_of(two), path_of(two), (), (), shape, fault=str(error))
+                faulty = replace(faulty, piece=piece_of(two))
                 calls.append(faulty)
         results = tuple(self._names[x] for x in self._results())
         if not results or results[0] in fixed:
@@ -282,6 +285,7 @@ class Reader:
             shape_of(nodes),
             self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
             kind=kind_of(two),
+            piece=piece_of(two),
         )
 
     def _explicit(
