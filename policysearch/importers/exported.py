@@ -21,7 +21,9 @@ from unittest import mock
 import torch
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
+from policysearch.importers.decomposition import take_apart
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
+from policysearch.importers.rules import rule_of
 from policysearch.values import InputError
 
 GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
@@ -104,6 +106,7 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             warnings.simplefilter("ignore")
             program = torch.export.export(module.train(training), inputs, strict=False)
             open_regions(program.graph_module)
+            take_apart(program, rule_of)
             return program
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
