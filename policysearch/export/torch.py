@@ -29,7 +29,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.loss_scale import first_scale
-from policysearch.train.step import LOSSES, trace_forward
+from policysearch.train.losses import LOSSES
+from policysearch.train.step import trace_forward
 
 
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:

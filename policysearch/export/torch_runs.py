@@ -15,7 +15,7 @@ from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRound
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
-from policysearch.train.step import LOSSES
+from policysearch.train.losses import LOSSES
 
 DTYPE = "float8_e4m3fn"
 """The format of the operands that torchao takes, `float8_e5m2` for gradients."""

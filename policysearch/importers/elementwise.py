@@ -16,7 +16,7 @@ Operand = Any
 """A Tensor or a number."""
 
 
-def _pair(t: Tracer, op: Op, a: Tensor, b: Tensor) -> Tensor:
+def paired(t: Tracer, op: Op, a: Tensor, b: Tensor) -> Tensor:
     """Emit `op` on two tensors, in the shape their nodes have where that is the same."""
     if a.shape == b.shape and t.b.shape(a.id) == t.b.shape(b.id) and a.swapped == b.swapped:
         return Tensor(t.b.emit(op, a.id, b.id, source=op.name), a.shape, a.swapped)
@@ -33,7 +33,7 @@ def add(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
         return add(t, b, a)
     if not isinstance(b, Tensor):
         return t.pointwise(elementwise.shift, a, amount=float(b * alpha))
-    return _pair(t, elementwise.add, a, b if alpha == 1 else multiply(t, b, alpha))
+    return paired(t, elementwise.add, a, b if alpha == 1 else multiply(t, b, alpha))
 
 
 def subtract(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
@@ -41,7 +41,7 @@ def subtract(t: Tracer, a: Operand, b: Operand, alpha: float = 1) -> Tensor:
         return add(t, a, -b * alpha)
     if not isinstance(a, Tensor):
         return add(t, negative(t, multiply(t, b, alpha)), a)
-    return _pair(t, elementwise.subtract, a, b if alpha == 1 else multiply(t, b, alpha))
+    return paired(t, elementwise.subtract, a, b if alpha == 1 else multiply(t, b, alpha))
 
 
 def reverse_subtract(t: Tracer, a: Tensor, b: Operand, alpha: float = 1) -> Tensor:
@@ -53,7 +53,7 @@ def multiply(t: Tracer, a: Operand, b: Operand) -> Tensor:
         return multiply(t, b, a)
     if not isinstance(b, Tensor):
         return a if b == 1 else t.pointwise(scale, a, factor=float(b))
-    return _pair(t, elementwise.multiply, a, b)
+    return paired(t, elementwise.multiply, a, b)
 
 
 def divide(t: Tracer, a: Operand, b: Operand, rounding_mode: str | None = None) -> Tensor:
@@ -63,7 +63,7 @@ def divide(t: Tracer, a: Operand, b: Operand, rounding_mode: str | None = None) 
         return t.pointwise(scale, a, factor=1.0 / b)
     if not isinstance(a, Tensor):
         return multiply(t, power(t, b, -1), a)
-    return _pair(t, elementwise.divide, a, b)
+    return paired(t, elementwise.divide, a, b)
 
 
 def negative(t: Tracer, a: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Import rules: the layers and losses torch keeps whole; an LSTM is unrolled over its steps."""
+"""Import rules: the layers torch keeps whole; an LSTM is unrolled over its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from policysearch.importers.shapes import cat, exchanged, part, select, unsqueez
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import activations, dense
 from policysearch.ops.embedding import embedding as embedding_op
-from policysearch.ops.loss import IGNORED, mean_squared_error, token_cross_entropy
 
 
 def linear(
@@ -51,38 +50,6 @@ def embedding(
     rows = t.shaped(indices, (size(indices.shape),))
     table_rows = t.emit_nodes(embedding_op, t.full(weight), rows, **attrs)
     return t.view(table_rows, (*indices.shape, weight.shape[1]))
-
-
-MEAN = 1
-"""torch's number for the reduction "mean"."""
-
-
-def cross_entropy(
-    t: Tracer,
-    logits: Tensor,
-    targets: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = IGNORED,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    if weight is not None or reduction != MEAN or len(logits.shape) != 2:
-        raise refuse("class weights, a sum or more axes", "use the mean over [rows, classes]")
-    if targets.shape != logits.shape[:1]:
-        raise refuse(f"targets {list(targets.shape)}", "give class numbers, one per row")
-    attrs: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    rows = t.shaped(targets, (size(targets.shape),))
-    return t.emit_nodes(token_cross_entropy, t.rows(logits), rows, **attrs)
-
-
-def squared_error(t: Tracer, a: Tensor, b: Tensor, reduction: int = MEAN) -> Tensor:
-    if reduction != MEAN:
-        raise refuse("a sum", "use the mean")
-    if t.is_trained(b):
-        a, b = b, a
-    if t.is_trained(b):
-        raise refuse("values to be met that depend on parameters", "write the mean of the square")
-    return t.emit(mean_squared_error, a, b)
 
 
 _sigmoid, _tanh = plain(activations.sigmoid), plain(activations.tanh)
@@ -158,7 +125,5 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "addmm": addmm,
         "embedding": embedding,
         "lstm": lstm,
-        "cross_entropy_loss": cross_entropy,
-        "mse_loss": squared_error,
     }
 )

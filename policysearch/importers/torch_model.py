@@ -17,6 +17,7 @@ from policysearch.importers import (
     convolution,
     elementwise,
     layers,
+    losses,
     norms,
     shapes,
 )
@@ -36,7 +37,7 @@ from policysearch.values import InputError
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         name: rule
-        for family in (attention, convolution, elementwise, layers, norms, shapes)
+        for family in (attention, convolution, elementwise, layers, losses, norms, shapes)
         for name, rule in family.RULES.items()
     }
 )

@@ -9,7 +9,7 @@ from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
 from policysearch.policy.policy import Policy
 from policysearch.report.text import aligned
-from policysearch.train.step import LOSSES
+from policysearch.train.losses import LOSSES
 
 STEPS = (
     "float32 parameters",

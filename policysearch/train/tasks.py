@@ -21,12 +21,12 @@ from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.graph import Graph
 from policysearch.nn.model import OWN_LOSS, Input, Model
 from policysearch.nn.models import MODELS, narrower
-from policysearch.ops.loss import IGNORED
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.rules import Rule, RuledModel
-from policysearch.train.step import LOSSES, trace_forward, trace_step
+from policysearch.train.losses import LOSSES, USUAL_LOSS, check_labels, check_loss
+from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.user_code import is_user_code, result_of, value_of
 from policysearch.values import InputError, number, one_of, to_plain
 
@@ -108,7 +108,7 @@ class Task:
     widths: tuple[int, ...] = ()
     data: str | Dataset = "digits32"
     data_folder: str | None = None
-    loss: str = "softmax_cross_entropy"
+    loss: str = USUAL_LOSS
     optimizer: OptimizerKind = "momentum"
     learning_rate: float = 0.01
     momentum: float = 0.9
@@ -214,6 +214,7 @@ class Task:
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
         model = self._ruled(self._model(dataset))
+        check_loss(self.loss, model, dataset, trace_forward(model, 2))
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
 
@@ -291,7 +292,7 @@ def check_fits(model: Model, dataset: Dataset) -> None:
         if item.name == model.labels:
             _check_shape(f"{where}, labels", item, dataset.labels)
     if model.loss != OWN_LOSS and dataset.labels.dtype == np.int64:
-        _check_labels(f"{where}, labels", model, dataset.labels)
+        check_labels(f"{where}, labels", trace_forward(model, 2), dataset.labels)
 
 
 def _check_shape(where: str, item: Input, array: Array) -> None:
@@ -310,18 +311,6 @@ def _check_input(where: str, named: str, item: Input, array: Array) -> None:
     if item.below and (array.min() < 0 or array.max() >= item.below):
         worst = array.min() if array.min() < 0 else array.max()
         raise InputError(f"{where}: {worst}; expected 0 to {item.below - 1} for {named}")
-
-
-def _check_labels(where: str, model: Model, labels: Array) -> None:
-    """Class numbers have a logit each, and there is one label for each row of logits."""
-    graph = trace_forward(model, 2)
-    (shape,) = (graph.nodes[i].shape for name, i in graph.outputs if name == "logits")
-    classes = labels[labels != IGNORED]
-    if classes.size and classes.max() >= shape[-1]:
-        raise InputError(f"{where}: {classes.max()}; expected 0 to {shape[-1] - 1}, or {IGNORED}")
-    if labels.shape[1:] != shape[1:-1]:
-        given, expected = list(labels.shape[1:]), list(shape[1:-1])
-        raise InputError(f"{where}: {given} per example; expected {expected}")
 
 
 COPIES_PER_PARAMETER = 8
