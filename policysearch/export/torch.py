@@ -25,11 +25,11 @@ from policysearch.graph import Graph, Node
 from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
+from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.loss_scale import first_scale
-from policysearch.train.losses import LOSSES
 from policysearch.train.step import trace_forward
 
 
@@ -169,7 +169,7 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
 
 
 def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
-    for op in LOSSES:
+    for op in LOSS_OPS:
         if op in policy.low_precision_ops:
             yield f"{op}: the module returns float32, so the loss is float32, not low precision"
     if policy.rounding != RoleRounding():

@@ -85,7 +85,10 @@ NAMES = {
     "layer_norm": "layer_norm group_norm instance_norm",
     "batch_norm": "batch_norm",
     "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
-    "binary_cross_entropy binary_cross_entropy_with_logits ctc_loss",
+    "binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
+    "gaussian_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss "
+    "multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss "
+    "triplet_margin_loss triplet_margin_with_distance_loss ctc_loss",
 }
 PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special)
 
