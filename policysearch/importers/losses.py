@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,7 @@ from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, multiply, negative, paired, subtract
 from policysearch.importers.shapes import broadcast_tensors, permute
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import class_losses, elementwise, paired_losses
+from policysearch.ops import class_losses, ctc_loss, elementwise, paired_losses, similarity
 from policysearch.ops.loss import IGNORED, mean_squared_error, token_cross_entropy
 from policysearch.ops.reduce import mean, sum_over
 from policysearch.ops.softmax import log_softmax
@@ -64,8 +65,6 @@ def huber(t: Tracer, a: Tensor, b: Tensor, reduction: int = MEAN, delta: float =
 def binary(
     t: Tracer, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    if t.is_trained(y):
-        raise refuse("targets that depend on parameters", "detach them")
     return _of_pairs(t, paired_losses.binary_cross_entropy, x, y, reduction, weight)
 
 
@@ -95,14 +94,122 @@ def binary_of_logits(
 def divergence(
     t: Tracer, x: Tensor, y: Tensor, reduction: int = MEAN, log_target: bool = False
 ) -> Tensor:
-    if t.is_trained(y):
-        raise refuse("targets that depend on parameters", "detach them")
     attrs = {"log_target": True} if log_target else {}
     return _of_pairs(t, paired_losses.kl_divergence, x, y, reduction, **attrs)
 
 
 def soft_margin(t: Tracer, x: Tensor, y: Tensor, reduction: int = MEAN) -> Tensor:
     return _of_pairs(t, paired_losses.soft_margin, x, y, reduction)
+
+
+def poisson(
+    t: Tracer, x: Tensor, y: Tensor, log_input: bool, full: bool, epsilon: float, reduction: int
+) -> Tensor:
+    attrs = {"log_input": log_input, "full": full, "epsilon": epsilon}
+    return _of_pairs(t, paired_losses.poisson, x, y, reduction, **attrs)
+
+
+def hinge_embedding(
+    t: Tracer, x: Tensor, y: Tensor, margin: float = 1.0, reduction: int = MEAN
+) -> Tensor:
+    return _of_pairs(t, paired_losses.hinge_embedding, x, y, reduction, margin=float(margin))
+
+
+def margin_ranking(
+    t: Tracer, a: Tensor, b: Tensor, y: Tensor, margin: float = 0.0, reduction: int = MEAN
+) -> Tensor:
+    start = len(t.b.nodes)
+    a, b = broadcast_tensors(t, (a, b))
+    apart = subtract(t, a, b)
+    op = paired_losses.ranking_margin
+    result = _of_pairs(t, op, apart, y, reduction, margin=float(margin))
+    t.list_under(op.name, start)
+    return result
+
+
+def _of_rows(t: Tracer, op: Op, a: Tensor, b: Tensor, axis: int, attrs: dict[str, Any]) -> Tensor:
+    """Emit an op of the rows of two tensors, which are along `axis`."""
+    a, b = broadcast_tensors(t, (a, b))
+    count = len(a.shape)
+    order = (*(place for place in range(count) if place != axis % count), axis % count)
+    return t.emit(op, permute(t, a, order), permute(t, b, order), **attrs)
+
+
+def cosine_similarity(
+    t: Tracer, a: Tensor, b: Tensor, dim: int = 1, epsilon: float = 1e-8
+) -> Tensor:
+    return _of_rows(t, similarity.cosine_similarity, a, b, dim, {"epsilon": epsilon})
+
+
+def cosine_embedding(
+    t: Tracer, a: Tensor, b: Tensor, y: Tensor, margin: float = 0.0, reduction: int = MEAN
+) -> Tensor:
+    start = len(t.b.nodes)
+    cosines = _of_rows(t, similarity.cosine_similarity, a, b, -1, {similarity.SHIFT: 1e-12})
+    op = paired_losses.cosine_embedding
+    result = _of_pairs(t, op, cosines, y, reduction, margin=float(margin))
+    t.list_under(op.name, start)
+    return result
+
+
+def pairwise_distance(
+    t: Tracer, a: Tensor, b: Tensor, p: float = 2.0, epsilon: float = 1e-6, keepdim: bool = False
+) -> Tensor:
+    if not 0 < p < math.inf:
+        raise refuse(f"p {p}", "use one above 0 that is finite")
+    op = similarity.pairwise_distance
+    lengths = _of_rows(t, op, a, b, -1, {"order": float(p), "epsilon": epsilon})
+    return t.view(lengths, (*lengths.shape, 1)) if keepdim else lengths
+
+
+def triplet_margin(
+    t: Tracer,
+    anchor: Tensor,
+    near: Tensor,
+    far: Tensor,
+    margin: float = 1.0,
+    p: float = 2.0,
+    epsilon: float = 1e-6,
+    swap: bool = False,
+    reduction: int = MEAN,
+) -> Tensor:
+    """By how much the far one is not farther than the near one and the margin."""
+    start = len(t.b.nodes)
+    to_near, to_far = (pairwise_distance(t, anchor, x, p, epsilon) for x in (near, far))
+    if swap:  # the smaller of both distances
+        other = pairwise_distance(t, near, far, p, epsilon)
+        to_far = subtract(t, to_far, t.emit(elementwise.relu, subtract(t, to_far, other)))
+    apart = subtract(t, to_far, add(t, to_near, margin))
+    sign = Tensor(t.filled(1.0, apart.shape), apart.shape)
+    op = paired_losses.ranking_margin
+    result = _of_pairs(t, op, apart, sign, reduction, margin=0.0)
+    t.list_under(op.name, start)
+    return result
+
+
+def ctc(
+    t: Tracer,
+    log_p: Tensor,
+    targets: Tensor,
+    steps: Any,
+    labels: Any,
+    blank: int = 0,
+    reduction: int = MEAN,
+    zero_infinity: bool = False,
+) -> Tensor:
+    if not (isinstance(steps, Tensor) and isinstance(labels, Tensor)):
+        raise refuse("lengths as numbers", "use tensors: torch.full((len(x),), length)")
+    if len(log_p.shape) != 3:
+        raise refuse(f"log probabilities {list(log_p.shape)}", "use [time, batch, classes]")
+    op = ctc_loss.ctc_loss
+    attrs: dict[str, Any] = {ctc_loss.NORMAL: True, "blank": blank, "zero_infinity": zero_infinity}
+    losses = t.emit(op, log_p, targets, steps, labels, **attrs)
+    start = len(t.b.nodes)
+    if reduction == MEAN:
+        losses = t.emit(ctc_loss.per_label, losses, labels)
+    losses = reduced(t, losses, reduction)
+    t.list_under(op.name, start)
+    return losses
 
 
 def _rows(t: Tracer, x: Tensor) -> int:
@@ -162,9 +269,11 @@ def cross_entropy(
         }
         flat = t.shaped(targets, (t.b.shape(rows)[0],))
         return t.emit_nodes(token_cross_entropy, rows, flat, **attrs)
+    start = len(t.b.nodes)
     log_p = _log_p(t, logits)
-    rest = weight, reduction, ignore_index, label_smoothing
-    return likelihood(t, log_p, targets, *rest)
+    losses = likelihood(t, log_p, targets, weight, reduction, ignore_index, label_smoothing)
+    t.list_under(token_cross_entropy.name, start)
+    return losses
 
 
 def _log_p(t: Tracer, logits: Tensor) -> Tensor:
@@ -185,15 +294,13 @@ def _of_shares(
     reduction: int,
     label_smoothing: float,
 ) -> Tensor:
-    """-sum of p log q over the classes, of probabilities p that nothing trains."""
-    if t.is_trained(shares):
-        raise refuse("targets that depend on parameters", "detach them")
+    """-sum of p log q over the classes, of probabilities p."""
+    start = len(t.b.nodes)
     classes = logits.shape[1] if len(logits.shape) > 1 else logits.shape[0]
     if label_smoothing:
         even = label_smoothing / classes
         shares = add(t, multiply(t, shares, 1.0 - label_smoothing), even)
     log_p = _log_p(t, logits)
-    start = len(t.b.nodes)
     if weight is not None:
         along = (classes, *(1,) * (len(logits.shape) - 2)) if len(logits.shape) > 1 else (classes,)
         shares = multiply(t, shares, t.view(weight, along))
@@ -221,5 +328,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "binary_cross_entropy_with_logits": binary_of_logits,
         "kl_div": divergence,
         "soft_margin_loss": soft_margin,
+        "poisson_nll_loss": poisson,
+        "hinge_embedding_loss": hinge_embedding,
+        "margin_ranking_loss": margin_ranking,
+        "cosine_embedding_loss": cosine_embedding,
+        "cosine_similarity": cosine_similarity,
+        "pairwise_distance": pairwise_distance,
+        "triplet_margin_loss": triplet_margin,
+        "ctc_loss": ctc,
     }
 )

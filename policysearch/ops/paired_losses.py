@@ -31,6 +31,12 @@ def _normal(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     return first, first - apart
 
 
+def _sides(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    """Numbers away from 0 and from a margin of 1, and for each the side it is to be on, 1 or -1."""
+    signs = rng.choice(np.array([-1.0, 1.0], np.float32), (3, 5))
+    return rng.choice(np.array([-1.7, -0.6, 0.4, 0.7, 1.3], np.float32), (3, 5)), signs
+
+
 def _shares(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     """Probabilities away from 0 and 1."""
     first, second = rng.uniform(0.3, 0.7, (2, 3, 5)).astype(np.float32)
@@ -151,6 +157,69 @@ def _divergence_slope(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
     return -np.exp(y) if attrs.get("log_target") else -y
 
 
+def _divergence_of_target(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    """Of a probability 0 it is no number, as in torch."""
+    if attrs.get("log_target"):
+        return np.exp(y) * (y - x + _ONE)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(np.where(y > 0, y, _ONE)) + y / y - x
+
+
+def _binary_of_target(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    with np.errstate(divide="ignore"):
+        return np.log(_ONE - x) - np.log(x)
+
+
+def _poisson(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    epsilon = np.float32(attrs.get("epsilon", 1e-8))
+    logs = attrs.get("log_input", True)
+    losses = np.exp(x) - y * x if logs else x - y * np.log(x + epsilon)
+    if not attrs.get("full"):
+        return losses
+    large = np.where(y > _ONE, y, np.float32(2.0))
+    stirling = large * np.log(large) - large + _HALF * np.log(np.float32(2.0 * np.pi) * large)
+    return losses + np.where(y > _ONE, stirling, _ZERO)
+
+
+def _poisson_slope(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    if attrs.get("log_input", True):
+        return np.exp(x) - y
+    return _ONE - y / (x + np.float32(attrs.get("epsilon", 1e-8)))
+
+
+def _margin(attrs: Attrs) -> np.float32:
+    return np.float32(attrs.get("margin", 0.0))
+
+
+def _hinge_embedding(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    far = np.where(y != 1, np.maximum(_margin(attrs) - x, _ZERO), _ZERO)
+    return far + np.where(y != -1, x, _ZERO)
+
+
+def _hinge_embedding_slope(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    far = (y != 1) & (_margin(attrs) - x >= 0)
+    return (y != -1).astype(np.float32) - far.astype(np.float32)
+
+
+def _cosine_embedding(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    apart = np.where(y == -1, np.maximum(x - _margin(attrs), _ZERO), _ZERO)
+    return apart + np.where(y == 1, _ONE - x, _ZERO)
+
+
+def _cosine_embedding_slope(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    apart = (y == -1) & (x >= _margin(attrs))
+    return apart.astype(np.float32) - (y == 1).astype(np.float32)
+
+
+def _ranking(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    return np.maximum(_margin(attrs) - y * x, _ZERO)
+
+
+def _short(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
+    """Return 1 where the margin is not reached, else 0."""
+    return (_margin(attrs) - y * x >= 0).astype(np.float32)
+
+
 def _margin_slope(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
     return -y * _logistic(-x * y)
 
@@ -182,8 +251,9 @@ huber = _loss(
 )
 """Half the square up to `width`, torch's delta, and a line above."""
 binary_cross_entropy = _loss(
-    "binary_cross_entropy", _binary, _binary_slope, flops=8, inputs=_shares
+    "binary_cross_entropy", _binary, _binary_slope, _binary_of_target, flops=8, inputs=_shares
 )
+"""-y log x - (1 - y) log(1 - x) of probabilities, no logarithm below LEAST_LOG."""
 binary_cross_entropy_with_logits = _loss(
     "binary_cross_entropy_with_logits",
     _logits,
@@ -191,11 +261,54 @@ binary_cross_entropy_with_logits = _loss(
     lambda x, y, attrs: -x,
     flops=12,
 )
-kl_divergence = _loss("kl_divergence", _divergence, _divergence_slope, flops=6, inputs=_shares)
+kl_divergence = _loss(
+    "kl_divergence",
+    _divergence,
+    _divergence_slope,
+    _divergence_of_target,
+    flops=6,
+    inputs=_shares,
+)
 """y (log y - x) of logarithms x and probabilities y, or, with `log_target`, of logarithms both."""
 soft_margin = _loss(
     "soft_margin", lambda x, y, attrs: -_log_logistic(x * y), _margin_slope, flops=12
 )
+
+poisson = _loss(
+    "poisson",
+    _poisson,
+    _poisson_slope,
+    flops=8,
+    inputs=_shares,
+    attrs=MappingProxyType({"log_input": False}),
+)
+"""exp(x) - y x of a logarithm x, or x - y log(x + epsilon); `full` adds log y! by Stirling."""
+hinge_embedding = _loss(
+    "hinge_embedding",
+    _hinge_embedding,
+    _hinge_embedding_slope,
+    inputs=_sides,
+    attrs=MappingProxyType({"margin": 1.0}),
+)
+"""A distance x where y is 1, and by how much it falls short of `margin` where y is -1."""
+cosine_embedding = _loss(
+    "cosine_embedding",
+    _cosine_embedding,
+    _cosine_embedding_slope,
+    inputs=_sides,
+    attrs=MappingProxyType({"margin": 1.0}),
+)
+"""1 - x of a cosine x where y is 1, and by how much it exceeds `margin` where y is -1."""
+ranking_margin = _loss(
+    "ranking_margin",
+    _ranking,
+    lambda x, y, attrs: -y * _short(x, y, attrs),
+    lambda x, y, attrs: -x * _short(x, y, attrs),
+    flops=3,
+    inputs=_sides,
+    attrs=MappingProxyType({"margin": 1.0}),
+)
+"""By how much the difference x, of the sign of y, falls short of `margin`."""
 
 log_logistic = Op(
     "log_logistic",
