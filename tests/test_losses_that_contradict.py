@@ -21,7 +21,7 @@ COUNT = 48
 
 def data(labels: Any) -> Dataset:
     x = np.random.default_rng(0).standard_normal((COUNT, 6)).astype(np.float32)
-    return Dataset("own", x, labels, train_count=32, validation_count=16, classes=4)
+    return Dataset("own", (x,), labels, train_count=32, validation_count=16, classes=4)
 
 
 WHOLE = np.arange(COUNT) % 4
