@@ -14,7 +14,7 @@ from policysearch.ops.loss import IGNORED
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.feeding import Array, arrays_by_input, feed_constants
+from policysearch.train.feeding import Array, arrays_by_input, feed_constants, feed_masks
 from policysearch.train.step import trace_forward
 
 
@@ -51,6 +51,7 @@ def accuracy(
         wanted = labels[part]
         for name, array in arrays_by_input(model, inputs, labels):
             executable.arrays[name][: len(wanted)] = array[part]
+        feed_masks(executable, seed, start)
         executable.forward_backward()
         right += _hits(executable.value("logits"), wanted, batch_size)
     return right / counted
