@@ -30,6 +30,7 @@ docs: .venv/package.stamp
 	$(BIN)/policysearch keys > docs/study-file.md
 	$(BIN)/python -m policysearch.report.registries > docs/registries.md
 	$(BIN)/python -m policysearch.commands.registry > docs/commands.md
+	$(BIN)/python -m policysearch.importers.rules > docs/supported-ops.md
 
 reference: .venv/test.stamp
 	PYTEST_WORKERS=$(PYTEST_WORKERS) .ci/reference

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.graph import Shape
-from policysearch.importers.torch_model import RULES
+from policysearch.importers import draws
+from policysearch.importers.rules import RULES
 from policysearch.train.step import trace_forward
+from tests import cases_of_indexing
 from tests.imported_steps import BATCH, assert_as_torch
+from tests.pointwise_functions import ONE_KERNEL, OTHERS, SEVERAL, TRUTHS
+from tests.shape_rules import NAMES
 
 pytestmark = pytest.mark.torch
 
@@ -48,6 +53,10 @@ def _reversed(x: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch would rather have it called permute
         return x.T
+
+
+def _chosen(of: Function, x: Any) -> Any:
+    return torch.where(of(x), x, x * x)
 
 
 CASES: dict[str, tuple[Shape, Function]] = {
@@ -189,6 +198,9 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "sum of the swapped": (PLANES, lambda x: x.mT.sum(-1)),
     "to": (ROWS, lambda x: (x * x).to(torch.float32)),
     "lstm": (ROWS, lambda x: x),
+    **{name: (ROWS, function) for name, function in {**OTHERS, **SEVERAL, **ONE_KERNEL}.items()},
+    **{name: (ROWS, partial(_chosen, of)) for name, of in TRUTHS.items()},
+    **cases_of_indexing.CASES,
 }
 """By name, where it has no space that of the rule: the shape of an example and the function."""
 
@@ -198,6 +210,9 @@ INDIRECT = {
     "_to_copy": "to",
     "lift_fresh": "alias",
     "dropout_": "dropout",
+    "_log_softmax": "log_softmax",
+    "floor_divide": "div",
+    "lift_fresh_copy": "alias",
 }
 """Other names of a rule, which torch gives after lowering, and the rule that they are."""
 
@@ -231,8 +246,7 @@ class Both(nn.Module):
 def test_every_rule_has_a_case() -> None:
     assert {name.removesuffix("_") for name in RULES} <= {
         *(name.removesuffix("_") for name in CASES),
-        *INDIRECT,
-        "detach",
+        *(name.removesuffix("_") for name in (*INDIRECT, *draws.RULES, *NAMES)),
     }
     for name, other in INDIRECT.items():
         assert name not in CASES and other in RULES

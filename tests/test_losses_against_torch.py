@@ -85,8 +85,10 @@ LOSSES: dict[str, Loss] = {
     ),
     "kl_div": lambda h, c, p: F.kl_div(0.1 * h, p, reduction="batchmean"),
     "kl_div of logarithms": lambda h, c, p: F.kl_div(0.1 * h, p, reduction="sum", log_target=True),
-    "kl_div of both": lambda h, c, p: F.kl_div(h[:, 0], h[:, 1].sigmoid()),
-    "kl_div of both logarithms": lambda h, c, p: F.kl_div(h[:, 0], h[:, 1], log_target=True),
+    "kl_div of both": lambda h, c, p: F.kl_div(h[:, 0], h[:, 1].sigmoid(), reduction="sum"),
+    "kl_div of both logarithms": lambda h, c, p: F.kl_div(
+        h[:, 0], h[:, 1], reduction="sum", log_target=True
+    ),
     "soft_margin_loss": lambda h, c, p: F.soft_margin_loss(h, signs(p)),
     "poisson_nll_loss": lambda h, c, p: F.poisson_nll_loss(h, p),
     "poisson_nll_loss in full": lambda h, c, p: F.poisson_nll_loss(
@@ -193,7 +195,7 @@ def of_torch(module: Net, inputs: tuple[Any, ...], low: str) -> tuple[float, Flo
         )
     assert low == "float32" or (loss.dtype == torch.float32 and logits.dtype == getattr(torch, low))
     loss.backward()
-    return float(loss), exact.rows.weight.grad.double().numpy()
+    return float(loss.detach()), exact.rows.weight.grad.double().numpy()
 
 
 def assert_as_torch(loss: Loss) -> None:

@@ -35,10 +35,47 @@ UNARY: dict[str, tuple[Attrs, Callable[..., Any]]] = {
     "shift": ({"amount": -0.3}, lambda t, x: x - 0.3),
     "scale": ({"factor": -1.7}, lambda t, x: x * -1.7),
     "pow": ({"exponent": 3.0}, lambda t, x: x.pow(3)),
+    "power_of_number": ({"base": 2.5}, lambda t, x: 2.5**x),
+    "hardsigmoid": ({}, lambda t, x: t.nn.functional.hardsigmoid(x)),
+    "softplus": (
+        {"beta": 2.0, "threshold": 3.0},
+        lambda t, x: t.nn.functional.softplus(x, 2.0, 3.0),
+    ),
+    "elu": ({"below": 1.5, "above": 1.0, "inner": 1.0}, lambda t, x: t.nn.functional.elu(x, 1.5)),
+    "mish": ({}, lambda t, x: t.nn.functional.mish(x)),
+    "log_sigmoid": ({}, lambda t, x: t.nn.functional.logsigmoid(x)),
+    "threshold": (
+        {"threshold": -0.5, "value": 2.0},
+        lambda t, x: t.nn.functional.threshold(x, -0.5, 2.0),
+    ),
+    "hardshrink": ({"width": 1.0}, lambda t, x: t.nn.functional.hardshrink(x, 1.0)),
+    "softshrink": ({"width": 1.0}, lambda t, x: t.nn.functional.softshrink(x, 1.0)),
+    "clamp": ({"minimum": -0.5, "maximum": 1.5}, lambda t, x: x.clamp(-0.5, 1.5)),
+    "abs": ({}, lambda t, x: x.abs()),
+    "expm1": ({}, lambda t, x: x.expm1()),
+    "exp2": ({}, lambda t, x: x.exp2()),
+    "sin": ({}, lambda t, x: x.sin()),
+    "cos": ({}, lambda t, x: x.cos()),
+    "atan": ({}, lambda t, x: x.atan()),
+    "erf": ({}, lambda t, x: x.erf()),
+    "glu": ({"axis": -1}, lambda t, x: t.nn.functional.glu(x)),
+    **{
+        f"{op} {axis}": (
+            {"axis": axis},
+            lambda t, x, op=op, axis=axis: getattr(t.nn.functional, op)(x, axis),
+        )
+        for op in ("softmax", "log_softmax")
+        for axis in (0, 1)
+    },
+    "log_softmax": ({}, lambda t, x: t.nn.functional.log_softmax(x, -1)),
 }
 POSITIVE: dict[str, tuple[Attrs, Callable[..., Any]]] = {
     "sqrt": ({}, lambda t, x: x.sqrt()),
     "rsqrt": ({}, lambda t, x: x.rsqrt()),
+    "log": ({}, lambda t, x: x.log()),
+    "log2": ({}, lambda t, x: x.log2()),
+    "log10": ({}, lambda t, x: x.log10()),
+    "log1p": ({}, lambda t, x: x.log1p()),
     **{
         f"pow {e}": ({"exponent": e}, lambda t, x, e=e: x.pow(e))
         for e in (2.0, 0.5, -0.5, -1.0, -2.0, 1.3, 4.0, 0.75)
@@ -51,14 +88,18 @@ def test_functions_of_one_tensor(name: str) -> None:
     attrs, expected = {**UNARY, **POSITIVE}[name]
     for seed in range(DRAWS):
         rng = np.random.default_rng(seed)
-        x = 3.0 * normal(rng, *shape_of(rng))
+        x = 3.0 * normal(rng, *shape_of(rng)[:-1], 2 * int(rng.integers(1, 4)))
         if name in POSITIVE:
             x = np.abs(x) + np.float32(0.1)
         assert_as_torch(Case((x.astype(np.float32),), one(name.split()[0], attrs), expected), seed)
 
 
+AT_AN_END = (
+    *("hardswish", "hardtanh", "leaky_relu", "silu", "pow", "hardsigmoid", "softplus", "elu"),
+    *("threshold", "hardshrink", "softshrink", "clamp", "abs", "log_sigmoid"),
+)
 AT_THEIR_ENDS: dict[str, tuple[Attrs, Callable[..., Any]]] = {
-    **{name: UNARY[name] for name in ("hardswish", "hardtanh", "leaky_relu", "silu", "pow")},
+    **{name: UNARY[name] for name in AT_AN_END},
     "hardtanh, relu6": ({"minimum": 0.0, "maximum": 6.0}, lambda t, x: t.nn.functional.relu6(x)),
     "relu": ({}, lambda t, x: x.relu()),
 }
@@ -79,7 +120,22 @@ def test_the_power_of_0_has_no_slope_even_at_0() -> None:
     assert_as_torch(Case((ENDS,), trace, lambda t, x: x.pow(0) + x), 0)
 
 
-@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])
+PAIRS: dict[str, tuple[Attrs, Callable[..., Any]]] = {
+    "add": ({}, lambda t, a, b: a + b),
+    "subtract": ({}, lambda t, a, b: a - b),
+    "multiply": ({}, lambda t, a, b: a * b),
+    "divide": ({}, lambda t, a, b: a / b),
+    "maximum": ({}, lambda t, a, b: t.maximum(a, b)),
+    "minimum": ({}, lambda t, a, b: t.minimum(a, b)),
+    "maximum of the first": ({"first": True}, lambda t, a, b: t.clamp(a, min=b)),
+    "minimum of the first": ({"first": True}, lambda t, a, b: t.clamp(a, max=b)),
+    "remainder": ({"to": "floor"}, lambda t, a, b: t.remainder(a, b)),
+    "remainder, fmod": ({"to": "trunc"}, lambda t, a, b: t.fmod(a, b)),
+    "power": ({}, lambda t, a, b: a.abs() ** b),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("seed", range(8))
 def test_arithmetic_broadcasts(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -91,13 +147,38 @@ def test_arithmetic_broadcasts(name: str, seed: int) -> None:
     shapes[seed % 2] = whole
     first, second = (normal(rng, *shape) for shape in shapes)
     second = (second + np.copysign(np.float32(0.5), second)).astype(np.float32)
+    first = np.abs(first) if name == "power" else 4.0 * first
+    attrs, expected = PAIRS[name]
+    trace = one(name.split()[0].strip(","), attrs)
+    assert_as_torch(Case((first.astype(np.float32), second), trace, expected), seed)
 
-    def expected(t: Any, a: Any, b: Any) -> Any:
-        return getattr(t, {"subtract": "sub", "multiply": "mul", "divide": "div"}.get(name, name))(
-            a, b
-        )
 
-    assert_as_torch(Case((first, second), one(name), expected), seed)
+@pytest.mark.parametrize("name", [name for name in PAIRS if "m" in name[:2]])
+def test_equal_values_share_the_gradient_as_in_torch(name: str) -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(-1, 2, (2, 6, 7)).astype(np.float32)
+    assert 10 < (first == second).sum() < 32
+    attrs, expected = PAIRS[name]
+    assert_as_torch(Case((first, second), one(name.split()[0], attrs), expected), 0)
+
+
+TRIPLES: dict[str, tuple[Attrs, Callable[..., Any]]] = {
+    "addcmul": ({"value": 0.7}, lambda t, x, a, b: t.addcmul(x, a, b, value=0.7)),
+    "addcdiv": ({"value": 0.7}, lambda t, x, a, b: t.addcdiv(x, a, b, value=0.7)),
+    "lerp": ({}, lambda t, x, a, b: t.lerp(x, a, b)),
+}
+
+
+@pytest.mark.parametrize("name", TRIPLES)
+@pytest.mark.parametrize("seed", range(4))
+def test_ops_of_three_broadcast(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole = shape_of(rng)
+    shapes = [whole, whole[1:], (1, *whole[1:])]
+    arrays = [normal(rng, *shapes[place]) for place in rng.permutation(3)]
+    arrays[2] = (arrays[2] + np.copysign(np.float32(0.5), arrays[2])).astype(np.float32)
+    attrs, expected = TRIPLES[name]
+    assert_as_torch(Case(tuple(arrays), one(name, attrs), expected), seed)
 
 
 @pytest.mark.parametrize("name", ["sum", "mean"])

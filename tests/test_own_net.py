@@ -1,4 +1,4 @@
-"""docs/own-net.md: its code runs as it stands, and its table names every op there is a rule for."""
+"""docs/own-net.md: its code runs as it stands; and the page of ops that have a rule."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from policysearch.cli import main
-from policysearch.importers.torch_model import RULES
+from policysearch.importers.rules import RULES, supported_ops_page
 from policysearch.nn.model import Model
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
 from policysearch.train import user_code
 from tests.studies import write_study
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-net.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own-net.md").read_text(encoding="utf-8")
 LONGEST_LINES = 15
 
 
@@ -36,10 +37,10 @@ def write_own_study(folder: Path, *changes: tuple[str, str]) -> Path:
     return write_study(folder / "studies", *changes, name="mlp-digits.toml")
 
 
-def test_the_table_names_every_rule() -> None:
-    table = PAGE.partition("| family | ops |")[2].partition("\n\n")[0]
-    named = re.findall(r"`(\w+)`", table)
-    assert sorted(named) == sorted(RULES.keys() - {"detach"})  # whose rule says what to do
+def test_the_page_of_supported_ops_is_made_from_the_rules() -> None:
+    page = (ROOT / "docs" / "supported-ops.md").read_text(encoding="utf-8")
+    assert page == supported_ops_page() + "\n"
+    assert set(re.findall(r"`(\w+)`", page.partition("|---|---|")[2])) == set(RULES)
 
 
 @pytest.mark.torch

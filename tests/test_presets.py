@@ -142,7 +142,8 @@ def test_float8_keeps_only_products_in_eight_bits() -> None:
     layer = policy.layer("fc1")
     assert (layer.compute, layer.grad) == ("float8_e4m3fn", "float8_e5m2")
     assert (layer.output, layer.wgrad, layer.dgrad) == ("bfloat16",) * 3
-    assert set(policy.low_precision_ops) == {"matmul", "conv2d", "conv_transpose2d", "bias"}
+    products = {"matmul", "conv2d", "conv_transpose2d", "conv3d", "conv_transpose3d"}
+    assert set(policy.low_precision_ops) == {*products, "bias", "prelu"}  # as autocast has it
     assert policy.scaling.recipe == "current"
 
 

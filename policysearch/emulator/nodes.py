@@ -10,6 +10,8 @@ from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.layout import empty
+from policysearch.ops.composite import INNER_FORMAT
+from policysearch.ops.gather import STEPS
 from policysearch.products.product import product
 from policysearch.rounding.rounder import Fast
 
@@ -18,8 +20,13 @@ Observer = Callable[[Node, FloatArray, FloatArray], None]
 
 
 def attributes(graph: Graph, node: Node, fast: Fast) -> dict[str, object]:
-    """Return the node's attributes; "product" among them is its accumulator's where not BLAS."""
+    """Return the node's attributes and what its formats add to them.
+
+    "product" is its accumulator's where not BLAS, INNER_FORMAT that of sums that round in STEPS.
+    """
     attrs = node.attributes
+    if attrs.get(STEPS) and node.format != "float32":
+        attrs[INNER_FORMAT] = node.format
     if node.op.kind == "gemm" and node.accumulator != "float32":
         left, right = (format_named(graph.nodes[i].format) for i in node.inputs[:2])
         attrs["product"] = product(accumulator_named(node.accumulator), (left, right), fast=fast)

@@ -12,6 +12,7 @@ from policysearch.export.torch_runs import (
     FLOAT8,
     MOVES,
     is_stored_wide,
+    low_losses,
     offers,
     refused,
     runs,
@@ -25,7 +26,6 @@ from policysearch.graph import Graph, Node
 from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
-from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
 from policysearch.rewrite.policy_pass import apply_policy
@@ -169,9 +169,8 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
 
 
 def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
-    for op in LOSS_OPS:
-        if op in policy.low_precision_ops:
-            yield f"{op}: the module returns float32, so the loss is float32, not low precision"
+    for op in low_losses(policy):
+        yield f"{op}: the module returns float32, so the loss is float32, not low precision"
     if policy.rounding != RoleRounding():
         yield f"rounding: torch rounds as {Rounding()}"
     yield from _state_losses(policy, running, model)

@@ -73,13 +73,30 @@ NAMES = {
     "sqrt": "sqrt",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
-    "sum": "sum logsumexp cumsum prod norm std var",
+    "sum": "sum",
+    "logsumexp": "logsumexp",
+    "cumsum": "cumsum",
+    "cumprod": "cumprod",
+    "prod": "prod",
+    "vector_norm": "norm vector_norm",
+    "pairwise_distance": "pairwise_distance",
+    "cosine_similarity": "cosine_similarity",
+    "std": "std std_mean",
+    "var": "var var_mean",
+    "max": "max amax",
+    "min": "min amin",
+    "interpolate": "interpolate upsample",
     "mean": "mean",
     "where": "where",
     "masked_fill": "masked_fill",
     "concatenate": "cat concat concatenate stack",
-    "embedding": "embedding",
-    "max_pool": "max_pool1d max_pool2d max_pool3d",
+    "embedding": "embedding embedding_bag",
+    "index": "index_select",
+    "gather": "gather take_along_dim",
+    "scatter": "scatter scatter_add",
+    "index_put": "index_put index_add index_copy index_fill",
+    "max_pool": "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+    "adaptive_max_pool3d",
     "average_pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d",
     "layer_norm": "layer_norm group_norm instance_norm",
@@ -122,7 +139,7 @@ QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)
 WITH_A_NUMBER = {"add": "shift", "subtract": "shift", "multiply": "scale", "divide": "scale"}
 
 # Functions that torch refuses to call with two dtypes.
-ONE_DTYPE = (*PRODUCTS, "layer_norm", "leaky_relu")
+ONE_DTYPE = (*PRODUCTS, "layer_norm", "leaky_relu", "scatter", "index_put")
 
 # Names that wrappers of torch put into the names of submodules.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")

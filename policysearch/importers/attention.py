@@ -14,6 +14,7 @@ from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.shapes import cast, expand
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import dense, elementwise, masks
+from policysearch.ops.softmax import log_softmax as log_softmax_op
 from policysearch.ops.softmax import softmax as softmax_op
 
 
@@ -48,15 +49,24 @@ def _spread(t: Tracer, x: Tensor, lead: tuple[int, ...]) -> Tensor:
 def softmax(
     t: Tracer, x: Tensor, dim: int, dtype: Any = None, empty_rows: bool = False, **_: Any
 ) -> Tensor:
-    if dim % len(x.shape) != len(x.shape) - 1:
-        raise refuse(f"softmax over axis {dim}", "move that axis to the end")
-    x = cast(t, x, dtype)
+    attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
+    return _normalised(t, softmax_op, cast(t, x, dtype), dim, attrs)
+
+
+def log_softmax(t: Tracer, x: Tensor, dim: int, dtype: Any = None, *_: Any) -> Tensor:
+    return _normalised(t, log_softmax_op, cast(t, x, dtype), dim, {})
+
+
+def _normalised(t: Tracer, op: Op, x: Tensor, dim: int, attrs: dict[str, Any]) -> Tensor:
+    axis = dim % max(len(x.shape), 1)
+    if axis < len(x.shape) - 1:
+        return t.emit(op, x, axis=axis, **attrs)
     x = t.straight(x)
     # rows as they lie, where the node has them last already: a view would cost a node
-    whole = t.b.shape(x.id)[-1:] == x.shape[-1:] and len(t.b.shape(x.id)) < 4
-    attrs: dict[str, Any] = {"empty_rows": True} if empty_rows else {}
-    weights = t.emit_nodes(softmax_op, x.id if whole else t.rows(x), **attrs)
-    return Tensor(weights.id, x.shape)
+    node_shape = t.b.shape(x.id)
+    whole = node_shape[-1:] == x.shape[-1:] and len(node_shape) < 4
+    shares = t.emit_nodes(op, x.id if whole else t.rows(x), **attrs)
+    return Tensor(shares.id, x.shape)
 
 
 def dropout(t: Tracer, x: Tensor, p: float, train: bool = True) -> Tensor:
@@ -114,7 +124,8 @@ def _repeated(t: Tracer, x: Tensor, count: int) -> Tensor:
 def masked_fill(t: Tracer, x: Tensor, mask: Tensor, value: float, outside: bool = False) -> Tensor:
     """Fill x where the mask is not 0, or, with `outside`, where it is 0."""
     if isinstance(value, Tensor):
-        raise refuse("a fill value that is a tensor", "use a number")
+        whole = expand(t, x, np.broadcast_shapes(x.shape, mask.shape))
+        return t.emit(masks.where, mask, *((whole, value) if outside else (value, whole)))
     attrs: dict[str, Any] = {"value": float(value), "outside": outside}
     # A mask that is one matrix for all heads and examples is read as such; any other is broadcast.
     x = expand(t, x, np.broadcast_shapes(x.shape, mask.shape))
@@ -153,6 +164,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **dict.fromkeys(("matmul", "bmm", "mm"), matmul),
         **dict.fromkeys(("softmax", "_softmax"), softmax),
+        **dict.fromkeys(("log_softmax", "_log_softmax"), log_softmax),
         "masked_fill": masked_fill,
         "where": where,
         "dropout": dropout,

@@ -1,4 +1,4 @@
-"""Import rules: convolutions and pools, with torch's attributes."""
+"""Import rules: convolutions along one axis to three, and transposed ones."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from policysearch.importers.shapes import reduced
-from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import conv, dense, pool
+from policysearch.importers.tracer import Rule, Tensor, Tracer
+from policysearch.importers.windows import extents, pad, with_batch
+from policysearch.ops import conv, conv3d, dense
+from policysearch.ops.conv_geometry import many
 from policysearch.ops.conv_transpose import conv_transpose2d
-from policysearch.ops.reduce import mean
 
-Pair = tuple[int, int]
-
-
-def _pair(extents: Any) -> Pair:
-    """Return (of the height, of the width) of a number, or of one or two of them."""
-    values = tuple(extents) if isinstance(extents, Sequence) else (extents,)
-    return (values[0], values[-1])
+FLAT: Mapping[str, int] = MappingProxyType(
+    {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
+)
+"""Attributes along the one row of an image that stands for a line."""
 
 
-def _with_bias(t: Tracer, product: Tensor, bias: Tensor | None) -> Tensor:
-    return product if bias is None else t.emit_nodes(dense.bias, product.id, t.full(bias))
-
-
-def conv2d(
+def convolution(
     t: Tracer,
     x: Tensor,
     weight: Tensor,
@@ -35,42 +28,50 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
+    """Convolve along as many axes as the weight has behind its channels."""
+    axes = len(weight.shape) - 2
+    image = with_batch(t, x, axes)
     if isinstance(padding, str):
-        padding = _named_padding(padding, weight, _pair(stride), _pair(dilation))
-    attrs: dict[str, Any] = {"stride": _plain(stride), "padding": _plain(padding)}
-    if _pair(dilation) != (1, 1) or groups != 1:
-        attrs |= {"dilation": _pair(dilation), "groups": groups}
-    return _with_bias(t, t.emit(conv.conv2d, x, weight, **attrs), bias)
+        image, padding = _named_padding(
+            t, image, padding, weight, many(extents(dilation, axes), axes)
+        )
+    attrs = {"stride": extents(stride, axes), "padding": extents(padding, axes)}
+    if extents(dilation, axes) != 1 or groups != 1:
+        attrs |= {"dilation": many(extents(dilation, axes), axes), "groups": groups}
+    op = conv.conv2d if axes < 3 else conv3d.conv3d
+    return _convolved(t, op, (x, image, weight, bias), attrs, conv.conv2d.name)
 
 
-def _named_padding(name: str, weight: Tensor, stride: Pair, dilation: Pair) -> Pair:
+def _convolved(
+    t: Tracer, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any], listed: str
+) -> Tensor:
+    """Emit a convolution and its bias, a line as an image of one row; return the shape of x."""
+    x, image, weight, bias = operands
+    axes = len(weight.shape) - 2
+    if axes == 1:
+        image, weight = (
+            t.view(each, (*each.shape[:2], 1, each.shape[2])) for each in (image, weight)
+        )
+        attrs = {
+            name: (FLAT[name], many(value, 1)[0]) if name in FLAT else value
+            for name, value in attrs.items()
+        }
+    product = t.emit(op, image, weight, source=listed, **attrs)
+    if bias is not None:
+        product = t.emit_nodes(dense.bias, product.id, t.full(bias))
+    channels, *places = product.shape[1:]
+    return t.view(product, (*x.shape[: len(x.shape) - axes - 1], channels, *places[-axes:]))
+
+
+def _named_padding(
+    t: Tracer, image: Tensor, name: str, weight: Tensor, dilation: Sequence[int]
+) -> tuple[Tensor, Any]:
+    """Return the image and the padding of a name; an odd one is put behind, as in torch."""
     if name == "valid":
-        return (0, 0)
-    # "same" in torch: d (k - 1) in all, of which an odd one would be more on one side
+        return image, 0
     needed = [d * (window - 1) for d, window in zip(dilation, weight.shape[2:], strict=True)]
-    if stride != (1, 1) or any(extent % 2 for extent in needed):
-        raise refuse(f"padding {name!r}", "give it as numbers, the same on both sides")
-    return (needed[0] // 2, needed[1] // 2)
-
-
-def conv1d(
-    t: Tracer,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Convolve as images of one row."""
-    if isinstance(padding, str):
-        raise refuse(f"padding {padding!r}", "give it as a number")
-    flat = t.view(x, (*x.shape[:2], 1, x.shape[2]))
-    kernel = t.view(weight, (*weight.shape[:2], 1, weight.shape[2]))
-    rows = (1, _pair(stride)[0]), (0, _pair(padding)[0]), (1, _pair(dilation)[0])
-    image = conv2d(t, flat, kernel, bias, rows[0], rows[1], rows[2], groups)
-    return t.view(image, (*image.shape[:2], image.shape[3]))
+    odd = [(0, extent % 2) for extent in reversed(needed)]
+    return pad(t, image, [n for pair in odd for n in pair]), tuple(n // 2 for n in needed)
 
 
 def transposed(
@@ -84,83 +85,42 @@ def transposed(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    attrs: dict[str, Any] = {
-        "stride": _pair(stride),
-        "padding": _pair(padding),
-        "output_padding": _pair(output_padding),
-        "dilation": _pair(dilation),
-        "groups": groups,
+    axes = len(weight.shape) - 2
+    named = {
+        "stride": stride,
+        "padding": padding,
+        "output_padding": output_padding,
+        "dilation": dilation,
     }
-    return _with_bias(t, t.emit(conv_transpose2d, x, weight, **attrs), bias)
+    attrs: dict[str, Any] = {n: many(extents(value, axes), axes) for n, value in named.items()}
+    op = conv_transpose2d if axes < 3 else conv3d.conv_transpose3d
+    operands = (x, with_batch(t, x, axes), weight, bias)
+    return _convolved(t, op, operands, {**attrs, "groups": groups}, conv_transpose2d.name)
 
 
-def max_pool(
+def either(
     t: Tracer,
     x: Tensor,
-    window: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    turned: bool,
+    output_padding: Any,
+    groups: int,
+    *_: Any,
 ) -> Tensor:
-    if _pair(dilation) != (1, 1):
-        raise refuse(f"dilation {_pair(dilation)}", "use 1")
-    return t.emit(pool.max_pool, x, **_window(window, stride, padding, ceil_mode))
-
-
-def average_pool(
-    t: Tracer,
-    x: Tensor,
-    window: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    if divisor_override is not None:
-        raise refuse(f"divisor_override {divisor_override}", "leave it out")
-    attrs = _window(window, stride, padding, ceil_mode)
-    if not count_include_pad:
-        attrs["count_include_pad"] = False
-    return t.emit(pool.average_pool, x, **attrs)
-
-
-def _window(window: Any, stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
-    """Return a pool's attributes; only those that are not the default, which has kernels in C."""
-    attrs: dict[str, Any] = {"window": _plain(window), "stride": _plain(stride or window)}
-    if _pair(padding) != (0, 0):
-        attrs["padding"] = _plain(padding)
-    if ceil_mode:
-        attrs["ceil_mode"] = True
-    return attrs
-
-
-def _plain(extents: Any) -> int | Pair:
-    high, wide = _pair(extents)
-    return high if high == wide else (high, wide)
-
-
-def adaptive_average_pool(t: Tracer, x: Tensor, sizes: Any) -> Tensor:
-    """Average over windows that tile the image; torch's overlap where the size does not divide."""
-    # torch averages from floor(i n / m) to ceil((i + 1) n / m): plain windows where m divides n
-    rows, columns = _pair(sizes)
-    height, width = x.shape[-2:]
-    if (rows, columns) == (1, 1):
-        average: Tensor = reduced(mean)(t, x, (-1, -2), True)
-        return average
-    if height % rows or width % columns:
-        raise refuse(f"{height} x {width} to {rows} x {columns}", "use a size that divides")
-    return t.emit(pool.average_pool, x, **_window((height // rows, width // columns), (), 0, False))
+    """Convolve as the lowered call says, one way or the other."""
+    if turned:
+        return transposed(t, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return convolution(t, x, weight, bias, stride, padding, dilation, groups)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "conv2d": conv2d,
-        "conv1d": conv1d,
-        "conv_transpose2d": transposed,
-        "max_pool2d": max_pool,
-        "avg_pool2d": average_pool,
-        "adaptive_avg_pool2d": adaptive_average_pool,
+        **{f"conv{n}d": convolution for n in (1, 2, 3)},
+        **{f"conv_transpose{n}d": transposed for n in (1, 2, 3)},
+        **dict.fromkeys(("convolution", "_convolution"), either),
     }
 )

@@ -13,13 +13,15 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_impls import op_implementations_dict
 
+from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.values import InputError
 
@@ -35,14 +37,13 @@ CASTS = ("aten.to", "aten._to_copy", "aten.type_as")
 RELABELLED = ("view", "reshape", "flatten", "unsqueeze", "squeeze", "contiguous", "to", "slice")
 """Ops that change no value."""
 
-VIEWS = frozenset(
+DRAWING = frozenset(
     {
-        *(*RELABELLED, "alias", "t", "mT", "numpy_T", "transpose", "permute", "unflatten"),
-        *("expand", "expand_as", "select", "narrow", "unbind", "split", "split_with_sizes"),
-        *("chunk", "getitem"),
+        *("randn", "randn_like", "rand", "rand_like", "uniform", "normal", "exponential"),
+        *("bernoulli", "randint", "randint_like", "random", "randperm"),
     }
 )
-"""Ops whose result may share the memory of what they read."""
+"""Ops whose results are drawn, in place or not."""
 
 
 FRAME = re.compile(r'File "(.+)", line (\d+)')
@@ -103,8 +104,8 @@ def _refused_hook(value: Any, hook: Any) -> Any:
     raise InputError(f"Tensor.register_hook in forward: {GRADIENT_REMEDY}")
 
 
-def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
-    """Return the training form of the module, before decomposition; InputError where it has none.
+def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any:
+    """Return a form of the module, before decomposition, regions open; InputError if it has none.
 
     torch logs and prints what it stumbles over besides raising it; one of them is enough.
     """
@@ -119,7 +120,9 @@ def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
             alignments_known(),
         ):
             warnings.simplefilter("ignore")
-            return torch.export.export(module.train(), inputs, strict=False)
+            program = torch.export.export(module.train(training), inputs, strict=False)
+            open_regions(program.graph_module)
+            return program
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
     except Exception as error:
@@ -134,36 +137,63 @@ def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
             part.training = training
 
 
-def exports(module: Any, example: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any], bool]:
-    """Return the exports at the BATCHES, and whether casts can be told apart.
+@dataclass(frozen=True)
+class Exports:
+    """Programs at the BATCHES; whether the second tells casts apart; what the first writes into."""
+
+    programs: tuple[Any, Any, Any]
+    casts_known: bool
+    aliases: Aliases
+
+
+def exports(module: Any, example: tuple[Any, ...], training: bool) -> Exports:
+    """Return the exports at the BATCHES.
 
     Two tell what depends on the batch and a third whether as they say; the second is of a bfloat16
     copy where there are casts, whose format shows what they follow.
     """
     # In float32 `x.float()` is x, and torch.export leaves no trace of which was meant. A bfloat16
     # copy of the module tells them apart: there the cast changes the dtype.
-    first = exported(module, with_batch(example, BATCHES[0]))
-    second, casts_known = _second_export(module, example, first)
-    third = exported(module, with_batch(example, BATCHES[2]))
+    first = exported(module, with_batch(example, BATCHES[0]), training)
+    second, casts_known = _second_export(module, example, first, training)
+    third = exported(module, with_batch(example, BATCHES[2]), training)
+    programs = first, second, third
+    aliases = [Aliases(program.graph) for program in programs]
     if any(_calls(other) != _calls(first) for other in (second, third)):
         raise InputError(
             f"module {type(module).__name__}: other calls for other batch sizes; "
             "expected the same for all"
         )
-    return (first, second, third), casts_known
+    return Exports(programs, casts_known, aliases[0])
 
 
-def _second_export(module: Any, example: tuple[Any, ...], first: Any) -> tuple[Any, bool]:
+def _second_export(
+    module: Any, example: tuple[Any, ...], first: Any, training: bool
+) -> tuple[Any, bool]:
     inputs = with_batch(example, BATCHES[1])
-    if any(op_of(node) in ("aten.to", "aten._to_copy") for node in first.graph.nodes):
+    if any(_names_a_format(node) for node in first.graph.nodes):
         low = tuple(x.to(torch.bfloat16) if x.dtype in FLOAT_TYPES else x for x in inputs)
         try:
-            second = exported(copy.deepcopy(module).to(torch.bfloat16), low)
+            second = exported(_in_bfloat16(module), low, training)
         except InputError:
             second = None
         if second is not None and _calls(second) == _calls(first):
             return second, True
-    return exported(module, inputs), False
+    return exported(module, inputs, training), False
+
+
+def _names_a_format(node: Any) -> bool:
+    """Return whether a call says in which format its result is, by name or by that of a value."""
+    return op_of(node) in ("aten.to", "aten._to_copy") or (
+        node.op == "call_function" and node.kwargs.get("dtype") == torch.float32
+    )
+
+
+def _in_bfloat16(module: Any) -> Any:
+    """Return a copy with floats in bfloat16; complex numbers have no such format and stay."""
+    return copy.deepcopy(module)._apply(
+        lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x
+    )
 
 
 def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -186,23 +216,11 @@ def _calls(program: Any) -> list[str]:
     return [str(n.target) if n.op == "call_function" else n.op for n in program.graph.nodes]
 
 
-def op_of(node: Any) -> str:
-    """Return "aten.linear" for a call of aten.linear.default."""
-    if node.op != "call_function":
-        return ""
-    return str(getattr(node.target, "overloadpacket", getattr(node.target, "__name__", "")))
-
-
-def in_place(node: Any) -> bool:
-    name = op_of(node)
-    return name.endswith("_") and not name.endswith("__")
-
-
 def kind_of(node: Any) -> str:
     """Return what the result of a node holds, one of KINDS."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, list | tuple) and value else value
-    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype in FLOAT_TYPES or value.is_complex():
         return FLOATS
     return TRUTHS if value.dtype == torch.bool else WHOLES
 
@@ -212,41 +230,51 @@ def is_random(node: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def draws(node: Any) -> bool:
+    """Return whether the result of a call is drawn, and not only what it multiplies by."""
+    return op_of(node).removeprefix("aten.").removesuffix("_") in DRAWING
+
+
+def like_of_draw(node: Any) -> Any:
+    """Return the value whose format a draw has, None where no value says it."""
+    made = node.args[0] if in_place(node) else node
+    name = op_of(made).removeprefix("aten.")
+    like = made
+    if name.startswith("new_") or name.endswith("_like"):
+        like = made.args[0]
+    elif made is node or (made.op == "call_function" and not made.all_input_nodes):
+        return None
+    named = made.kwargs.get("dtype") not in (None, like.meta["val"].dtype)
+    return None if named or kind_of(like) != FLOATS else like
+
+
+def read_by(node: Any) -> Sequence[Any]:
+    """Return the values that a call reads; a draw in place does not read what was there."""
+    if not (draws(node) and in_place(node)):
+        return tuple(node.all_input_nodes)
+    like = like_of_draw(node)
+    others = (x for x in node.all_input_nodes if x is not node.args[0])
+    return (*others, *(() if like is None else (like,)))
+
+
 def rows_read(node: Any) -> int:
     """Return how many rows the smallest table has that the numbers of `node` look up; 0 if none."""
     counts = []
     for user in node.users:
-        if op_of(user) == "aten.embedding" and user.args[1] is node:
-            counts.append(int(user.args[0].meta["val"].shape[0]))
-        elif op_of(user).removeprefix("aten.") in RELABELLED and user.args[0] is node:
+        name = op_of(user).removeprefix("aten.")
+        if name in ("embedding", "embedding_bag") and user.args[1] is node:
+            counts.append(_extent(user.args[0], 0))
+        elif name == "index" and node in user.args[1]:
+            counts.append(_extent(user.args[0], user.args[1].index(node)))
+        elif name in ("index_select", "gather") and user.args[2] is node:
+            counts.append(_extent(user.args[0], user.args[1]))
+        elif name in RELABELLED and user.args[0] is node:
             counts.append(rows_read(user))
     return min((count for count in counts if count), default=0)
 
 
-def changes_a_view(node: Any) -> bool:
-    """Return whether an op in place changes what is read later through another view."""
-    # Here values are new nodes, not memory: another view, made before, would not see the change.
-    nodes = list(node.graph.nodes)
-    changed, root = _value(node), base_of(node)
-    place = nodes.index(node)
-    others = (n for n in nodes[:place] if base_of(n) is root and _value(n) is not changed)
-    later = set(nodes[place + 1 :])
-    return any(not later.isdisjoint(other.users) for other in others)
-
-
-def _value(node: Any) -> Any:
-    """Return the node that a chain of ops in place began with."""
-    while in_place(node):
-        node = node.args[0]
-    return node
-
-
-def base_of(node: Any) -> Any:
-    """Return the node whose memory this one may share."""
-    node = _value(node)
-    while op_of(node).removeprefix("aten.") in VIEWS:
-        node = _value(node.args[0])
-    return node
+def _extent(table: Any, axis: int) -> int:
+    return int(table.meta["val"].shape[axis])
 
 
 def path_of(node: Any) -> str:
@@ -263,9 +291,12 @@ def line_of(node: Any) -> str:
 
 
 def shape_of(nodes: Sequence[Any]) -> tuple[int | Extent, ...] | None:
-    """Return the shape of what a call gives at the BATCHES; None where it is no single tensor."""
+    """Return the shape of what a call gives at the BATCHES; None where it is no single tensor.
+
+    Nor where a constant mask decides it: torch.export takes that to depend on values.
+    """
     values = [node.meta.get("val") for node in nodes]
-    if not isinstance(values[0], torch.Tensor):
+    if shape_at_first(nodes[0]) is None:
         return None
     return tuple(extent_of(extents) for extents in zip(*(v.shape for v in values), strict=True))
 
@@ -278,7 +309,8 @@ def single_axes(node: Any) -> tuple[int, ...]:
 def shape_at_first(node: Any) -> tuple[int, ...] | None:
     """Return the shape of what a call gives at the first of the BATCHES."""
     value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+    known = isinstance(value, torch.Tensor) and all(isinstance(e, int) for e in value.shape)
+    return tuple(value.shape) if known else None
 
 
 def extent_of(extents: Sequence[int]) -> int | Extent:
@@ -352,30 +384,3 @@ def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:
     signature = program.graph_signature
     parameters = ((n, first[id(every[full])]) for n, full in signature.inputs_to_parameters.items())
     return (*parameters, *signature.inputs_to_buffers.items())
-
-
-def region_nodes(program: Any, node: Any) -> Iterator[Any]:
-    """Yield the nodes of the regions that a node calls, as of `with torch.no_grad()`."""
-    for operand in node.all_input_nodes:
-        if operand.op == "get_attr":
-            yield from program.graph_module.get_submodule(operand.target).graph.nodes
-
-
-class BufferUpdates:
-    """Which of these `buffers`, by their placeholders, calls move, and the `nodes` in place."""
-
-    def __init__(self, program: Any, buffers: Collection[str]) -> None:
-        self.nodes: set[str] = set()
-        self.buffers: set[str] = set()
-        for node in program.graph.nodes:
-            changed = {base_of(node).name} if in_place(node) else set()
-            if any(in_place(part) for part in region_nodes(program, node)):
-                changed = {operand.name for operand in node.all_input_nodes}
-            self.buffers |= changed & set(buffers)
-            if in_place(node) and not changed.isdisjoint(buffers):
-                self.nodes.add(node.name)
-
-    def read_by(self, node: Any) -> str:
-        """Return the moved buffer that a node reads, "" where it reads none."""
-        read = (base_of(operand).name for operand in node.all_input_nodes)
-        return next((name for name in read if name in self.buffers), "")

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import size
-from policysearch.importers.attention import dropout, matmul
+from policysearch.importers.attention import dropout
 from policysearch.importers.elementwise import add, multiply, plain
 from policysearch.importers.shapes import cat, exchanged, part, select, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
@@ -24,15 +24,6 @@ def linear(
         attrs: dict[str, Any] = {"apart": True} if apart else {}
         product = t.emit_nodes(dense.bias, product.id, t.full(bias), **attrs)
     return t.view(product, (*x.shape[:-1], weight.shape[0]))
-
-
-def addmm(
-    t: Tracer, bias: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1
-) -> Tensor:
-    if (beta, alpha) != (1, 1) or len(bias.shape) != 1:
-        raise refuse(f"beta {beta}, alpha {alpha}", "use 1 and a bias vector")
-    product = matmul(t, a, b)
-    return t.view(t.emit_nodes(dense.bias, t.rows(product), t.full(bias)), product.shape)
 
 
 def embedding(
@@ -122,7 +113,6 @@ def _quarters(t: Tracer, gates: Tensor) -> Iterator[Tensor]:
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "linear": linear,
-        "addmm": addmm,
         "embedding": embedding,
         "lstm": lstm,
     }

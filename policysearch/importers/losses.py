@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import Op, size
-from policysearch.importers.elementwise import add, multiply, negative, paired, subtract
+from policysearch.importers.elementwise import (
+    add,
+    clamp,
+    divide,
+    multiply,
+    negative,
+    pair,
+    subtract,
+)
+from policysearch.importers.reductions import distance, over, vector_norm
 from policysearch.importers.shapes import broadcast_tensors, permute
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
-from policysearch.ops import class_losses, ctc_loss, elementwise, paired_losses, similarity
+from policysearch.ops import class_losses, ctc_loss, extrema, paired_losses
+from policysearch.ops.exponentials import sqrt
 from policysearch.ops.loss import IGNORED, mean_squared_error, token_cross_entropy
 from policysearch.ops.reduce import mean, sum_over
 from policysearch.ops.softmax import log_softmax
+from policysearch.ops.softplus import log_sigmoid
 
 NONE, MEAN, SUM = range(3)
 """torch's numbers for the reductions."""
+
+LEAST_SQUARE = 1e-12
+"""What torch adds to the squares of lengths in a loss of cosines."""
 
 
 def reduced(t: Tracer, losses: Tensor, reduction: int) -> Tensor:
@@ -83,7 +96,7 @@ def binary_of_logits(
     # (1 - y) x + (1 + (w - 1) y) log(1 + exp(-x)), torch's own pieces of it (`Loss.cpp`)
     start = len(t.b.nodes)
     factor = add(t, multiply(t, y, add(t, pos_weight, -1.0)), 1.0)
-    soft = t.pointwise(paired_losses.log_logistic, x)
+    soft = t.pointwise(log_sigmoid, x)
     losses = subtract(t, multiply(t, subtract(t, 1.0, y), x), multiply(t, factor, soft))
     losses = losses if weight is None else multiply(t, losses, weight)
     result = reduced(t, losses, reduction)
@@ -115,51 +128,45 @@ def hinge_embedding(
     return _of_pairs(t, paired_losses.hinge_embedding, x, y, reduction, margin=float(margin))
 
 
+_smaller = pair(extrema.minimum)
+
+
 def margin_ranking(
     t: Tracer, a: Tensor, b: Tensor, y: Tensor, margin: float = 0.0, reduction: int = MEAN
 ) -> Tensor:
+    """By how much a is not larger than b by the margin, where y is 1; smaller, where it is -1."""
     start = len(t.b.nodes)
-    a, b = broadcast_tensors(t, (a, b))
-    apart = subtract(t, a, b)
-    op = paired_losses.ranking_margin
-    result = _of_pairs(t, op, apart, y, reduction, margin=float(margin))
-    t.list_under(op.name, start)
-    return result
-
-
-def _of_rows(t: Tracer, op: Op, a: Tensor, b: Tensor, axis: int, attrs: dict[str, Any]) -> Tensor:
-    """Emit an op of the rows of two tensors, which are along `axis`."""
-    a, b = broadcast_tensors(t, (a, b))
-    count = len(a.shape)
-    order = (*(place for place in range(count) if place != axis % count), axis % count)
-    return t.emit(op, permute(t, a, order), permute(t, b, order), **attrs)
+    losses = add(t, multiply(t, negative(t, y), subtract(t, a, b)), float(margin))
+    losses = reduced(t, clamp(t, losses, 0.0), reduction)
+    t.list_under(paired_losses.hinge_embedding.name, start)
+    return losses
 
 
 def cosine_similarity(
     t: Tracer, a: Tensor, b: Tensor, dim: int = 1, epsilon: float = 1e-8
 ) -> Tensor:
-    return _of_rows(t, similarity.cosine_similarity, a, b, dim, {"epsilon": epsilon})
+    """The sum of products of both over their lengths, which are no less than epsilon."""
+    start = len(t.b.nodes)
+    a, b = broadcast_tensors(t, (a, b))
+    axis = dim % len(a.shape)
+    lengths = (clamp(t, vector_norm(t, x, 2, axis, True), epsilon) for x in (a, b))
+    units = (divide(t, x, length) for x, length in zip((a, b), lengths, strict=True))
+    result = over(t, sum_over, multiply(t, *units), axis)
+    t.list_under(paired_losses.cosine_embedding.name, start)
+    return result
 
 
 def cosine_embedding(
     t: Tracer, a: Tensor, b: Tensor, y: Tensor, margin: float = 0.0, reduction: int = MEAN
 ) -> Tensor:
     start = len(t.b.nodes)
-    cosines = _of_rows(t, similarity.cosine_similarity, a, b, -1, {similarity.SHIFT: 1e-12})
+    squares = (add(t, over(t, sum_over, multiply(t, x, x), -1), LEAST_SQUARE) for x in (a, b))
+    length = t.pointwise(sqrt, multiply(t, *squares))
+    cosines = divide(t, over(t, sum_over, multiply(t, a, b), -1), length)
     op = paired_losses.cosine_embedding
     result = _of_pairs(t, op, cosines, y, reduction, margin=float(margin))
     t.list_under(op.name, start)
     return result
-
-
-def pairwise_distance(
-    t: Tracer, a: Tensor, b: Tensor, p: float = 2.0, epsilon: float = 1e-6, keepdim: bool = False
-) -> Tensor:
-    if not 0 < p < math.inf:
-        raise refuse(f"p {p}", "use one above 0 that is finite")
-    op = similarity.pairwise_distance
-    lengths = _of_rows(t, op, a, b, -1, {"order": float(p), "epsilon": epsilon})
-    return t.view(lengths, (*lengths.shape, 1)) if keepdim else lengths
 
 
 def triplet_margin(
@@ -175,16 +182,13 @@ def triplet_margin(
 ) -> Tensor:
     """By how much the far one is not farther than the near one and the margin."""
     start = len(t.b.nodes)
-    to_near, to_far = (pairwise_distance(t, anchor, x, p, epsilon) for x in (near, far))
-    if swap:  # the smaller of both distances
-        other = pairwise_distance(t, near, far, p, epsilon)
-        to_far = subtract(t, to_far, t.emit(elementwise.relu, subtract(t, to_far, other)))
-    apart = subtract(t, to_far, add(t, to_near, margin))
-    sign = Tensor(t.filled(1.0, apart.shape), apart.shape)
-    op = paired_losses.ranking_margin
-    result = _of_pairs(t, op, apart, sign, reduction, margin=0.0)
-    t.list_under(op.name, start)
-    return result
+    to_near, to_far = (distance(t, anchor, x, p, epsilon) for x in (near, far))
+    if swap:
+        to_far = _smaller(t, to_far, distance(t, near, far, p, epsilon))
+    losses = clamp(t, subtract(t, add(t, to_near, float(margin)), to_far), 0.0)
+    losses = reduced(t, losses, reduction)
+    t.list_under(paired_losses.hinge_embedding.name, start)
+    return losses
 
 
 def ctc(
@@ -244,7 +248,7 @@ def likelihood(
     result = t.view(losses, targets.shape) if reduction == NONE else reduced(t, losses, SUM)
     if reduction == MEAN:
         counted = t.emit_nodes(class_losses.row_weights, flat, weights, **attrs)
-        result = paired(t, elementwise.divide, result, reduced(t, counted, SUM))
+        result = divide(t, result, reduced(t, counted, SUM))
     t.list_under(op.name, start)
     return result
 
@@ -333,7 +337,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "margin_ranking_loss": margin_ranking,
         "cosine_embedding_loss": cosine_embedding,
         "cosine_similarity": cosine_similarity,
-        "pairwise_distance": pairwise_distance,
         "triplet_margin_loss": triplet_margin,
         "ctc_loss": ctc,
     }

@@ -152,11 +152,30 @@ def group_norm(
     return _composite(t, "group_norm", "layer_norm", operands, emit, epsilon=eps, shape=x.shape)
 
 
+def instance_norm(
+    t: Tracer,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Tensor:
+    """Normalise every channel of every example by itself: groups of one channel, in one call."""
+    if running_mean is not None:
+        raise refuse("running statistics", "use track_running_stats=False")
+    return group_norm(t, x, x.shape[1], weight, bias, eps)
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "layer_norm": layer_norm,
         "rms_norm": rms_norm,
         "batch_norm": batch_norm,
         "group_norm": group_norm,
+        "instance_norm": instance_norm,
     }
 )

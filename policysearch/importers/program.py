@@ -10,6 +10,9 @@ from policysearch.graph import Shape
 FLOATS, WHOLES, TRUTHS = KINDS = ("floats", "whole numbers", "truth values")
 """What a value of torch holds, by its dtype: only floats are rounded, only truth values mask."""
 
+COMPLEX = "complex numbers"
+"""What a constant may hold besides; it is stored by its parts, [..., 2]."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -53,7 +56,7 @@ class Call:
 class Constant:
     """An array of the model that nothing moves, repeated along `batch_axis` if there is one.
 
-    Truth values are 1 and 0. `kind` is one of KINDS.
+    Truth values are 1 and 0. `kind` is one of KINDS, or COMPLEX.
     """
 
     name: str
@@ -67,13 +70,15 @@ class Program:
     """A forward pass: arrays by the names that calls have for them, the calls, the results.
 
     `arrays` maps such names to parameters and running statistics, `results` are the tensors the
-    module returns, in order.
+    module returns, in order. `updated` are the buffers that the calls move, with the name of what
+    each becomes.
     """
 
     arrays: tuple[tuple[str, str], ...]
     constants: tuple[Constant, ...]
     calls: tuple[Call, ...]
     results: tuple[str, ...]
+    updated: tuple[tuple[str, str], ...] = ()
 
 
 def resolved(value: Any, batch: int) -> Any:

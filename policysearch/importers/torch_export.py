@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from policysearch.graph import FloatArray
-from policysearch.importers.program import Extent
+from policysearch.importers.program import Extent, Program
 from policysearch.importers.torch_model import TorchModel
 from policysearch.importers.torch_reader import Reader
 from policysearch.nn.model import OWN_LOSS
@@ -36,7 +36,9 @@ def from_torch(
     """
     draw = None if isinstance(module, torch.nn.Module) else _Draw(module)
     net = module if draw is None else draw.module(0)
-    reader = Reader(net, example_inputs if isinstance(example_inputs, tuple) else (example_inputs,))
+    example = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    reader = Reader(net, example)
+    evaluation, constants = _evaluation(reader, example)
     model = TorchModel(
         name=name or type(net).__name__,
         inputs=reader.inputs,
@@ -44,16 +46,27 @@ def from_torch(
         specs=reader.parameters(),
         kept=reader.statistics(),
         initial=arrays_of(net, reader.kept_names(), copied=draw is None),
-        fixed=reader.constants,
+        fixed={**reader.constants, **constants},
         loss=loss,
         labels=reader.input_name(labels),
         draw=draw and draw.of(reader.kept_names()),
         types={n: type(m).__name__ for n, m in net.named_modules(remove_duplicate=False)},
         source=module,
+        evaluation=evaluation,
     )
     _check(model)
-    _ = model.layer_names  # traces, so that what cannot be imported is said now
     return model
+
+
+def _evaluation(
+    reader: Reader, example: tuple[Any, ...]
+) -> tuple[Program | None, Mapping[str, FloatArray]]:
+    """Return the program of evaluation, where that is another, and its constants."""
+    if not reader.evaluates_otherwise:
+        return None, {}
+    moved = [spec.name for spec in reader.statistics()]
+    other = Reader(reader.module, example, training=False, moved=moved)
+    return other.program(), other.constants
 
 
 def _check(model: TorchModel) -> None:
@@ -66,6 +79,7 @@ def _check(model: TorchModel) -> None:
     if model.loss != OWN_LOSS and shape is not None and shape[:1] != (Extent(0, 1),):
         given = ["batch" if isinstance(extent, Extent) else extent for extent in shape]
         raise InputError(f"model {model.name}, result: {given}; expected the batch along axis 0")
+    _ = model.layer_names  # traces, so that what cannot be imported is said now
 
 
 class _Draw:

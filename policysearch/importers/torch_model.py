@@ -11,18 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from policysearch.graph import FloatArray, Shape
-from policysearch.importers import (
-    attention,
-    convolution,
-    elementwise,
-    layers,
-    losses,
-    norms,
-    shapes,
-)
-from policysearch.importers.program import FLOATS, Call, Program, resolved
-from policysearch.importers.tracer import FILLED, Rule, Tensor, Tracer
+from policysearch.graph import FloatArray
+from policysearch.importers.calls import emit_calls
+from policysearch.importers.program import Program
+from policysearch.importers.tracer import FILLED, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
     Input,
@@ -34,28 +26,8 @@ from policysearch.nn.model import (
 from policysearch.ops.builder import Builder
 from policysearch.values import InputError
 
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        name: rule
-        for family in (attention, convolution, elementwise, layers, losses, norms, shapes)
-        for name, rule in family.RULES.items()
-    }
-)
-"""Rules by name, without "aten." and without the overload; an in-place op has its plain name."""
-
-
 Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
-
-MISSING = object()
-"""The results, more than one, of a call that cannot be imported."""
-
-FEW = 20
-"""So many unsupported calls are named; of more, how many there are."""
-
-
-class _Missing(Exception):
-    """A call reads MISSING: what is wrong has been said."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +37,8 @@ class TorchModel(Model):
     `specs` and `kept` are its parameters and running statistics, `initial` their values by name.
     `draw` gives other values for another seed; without it every seed starts from `initial`.
     `types` are the classes of its modules, by name. `source` is the module or its maker; it stays
-    behind where the model is sent.
+    behind where the model is sent. `evaluation` is the program of evaluation where that draws or
+    moves buffers otherwise than training.
     """
 
     name: str
@@ -80,6 +53,7 @@ class TorchModel(Model):
     draw: Draw | None = None
     types: Mapping[str, str] = field(default_factory=dict)
     source: Any = field(default=None, repr=False)
+    evaluation: Program | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         own = {row.name: getattr(self, row.name) for row in fields(self)}
@@ -95,6 +69,7 @@ class TorchModel(Model):
         """SHA-256 in hex of the program, the parameters' names and the initial values."""
         description = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
         digest = hashlib.sha256(repr(description).encode())
+        digest.update(repr(self.evaluation).encode() if self.evaluation else b"")
         for values in (self.initial, self.fixed):
             for name, array in sorted(values.items()):
                 digest.update(name.encode() + array.tobytes())
@@ -148,53 +123,18 @@ class TorchModel(Model):
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
         """Emit the forward pass. InputError names every call that cannot be imported."""
         batch = b.shape(fed[self.inputs[0].name])[0]
-        tracer = Tracer(b, self.program, fed, batch, training)
-        faults: dict[str, None] = {}
-        for call in self.program.calls:
-            with b.scope(layer=call.path, role="fprop" if call.kind == FLOATS else "input"):
-                try:
-                    self._call(tracer, call)
-                except InputError as error:
-                    faults[_fault(call, error)] = None
-                    _stand_in(tracer, call)
-                except _Missing:
-                    _stand_in(tracer, call)
-        if faults:
-            raise InputError(f"model {self.name}: {_said(list(faults))}")
+        program = self.program if training else (self.evaluation or self.program)
+        tracer = Tracer(b, program, fed, batch, training)
+        if faults := emit_calls(tracer, program.calls):
+            raise InputError(f"model {self.name}: cannot be imported: {faults}")
         with b.scope(role="fprop"):
-            return self._traced(tracer)
+            return self._traced(tracer, program)
 
-    def _call(self, tracer: Tracer, call: Call) -> None:
-        tracer.path = call.path
-        name = call.op.removeprefix("aten.")
-        rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
-        if call.fault or rule is None:
-            raise InputError(call.fault or "no rule for this op; write it with ops that have one")
-        arguments = [tracer.argument(value) for value in call.arguments]
-        if any(argument is MISSING for argument in arguments):
-            raise _Missing
-        options = {key: tracer.argument(value) for key, value in call.options}
-        try:
-            result = rule(tracer, *arguments, **options)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{error}; expected what the rule of this op takes") from error
-        if call.shape is not None and isinstance(result, Tensor):
-            expected = resolved(call.shape, tracer.batch)
-            if result.shape != expected:
-                given = f"shape {list(result.shape)}"
-                raise InputError(f"{given}; torch has {list(expected)} (a fault of the importer)")
-        if call.kind != FLOATS and not all(tracer.is_whole(x) for x in _tensors(result)):
-            given = f"{call.kind} made of floats"
-            raise InputError(f"{given}; give them as an int64 input of their own")
-        tracer.keep(call.name, result, call.kind)
-        if call.changed:
-            tracer.keep(call.changed, result, call.kind)
-
-    def _traced(self, tracer: Tracer) -> Traced:
-        results = [tracer.value(name) for name in self.program.results]
-        statistics = tuple(tracer.statistics.items()) if tracer.training else ()
+    def _traced(self, tracer: Tracer, program: Program) -> Traced:
+        results = [tracer.value(name) for name in program.results]
+        updated = {full: tracer.full(tracer.value(name)) for full, name in program.updated}
+        moved = {**tracer.statistics, **updated} if tracer.training else {}
+        statistics = tuple(moved.items())
         if self.loss != OWN_LOSS:
             return Traced(tracer.full(results[0]), None, statistics)
         scalars = [x for x in results if x.shape == ()]
@@ -203,24 +143,3 @@ class TorchModel(Model):
             raise InputError(f"model {self.name}: no scalar result; expected its own loss")
         loss = tracer.full(scalars[0])
         return Traced(tracer.full(others[0]) if others else loss, loss, statistics)
-
-
-def _tensors(result: Any) -> tuple[Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _stand_in(tracer: Tracer, call: Call) -> None:
-    """Go on behind a call that cannot be imported, to find the others."""
-    shape: Shape = () if call.shape is None else resolved(call.shape, tracer.batch)
-    tracer.keep(call.name, MISSING if call.shape is None else tracer.stand_in(call.name, shape))
-
-
-def _fault(call: Call, error: InputError) -> str:
-    """Return what is wrong with a call, its module before it and the user's line after it."""
-    line = f" ({call.line})" if call.line else ""
-    return f"{call.path or 'the module itself'}: {call.op}: {error}{line}"
-
-
-def _said(faults: list[str]) -> str:
-    more = f"; and {len(faults) - FEW} more" if len(faults) > FEW else ""
-    return f"cannot be imported: {'; '.join(faults[:FEW])}{more}"

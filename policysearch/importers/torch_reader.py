@@ -3,62 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from policysearch.graph import FloatArray
+from policysearch.importers.aliases import in_place, op_of
 from policysearch.importers.exported import (
     FLOAT_TYPES,
-    BufferUpdates,
     adds_apart,
     array_names,
-    changes_a_view,
     check_hooks,
     differs,
+    draws,
     exports,
     extent_of,
     hides_rows,
-    in_place,
     is_random,
     kind_of,
+    like_of_draw,
     line_of,
     narrows,
     number_of,
-    op_of,
     path_of,
+    read_by,
     rows_read,
     shape_at_first,
     shape_of,
     single_axes,
     value_of,
 )
-from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Call, Constant, Program, Ref
+from policysearch.importers.program import (
+    COMPLEX,
+    FLOATS,
+    TRUTHS,
+    WHOLES,
+    Call,
+    Constant,
+    Program,
+    Ref,
+)
 from policysearch.nn.model import Input, ParameterSpec
 from policysearch.ops.source import own
 from policysearch.values import InputError
 
-SKIPPED = ("_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar")
-"""Calls that compute nothing."""
-
 REGIONS: Mapping[str, str] = MappingProxyType(
     {
-        "wrap_with_set_grad_enabled": "without gradients; leave it out, and freeze parameters by "
-        "requires_grad_(False)",
         "wrap_with_autocast": "under autocast; leave it out: formats are the policy's",
     }
 )
 """What is wrong with a region of calls, by the op that torch.export makes of it."""
 
 
+LAYOUT = ("device", "pin_memory", "layout", "memory_format", "out")
+"""Options that change no value; what `out` names is written into the graph (`aliases.py`)."""
+
+
 class Reader:
     """Reads one module: exported at three batch sizes, so that what depends on them is seen."""
 
-    def __init__(self, module: Any, example: tuple[Any, ...]) -> None:
-        self.module = module
+    def __init__(
+        self,
+        module: Any,
+        example: tuple[Any, ...],
+        *,
+        training: bool = True,
+        moved: Collection[str] = (),
+    ) -> None:
+        """Read the module as in `training` or in evaluation; `moved` buffers are no constants."""
+        self.module, self._training = module, training
         check_hooks(module)
-        self._exports, self._casts_known = exports(module, example)
+        read = exports(module, example, training)
+        self._exports, self._casts_known, self._aliases = (
+            read.programs,
+            read.casts_known,
+            read.aliases,
+        )
         self._two = self._exports[0]
         self._arrays = array_names(module, self._two)
         self._known = dict(self._arrays)
@@ -76,11 +98,8 @@ class Reader:
             )
             for user, x in zip(users, example, strict=True)
         )
-        self._statistics = self._running()
-        plain = self._plain()
-        self._buffer_updates = BufferUpdates(
-            self._two, {name for name, full in self._arrays if full in plain}
-        )
+        self._updated = self._moved_buffers()
+        self._statistics = self._running() | set(self._updated) | set(moved)
         _check_types({**dict(module.named_parameters()), **self._buffers(self._statistics)})
 
     def input_name(self, argument: str) -> str:
@@ -89,6 +108,27 @@ class Reader:
         No path of a module ends with a dot.
         """
         return f"{argument}." if argument in self._known.values() else argument
+
+    def _moved_buffers(self) -> dict[str, str]:
+        """Return the buffers of floats that forward writes into, with the name of what they become.
+
+        Counters are none; whoever reads one is refused.
+        """
+        buffers = dict(self.module.named_buffers())
+        moved = {self._known[name]: name for name in self._aliases.moved if name in self._known}
+        for full, name in moved.items():
+            if full not in buffers:
+                raise InputError(
+                    f"parameter {full}: {self._aliases.moved_by[name]} in forward moves it; "
+                    "expected only the optimizer to, or a buffer (an embedding has max_norm=None)"
+                )
+        floats = (full for full in moved if buffers[full].dtype in FLOAT_TYPES)
+        return {full: self._aliases.moved[moved[full]].name for full in floats}
+
+    @property
+    def evaluates_otherwise(self) -> bool:
+        """Return whether forward draws or moves buffers, which it may not do in evaluation."""
+        return bool(self._updated) or any(draws(node) for node in self._two.graph.nodes)
 
     def kept_names(self) -> list[str]:
         return [spec.name for spec in (*self.parameters(), *self.statistics())]
@@ -128,11 +168,16 @@ class Reader:
         return names
 
     def program(self) -> Program:
-        """Return the calls that depend on inputs or parameters; the others become constants."""
-        calls, fixed = [], self._fixed()
+        """Return the calls that depend on inputs or parameters; the others become constants.
+
+        Calls that no result and no statistic depends on are left out.
+        """
+        calls, fixed, needed = [], self._fixed(), self._needed()
+        for name in self._growing(fixed, needed):
+            del fixed[name]
         for nodes in self._nodes():
             two = nodes[0]
-            if two.op != "call_function" or two.name in fixed or self._skipped(two):
+            if two.op != "call_function" or two.name in fixed or two.name not in needed:
                 continue
             try:
                 calls.append(self._call(nodes, fixed))
@@ -140,21 +185,47 @@ class Reader:
                 shape = shape_at_first(two)
                 place = two.name, op_of(two), path_of(two)
                 calls.append(Call(*place, (), (), shape, fault=str(error), line=line_of(two)))
-        (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
-        outputs = self._version_with_casts(output).args[0]
-        results = tuple(self._names[x] for x in outputs if isinstance(x, torch.fx.Node))
+        results = tuple(self._names[x] for x in self._results())
         if not results or results[0] in fixed:
             raise InputError("results: first none of inputs and parameters; expected one")
-        arrays = [(n, full) for n, full in self._arrays if full not in self._plain()]
+        arrays = [(n, full) for n, full in self._arrays if full not in self._plain]
         users = self._two.graph_signature.user_inputs
         arrays += [(user, item.name) for user, item in zip(users, self.inputs, strict=True)]
-        return Program(
-            tuple((n, full) for n, full in arrays if n != full),
-            tuple(self._rows),
-            tuple(calls),
-            results,
-        )
+        named = tuple((n, full) for n, full in arrays if n != full)
+        updated = tuple(self._updated.items()) if self._training else ()
+        return Program(named, tuple(self._rows), tuple(calls), results, updated)
 
+    def _results(self) -> list[Any]:
+        (output,) = (nodes for nodes in self._nodes() if nodes[0].op == "output")
+        outputs = self._version_with_casts(output).args[0]
+        return [x for x in outputs if isinstance(x, torch.fx.Node)]
+
+    def _needed(self) -> set[str]:
+        """Return the nodes that results and statistics depend on, and those that write in vain."""
+        wanted = {self._names[x] for x in self._results()} | set(self._updated.values())
+        wanted |= self._aliases.faults
+        for nodes in reversed(list(self._nodes())):
+            if op_of(nodes[0]) == "aten.batch_norm":
+                wanted.add(nodes[0].name)
+            if nodes[0].name in wanted:
+                wanted |= {self._names[x] for x in read_by(self._version_with_casts(nodes))}
+        return wanted
+
+    def _growing(self, fixed: Mapping[str, Any], needed: Collection[str]) -> set[str]:
+        """Return the calls on constants whose values for more examples are not repetitions.
+
+        They are made anew for every batch size, where what reads them needs that.
+        """
+        growing: set[str] = set()
+        for nodes in reversed(list(self._nodes())):
+            two = nodes[0]
+            if two.name not in needed or (two.name in fixed and two.name not in growing):
+                continue
+            read = (x for x in two.all_input_nodes if x.op == "call_function" and x.name in fixed)
+            growing |= {x.name for x in read if not _is_even(*fixed[x.name])}
+        return growing
+
+    @cached_property
     def _plain(self) -> set[str]:
         """Return the buffers that nothing moves."""
         buffers = {name for name, _ in self.module.named_buffers()}
@@ -173,7 +244,7 @@ class Reader:
             elif two.op == "get_attr":
                 parts = (program.graph_module.get_submodule(node.target) for program, node in pairs)
                 values_by_name[two.name] = tuple(parts)
-            elif two.op == "call_function" and not self._skipped(two):
+            elif two.op == "call_function":
                 names = [x.name for x in two.all_input_nodes]
                 if all(name in values_by_name for name in names) and not is_random(two):
                     values_by_name[two.name] = tuple(
@@ -202,16 +273,10 @@ class Reader:
     def _held(self, program: Any, name: str) -> Any:
         """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
         full = program.graph_signature.inputs_to_buffers.get(name)
-        if full in self._plain() and name not in self._buffer_updates.buffers:
+        if full in self._plain and name not in self._aliases.moved:
             return self._buffers((full,))[full].detach().clone()
         lifted = program.graph_signature.inputs_to_lifted_tensor_constants
         return program.constants[lifted[name]] if name in lifted else None
-
-    def _skipped(self, node: Any) -> bool:
-        """Return whether a call computes nothing that counts: a check, a counter of batches."""
-        return (
-            node.name in self._buffer_updates.nodes or op_of(node).removeprefix("aten.") in SKIPPED
-        )
 
     def _call(self, nodes: Sequence[Any], fixed: Mapping[str, Any]) -> Call:
         two, op = nodes[0], op_of(nodes[0])
@@ -221,6 +286,7 @@ class Reader:
             first = versions[0]
             if isinstance(first, torch.fx.Node):
                 name = self._names[self._version_with_casts(versions)]
+                _check_value(first)
                 return Ref(self._constant(name, fixed) if name in fixed else name)
             if isinstance(first, list | tuple):
                 return tuple(read(parts) for parts in zip(*versions, strict=True))
@@ -232,38 +298,86 @@ class Reader:
             return number_of(versions) if known else str(first)
 
         arguments = tuple(read(versions) for versions in zip(*(n.args for n in nodes), strict=True))
-        if op.removesuffix("_") == "aten.squeeze" and len(arguments) == 1:
-            arguments = (*arguments, single_axes(two.args[0]))
         options = tuple((key, read([n.kwargs[key] for n in nodes])) for key in two.kwargs)
-        if op == "aten.scaled_dot_product_attention":
-            arguments, options = self._attention(two, arguments, dict(options), fixed)
-        if op == "aten.linear" and adds_apart(two):
-            options = (*options, ("apart", True))
-        if self._casts_known and narrows(nodes[1]):
-            options = (*options, ("back", True))
+        arguments, options = self._explicit(nodes, arguments, options, fixed)
         return Call(
             two.name,
             op,
             path_of(two),
             arguments,
-            tuple((key, value) for key, value in options if key not in ("device", "pin_memory")),
+            tuple((key, value) for key, value in options if key not in LAYOUT),
             shape_of(nodes),
             self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
             kind=kind_of(two),
             line=line_of(two),
         )
 
+    def _explicit(
+        self,
+        nodes: Sequence[Any],
+        arguments: tuple[Any, ...],
+        options: tuple[tuple[str, Any], ...],
+        fixed: Mapping[str, Any],
+    ) -> Any:
+        """Return arguments and options with what torch takes from values."""
+        two, op = nodes[0], op_of(nodes[0])
+        if op.removesuffix("_") == "aten.squeeze" and len(arguments) == 1:
+            arguments = (*arguments, single_axes(two.args[0]))
+        if op == "aten.index":
+            arguments = (arguments[0], tuple(self._places(two.args[1], arguments[1], fixed)))
+        if op == "aten.embedding_bag":
+            arguments, options = _bags(two, arguments, options, fixed)
+        if draws(two):
+            arguments, options = self._draw(nodes, arguments, dict(options))
+        if op == "aten.scaled_dot_product_attention":
+            arguments, options = self._attention(two, arguments, dict(options), fixed)
+        if op == "aten.linear" and adds_apart(two):
+            options = (*options, ("apart", True))
+        if self._casts_known and narrows(nodes[1]):
+            options = (*options, ("back", True))
+        return arguments, options
+
     def _check_call(self, node: Any) -> None:
         """Raise InputError for a call that computes what no graph of one step says."""
         if op_of(node) in REGIONS:
             raise InputError(f"a region {REGIONS[op_of(node)]}")
-        if buffer := self._buffer_updates.read_by(node):
-            raise InputError(
-                f"buffer {self._known[buffer]}: moved by forward itself; expected one that stays, "
-                "or running statistics of a batch norm"
-            )
-        if in_place(node) and changes_a_view(node):
+        for name in {self._aliases.root(x).name for x in node.all_input_nodes}:
+            if name in self._aliases.moved and self._known.get(name, "") not in self._updated:
+                full = self._known.get(name)
+                if full is not None:
+                    raise InputError(
+                        f"buffer {full}: whole numbers that forward itself moves; expected float32"
+                    )
+        if node.name in self._aliases.faults:
             raise InputError("changes what another view reads later; write it out of place")
+
+    def _places(self, nodes: Any, arguments: Any, fixed: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield what a tensor is indexed by; for a constant mask, the places where it is true."""
+        for node, argument in zip(nodes, arguments, strict=True):
+            if node is None or node.meta["val"].dtype != torch.bool or node.name not in fixed:
+                yield argument
+                continue
+            for axis, ends in enumerate(
+                zip(*(m.nonzero().t() for m in fixed[node.name]), strict=True)
+            ):
+                name = own(own(f"{node.name} is true, axis {axis}"))
+                yield Ref(self._kept_constant(name, *ends))
+
+    def _draw(
+        self, nodes: Sequence[Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """Say of a draw its shape and what value has its format; "follows" where no one says it."""
+        two = nodes[0]
+        made = two.args[0] if in_place(two) else two
+        like = like_of_draw(two)
+        if in_place(two) or op_of(two).endswith("_like"):
+            arguments = arguments[1:]
+        if like is not None:
+            options["like"] = Ref(self._names[like])
+        follows = like is None and made.kwargs.get("dtype") is not None
+        size = shape_of(nodes)
+        kept = {k: v for k, v in options.items() if k in ("low", "high", "p", "like")}
+        return arguments, (*kept.items(), ("size", size), ("follows", follows))
 
     def _cast_to(self, wanted: Any, in_copy: Any) -> str:
         """Return what a cast is to: where the copy in another format casts to that, its input's."""
@@ -289,7 +403,7 @@ class Reader:
             rows, columns = (x.meta["val"].shape[-2] for x in node.args[:2])
             mask = torch.ones(rows, columns, dtype=torch.bool).tril()
             by_name["attn_mask"] = Ref(
-                self._kept_constant(own(f"causal {rows} x {columns}"), mask, mask)
+                self._kept_constant(own(own(f"causal {rows} x {columns}")), mask, mask)
             )
         mask = {**dict(zip(named, node.args, strict=False)), **node.kwargs}.get("attn_mask")
         by_name["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
@@ -298,22 +412,28 @@ class Reader:
         return (), tuple(by_name.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:
-        return self._kept_constant(own(self._known.get(name, name)), *fixed[name])
+        # What torch calls a node may be what the module calls a buffer.
+        full = self._known.get(name, own(name))
+        return self._kept_constant(own(full), *fixed[name])
 
     def _kept_constant(self, name: str, two: Any, five: Any) -> str:
         """Keep an array, of extent 1 along the axis that grows with the batch; return its name."""
+        if not (self._training or name.removeprefix(".") in self._plain):
+            name = f"{name} in evaluation"
         if name in self.constants:
             return name
-        pairs = enumerate(zip(two.shape, five.shape, strict=True))
-        axes = [axis for axis, (a, b) in pairs if a != b]
+        if paired := two.is_complex():
+            two, five = torch.view_as_real(two), torch.view_as_real(five)
+        axes = _growing_axes(two, five)
         value = two.narrow(axes[0], 0, 1) if axes else two
-        if len(axes) > 1 or any(differs(value, other) for other in (two, five)):
+        if not _is_even(two, five):
             raise InputError(
-                f"constant {name.removeprefix('.')}: differs from example to example, with their "
+                f"constant {name.lstrip('.')}: differs from example to example, with their "
                 "number or from run to run; feed it instead"
             )
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
+        kind = COMPLEX if paired else kind
         self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None, kind))
         return name
 
@@ -324,3 +444,44 @@ def _check_types(arrays: Mapping[str, Any]) -> None:
         if value.dtype != torch.float32:
             remedy = "expected torch.float32, say by module.float(): formats are the policy's"
             raise InputError(f"{name}: {value.dtype}; {remedy}")
+
+
+def _check_value(node: Any) -> None:
+    """Raise InputError for a number that is known only when the net runs."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise InputError(
+            "a size that depends on values; keep all rows and multiply by the mask, or choose by "
+            "torch.where"
+        )
+
+
+def _growing_axes(two: Any, five: Any) -> list[int]:
+    pairs = enumerate(zip(two.shape, five.shape, strict=True))
+    return [axis for axis, (a, b) in pairs if a != b]
+
+
+def _is_even(two: Any, five: Any) -> bool:
+    """Return whether arrays, at two batch sizes, are one repeated along at most one axis."""
+    if not isinstance(two, torch.Tensor):
+        return True
+    axes = _growing_axes(two, five)
+    value = two.narrow(axes[0], 0, 1) if axes else two
+    return len(axes) < 2 and not any(differs(value, other) for other in (two, five))
+
+
+def _bags(
+    node: Any, arguments: tuple[Any, ...], options: Any, fixed: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Any]:
+    """Give the numbers of a bag in place of the offsets, which are to be constant and even."""
+    offsets = fixed.get(node.args[2].name)
+    count = node.args[1].meta["val"].numel()
+    first = (
+        None if offsets is None else offsets[0][:-1] if node.args[7:8] == (True,) else offsets[0]
+    )
+    if first is None or not len(first) or count % len(first):
+        raise InputError("bags of several sizes; give numbers [batch, size of a bag]")
+    bag = count // len(first)
+    if not torch.equal(first, torch.arange(0, count, bag)):
+        raise InputError("bags of several sizes; give numbers [batch, size of a bag]")
+    return (*arguments[:2], None, *arguments[3:]), (*options, ("bag", bag))

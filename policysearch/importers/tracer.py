@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import Op, Shape, size
-from policysearch.importers.program import FLOATS, TRUTHS, Constant, Program, Ref, resolved
-from policysearch.nn.model import DROPPED, emit_data
+from policysearch.importers.program import (
+    COMPLEX,
+    FLOATS,
+    TRUTHS,
+    WHOLES,
+    Constant,
+    Program,
+    Ref,
+    resolved,
+)
+from policysearch.nn.model import DRAWN, DROPPED, emit_data
 from policysearch.ops.builder import Builder, changed_node
+from policysearch.ops.draws import like
+from policysearch.ops.elementwise import scale
 from policysearch.ops.masks import masked_fill
 from policysearch.ops.reduce import broadcast_to
 from policysearch.ops.shape import reshape, transpose
-from policysearch.ops.source import NUMBER, data, is_whole, own
+from policysearch.ops.source import NUMBER, WHOLE, data, is_whole, own
 from policysearch.values import InputError
 
 FILLED: Mapping[float, str] = MappingProxyType({1.0: own("one"), 0.0: own("zero")})
@@ -34,6 +45,13 @@ class Tensor:
     swapped: bool = False
 
 
+@dataclass(frozen=True)
+class Complex:
+    """Complex numbers: `parts` is [..., 2], real parts and imaginary ones, as torch stores them."""
+
+    parts: Tensor
+
+
 Rule = Callable[..., Any]
 """rule(tracer, *arguments, **options): a Tensor, or a tuple of them, for a call of a torch op."""
 
@@ -46,11 +64,12 @@ class Tracer:
     ) -> None:
         self.b, self.training, self.batch = b, training, batch
         self.statistics: dict[str, int] = {}
-        self.path = ""
+        self.path, self.kind = "", FLOATS
         self._fed, self._names = fed, dict(program.arrays)
         self._constants = {constant.name: constant for constant in program.constants}
         self._values: dict[str, Any] = {}
-        self._masks = self.pinned = 0
+        self._masks = self._draws = self.pinned = 0
+        self._following: set[int] = set()
         self._truths: set[int] = set()
         self._full: set[int] = set()
 
@@ -74,14 +93,38 @@ class Tracer:
             return tuple(self.argument(item) for item in value)
         return resolved(value, self.batch)
 
-    def _source(self, name: str) -> Tensor:
+    def settled(self, arguments: Any) -> Any:
+        """Return arguments of a call, draws that `follow` others in the format of these."""
+        following = [x for x in _tensors(arguments) if x.id in self._following]
+        others = [x for x in _tensors(arguments) if x.id not in self._following]
+        floats = [x for x in others if not self.is_whole(x)]
+        if not following or not floats:
+            return arguments
+        drawn = {x: self.emit(like, floats[0], x) for x in following}
+        return _replaced(arguments, drawn)
+
+    def follows(self, arguments: Any) -> bool:
+        """Return whether these are draws that have the format of what they meet, and no other."""
+        return any(True for _ in _tensors(arguments)) and all(
+            x.id in self._following for x in _tensors(arguments)
+        )
+
+    def follow(self, x: Any) -> None:
+        """Have draws, or what is computed of them alone, take the format of what they meet."""
+        self._following |= {part.id for part in _tensors(x)}
+
+    def _source(self, name: str) -> Any:
         if name in self._constants:
-            return self._constant(self._constants[name])
+            constant = self._constants[name]
+            value = self._constant(constant)
+            return Complex(value) if constant.kind == COMPLEX else value
         node = self._fed[self._names.get(name, name)]
         return Tensor(node, self.b.shape(node))
 
     def _constant(self, constant: Constant) -> Tensor:
-        source = emit_data(self.b, constant.name, constant.shape, whole=constant.kind != FLOATS)
+        source = emit_data(
+            self.b, constant.name, constant.shape, whole=constant.kind in (WHOLES, TRUTHS)
+        )
         tensor = Tensor(source, constant.shape)
         axis = constant.batch_axis
         if axis is not None:
@@ -100,6 +143,8 @@ class Tracer:
         name = FILLED[value]
         if name not in self._values:
             self._values[name] = Tensor(emit_data(self.b, name, ()), ())
+        if not shape:
+            return int(self._values[name].id)
         return self.emit(broadcast_to, self._values[name], shape=shape).id
 
     def full_like(self, value: float, x: Tensor, dtype: Any = None) -> Tensor:
@@ -150,6 +195,18 @@ class Tracer:
         """Emit `op` on nodes as they are."""
         node = self.b.emit(op, *nodes, attrs=attrs, source=source or op.name)
         return Tensor(node, self.b.shape(node))
+
+    def whole(self, op: Op, *inputs: Tensor, **attrs: Any) -> Tensor:
+        """Emit `op`, whose results are whole numbers or truth values, whatever its inputs are."""
+        nodes = [self.full(x) for x in inputs]
+        node = self.b.emit(op, *nodes, attrs=attrs, source=op.name, role="input")
+        return Tensor(node, self.b.shape(node))
+
+    def number(self, value: float) -> Tensor:
+        """Return a tensor of no axes that holds `value`."""
+        if value in FILLED:
+            return Tensor(self.filled(value, ()), ())
+        return self.pointwise(scale, Tensor(self.filled(1.0, ()), ()), factor=float(value))
 
     def pointwise(self, op: Op, x: Tensor, **attrs: Any) -> Tensor:
         """Emit `op` element by element, in whatever shape the node has."""
@@ -210,6 +267,30 @@ class Tracer:
         self._masks += 1
         name = own(f"dropout mask {self._masks}")
         return self.b.emit(data, attrs={"shape": shape, DROPPED: share}, name=name, role="input")
+
+    def draw(self, shape: Shape, kind: str, *numbers: float, whole: bool = False) -> Tensor:
+        """Return values that are drawn anew in every step, whatever the policy (`DRAWN`)."""
+        self._draws += 1
+        attrs = {"shape": shape, DRAWN: (kind, *numbers), **({WHOLE: True} if whole else {})}
+        name = own(f"draw {self._draws}")
+        return Tensor(self.b.emit(data, attrs=attrs, name=name, role="input"), shape)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an argument or a result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _replaced(value: Any, others: Mapping[Tensor, Tensor]) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(part, others) for part in value)
+    return others.get(value, value) if isinstance(value, Tensor) else value
 
 
 def refuse(what: str, hint: str) -> InputError:

@@ -17,11 +17,18 @@ from policysearch.ops.source import WHOLE, buffer, data, parameter
 DROPPED = "dropped"
 """The attribute of a data node that is the mask of a dropout: the share that is dropped."""
 
+DRAWN = "drawn"
+"""The attribute of a data node that is drawn in every step: (a key of train.feeding.DRAWS, the
+numbers it takes)."""
+
 NEXT = "next "
 """Before the name of a running statistic: the output of a step that holds its new value."""
 
 OWN_LOSS = "own"
 """The `loss` of a model that returns its own."""
+
+USUAL_LOSS = "softmax_cross_entropy"
+"""The loss where neither a task nor its model names one."""
 
 NO_CONSTANTS: Mapping[str, FloatArray] = MappingProxyType({})
 

@@ -10,7 +10,7 @@ from policysearch.graph import Attrs, FloatArray, Op, size
 from policysearch.ops.elementwise import one_example, same_shape, ufunc
 from policysearch.ops.unary import unary
 
-_ONE, _HALF = np.float32(1.0), np.float32(0.5)
+_ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _THREE, _SIX = np.float32(3.0), np.float32(6.0)
 
 tanh_grad = Op(
@@ -31,8 +31,8 @@ tanh = Op(
 )
 
 
-def _logistic(x: FloatArray) -> FloatArray:
-    """Half of 1 + tanh(x / 2): no exponential that overflows."""
+def logistic(x: FloatArray) -> FloatArray:
+    """1 / (1 + exp(-x)), as half of 1 + tanh(x / 2): no exponential that overflows."""
     return np.tanh(x * _HALF) * _HALF + _HALF
 
 
@@ -46,7 +46,7 @@ sigmoid_grad = Op(
 sigmoid = Op(
     "sigmoid",
     same_shape,
-    lambda inputs, attrs: _logistic(inputs[0]),
+    lambda inputs, attrs: logistic(inputs[0]),
     gradients=(lambda b, node, grad: b.emit(sigmoid_grad, grad, node.id),),
     flops=lambda inputs, out, attrs: 10 * size(out),
     example=one_example,
@@ -56,11 +56,11 @@ sigmoid = Op(
 
 def _silu_slope(x: FloatArray, attrs: Attrs) -> FloatArray:
     """s (1 + x (1 - s)) with s the logistic function of x."""
-    s = _logistic(x)
+    s = logistic(x)
     return s * ((_ONE - s) * x + _ONE)
 
 
-silu, silu_grad = unary("silu", lambda x, attrs: _logistic(x) * x, _silu_slope, flops=11)
+silu, silu_grad = unary("silu", lambda x, attrs: logistic(x) * x, _silu_slope, flops=11)
 """x times the logistic function of x (arXiv 1702.03118)."""
 
 
@@ -103,3 +103,16 @@ def _hardswish_slope(x: FloatArray, attrs: Attrs) -> FloatArray:
 
 hardswish, hardswish_grad = unary("hardswish", _hardswish, _hardswish_slope, flops=5)
 """x relu6(x + 3) / 6 (arXiv 1905.02244)."""
+
+
+def _hardsigmoid_slope(x: FloatArray, attrs: Attrs) -> FloatArray:
+    return np.where((x > -_THREE) & (x < _THREE), _ONE / _SIX, _ZERO)
+
+
+hardsigmoid, hardsigmoid_grad = unary(
+    "hardsigmoid",
+    lambda x, attrs: np.minimum(np.maximum(x + _THREE, _ZERO), _SIX) / _SIX,
+    _hardsigmoid_slope,
+    flops=4,
+)
+"""relu6(x + 3) / 6 (arXiv 1905.02244)."""

@@ -22,6 +22,11 @@ def pair(value: int | Sequence[int]) -> Pair:
     return high, wide
 
 
+def many(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Return one number for each of `count` axes; one number stands for all."""
+    return (value,) * count if isinstance(value, int) else tuple(value)
+
+
 def is_plain(attrs: Attrs) -> bool:
     """Return whether there is one group, no dilation, and both axes have one stride and padding."""
     same = all(len(set(pair(attrs.get(name, 1)))) == 1 for name in ("stride", "padding"))

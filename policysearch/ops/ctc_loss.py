@@ -180,8 +180,7 @@ labels; with `zero_infinity` an example too short for its labels counts 0, and i
 
 def _per_label(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     losses, labels = inputs
-    shares: FloatArray = losses / np.maximum(labels, np.float32(1.0))
-    return shares
+    return np.divide(losses, np.maximum(labels, 1.0), dtype=np.float32)
 
 
 per_label: Op = Op(

@@ -9,6 +9,7 @@ import numpy as np
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.layout import empty
 from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import scale, sum_to
 from policysearch.ops.summation import channel_sum
 
 
@@ -95,7 +96,26 @@ matmul = Op(
 
 def _bias(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, bias = inputs
-    return x + (bias.reshape(-1, 1, 1) if x.ndim == 4 else bias)
+    if bias.ndim == 1 and x.ndim > 3:
+        bias = bias.reshape(-1, *(1,) * (x.ndim - 2))
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    if (alpha, beta) != (1.0, 1.0):
+        return x * np.float32(alpha) + bias * np.float32(beta)
+    return x + bias
+
+
+def _scaled(b: Builder, node: Node, grad: int, name: str) -> int:
+    factor = node.attributes.get(name, 1.0)
+    return grad if factor == 1.0 else b.emit(scale, grad, attrs={"factor": factor})
+
+
+def _by_bias(b: Builder, node: Node, grad: int) -> int:
+    shape = b.shape(node.inputs[1])
+    if len(shape) == 1:
+        total = b.emit(bias_grad, grad)
+    else:
+        total = grad if b.shape(grad) == shape else b.emit(sum_to, grad, attrs={"shape": shape})
+    return _scaled(b, node, total, "beta")
 
 
 bias_grad = Op(
@@ -109,7 +129,7 @@ bias = Op(
     "bias",
     shape=lambda inputs, attrs: inputs[0],
     forward=_bias,
-    gradients=(lambda b, node, grad: grad, lambda b, node, grad: b.emit(bias_grad, grad)),
+    gradients=(lambda b, node, grad: _scaled(b, node, grad, "alpha"), _by_bias),
     example=lambda rng: Example(
         (
             rng.standard_normal((3, 4)).astype(np.float32),
@@ -119,7 +139,8 @@ bias = Op(
     placement="low",
     in_place=(0,),
 )
-"""x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w] + [channels].
+"""x + b over the feature axis: [batch, n] + [n], or [batch, channels, h, w, ...] + [channels].
 
-`apart`: the product x is rounded first, whatever the policy says.
+A b of more axes than one is broadcast to x, as in `addmm` and `baddbmm`, whose sum is that of x
+times `alpha` and b times `beta`. `apart`: the product x is rounded first, whatever the policy says.
 """

@@ -1,10 +1,11 @@
-"""Powers, roots and the exponential.
+"""Powers, roots, exponentials and logarithms.
 
 Gradients of powers are one op, or the several that torch has.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,8 +13,8 @@ import numpy as np
 
 from policysearch.graph import Attrs, FloatArray, GradientRule, Node, Op, size
 from policysearch.ops.builder import Builder
-from policysearch.ops.elementwise import multiply, one_example, same_shape, scale, ufunc
-from policysearch.ops.unary import unary
+from policysearch.ops.elementwise import divide, multiply, one_example, same_shape, scale, ufunc
+from policysearch.ops.unary import positive, scaled, shifted, stepwise, unary
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 
@@ -30,6 +31,15 @@ exp = Op(
     example=one_example,
     placement="fp32",
     in_place=(0,),
+)
+
+log, log_grad = unary(
+    "log",
+    lambda x, attrs: np.log(x),
+    lambda y, attrs: np.exp(-y),
+    of_result=True,
+    flops=10,
+    placement="fp32",
 )
 
 sqrt, sqrt_grad = unary(
@@ -117,3 +127,44 @@ pow_constant, pow_grad = _or_steps(
     ),
 )
 """x to the power of the constant `exponent`."""
+
+
+expm1 = stepwise(
+    "expm1",
+    lambda x, attrs: np.expm1(x),
+    lambda b, x, y, grad: b.emit(multiply, grad, shifted(b, y, 1.0)),
+    placement="fp32",
+)
+exp2 = stepwise(
+    "exp2",
+    lambda x, attrs: np.exp2(x),
+    lambda b, x, y, grad: scaled(b, b.emit(multiply, grad, y), math.log(2.0)),
+)
+log = stepwise(
+    "log",
+    lambda x, attrs: np.log(x),
+    lambda b, x, y, grad: b.emit(divide, grad, x),
+    placement="fp32",
+    example=positive,
+)
+log2 = stepwise(
+    "log2",
+    lambda x, attrs: np.log2(x),
+    lambda b, x, y, grad: b.emit(divide, grad, scaled(b, x, math.log(2.0))),
+    placement="fp32",
+    example=positive,
+)
+log10 = stepwise(
+    "log10",
+    lambda x, attrs: np.log10(x),
+    lambda b, x, y, grad: b.emit(divide, grad, scaled(b, x, math.log(10.0))),
+    placement="fp32",
+    example=positive,
+)
+log1p = stepwise(
+    "log1p",
+    lambda x, attrs: np.log1p(x),
+    lambda b, x, y, grad: b.emit(divide, grad, shifted(b, x, 1.0)),
+    placement="fp32",
+    example=positive,
+)

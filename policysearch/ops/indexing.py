@@ -65,6 +65,41 @@ take_slice = Op(
 """x[start:stop:step] along `axis`, as Python counts; `step` is positive, 1 if not given."""
 
 
+def _put(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    result = np.array(inputs[0], np.float32)
+    result[_where(result.shape, attrs)] = inputs[1] if len(inputs) > 1 else 0.0
+    return result
+
+
+slice_cleared = Op(
+    "slice_cleared",
+    lambda inputs, attrs: inputs[0],
+    _put,
+    flops=lambda inputs, out, attrs: 0,
+    keeps_format=True,
+    pointwise=False,
+)
+"""The input with zeros where the slice is."""
+
+slice_put = Op(
+    "slice_put",
+    lambda inputs, attrs: inputs[0],
+    _put,
+    gradients=(
+        lambda b, node, grad: b.emit(slice_cleared, grad, attrs=node.attributes),
+        lambda b, node, grad: b.emit(take_slice, grad, attrs=node.attributes),
+    ),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example(
+        tuple(rng.standard_normal((3, count, 2)).astype(np.float32) for count in (7, 3)),
+        {"axis": 1, "start": 1, "stop": 6, "step": 2},
+    ),
+    keeps_format=True,
+    pointwise=False,
+)
+"""The first input with the second where the slice is, as of `slice`."""
+
+
 def _joined(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     if len(inputs) > MOST_PARTS:
         raise InputError(f"concatenate: {len(inputs)} tensors; expected at most {MOST_PARTS}")

@@ -211,15 +211,6 @@ def _cosine_embedding_slope(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
     return apart.astype(np.float32) - (y == 1).astype(np.float32)
 
 
-def _ranking(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
-    return np.maximum(_margin(attrs) - y * x, _ZERO)
-
-
-def _short(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
-    """Return 1 where the margin is not reached, else 0."""
-    return (_margin(attrs) - y * x >= 0).astype(np.float32)
-
-
 def _margin_slope(x: FloatArray, y: FloatArray, attrs: Attrs) -> Any:
     return -y * _logistic(-x * y)
 
@@ -299,28 +290,6 @@ cosine_embedding = _loss(
     attrs=MappingProxyType({"margin": 1.0}),
 )
 """1 - x of a cosine x where y is 1, and by how much it exceeds `margin` where y is -1."""
-ranking_margin = _loss(
-    "ranking_margin",
-    _ranking,
-    lambda x, y, attrs: -y * _short(x, y, attrs),
-    lambda x, y, attrs: -x * _short(x, y, attrs),
-    flops=3,
-    inputs=_sides,
-    attrs=MappingProxyType({"margin": 1.0}),
-)
-"""By how much the difference x, of the sign of y, falls short of `margin`."""
-
-log_logistic = Op(
-    "log_logistic",
-    same_shape,
-    lambda arrays, attrs: _log_logistic(arrays[0]),
-    gradients=(_rule("log_logistic_grad", lambda x, _, attrs: _logistic(-x), 12),),
-    flops=lambda shapes, out, attrs: 12 * size(out),
-    example=lambda rng: Example((rng.standard_normal((3, 5)).astype(np.float32),)),
-    placement="fp32",
-)
-"""The logarithm of the logistic function."""
-
 BY_NAME: Mapping[str, Op] = MappingProxyType(
     {
         "l1": absolute_error,

@@ -1,4 +1,4 @@
-"""Max and average pooling over windows of [batch, channels, height, width]."""
+"""Max and average pooling over windows of [batch, channels, ...]: one axis, two or more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
-from policysearch.ops.conv_geometry import pair
+from policysearch.ops.conv_geometry import many
 from policysearch.ops.pool_geometry import pool_of
 
 
@@ -19,7 +19,7 @@ def _pooled(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 
 def _places_read(attrs: Attrs, out: Shape) -> int:
     """Return the elements of all windows together."""
-    return size(pair(attrs["window"])) * size(out)
+    return size(many(attrs["window"], len(out) - 2)) * size(out)
 
 
 def _max(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -76,8 +76,8 @@ max_pool = Op(
 )
 """Largest value of every window; a border of -infinity where there is `padding`.
 
-`window`, `stride` (the window's if not given) and `padding` are one number or (of the height, of
-the width); `ceil_mode` has a last window that is not full.
+`window`, `stride` (the window's if not given), `padding` and `dilation` are one number or one for
+each axis; `ceil_mode` has a last window that is not full.
 """
 
 
@@ -116,4 +116,34 @@ average_pool = Op(
     ),
     pointwise=False,
 )
-"""Mean of every window; attributes as of `max_pool`, and `count_include_pad` as in torch."""
+"""Mean of every window; attributes as of `max_pool`, and `count_include_pad` as in torch.
+
+`divisor` takes the place of the number of values.
+"""
+
+
+def _max_places(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    image = inputs[0]
+    pool = pool_of(image.shape, attrs)
+    numbers = np.arange(size(pool.image), dtype=np.float32).reshape(1, 1, *pool.image)
+    own = pool.bordered(np.broadcast_to(numbers, image.shape), -1.0)
+    best, where = None, np.zeros((), np.float32)
+    for values, places in zip(
+        pool.places(pool.bordered(image, -np.inf)), pool.places(own), strict=True
+    ):
+        larger = places >= 0 if best is None else (values > best) | ((where < 0) & (places >= 0))
+        best = values if best is None else np.where(larger, values, best)
+        where = np.where(larger, places, where if where.shape else np.float32(-1.0))
+    return where
+
+
+max_pool_places = Op(
+    "max_pool_places",
+    _pooled,
+    _max_places,
+    flops=lambda inputs, out, attrs: _places_read(attrs, out),
+    example=_distinct,
+    pointwise=False,
+)
+"""Which value of its image each value of `max_pool` is, counted in row order; the first of equal
+ones."""

@@ -1,55 +1,71 @@
-"""The extents of a pool, and its windows as views."""
+"""The extents of windows over [batch, channels, ...] along any number of axes, and their views."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from policysearch.graph import Attrs, FloatArray, Shape, size
 from policysearch.layout import empty
-from policysearch.ops.conv_geometry import Pair, pair
+from policysearch.ops.conv_geometry import many
+
+Extents = tuple[int, ...]
+"""One number for each axis behind batch and channels."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Extents of one pool of [batch, channels, h, w]; pairs are (of the height, of the width)."""
+    """Extents of the windows over one image [batch, channels, ...].
 
-    image: Pair
-    window: Pair
-    stride: Pair
-    padding: Pair
-    ceil: bool
-    counts_padding: bool
+    `divisor` is what an average divides by, 0 for the number of values in the window.
+    """
+
+    image: Extents
+    window: Extents
+    stride: Extents
+    padding: Extents
+    dilation: Extents
+    ceil: bool = False
+    counts_padding: bool = True
+    divisor: int = 0
 
     @property
-    def out(self) -> Pair:
-        high, wide = (self._places(axis) for axis in range(2))
-        return high, wide
+    def axes(self) -> range:
+        return range(len(self.image))
+
+    @property
+    def reach(self) -> Extents:
+        """The extent of a window with what its dilation leaves out."""
+        return tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.window, strict=True))
+
+    @property
+    def out(self) -> Extents:
+        return tuple(self._places(axis) for axis in self.axes)
 
     def _places(self, axis: int) -> int:
         """As torch: rounded up with `ceil`, but no window begins behind image and padding."""
         stride, pad = self.stride[axis], self.padding[axis]
-        room = self.image[axis] + 2 * pad - self.window[axis]
+        room = self.image[axis] + 2 * pad - self.reach[axis]
         count = (room + (stride - 1 if self.ceil else 0)) // stride + 1
         return count - 1 if self.ceil and (count - 1) * stride >= self.image[axis] + pad else count
 
     @property
-    def framed(self) -> Pair:
-        """Rows and columns that the windows reach over, the border before the image included."""
-        high, wide = (
-            max(
-                (self.out[i] - 1) * self.stride[i] + self.window[i], self.padding[i] + self.image[i]
+    def framed(self) -> Extents:
+        """The extents that the windows reach over, the border before the image included."""
+        return tuple(
+            max((out - 1) * stride + reach, padding + image)
+            for out, stride, reach, padding, image in zip(
+                self.out, self.stride, self.reach, self.padding, self.image, strict=True
             )
-            for i in range(2)
         )
-        return high, wide
 
     @property
     def apart(self) -> bool:
         """Whether no value is in two windows."""
-        return all(s >= k for s, k in zip(self.stride, self.window, strict=True))
+        return all(s >= k for s, k in zip(self.stride, self.reach, strict=True))
 
     def border(self, shape: Shape, fill: float) -> FloatArray:
         """Return an image like that of `shape` with its border, `fill` throughout."""
@@ -59,8 +75,8 @@ class Pool:
 
     def interior(self, framed: FloatArray) -> FloatArray:
         """Return the view of the image without its border."""
-        (top, left), (high, wide) = self.padding, self.image
-        return framed[:, :, top : top + high, left : left + wide]
+        inside = (slice(p, p + n) for p, n in zip(self.padding, self.image, strict=True))
+        return framed[(slice(None), slice(None), *inside)]
 
     def bordered(self, image: FloatArray, fill: float) -> FloatArray:
         """Return the image with a border of `fill`; itself where it has none."""
@@ -72,19 +88,25 @@ class Pool:
 
     def places(self, framed: FloatArray) -> Iterator[FloatArray]:
         """Yield, for each place in the window, the values there: views shaped as the result."""
-        (high, wide), (s, t) = self.out, self.stride
-        for i, j in np.ndindex(self.window):
-            yield framed[:, :, i : i + (high - 1) * s + 1 : s, j : j + (wide - 1) * t + 1 : t]
+        spans = [(out - 1) * s + 1 for out, s in zip(self.out, self.stride, strict=True)]
+        for place in np.ndindex(self.window):
+            starts = (i * d for i, d in zip(place, self.dilation, strict=True))
+            cuts = (
+                slice(start, start + span, step)
+                for start, span, step in zip(starts, spans, self.stride, strict=True)
+            )
+            yield framed[(slice(None), slice(None), *cuts)]
 
     def shares(self) -> FloatArray | np.float32:
-        """Return 1 / the number of values averaged at each place [out_h, out_w], as torch counts.
+        """Return 1 / the number of values averaged at each place of the result, as torch counts.
 
         What a window rounded up reaches behind the padding is never counted.
         """
-        if not self.ceil and (self.counts_padding or self.padding == (0, 0)):
-            return np.float32(1.0 / size(self.window))
-        counts = [self._counts(axis) for axis in range(2)]
-        return (np.float32(1.0) / np.outer(*counts)).astype(np.float32)
+        plain = not self.ceil and (self.counts_padding or not any(self.padding))
+        if plain or self.divisor:
+            return np.float32(1.0 / (self.divisor or size(self.window)))
+        counts = [self._counts(axis) for axis in self.axes]
+        return (np.float32(1.0) / reduce(np.multiply.outer, counts)).astype(np.float32)
 
     def _counts(self, axis: int) -> FloatArray:
         pad, extent = self.padding[axis], self.image[axis]
@@ -96,12 +118,19 @@ class Pool:
 
 
 def pool_of(image: Shape, attrs: Attrs) -> Pool:
-    """Return the extents of the pool of an image of this shape that the attributes describe."""
+    """Return the extents of the windows over an image of this shape that the attributes describe.
+
+    `window`, `stride` (the window's if there is none), `padding` and `dilation` are one number or
+    one for each axis.
+    """
+    axes = len(image) - 2
     return Pool(
-        pair(image[2:]),
-        pair(attrs["window"]),
-        pair(attrs.get("stride", attrs["window"])),
-        pair(attrs.get("padding", 0)),
+        tuple(image[2:]),
+        many(attrs["window"], axes),
+        many(attrs.get("stride", attrs["window"]), axes),
+        many(attrs.get("padding", 0), axes),
+        many(attrs.get("dilation", 1), axes),
         attrs.get("ceil_mode", False),
         attrs.get("count_include_pad", True),
+        attrs.get("divisor", 0),
     )

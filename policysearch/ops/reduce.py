@@ -11,45 +11,48 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import scale, sum_to
 
 
-def _axes(shape: Shape, attrs: Attrs) -> tuple[int, ...]:
+def axes_of(shape: Shape, attrs: Attrs) -> tuple[int, ...]:
     """Return the axes that are summed over, counted from the front; all where none are named."""
     named = attrs.get("axes")
     return tuple(range(len(shape))) if named is None else tuple(a % len(shape) for a in named)
 
 
-def _kept(shape: Shape, axes: Sequence[int]) -> Shape:
+def kept(shape: Shape, axes: Sequence[int]) -> Shape:
+    """Return the shape with extent 1 along these axes, counted from the front."""
     return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
 
 
-def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
-    axes = _axes(inputs[0], attrs)
+def reduced(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    """Return the shape without `axes`, or, with `keepdim`, with extent 1 along them."""
+    axes = axes_of(inputs[0], attrs)
     if attrs.get("keepdim"):
-        return _kept(inputs[0], axes)
+        return kept(inputs[0], axes)
     return tuple(extent for axis, extent in enumerate(inputs[0]) if axis not in axes)
 
 
-def _count(shape: Shape, attrs: Attrs) -> int:
-    return size(tuple(shape[axis] for axis in _axes(shape, attrs)))
+def count_of(shape: Shape, attrs: Attrs) -> int:
+    """Return how many values each result is made of."""
+    return size(tuple(shape[axis] for axis in axes_of(shape, attrs)))
 
 
 def _sum(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    axes = _axes(inputs[0].shape, attrs)
+    axes = axes_of(inputs[0].shape, attrs)
     total = np.add.reduce(inputs[0], axis=axes, keepdims=True)
-    return total.reshape(_shape([inputs[0].shape], attrs))
+    return total.reshape(reduced([inputs[0].shape], attrs))
 
 
 def _mean(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    return _sum(inputs, attrs) * np.float32(1.0 / _count(inputs[0].shape, attrs))
+    return _sum(inputs, attrs) * np.float32(1.0 / count_of(inputs[0].shape, attrs))
 
 
 def _spread(b: Builder, node: Node, grad: int) -> int:
     shape = b.shape(node.inputs[0])
-    attrs = {"shape": shape, "axes": _axes(shape, node.attributes)}
+    attrs = {"shape": shape, "axes": axes_of(shape, node.attributes)}
     return b.emit(broadcast_to, grad, attrs=attrs)
 
 
 def _spread_share(b: Builder, node: Node, grad: int) -> int:
-    count = _count(b.shape(node.inputs[0]), node.attributes)
+    count = count_of(b.shape(node.inputs[0]), node.attributes)
     return _spread(b, node, b.emit(scale, grad, attrs={"factor": 1.0 / count}))
 
 
@@ -59,7 +62,7 @@ def _example(rng: np.random.Generator) -> Example:
 
 sum_over: Op = Op(
     "sum",
-    _shape,
+    reduced,
     _sum,
     gradients=(_spread,),
     flops=lambda inputs, out, attrs: size(inputs[0]),
@@ -71,7 +74,7 @@ sum_over: Op = Op(
 
 mean: Op = Op(
     "mean",
-    _shape,
+    reduced,
     _mean,
     gradients=(_spread_share,),
     flops=lambda inputs, out, attrs: size(inputs[0]) + size(out),
@@ -84,7 +87,7 @@ mean: Op = Op(
 def _broadcast(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, shape = inputs[0], tuple(attrs["shape"])
     if attrs.get("axes") is not None:
-        x = x.reshape(_kept(shape, attrs["axes"]))
+        x = x.reshape(kept(shape, attrs["axes"]))
     return np.broadcast_to(x, shape)
 
 

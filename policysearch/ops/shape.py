@@ -1,4 +1,4 @@
-"""Ops that only relabel or move values: reshape, and the permutation of axes."""
+"""Ops that only relabel, move or leave out values: reshape, permuted axes, flip, triangles."""
 
 from __future__ import annotations
 
@@ -77,3 +77,57 @@ transpose = Op(
 
 Optional `split` is the shape x is seen under before that, `shape` the one it gets afterwards.
 """
+
+stop_gradient = Op(
+    "stop_gradient",
+    lambda inputs, attrs: inputs[0],
+    lambda inputs, attrs: inputs[0],
+    gradients=(None,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example((rng.standard_normal((3, 4)).astype(np.float32),)),
+    kind="move",
+    keeps_format=True,
+)
+"""The input, as a constant to what is differentiated: no gradient passes."""
+
+
+def _flip_gradient(b: Builder, node: Node, grad: int) -> int:
+    return b.emit(flip, grad, attrs=node.attributes)
+
+
+flip: Op = Op(
+    "flip",
+    lambda inputs, attrs: inputs[0],
+    lambda inputs, attrs: np.flip(inputs[0], attrs["axes"]),
+    gradients=(_flip_gradient,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example(
+        (rng.standard_normal((2, 3, 4)).astype(np.float32),), {"axes": (0, 2)}
+    ),
+    kind="move",
+    keeps_format=True,
+)
+"""x with the order of its values along `axes` reversed."""
+
+
+def _triangle(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    return (np.triu if attrs.get("upper") else np.tril)(inputs[0], attrs["diagonal"])
+
+
+def _triangle_gradient(b: Builder, node: Node, grad: int) -> int:
+    return b.emit(triangle, grad, attrs=node.attributes)
+
+
+triangle: Op = Op(
+    "triangle",
+    lambda inputs, attrs: inputs[0],
+    _triangle,
+    gradients=(_triangle_gradient,),
+    flops=lambda inputs, out, attrs: 0,
+    example=lambda rng: Example(
+        (rng.standard_normal((2, 3, 4)).astype(np.float32),), {"diagonal": 1}
+    ),
+    kind="move",
+    keeps_format=True,
+)
+"""The matrices of the last two axes, 0 above `diagonal`, or, `upper`, below it."""

@@ -1,4 +1,4 @@
-"""How a function of one tensor gets its gradient op."""
+"""How a function of one tensor gets its gradient: one op of its own, or the several torch has."""
 
 from __future__ import annotations
 
@@ -9,14 +9,30 @@ import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Placement, size
 from policysearch.ops.builder import Builder
-from policysearch.ops.elementwise import one_example, same_shape
+from policysearch.ops.elementwise import one_example, same_shape, scale, shift
 
 Function = Callable[[FloatArray, Attrs], FloatArray]
 
 
-def _positive(rng: np.random.Generator) -> tuple[FloatArray]:
+Steps = Callable[[Builder, int, int, int], int]
+"""Of a Builder, the nodes of x, of its function and of the gradient of that: the gradient of x."""
+
+Values = Callable[[np.random.Generator], Example]
+
+
+def scaled(b: Builder, x: int, factor: float) -> int:
+    """Emit x times a constant."""
+    return b.emit(scale, x, attrs={"factor": factor})
+
+
+def shifted(b: Builder, x: int, amount: float) -> int:
+    """Emit x plus a constant."""
+    return b.emit(shift, x, attrs={"amount": amount})
+
+
+def positive(rng: np.random.Generator) -> Example:
     """Values away from zero, where roots are steep."""
-    return (rng.uniform(0.6, 2.0, (3, 5)).astype(np.float32),)
+    return Example((rng.uniform(0.6, 2.0, (3, 5)).astype(np.float32),))
 
 
 def unary(
@@ -28,12 +44,14 @@ def unary(
     flops: int = 1,
     placement: Placement = "promote",
     attrs: Attrs = MappingProxyType({}),
+    example: Values | None = None,
 ) -> tuple[Op, Op]:
     """Return the op `name` and its gradient op, which multiplies with `slope`.
 
     `slope` is a function of the input or, `of_result`, of the output. `flops` are those of one
-    element, `attrs` those of the example.
+    element, `attrs` and the inputs of `example` those of the example.
     """
+    values = example or (positive if of_result else one_example)
     grad_op = Op(
         f"{name}_grad",
         same_shape,
@@ -52,9 +70,28 @@ def unary(
         lambda inputs, attrs: function(inputs[0], attrs),
         gradients=(rule,),
         flops=lambda inputs, out, attrs: flops * size(out),
-        example=lambda rng: Example(
-            _positive(rng) if of_result else one_example(rng).inputs, attrs
-        ),
+        example=lambda rng: Example(values(rng).inputs, attrs),
         placement=placement,
     )
     return op, grad_op
+
+
+def stepwise(
+    name: str,
+    function: Function,
+    steps: Steps,
+    *,
+    flops: int = 10,
+    placement: Placement = "promote",
+    example: Values = one_example,
+) -> Op:
+    """Return the op `name`, whose gradient is the ops that `steps` emits: each of them rounds."""
+    return Op(
+        name,
+        same_shape,
+        lambda inputs, attrs: function(inputs[0], attrs),
+        gradients=(lambda b, node, grad: steps(b, node.inputs[0], node.id, grad),),
+        flops=lambda inputs, out, attrs: flops * size(out),
+        example=example,
+        placement=placement,
+    )

@@ -23,7 +23,10 @@ from policysearch.values import one_of
 
 NORMS = ("batch_norm", "layer_norm")
 PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
-WIDE = ("exp", "pow", "rsqrt", "sum")
+WIDE = (
+    *("exp", "pow", "rsqrt", "sum"),
+    *("log", "logsumexp", "cumsum", "cumprod", "prod", "vector_norm", "interpolate"),
+)
 """In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
 
 LISTED_OPS = (

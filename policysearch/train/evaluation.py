@@ -14,7 +14,7 @@ from policysearch.ops.loss import IGNORED
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.feeding import Array, arrays_by_input, feed_constants
+from policysearch.train.feeding import Array, arrays_by_input, feed_constants, feed_masks
 from policysearch.train.labels import class_axis, of_one_example
 from policysearch.train.losses import loss_of
 from policysearch.train.step import trace_forward
@@ -40,13 +40,11 @@ def accuracy(
     where labels are no classes of the outputs, by the task's `loss`, or all IGNORED.
     """
     inputs, labels = examples
-    counted = int(np.count_nonzero(labels != IGNORED))
-    if labels.dtype != np.int64 or not counted:
+    if labels.dtype != np.int64 or not (counted := int(np.count_nonzero(labels != IGNORED))):
         return None
     graph = apply_policy(trace_forward(model, batch_size), policy)
     outputs = of_one_example(graph.output("logits").shape, batch_size)
-    axis = class_axis(outputs, labels.shape[1:], loss_of(model, loss))
-    if axis is None:
+    if (axis := class_axis(outputs, labels.shape[1:], loss_of(model, loss))) is None:
         return None
     executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
     feed_constants(executable, model)
@@ -56,6 +54,7 @@ def accuracy(
         wanted = labels[part]
         for name, array in arrays_by_input(model, inputs, labels):
             executable.arrays[name][: len(wanted)] = array[part]
+        feed_masks(executable, seed, start)
         executable.forward_backward()
         # the last batch may be short: what is left in its rows from the one before is not read
         logits = executable.value("logits").reshape(batch_size, *outputs)[: len(wanted)]

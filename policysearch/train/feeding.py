@@ -1,8 +1,9 @@
-"""What a training is fed: initial parameters, the order of batches, their arrays, dropout masks."""
+"""What a training is fed: initial parameters, the order of batches, their arrays, what is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from policysearch.data.datasets import Dataset, batches
 from policysearch.emulator.compile import Step
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node, size
-from policysearch.nn.model import DROPPED, Model, ParameterSpec
+from policysearch.nn.model import DRAWN, DROPPED, Model, ParameterSpec
 from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.rounding.rounder import quantise
 from policysearch.rounding.stochastic import draw_table
@@ -21,6 +22,25 @@ from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 Array = NDArray[Any]
+
+SMALLEST = np.finfo(np.float32).tiny
+
+DRAWS: Mapping[str, Callable[..., Array]] = MappingProxyType(
+    {
+        "normal": lambda rng, shape, mean, deviation: (
+            mean + deviation * rng.standard_normal(shape, np.float32)
+        ),
+        "uniform": lambda rng, shape, low, high: low + (high - low) * rng.random(shape, np.float32),
+        "bernoulli": lambda rng, shape, share: rng.random(shape) < share,
+        # above 0, as in torch: what reads it takes the logarithm
+        "exponential": lambda rng, shape, rate: (
+            np.maximum(rng.standard_exponential(shape, np.float32), SMALLEST) / rate
+        ),
+        "integers": lambda rng, shape, low, high: rng.integers(low, high, shape),
+        "permutation": lambda rng, shape: rng.permutation(*shape),
+    }
+)
+"""What a net may draw, of a generator, a shape and the numbers that the distribution takes."""
 
 KEPT = ("parameter", "state", "buffer")
 """Sources that one step leaves to the next."""
@@ -93,18 +113,23 @@ def feed_scalars(
 
 
 def feed_masks(step: Step, seed: int, index: int) -> None:
-    """Write the dropout masks of step `index`: 0, or 1 / (1 - p) where a value is kept.
+    """Write what step `index` draws: dropout masks, 0 or 1 / (1 - p), and the values of DRAWS.
 
-    They are drawn from (seed, step, place of the mask in the model, element), so that policies
-    drop the same values.
+    They are drawn from (seed, step, place in the model, element), so that policies drop the same
+    values and add the same noise.
     """
-    places = 0
+    places = draws = 0
     for node in step.graph.nodes:
-        share = node.attributes.get(DROPPED) if node.op.kind == "source" else None
-        if share is not None:
-            mask = dropout_mask(size(node.shape), share, seed, index, places)
+        named = node.attributes if node.op.kind == "source" else {}
+        if DROPPED in named:
+            mask = dropout_mask(size(node.shape), named[DROPPED], seed, index, places)
             step.arrays[node.name][...] = mask.reshape(node.shape)
             places += 1
+        elif DRAWN in named:
+            kind, *numbers = named[DRAWN]
+            rng = np.random.default_rng([seed, index, draws, 3])
+            step.arrays[node.name][...] = DRAWS[kind](rng, node.shape, *numbers)
+            draws += 1
 
 
 def dropout_mask(count: int, share: float, seed: int, index: int, place: int) -> FloatArray:

@@ -14,9 +14,15 @@ from policysearch.nn.model import OWN_LOSS, Model, emit_arrays
 from policysearch.ops.builder import Builder
 from policysearch.ops.loss import IGNORED
 from policysearch.train.losses import CROSS_ENTROPIES, LOSSES, NamedLoss, loss_of
-from policysearch.values import InputError
+from policysearch.values import InputError, one_of
 
 Array = NDArray[Any]
+
+
+def check_name(loss: str) -> None:
+    """Raise InputError for the loss of a task that has none of this name; "" names none."""
+    if loss:
+        one_of("loss", loss, LOSSES)
 
 
 def check_loss(loss: str, model: Model) -> None:

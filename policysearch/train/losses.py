@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from policysearch.graph import Op, Shape, size
-from policysearch.nn.model import OWN_LOSS, Model, Traced, emit_data
+from policysearch.nn.model import OWN_LOSS, USUAL_LOSS, Model, Traced, emit_data
 from policysearch.ops import class_losses, elementwise, paired_losses
 from policysearch.ops.builder import Builder
 from policysearch.ops.loss import mean_squared_error, softmax_cross_entropy, token_cross_entropy
@@ -15,9 +15,6 @@ from policysearch.ops.reduce import mean, sum_over
 from policysearch.ops.shape import reshape, transpose
 from policysearch.ops.source import TARGETS
 from policysearch.values import InputError, one_of
-
-USUAL_LOSS = "softmax_cross_entropy"
-"""The loss where neither the task nor the model names one."""
 
 Emit = Callable[[Builder, int, int], int]
 """Of a Builder, the node of the outputs [rows, n] and that of the targets: the scalar node."""

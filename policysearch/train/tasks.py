@@ -19,14 +19,19 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.graph import Graph
-from policysearch.nn.model import Input, Model
+from policysearch.nn.model import USUAL_LOSS, Input, Model
 from policysearch.nn.models import MODELS, narrower
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.rules import Rule, RuledModel
-from policysearch.train.labels import check_dtype, check_labels, check_loss, of_one_example
-from policysearch.train.losses import LOSSES, USUAL_LOSS
+from policysearch.train.labels import (
+    check_dtype,
+    check_labels,
+    check_loss,
+    check_name,
+    of_one_example,
+)
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.user_code import is_user_code, result_of, value_of
 from policysearch.values import InputError, number, one_of, to_plain
@@ -132,8 +137,7 @@ class Task:
             one_of("model", self.model, MODELS)
         if isinstance(self.data, str) and not is_user_code(self.data):
             one_of("data", self.data, LOADERS)
-        if self.loss:
-            one_of("loss", self.loss, LOSSES)
+        check_name(self.loss)
         self._check_values()
         one_of("optimizer", self.optimizer, trained())
         number("learning_rate", self.learning_rate, 0.0, 1e6)

@@ -1,9 +1,9 @@
 """16-bit ops on a CPU computed as a GPU does: float32 inside, rounded once.
 
 There torch rounds the number of an addition, the mean and deviation that a norm keeps for its
-gradients, what the gradients of a convolution sum, and, past the last whole vector of a tensor,
-what is inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they
-read lies in one order in memory.
+gradients, what the gradients of a convolution sum, what is inside the gradients of `glu` and
+`logsigmoid`, and, past the last whole vector of a tensor, what is inside a reciprocal root.
+Gradients of a batch norm it sums in 16 bits unless all that they read lies in one order in memory.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ WIDE = (
     aten.convolution_backward.default,
     aten.native_layer_norm_backward.default,
     aten.native_group_norm_backward.default,
+    aten.glu_backward.default,
 )
 """Ops with every result rounded to the dtype of what they read first."""
 
@@ -45,6 +46,9 @@ class AsAGpu(TorchDispatchMode):
         kwargs = kwargs or {}
         if function is aten.native_batch_norm_backward.default:
             return function(*(_contiguous(x) for x in args), **kwargs)
+        if function is aten.log_sigmoid_backward.default and args[0].dtype in LOW:
+            grad, x, _ = map(_wide, args)  # the last holds exp(-|x|), rounded
+            return function(grad, x, torch.exp(-x.abs())).to(args[0].dtype)
         if function in SUMS:
             dtype = torch.result_type(*args[:2])
             if dtype in LOW:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from policysearch.nn.chain import Chain
-from policysearch.nn.model import DROPPED, OWN_LOSS, Model
+from policysearch.nn.model import DRAWN, DROPPED, OWN_LOSS, Model
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import batch_order, dropout_mask, initial_parameters
 from policysearch.train.losses import LOSSES, loss_of
@@ -165,6 +165,8 @@ def _steps(
     optimizer = _optimizer(task, job.policy, updated.tensors)
     nodes = trace_step(model, task.loss, task.build_optimizer(), task.batch_size).nodes
     masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
+    if any(n.op.kind == "source" and DRAWN in n.attributes for n in nodes):
+        raise InputError("noise drawn in forward: of torch's own; expected none but dropout masks")
     order = batch_order(task, dataset, job.seed)
     for step, indices in enumerate(order):
         dropout.begin(step)

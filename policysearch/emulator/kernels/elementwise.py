@@ -23,8 +23,11 @@ def in_one_pass(name: str, *, rounds: bool = False) -> Offer:
 
     def offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
         function = getattr(_elementwise, name, None)
-        broadcast = name != "bias" and any(shape != out for shape in inputs)
-        if not function or len(out) not in (2, 4) or broadcast:
+        if name == "bias":  # of one value per feature; others are broadcast, or scaled
+            plain = len(inputs[1]) == 1 and not {"alpha", "beta"} & attrs.keys()
+        else:
+            plain = all(shape == out for shape in inputs)
+        if not function or len(out) not in (2, 4) or not plain:
             return None
         return Kernel(bind_stored(function), rounds=rounds)
 

@@ -284,14 +284,19 @@ def _offer(bind: Bind, work: Work) -> Offer:
     return lambda inputs, out, attrs: Kernel(bind, work)
 
 
+def _offer_last_axis(bind: Bind) -> Offer:
+    work = _work_of_rows(1)
+    return lambda inputs, out, attrs: None if "axis" in attrs else Kernel(bind, work)
+
+
 def _arrays(count: int) -> Work:
     return lambda inputs, out, attrs: count * size(inputs[0])
 
 
 NUMPY_KERNELS: Mapping[str, Offer] = MappingProxyType(
     {
-        "softmax": _offer(_bind_softmax, _work_of_rows(1)),
-        "softmax_grad": _offer(_bind_softmax_grad, _work_of_rows(1)),
+        "softmax": _offer_last_axis(_bind_softmax),
+        "softmax_grad": _offer_last_axis(_bind_softmax_grad),
         "layer_statistics": _offer(_bind_statistics, _work_of_rows(1)),
         "layer_norm": _offer(_bind_layer_norm, _arrays(0)),
         "layer_norm_grad": _offer(_bind_layer_norm_grad, _work_of_rows(2)),

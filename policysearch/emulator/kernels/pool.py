@@ -25,9 +25,15 @@ _pooling = extension("emulator.kernels._pooling")
 
 
 def _is_served(pool: Pool) -> bool:
-    """Whether the windows are square, of extent 2 or 3, and need no border."""
-    alike = len(set(pool.window)) == len(set(pool.stride)) == 1
-    return alike and pool.window[0] in (2, 3) and pool.padding == (0, 0) and not pool.ceil
+    """Whether the windows are square, of extent 2 or 3, without gaps, and need no border."""
+    alike = len(pool.axes) == 2 and len(set(pool.window)) == len(set(pool.stride)) == 1
+    return (
+        alike
+        and pool.reach == pool.window
+        and pool.window[0] in (2, 3)
+        and pool.padding == (0, 0)
+        and not pool.ceil
+    )
 
 
 def _max_pool(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:

@@ -59,14 +59,19 @@ def _bind_grad(
     return partial(_softmax.softmax_grad, *arrays, work, outer, length, inner, 0, outer * inner)
 
 
+def _offers(attrs: Attrs) -> bool:
+    """Return whether the extension is there and the axis is the last, the one that it takes."""
+    return _softmax is not None and "axis" not in attrs
+
+
 def _softmax_offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     needed = _block_rows(out[-1]) * out[-1]
-    return Kernel(_bind, lambda inputs, out, attrs: needed) if _softmax else None
+    return Kernel(_bind, lambda inputs, out, attrs: needed) if _offers(attrs) else None
 
 
 def _grad_offer(inputs: Sequence[Shape], out: Shape, attrs: Attrs) -> Kernel | None:
     needed = 2 * TURNED * out[-1]
-    return Kernel(_bind_grad, lambda inputs, out, attrs: needed) if _softmax else None
+    return Kernel(_bind_grad, lambda inputs, out, attrs: needed) if _offers(attrs) else None
 
 
 C_KERNELS: Mapping[str, Offer] = MappingProxyType(

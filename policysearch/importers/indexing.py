@@ -1,0 +1,184 @@
+"""Import rules: values taken from places that numbers name, written or added there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from policysearch.graph import size
+from policysearch.importers.elementwise import multiply
+from policysearch.importers.shapes import expand, unsqueeze
+from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.ops import gather, indexing, masks
+from policysearch.ops import scatter as scatter_ops
+from policysearch.ops.draws import like
+
+Indices = Sequence[Tensor | None]
+
+KEEP_ALL = "keep all rows and multiply by the mask, or choose by torch.where"
+
+
+def index(t: Tracer, x: Tensor, indices: Indices) -> Tensor:
+    """x[indices]; torch adds gradients to one place one after the other, each sum rounded."""
+    axes, numbers = _by_axis(t, indices)
+    attrs: dict[str, Any] = {gather.STEPS: True}
+    return t.emit(gather.index, x, *numbers, axes=axes, **attrs)
+
+
+def _by_axis(t: Tracer, indices: Indices) -> tuple[tuple[int, ...], list[Tensor]]:
+    named = [(axis, number) for axis, number in enumerate(indices) if number is not None]
+    if any(t.is_mask(number) for _, number in named):
+        raise refuse("a selection whose size depends on values", KEEP_ALL)
+    return tuple(axis for axis, _ in named), [number for _, number in named]
+
+
+def _adds_in_steps(x: Tensor, axis: int) -> dict[str, Any]:
+    """Return the mark of torch's `index_add` where it rounds every sum.
+
+    Along the first axis of rows it adds in float32 (`TensorAdvancedIndexing.cpp`).
+    """
+    return {} if axis == 0 and len(x.shape) > 1 else {gather.STEPS: True}
+
+
+def index_select(t: Tracer, x: Tensor, dim: int, numbers: Tensor) -> Tensor:
+    axis = dim % len(x.shape)
+    return t.emit(gather.index, x, numbers, axes=(axis,), **_adds_in_steps(x, axis))
+
+
+def gathered(t: Tracer, x: Tensor, dim: int, numbers: Tensor, *_: Any, **__: Any) -> Tensor:
+    return t.emit(gather.gather, x, numbers, axis=dim % len(x.shape))
+
+
+def take_along(t: Tracer, x: Tensor, numbers: Tensor, dim: int | None = None) -> Tensor:
+    if dim is None:
+        return gathered(t, t.view(x, (size(x.shape),)), 0, t.view(numbers, (size(numbers.shape),)))
+    axis = dim % len(x.shape)
+    shapes = [(*y.shape[:axis], 1, *y.shape[axis + 1 :]) for y in (x, numbers)]
+    shape = np.broadcast_shapes(*shapes)
+    x, numbers = (
+        expand(t, y, (*shape[:axis], y.shape[axis], *shape[axis + 1 :])) for y in (x, numbers)
+    )
+    return gathered(t, x, axis, numbers)
+
+
+def _values(t: Tracer, x: Tensor, value: Any) -> tuple[Tensor, Tensor]:
+    """Return x and what is to be written into it, both in the format of the one that is trained."""
+    if not isinstance(value, Tensor):
+        return x, t.number(value)
+    if value.shape and not t.is_whole(x) and t.is_trained(value) != t.is_trained(x):
+        if t.is_trained(value):
+            return t.emit(like, value, x), value
+        return x, t.emit(like, x, value)
+    return x, value
+
+
+def scatter(t: Tracer, x: Tensor, dim: int, numbers: Tensor, value: Any, **options: Any) -> Tensor:
+    if options:
+        raise refuse(f"reduce {options.get('reduce')!r}", "use scatter_add")
+    x, values = _values(t, x, value)
+    return t.emit(scatter_ops.scatter, x, values, numbers, axis=dim % len(x.shape))
+
+
+def scatter_add(t: Tracer, x: Tensor, dim: int, numbers: Tensor, value: Tensor) -> Tensor:
+    x, values = _values(t, x, value)
+    return t.emit(scatter_ops.scatter, x, values, numbers, axis=dim % len(x.shape), accumulate=True)
+
+
+def scatter_reduce(
+    t: Tracer, x: Tensor, dim: int, numbers: Tensor, value: Tensor, reduce: str, **options: Any
+) -> Tensor:
+    if reduce != "sum" or options:
+        raise refuse(f"reduce {reduce!r}", "use scatter_add")
+    return scatter_add(t, x, dim, numbers, value)
+
+
+def index_put(
+    t: Tracer, x: Tensor, indices: Indices, value: Tensor, accumulate: bool = False, *_: Any
+) -> Tensor:
+    if len(indices) == 1 and indices[0] is not None and t.is_mask(indices[0]):
+        return _put_by_mask(t, x, indices[0], value, accumulate)
+    axes, numbers = _by_axis(t, indices)
+    x, values = _values(t, x, value)
+    attrs: dict[str, Any] = {"accumulate": True, gather.STEPS: True} if accumulate else {}
+    return t.emit(scatter_ops.index_put, x, values, *numbers, axes=axes, **attrs)
+
+
+def _put_by_mask(t: Tracer, x: Tensor, mask: Tensor, value: Tensor, accumulate: bool) -> Tensor:
+    if accumulate or size(value.shape) != 1:
+        raise refuse("values in a selection whose size depends on values", KEEP_ALL)
+    everywhere = t.view(mask, (*mask.shape, *(1,) * (len(x.shape) - len(mask.shape))))
+    return t.emit(masks.where, everywhere, t.emit(like, x, t.view(value, ())), x)
+
+
+def index_add(
+    t: Tracer, x: Tensor, dim: int, numbers: Tensor, value: Tensor, alpha: float = 1
+) -> Tensor:
+    axis = dim % len(x.shape)
+    x, values = _values(t, x, multiply(t, value, alpha))
+    attrs = {"axes": (axis,), "accumulate": True, **_adds_in_steps(x, axis)}
+    return t.emit(scatter_ops.index_put, x, values, numbers, **attrs)
+
+
+def index_copy(t: Tracer, x: Tensor, dim: int, numbers: Tensor, value: Any) -> Tensor:
+    x, values = _values(t, x, value)
+    return t.emit(scatter_ops.index_put, x, values, numbers, axes=(dim % len(x.shape),))
+
+
+def slice_scatter(
+    t: Tracer,
+    x: Tensor,
+    value: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    axis = dim % len(x.shape)
+    first, stop, _ = slice(start, end).indices(x.shape[axis])
+    if (first, stop, step) == (0, x.shape[axis], 1):
+        return value
+    x, values = _values(t, x, value)
+    where: dict[str, Any] = {"axis": axis, "start": first, "stop": stop, "step": step}
+    return t.emit(indexing.slice_put, x, values, **where)
+
+
+def select_scatter(t: Tracer, x: Tensor, value: Tensor, dim: int, index: int) -> Tensor:
+    place = index % x.shape[dim]
+    axis = dim % len(x.shape)
+    return slice_scatter(t, x, unsqueeze(t, value, axis), axis, place, place + 1)
+
+
+def copied(t: Tracer, x: Tensor, value: Tensor, *_: Any) -> Tensor:
+    """What is copied onto x, in the shape of x."""
+    return expand(t, value, x.shape)
+
+
+def filled(t: Tracer, x: Tensor, value: Any) -> Tensor:
+    value = value if isinstance(value, Tensor) else t.number(value)
+    if not t.is_whole(x) and not t.is_trained(value):
+        value = t.emit(like, x, value)
+    return expand(t, value, x.shape)
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "index": index,
+        "index_select": index_select,
+        "gather": gathered,
+        "take_along_dim": take_along,
+        "scatter": scatter,
+        "scatter_add": scatter_add,
+        "scatter_reduce": scatter_reduce,
+        "index_put": index_put,
+        "index_add": index_add,
+        "index_copy": index_copy,
+        "index_fill": index_copy,
+        "slice_scatter": slice_scatter,
+        "select_scatter": select_scatter,
+        "copy": copied,
+        "fill": filled,
+    }
+)

@@ -1,0 +1,134 @@
+"""Import rules: whole numbers that come of comparing values, and what is chosen by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from policysearch.graph import size
+from policysearch.importers.elementwise import multiply
+from policysearch.importers.indexing import gathered
+from policysearch.importers.layers import embedding
+from policysearch.importers.shapes import squeeze
+from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.ops import elementwise, routing
+from policysearch.ops.reduce import sum_over
+
+
+def _ranked(t: Tracer, x: Tensor, dim: int, **attrs: Any) -> tuple[Tensor, Tensor]:
+    """Return the values chosen by their rank and their places; the gradient goes to these."""
+    places = t.whole(routing.ranked, x, axis=dim % len(x.shape), **attrs)
+    return gathered(t, x, dim, places), places
+
+
+def topk(
+    t: Tracer, x: Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor]:
+    return _ranked(t, x, dim, count=k, descending=bool(largest))
+
+
+def sort(
+    t: Tracer, x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True
+) -> tuple[Tensor, Tensor]:
+    return _ranked(t, x, dim, descending=bool(descending))
+
+
+def argsort(
+    t: Tracer, x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True
+) -> Tensor:
+    return t.whole(routing.ranked, x, axis=dim % len(x.shape), descending=bool(descending))
+
+
+def kth_value(
+    t: Tracer, x: Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    value, place = _ranked(t, x, dim, first=k - 1, count=1)
+    return (value, place) if keepdim else (squeeze(t, value, dim), squeeze(t, place, dim))
+
+
+def extreme_place(descending: bool) -> Rule:
+    """Return the rule of argmax or argmin."""
+
+    def rule(t: Tracer, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        rows = t.view(x, (size(x.shape),)) if dim is None else x
+        axis = (dim or 0) % len(rows.shape)
+        place = t.whole(routing.ranked, rows, axis=axis, count=1, descending=descending)
+        if dim is None:
+            return t.view(place, (1,) * len(x.shape) if keepdim else ())
+        return place if keepdim else squeeze(t, place, axis)
+
+    return rule
+
+
+def one_hot(t: Tracer, numbers: Tensor, num_classes: int) -> Tensor:
+    return t.whole(routing.one_hot, numbers, classes=num_classes)
+
+
+def bucketize(
+    t: Tracer, x: Tensor, boundaries: Tensor, right: bool = False, side: str | None = None, **_: Any
+) -> Tensor:
+    if not isinstance(x, Tensor) or len(boundaries.shape) != 1:
+        raise refuse("boundaries of more axes", "use one row for all")
+    return t.whole(routing.searchsorted, boundaries, x, right=right or side == "right")
+
+
+def arange(t: Tracer, *bounds: Any, **_: Any) -> Tensor:
+    if not all(isinstance(bound, int) for bound in bounds):
+        raise refuse(f"numbers {list(bounds)}", "use whole ones")
+    counted = range(*bounds)
+    return t.whole(routing.arange, t.number(0.0), range=(counted.start, counted.stop, counted.step))
+
+
+def eye(t: Tracer, rows: int, columns: int = 0, **_: Any) -> Tensor:
+    return t.whole(routing.eye, t.number(1.0), shape=(rows, columns or rows))
+
+
+MODES = ("sum", "mean", "max")
+"""Of `embedding_bag`, as torch numbers them."""
+
+
+def embedding_bag(
+    t: Tracer,
+    table: Tensor,
+    numbers: Tensor,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+    bag: int = 0,
+) -> tuple[Tensor, ...]:
+    """Rows that are looked up, and their sum, mean or maximum over `bag` of them each."""
+    if padding_idx is not None and padding_idx >= 0:
+        raise refuse("padding_idx in bags", "give per_sample_weights that are 0 there")
+    rows = embedding(t, table, t.view(numbers, (size(numbers.shape) // bag, bag)))
+    if weights is not None:
+        rows = multiply(t, rows, t.view(weights, (*rows.shape[:2], 1)))
+    if MODES[mode] == "max":
+        result = squeeze(t, _ranked(t, rows, 1, count=1, descending=True)[0], 1)
+    else:
+        result = t.emit(sum_over, rows, source="embedding", axes=(1,))
+    if MODES[mode] == "mean":
+        result = t.pointwise(elementwise.scale, result, factor=1.0 / bag)
+    return (result,) * 4
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "topk": topk,
+        "sort": sort,
+        "argsort": argsort,
+        "kthvalue": kth_value,
+        "argmax": extreme_place(True),
+        "argmin": extreme_place(False),
+        "one_hot": one_hot,
+        "bucketize": bucketize,
+        "searchsorted": lambda t, boundaries, x, **options: bucketize(t, x, boundaries, **options),
+        "arange": arange,
+        "eye": eye,
+        "embedding_bag": embedding_bag,
+    }
+)

@@ -1,0 +1,103 @@
+"""Values written, or added, at places that whole numbers name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.ops.builder import Builder
+from policysearch.ops.elementwise import sum_to
+from policysearch.ops.gather import (
+    MOST_INDICES,
+    NUMBERS,
+    added_at,
+    gather,
+    index,
+    normal,
+    places_of,
+)
+
+
+def _written(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """Return the first input with the second at the places; where some are equal the last stays."""
+    x, values, *numbers = inputs
+    if "axis" in attrs and values.ndim:
+        values = values[tuple(slice(extent) for extent in numbers[0].shape)]
+    places = places_of(x.shape, numbers, attrs)
+    if attrs.get("accumulate"):
+        return added_at(x, places, values, attrs)
+    result = np.array(x, np.float32)
+    result[places] = values
+    return result
+
+
+def _where(attrs: Attrs) -> Attrs:
+    return {key: value for key, value in attrs.items() if key in ("axis", "axes")}
+
+
+def _written_gradient(b: Builder, node: Node, grad: int) -> int:
+    """Of what was there: nothing where it was written over, all where was added."""
+    if node.attributes.get("accumulate"):
+        return grad
+    return b.emit(cleared, grad, *node.inputs[2:], attrs=_where(node.attributes))
+
+
+def _values_gradient(b: Builder, node: Node, grad: int) -> int:
+    _, values, *numbers = node.inputs
+    attrs = _where(node.attributes)
+    there = b.emit(gather if "axis" in attrs else index, grad, *numbers, attrs=attrs)
+    shape = b.shape(values)
+    return there if b.shape(there) == shape else b.emit(sum_to, there, attrs={"shape": shape})
+
+
+def _cleared(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, *numbers = inputs
+    result = np.array(x, np.float32)
+    result[places_of(x.shape, numbers, attrs)] = 0.0
+    return result
+
+
+cleared = Op(
+    "index_cleared",
+    lambda inputs, attrs: inputs[0],
+    _cleared,
+    flops=lambda inputs, out, attrs: 0,
+    keeps_format=True,
+    pinned=NUMBERS,
+    pointwise=False,
+)
+"""The first input with zeros at the places."""
+
+index_put = Op(
+    "index_put",
+    lambda inputs, attrs: inputs[0],
+    _written,
+    gradients=(_written_gradient, _values_gradient, *(None,) * MOST_INDICES),
+    flops=lambda inputs, out, attrs: size(inputs[1]) if attrs.get("accumulate") else 0,
+    example=lambda rng: Example(
+        (
+            normal(rng, 3, 4, 5),
+            normal(rng, 2, 1, 4),
+            *(np.array(numbers, np.float32) for numbers in ([[0, 2]], [[3], [1]])),
+        ),
+        {"axes": (0, 2)},
+    ),
+    pinned=tuple(range(2, MOST_INDICES + 2)),
+    pointwise=False,
+)
+"""The first input with the second, broadcast, at places as of `index`; or added, `accumulate`."""
+
+scatter = replace(
+    index_put,
+    name="scatter",
+    gradients=(_written_gradient, _values_gradient, None),
+    example=lambda rng: Example(
+        (normal(rng, 2, 4), normal(rng, 2, 2), np.array([[2, 0], [1, 3]], np.float32)),
+        {"axis": 1},
+    ),
+    pinned=(2,),
+)
+"""The first input with the second along `axis` at places as of `gather`; or added, `accumulate`."""
