@@ -153,8 +153,10 @@ def of_one_example(outputs: Shape, batch_size: int) -> Shape:
 def class_axis(outputs: Shape, labels: Shape, loss: str) -> int | None:
     """Return the axis of classes in a batch of outputs that `loss` trains: -1 or 1.
 
-    The shapes are those of one example. None where the labels are no classes of the outputs.
+    The shapes are those of one example. None where the labels are no classes of the outputs. Where
+    a loss of the model's own leaves both, it is 1 of pictures and -1 of sequences.
     """
-    axes = (-1, 1) if loss == OWN_LOSS else (LOSSES[loss].axis,)
+    both = (1, -1) if len(labels) > 1 else (-1, 1)
+    axes = both if loss == OWN_LOSS else (LOSSES[loss].axis,)
     fits = {-1: outputs[:-1] == labels, 1: outputs[1:] == labels}
     return next((axis for axis in axes if outputs and fits[axis]), None)
