@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ from policysearch.importers.reductions import distance, over, vector_norm
 from policysearch.importers.shapes import broadcast_tensors, permute
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import class_losses, ctc_loss, extrema, paired_losses
+from policysearch.ops.elementwise import scale
 from policysearch.ops.exponentials import sqrt
 from policysearch.ops.loss import IGNORED, mean_squared_error, token_cross_entropy
 from policysearch.ops.reduce import mean, sum_over
@@ -39,6 +40,14 @@ def reduced(t: Tracer, losses: Tensor, reduction: int) -> Tensor:
         return losses
     op = mean if reduction == MEAN else sum_over
     return t.emit(op, losses, axes=tuple(range(len(losses.shape))), keepdim=False)
+
+
+def _entered(t: Tracer, *operands: Tensor) -> Iterator[Tensor]:
+    """Yield operands that a loss reads more than once, each by a node that alone is cast.
+
+    Autocast casts an operand of one call once: its gradients are added before they are rounded.
+    """
+    return (t.pointwise(scale, x, factor=1.0) for x in operands)
 
 
 def _of_pairs(
@@ -95,6 +104,7 @@ def binary_of_logits(
         return _of_pairs(t, op, x, y, reduction, weight)
     # (1 - y) x + (1 + (w - 1) y) log(1 + exp(-x)), torch's own pieces of it (`Loss.cpp`)
     start = len(t.b.nodes)
+    x, y = _entered(t, x, y)
     factor = add(t, multiply(t, y, add(t, pos_weight, -1.0)), 1.0)
     soft = t.pointwise(log_sigmoid, x)
     losses = subtract(t, multiply(t, subtract(t, 1.0, y), x), multiply(t, factor, soft))
@@ -147,7 +157,7 @@ def cosine_similarity(
 ) -> Tensor:
     """The sum of products of both over their lengths, which are no less than epsilon."""
     start = len(t.b.nodes)
-    a, b = broadcast_tensors(t, (a, b))
+    a, b = _entered(t, *broadcast_tensors(t, (a, b)))
     axis = dim % len(a.shape)
     lengths = (clamp(t, vector_norm(t, x, 2, axis, True), epsilon) for x in (a, b))
     units = (divide(t, x, length) for x, length in zip((a, b), lengths, strict=True))
@@ -160,6 +170,7 @@ def cosine_embedding(
     t: Tracer, a: Tensor, b: Tensor, y: Tensor, margin: float = 0.0, reduction: int = MEAN
 ) -> Tensor:
     start = len(t.b.nodes)
+    a, b = _entered(t, a, b)
     squares = (add(t, over(t, sum_over, multiply(t, x, x), -1), LEAST_SQUARE) for x in (a, b))
     length = t.pointwise(sqrt, multiply(t, *squares))
     cosines = divide(t, over(t, sum_over, multiply(t, a, b), -1), length)
@@ -182,6 +193,7 @@ def triplet_margin(
 ) -> Tensor:
     """By how much the far one is not farther than the near one and the margin."""
     start = len(t.b.nodes)
+    anchor, near, far = _entered(t, anchor, near, far)
     to_near, to_far = (distance(t, anchor, x, p, epsilon) for x in (near, far))
     if swap:
         to_far = _smaller(t, to_far, distance(t, near, far, p, epsilon))
