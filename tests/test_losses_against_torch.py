@@ -117,7 +117,7 @@ LOSSES: dict[str, Loss] = {
 }
 WIDE = ("cross_entropy", "kl_div", "similarity", "_loss", "_with_logits")
 WIDE += ("log_softmax", "exp", "sum", "sigmoid")
-"""How the names of functions end that compute in float32. torch has a sigmoid of float16 in steps."""
+"""How names of functions end that compute in float32; torch has a sigmoid of float16 in steps."""
 
 
 class Autocast(TorchFunctionMode):
