@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from policysearch.emulator.compile import compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray
+from policysearch.importers.rules import FAMILIES
 from policysearch.nn.model import Model
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
@@ -55,7 +57,7 @@ def ctc(h: Any, c: Any, **options: Any) -> Any:
 
 
 LOSSES: dict[str, Loss] = {
-    "cross entropy of planes": lambda h, c, p: F.cross_entropy(h, c),
+    "cross_entropy_loss": lambda h, c, p: F.cross_entropy(h, c),
     "nll_loss": lambda h, c, p: F.nll_loss(h, c, weights(h)),
     "nll_loss of rows": lambda h, c, p: F.nll_loss(h[:, :, 1], c[:, 1], reduction="sum"),
     "nll_loss of pictures": lambda h, c, p: F.nll_loss(
@@ -78,10 +80,12 @@ LOSSES: dict[str, Loss] = {
     "binary_cross_entropy of both": lambda h, c, p: F.binary_cross_entropy(
         h[:, 0].sigmoid(), h[:, 1].sigmoid()
     ),
-    "with logits": lambda h, c, p: F.binary_cross_entropy_with_logits(h, p),
-    "with logits of both": lambda h, c, p: F.binary_cross_entropy_with_logits(h[:, 0], h[:, 1]),
-    "with logits and weights": lambda h, c, p: F.binary_cross_entropy_with_logits(
-        h, p, p + 0.5, pos_weight=weights(h)[:, None]
+    "binary_cross_entropy_with_logits": lambda h, c, p: F.binary_cross_entropy_with_logits(h, p),
+    "binary_cross_entropy_with_logits of both": lambda h, c, p: F.binary_cross_entropy_with_logits(
+        h[:, 0], h[:, 1]
+    ),
+    "binary_cross_entropy_with_logits, weighted": lambda h, c, p: (
+        F.binary_cross_entropy_with_logits(h, p, p + 0.5, pos_weight=weights(h)[:, None])
     ),
     "kl_div": lambda h, c, p: F.kl_div(0.1 * h, p, reduction="batchmean"),
     "kl_div of logarithms": lambda h, c, p: F.kl_div(0.1 * h, p, reduction="sum", log_target=True),
@@ -205,6 +209,12 @@ def assert_as_torch(loss: Loss) -> None:
         assert largest > 1e-4
         error = np.abs(got[1] - expected[1]) - step * np.abs(expected[1])
         assert error.max() <= 3e-6 * largest, low
+
+
+def test_every_rule_of_a_loss_has_a_case() -> None:
+    rules = {name for file in FAMILIES if file.endswith("losses") for name in FAMILIES[file]}
+    rules = rules - {"nll_loss2d", "nll_loss_nd"} | {"cosine_similarity"}
+    assert rules == {re.split("[ ,]", name)[0] for name in LOSSES}
 
 
 @pytest.mark.parametrize("name", LOSSES)

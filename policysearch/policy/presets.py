@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from policysearch.graph import Placement
-from policysearch.ops.catalogue import FORWARD_OPS, OPS
+from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.scaling import Scaling
@@ -73,7 +73,7 @@ class Preset:
         """Return the list `op` is in."""
         if op in self.low:
             return "low"
-        if op in self.fp32 or op in LOSSES:
+        if op in self.fp32 or op in LOSS_OPS:
             return "fp32"
         if op in self.promote:
             return "promote"

@@ -17,7 +17,11 @@ from policysearch.ops import loss as loss_ops
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.loss import IGNORED
-from policysearch.ops.paired_losses import BY_NAME
+from policysearch.ops.paired_losses import absolute_error, huber, smooth_absolute_error
+from policysearch.ops.probability_losses import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+)
 from policysearch.ops.reduce import mean
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import TARGETS
@@ -29,7 +33,11 @@ USUAL_LOSS = "softmax_cross_entropy"
 LOSSES: Mapping[str, Op] = MappingProxyType(
     {
         **{n: op for n, op in OPS.items() if n in FORWARD_OPS and op in vars(loss_ops).values()},
-        **BY_NAME,
+        "l1": absolute_error,
+        "smooth_l1": smooth_absolute_error,
+        "huber": huber,
+        "binary_cross_entropy": binary_cross_entropy,
+        "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
     }
 )
 """What can end a forward pass, by name: the ops of `ops/loss.py`, and means of paired losses."""
