@@ -56,8 +56,9 @@ class TextNet(nn.Module):
         alike = torch.einsum("bqhd,bkhd->bhqk", self.turned(q), self.turned(k))
         shares = (alike - alike.logsumexp(-1, keepdim=True)).exp()
         x = x + torch.einsum("bhqk,bkhd->bqhd", shares, v).flatten(2)
-        some = kept.bool().any(1, keepdim=True)
-        x = (x * kept.unsqueeze(-1)).sum(1) / kept.sum(1, keepdim=True) * some
+        x = (x * kept.unsqueeze(-1)).sum(1) / kept.sum(1, keepdim=True)
+        x = x * kept.bool().any(1, keepdim=True) + self.places(torch.count_nonzero(kept, 1))
+        x = x * (1 + kept.bool().all(1, keepdim=True))
         return self.head(x / x.norm(dim=-1, keepdim=True) * WIDTH**0.5)
 
 

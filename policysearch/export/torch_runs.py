@@ -119,6 +119,11 @@ MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
 """Ops that only move values: in torch they keep the dtype of what they move."""
 
 
+def low_losses(policy: Policy) -> tuple[str, ...]:
+    """Return the losses that the policy has in low precision: here they never are."""
+    return tuple(op for op in LOSS_OPS if op in policy.low_precision_ops)
+
+
 def runs(policy: Policy, model: Model) -> Policy:
     """Return the policy that the exported file obeys in a module of `model`.
 

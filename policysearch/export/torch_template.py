@@ -47,48 +47,38 @@ FLOAT32 = $wide
 
 PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
 
+# Ops that torch calls by the same name.
+SAME = (
+    "add relu tanh sigmoid gelu hardswish sqrt sum logsumexp cumsum cumprod prod mean where "
+    "masked_fill embedding batch_norm"
+)
+
 # op: names of the functions of torch that are it
 NAMES = {
+    **{op: op for op in SAME.split()},
     "matmul": "linear matmul mm bmm mv dot vdot inner outer addmm addmv addbmm baddbmm einsum "
     "bilinear tensordot scaled_dot_product_attention multi_head_attention_forward lstm gru "
     "rnn_tanh rnn_relu lstm_cell gru_cell",
     "conv2d": "conv1d conv2d conv3d",
     "conv_transpose2d": "conv_transpose1d conv_transpose2d conv_transpose3d",
-    "add": "add",
     "subtract": "sub subtract",
     "multiply": "mul multiply",
     "divide": "div divide true_divide truediv",
     "scale": "neg negative",
-    "relu": "relu",
-    "tanh": "tanh",
-    "sigmoid": "sigmoid",
-    "gelu": "gelu",
     "silu": "silu mish",
     "hardtanh": "hardtanh relu6",
     "leaky_relu": "leaky_relu prelu",
-    "hardswish": "hardswish",
     "softmax": "softmax log_softmax",
     "dropout": "dropout dropout1d dropout2d dropout3d",
     "exp": "exp exp2 expm1 log log1p log2 log10",
-    "sqrt": "sqrt",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
-    "sum": "sum",
-    "logsumexp": "logsumexp",
-    "cumsum": "cumsum",
-    "cumprod": "cumprod",
-    "prod": "prod",
-    "vector_norm": "norm vector_norm",
-    "pairwise_distance": "pairwise_distance",
-    "cosine_similarity": "cosine_similarity",
+    "vector_norm": "norm vector_norm pairwise_distance",
     "std": "std std_mean",
     "var": "var var_mean",
     "max": "max amax",
     "min": "min amin",
     "interpolate": "interpolate upsample",
-    "mean": "mean",
-    "where": "where",
-    "masked_fill": "masked_fill",
     "concatenate": "cat concat concatenate stack",
     "embedding": "embedding embedding_bag",
     "index": "index_select",
@@ -100,12 +90,11 @@ NAMES = {
     "average_pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d",
     "layer_norm": "layer_norm group_norm instance_norm",
-    "batch_norm": "batch_norm",
-    "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
-    "binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss "
-    "gaussian_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss "
-    "multilabel_margin_loss multilabel_soft_margin_loss cosine_embedding_loss "
-    "triplet_margin_loss triplet_margin_with_distance_loss ctc_loss",
+    "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div ctc_loss "
+    "binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss soft_margin_loss "
+    "gaussian_nll_loss hinge_embedding_loss margin_ranking_loss cosine_embedding_loss "
+    "cosine_similarity triplet_margin_loss multi_margin_loss multilabel_margin_loss "
+    "multilabel_soft_margin_loss",
 }
 PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special)
 

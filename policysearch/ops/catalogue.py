@@ -10,20 +10,16 @@ from types import MappingProxyType
 import policysearch.ops
 from policysearch.graph import Op
 
-LOSS_FILES = ("loss", "losses")
-"""The last word in the name of a file that defines losses and nothing else."""
 
-
-def _defined() -> Iterator[tuple[str, Op]]:
-    """Yield the ops of every file, with its name."""
+def _defined(end: str = "") -> Iterator[Op]:
+    """Yield the ops of the files whose names end so."""
     for info in pkgutil.iter_modules(policysearch.ops.__path__):
         name = f"{policysearch.ops.__name__}.{info.name}"
-        if name != __name__:
-            values = vars(importlib.import_module(name)).values()
-            yield from ((info.name, op) for op in values if type(op) is Op)
+        if name != __name__ and name.endswith(end):
+            yield from (op for op in vars(importlib.import_module(name)).values() if type(op) is Op)
 
 
-OPS: Mapping[str, Op] = MappingProxyType({op.name: op for _, op in _defined()})
+OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _defined()})
 
 FORWARD_OPS: tuple[str, ...] = tuple(
     op.name for op in OPS.values() if op.gradients and not op.converts and op.name != "scale_loss"
@@ -31,10 +27,6 @@ FORWARD_OPS: tuple[str, ...] = tuple(
 """Ops a model is made of: what the op lists of a policy speak about."""
 
 LOSS_OPS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        op.name
-        for file, op in _defined()
-        if file.rpartition("_")[2] in LOSS_FILES and op.name in FORWARD_OPS
-    )
+    op.name for end in ("loss", "losses") for op in _defined(end) if op.name in FORWARD_OPS
 )
-"""Those that are losses: in float32 by the lists of every framework."""
+"""Those of the files that end so: float32 in every preset, and in every exported file."""

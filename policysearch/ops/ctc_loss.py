@@ -87,7 +87,6 @@ class _Lattice:
         """Return beta [time, batch, states]: of all ends from a state at a time, with that time."""
         states = np.arange(self.classes.shape[1])
         last = 2 * self.labels[:, None]
-        ends = self.there & (states >= last - 1)
         beta = np.full_like(self.emitted, -np.inf)
         for time in reversed(range(len(beta))):
             here = self.emitted[time]
@@ -96,7 +95,7 @@ class _Lattice:
                 skipped = _moved(self._masked(after, self.skips), -2)
                 total = _log_sum(after, _moved(after, -1), skipped) + here
                 beta[time] = self._masked(total, (time < self.steps[:, None] - 1) & self.there)
-            final = ends & (time == self.steps[:, None] - 1)
+            final = self.there & (states >= last - 1) & (time == self.steps[:, None] - 1)
             beta[time] = np.where(final, here, beta[time])
         return beta
 
@@ -113,9 +112,7 @@ class _Lattice:
 def _ctc(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     lattice = _Lattice(inputs, attrs)
     losses = lattice.losses(lattice.forwards())
-    if attrs.get("zero_infinity"):
-        losses[np.isposinf(losses)] = 0.0
-    return losses
+    return np.where(np.isposinf(losses), 0.0, losses) if attrs.get("zero_infinity") else losses
 
 
 def _ctc_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -127,10 +124,9 @@ def _ctc_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     with np.errstate(invalid="ignore"):
         joint = alpha + lattice.backwards() - lattice.emitted + losses[:, None]
     slope = np.exp(lattice.log_p) if attrs.get(NORMAL) else np.zeros_like(lattice.log_p)
-    rows = np.arange(len(grad))
     for state, classes in enumerate(lattice.classes.T):
         shares = np.where(lattice.there[:, state], np.exp(joint[:, :, state]), np.float32(0.0))
-        slope[:, rows, classes] -= shares
+        slope[:, np.arange(len(grad)), classes] -= shares
     slope *= grad[:, None]
     slope[:, np.isposinf(losses)] = 0.0 if attrs.get("zero_infinity") else np.nan
     slope[np.arange(len(slope))[:, None] >= lattice.steps] = 0.0
@@ -138,7 +134,6 @@ def _ctc_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 def _example(rng: np.random.Generator) -> Example:
-    """Labels that repeat, a short example and an empty one."""
     log_p = rng.standard_normal((7, 3, 5)).astype(np.float32)
     targets = np.array([[1, 1, 3], [4, 2, 0], [0, 0, 0]], np.float32)
     return Example(

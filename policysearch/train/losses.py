@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from policysearch.graph import Op, Shape, size
 from policysearch.nn.model import OWN_LOSS, USUAL_LOSS, Model, Traced, emit_data
-from policysearch.ops import class_losses, elementwise, paired_losses
+from policysearch.ops import class_losses, elementwise, paired_losses, probability_losses
 from policysearch.ops.builder import Builder
 from policysearch.ops.loss import mean_squared_error, softmax_cross_entropy, token_cross_entropy
 from policysearch.ops.reduce import mean, sum_over
@@ -73,13 +73,13 @@ LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
         "smooth_l1": NamedLoss(_mean(paired_losses.smooth_absolute_error)),
         "huber": NamedLoss(_mean(paired_losses.huber)),
         "binary_cross_entropy": NamedLoss(
-            _mean(paired_losses.binary_cross_entropy), least=0.0, most=1.0
+            _mean(probability_losses.binary_cross_entropy), least=0.0, most=1.0
         ),
         "binary_cross_entropy_with_logits": NamedLoss(
-            _mean(paired_losses.binary_cross_entropy_with_logits), least=0.0, most=1.0
+            _mean(probability_losses.binary_cross_entropy_with_logits), least=0.0, most=1.0
         ),
-        "kl_div": NamedLoss(_mean(paired_losses.kl_divergence), least=0.0, most=1.0),
-        "soft_margin": NamedLoss(_mean(paired_losses.soft_margin), least=-1.0, most=1.0),
+        "kl_div": NamedLoss(_mean(probability_losses.kl_divergence), least=0.0, most=1.0),
+        "soft_margin": NamedLoss(_mean(probability_losses.soft_margin), least=-1.0, most=1.0),
     }
 )
 """Losses that a study or `from_torch` can name, each with the defaults that torch has for it."""

@@ -1,0 +1,118 @@
+"""Recurrent layers and cells beside torch: values, gradients, and trainings in three formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from policysearch import InputError
+from tests.imported_low_trainings import trained_low_as_torch
+from tests.imported_steps import BATCH, assert_as_torch, imported
+from tests.imported_trainings import Training
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+]
+
+TIME, WIDTH, HIDDEN, TOKENS = 5, 6, 4, 9
+LAYERS: dict[str, Callable[[], Any]] = {
+    "gru": lambda: nn.GRU(WIDTH, HIDDEN, batch_first=True),
+    "gru both ways": lambda: nn.GRU(
+        WIDTH, HIDDEN, num_layers=2, bidirectional=True, batch_first=True
+    ),
+    "gru without biases": lambda: nn.GRU(WIDTH, HIDDEN, bias=False, batch_first=True),
+    "rnn_tanh": lambda: nn.RNN(WIDTH, HIDDEN, num_layers=2, batch_first=True),
+    "rnn_relu": lambda: nn.RNN(WIDTH, HIDDEN, nonlinearity="relu", batch_first=True),
+    "lstm with a projection": lambda: nn.LSTM(WIDTH, 7, proj_size=HIDDEN, batch_first=True),
+    "lstm, projected both ways": lambda: nn.LSTM(
+        WIDTH, 7, 2, proj_size=HIDDEN, bidirectional=True, batch_first=True, bias=False
+    ),
+}
+CELLS: dict[str, Callable[[], Any]] = {
+    "gru_cell": lambda: nn.GRUCell(WIDTH, HIDDEN),
+    "lstm_cell": lambda: nn.LSTMCell(WIDTH, HIDDEN),
+    "rnn_tanh_cell": lambda: nn.RNNCell(WIDTH, HIDDEN),
+    "rnn_relu_cell": lambda: nn.RNNCell(WIDTH, HIDDEN, nonlinearity="relu", bias=False),
+}
+
+
+class Tagger(nn.Module):
+    """Tags tokens, padding being 0, by a recurrent layer."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(TOKENS, WIDTH, padding_idx=0), make()
+        ways = 2 if self.layer.bidirectional else 1
+        self.head = nn.Linear(ways * HIDDEN, 3)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        steps, last = self.layer(self.table(ids))
+        ends = last[0] if isinstance(last, tuple) else last
+        present = (ids != 0).unsqueeze(-1)
+        return self.head(steps.masked_fill(~present, 0.0)) + ends.sum((0, 2))[:, None, None]
+
+
+class Loop(nn.Module):
+    """A cell in a loop over the steps."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.table, self.cell, self.head = nn.Embedding(TOKENS, WIDTH), make(), nn.Linear(HIDDEN, 3)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x, state = self.table(ids), None
+        for time in range(x.shape[1]):
+            state = self.cell(x[:, time], state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+NETS: dict[str, Callable[[], Any]] = {
+    **{name: lambda make=make: Tagger(make) for name, make in LAYERS.items()},  # type: ignore[misc]
+    **{name: lambda make=make: Loop(make) for name, make in CELLS.items()},  # type: ignore[misc]
+}
+
+
+def tokens(rng: np.random.Generator, batch: int) -> tuple[Any, ...]:
+    return (rng.integers(0, TOKENS, (batch, TIME)),)
+
+
+@pytest.fixture(autouse=True)
+def repeatable_torch() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_recurrent_net_computes_what_its_module_does(name: str) -> None:
+    model: Any = assert_as_torch(NETS[name](), tokens(np.random.default_rng(1), BATCH))
+    calls = {call.op.removeprefix("aten.") for call in model.program.calls}
+    assert name.partition(" ")[0].removesuffix(",") in calls
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["gru both ways", "rnn_tanh", "lstm_cell"])
+def test_fifty_steps_are_torchs(name: str, format: str) -> None:
+    training = Training(NETS[name], tokens, "momentum", 3e-2)
+    assert trained_low_as_torch(training, format) > 0.02
+
+
+def test_a_packed_sequence_is_one_line() -> None:
+    class Packed(Tagger):
+        def forward(self, ids: torch.Tensor) -> Any:
+            lengths = torch.full((len(ids),), TIME)
+            packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True)
+            return self.head(self.layer(packed)[1][0])
+
+    with pytest.raises(InputError) as refusal:
+        imported(Packed(LAYERS["gru"]), tokens(np.random.default_rng(0), 2))
+    assert "\n" not in str(refusal.value)
