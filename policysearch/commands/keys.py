@@ -39,7 +39,7 @@ def registries() -> Mapping[str, Iterable[str]]:
     from policysearch.rewrite.format_rules import LISTS
     from policysearch.space.decided.base import SAME
     from policysearch.study.optuna_samplers import SAMPLERS
-    from policysearch.train.step import LOSSES
+    from policysearch.train.losses import LOSSES
 
     formats = (*FORMATS, "e<2-8>m<1-23>[fn]")
     return {

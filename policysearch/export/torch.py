@@ -12,6 +12,7 @@ from policysearch.export.torch_runs import (
     FLOAT8,
     MOVES,
     is_stored_wide,
+    low_losses,
     offers,
     refused,
     runs,
@@ -29,7 +30,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.loss_scale import first_scale
-from policysearch.train.step import LOSSES, trace_forward
+from policysearch.train.step import trace_forward
 
 
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
@@ -168,9 +169,8 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
 
 
 def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
-    for op in LOSSES:
-        if op in policy.low_precision_ops:
-            yield f"{op}: the module returns float32, so the loss is float32, not low precision"
+    for op in low_losses(policy):
+        yield f"{op}: the module returns float32, so the loss is float32, not low precision"
     if policy.rounding != RoleRounding():
         yield f"rounding: torch rounds as {Rounding()}"
     yield from _state_losses(policy, running, model)

@@ -5,17 +5,16 @@ Linear layers in float8 are those that torchao computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from policysearch.nn.model import Model
-from policysearch.ops.catalogue import FORWARD_OPS, OPS
+from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
-from policysearch.train.step import LOSSES
 
 DTYPE = "float8_e4m3fn"
 """The format of the operands that torchao takes, `float8_e5m2` for gradients."""
@@ -120,6 +119,11 @@ MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
 """Ops that only move values: in torch they keep the dtype of what they move."""
 
 
+def low_losses(policy: Policy) -> tuple[str, ...]:
+    """Return the losses that the policy has in low precision: here they never are."""
+    return tuple(op for op in LOSS_OPS if op in policy.low_precision_ops)
+
+
 def runs(policy: Policy, model: Model) -> Policy:
     """Return the policy that the exported file obeys in a module of `model`.
 
@@ -134,7 +138,7 @@ def runs(policy: Policy, model: Model) -> Policy:
     layers = tuple((name, _layer(name, policy, model)) for name, _ in policy.layers)
     narrow = any(formats.compute == DTYPE for _, formats in layers)
     power_of_two = policy.scaling.power_of_two
-    lists = dict.fromkeys(LOSSES, LISTS["fp32"])
+    lists = dict.fromkeys(LOSS_OPS, LISTS["fp32"])
     if "bias" in _lists_by_op(policy):
         lists["bias"] = _lists_by_op(policy).get("matmul", _lists_by_op(policy)["bias"])
     return replace(
@@ -151,6 +155,11 @@ def runs(policy: Policy, model: Model) -> Policy:
         rounding=RoleRounding(),
         phases=(),
     )
+
+
+def low_losses(policy: Policy) -> Iterator[str]:
+    """Yield the losses that the policy has in low precision, which none that runs has."""
+    return (op for op in LOSS_OPS if op in policy.low_precision_ops)
 
 
 def is_stored_wide(policy: Policy) -> bool:

@@ -93,8 +93,11 @@ NAMES = {
     "average_pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d",
     "layer_norm": "layer_norm group_norm instance_norm",
-    "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
-    "binary_cross_entropy binary_cross_entropy_with_logits ctc_loss",
+    "loss": "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div ctc_loss "
+    "binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss soft_margin_loss "
+    "gaussian_nll_loss hinge_embedding_loss margin_ranking_loss cosine_embedding_loss "
+    "cosine_similarity triplet_margin_loss multi_margin_loss multilabel_margin_loss "
+    "multilabel_soft_margin_loss",
 }
 PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special)
 

@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_impls import op_implementations_dict
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
@@ -73,6 +74,22 @@ def own_gradients_refused() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def alignments_known() -> Iterator[None]:
+    """While it is entered, torch.export takes a `ctc_loss`: without, the shapes are unknown to it.
+
+    They are those of a value inside, which no program of the export has.
+    """
+
+    def alignments(mode: Any, op: Any, log_p: Any, *others: Any, **options: Any) -> Any:
+        with mode:
+            return log_p.new_empty(log_p.shape[1:-1]), log_p.new_empty(log_p.shape)
+
+    overloads = (torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor)
+    with mock.patch.dict(op_implementations_dict, dict.fromkeys(overloads, alignments)):
+        yield
+
+
 _apply: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
 
 
@@ -102,6 +119,7 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             warnings.catch_warnings(),
             contextlib.redirect_stderr(io.StringIO()),
             own_gradients_refused(),
+            alignments_known(),
         ):
             warnings.simplefilter("ignore")
             program = torch.export.export(module.train(training), inputs, strict=False)

@@ -1,4 +1,4 @@
-"""Import rules: the layers and losses torch keeps whole."""
+"""Import rules: the layers torch keeps whole."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import size
+from policysearch.importers.elementwise import clamp, divide, multiply
+from policysearch.importers.losses import entered
+from policysearch.importers.reductions import over, vector_norm
+from policysearch.importers.shapes import broadcast_tensors
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import dense
 from policysearch.ops.embedding import embedding as embedding_op
-from policysearch.ops.loss import IGNORED, mean_squared_error, token_cross_entropy
+from policysearch.ops.margin_losses import cosine_embedding
+from policysearch.ops.reduce import sum_over
 
 
 def linear(
@@ -41,43 +46,24 @@ def embedding(
     return t.view(table_rows, (*indices.shape, weight.shape[1]))
 
 
-MEAN = 1
-"""torch's number for the reduction "mean"."""
-
-
-def cross_entropy(
-    t: Tracer,
-    logits: Tensor,
-    targets: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = IGNORED,
-    label_smoothing: float = 0.0,
+def cosine_similarity(
+    t: Tracer, a: Tensor, b: Tensor, dim: int = 1, epsilon: float = 1e-8
 ) -> Tensor:
-    if weight is not None or reduction != MEAN or len(logits.shape) != 2:
-        raise refuse("class weights, a sum or more axes", "use the mean over [rows, classes]")
-    if targets.shape != logits.shape[:1]:
-        raise refuse(f"targets {list(targets.shape)}", "give class numbers, one per row")
-    attrs: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    rows = t.shaped(targets, (size(targets.shape),))
-    return t.emit_nodes(token_cross_entropy, t.rows(logits), rows, **attrs)
-
-
-def squared_error(t: Tracer, a: Tensor, b: Tensor, reduction: int = MEAN) -> Tensor:
-    if reduction != MEAN:
-        raise refuse("a sum", "use the mean")
-    if t.is_trained(b):
-        a, b = b, a
-    if t.is_trained(b):
-        raise refuse("values to be met that depend on parameters", "write the mean of the square")
-    return t.emit(mean_squared_error, a, b)
+    """The sum of products of both over their lengths, which are no less than epsilon."""
+    start = len(t.b.nodes)
+    a, b = entered(t, *broadcast_tensors(t, (a, b)))
+    axis = dim % len(a.shape)
+    lengths = (clamp(t, vector_norm(t, x, 2, axis, True), epsilon) for x in (a, b))
+    units = (divide(t, x, length) for x, length in zip((a, b), lengths, strict=True))
+    result = over(t, sum_over, multiply(t, *units), axis)
+    t.list_under(cosine_embedding.name, start)
+    return result
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "linear": linear,
         "embedding": embedding,
-        "cross_entropy_loss": cross_entropy,
-        "mse_loss": squared_error,
+        "cosine_similarity": cosine_similarity,
     }
 )

@@ -11,10 +11,11 @@ import policysearch.ops
 from policysearch.graph import Op
 
 
-def _defined() -> Iterator[Op]:
+def _defined(end: str = "") -> Iterator[Op]:
+    """Yield the ops of the files whose names end so."""
     for info in pkgutil.iter_modules(policysearch.ops.__path__):
         name = f"{policysearch.ops.__name__}.{info.name}"
-        if name != __name__:
+        if name != __name__ and name.endswith(end):
             yield from (op for op in vars(importlib.import_module(name)).values() if type(op) is Op)
 
 
@@ -24,3 +25,8 @@ FORWARD_OPS: tuple[str, ...] = tuple(
     op.name for op in OPS.values() if op.gradients and not op.converts and op.name != "scale_loss"
 )
 """Ops a model is made of: what the op lists of a policy speak about."""
+
+LOSS_OPS: tuple[str, ...] = tuple(
+    op.name for end in ("loss", "losses") for op in _defined(end) if op.name in FORWARD_OPS
+)
+"""Those of the files that end so: float32 in every preset, and in every exported file."""

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from policysearch.graph import Placement
-from policysearch.ops.catalogue import FORWARD_OPS, OPS
+from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.scaling import Scaling
 from policysearch.values import one_of
 
-LOSSES = ("softmax_cross_entropy", "token_cross_entropy", "mean_squared_error")
 NORMS = ("batch_norm", "layer_norm")
 PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
 WIDE = (
@@ -37,7 +36,7 @@ LISTED_OPS = (
     *("add", "subtract", "multiply", "divide", "scale", "shift"),
     *("mean", "where", "masked_fill", "slice", "concatenate", "embedding"),
     *("max_pool", "average_pool", "reshape", "transpose", "broadcast_to"),
-    *(*NORMS, *LOSSES),
+    *(*NORMS, "softmax_cross_entropy", "token_cross_entropy", "mean_squared_error"),
 )
 """What the frameworks' own lists place, in the order of a policy; `others` speaks of these."""
 
@@ -73,7 +72,7 @@ class Preset:
         """Return the list `op` is in."""
         if op in self.low:
             return "low"
-        if op in self.fp32 or op in LOSSES:
+        if op in self.fp32 or op in LOSS_OPS:
             return "fp32"
         if op in self.promote:
             return "promote"

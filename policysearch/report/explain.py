@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
+from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.policy import Policy
 from policysearch.report.text import aligned
-from policysearch.train.step import LOSSES
 
 STEPS = (
     "float32 parameters",
@@ -68,7 +68,7 @@ def steps_of(graph: Graph, policy: Policy) -> tuple[Step, ...]:
     tests: tuple[tuple[Callable[[Node], bool], str], ...] = (
         (lambda n: n.id in parameters and n.format == "float32", masters),
         (lambda n: n.role == "fprop" and _narrows(graph, n), "no layer runs in low precision"),
-        (lambda n: n.op.name in LOSSES and n.format == "float32", "the loss is in low precision"),
+        (lambda n: n.op.name in LOSS_OPS and n.format == "float32", "the loss is in low precision"),
         (lambda n: n.op.name == "scale_loss", scaled),
         (lambda n: _widens_gradient(graph, n), "every gradient is computed in float32"),
         (lambda n: n.op.name == "unscale", scaled),

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from policysearch.graph import Graph, Op, size
-from policysearch.nn.model import NEXT, OWN_LOSS, Model, Traced, emit_arrays, emit_data
-from policysearch.ops import loss as loss_ops
+from policysearch.graph import Graph
+from policysearch.nn.model import NEXT, Model, emit_arrays, emit_data
 from policysearch.ops.builder import Builder, backward
-from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.elementwise import add
-from policysearch.ops.shape import reshape
 from policysearch.ops.source import (
     INVERSE_SCALE,
     LEARNING_RATE,
     LOSS_SCALE,
     STEP_NUMBER,
-    TARGETS,
 )
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
 from policysearch.optimizers.optimizer import Optimizer, emit_states, emit_update
 from policysearch.rewrite.rules import RuledModel
-from policysearch.values import InputError, one_of
+from policysearch.train.losses import emit_loss
 
-LOSSES: Mapping[str, Op] = MappingProxyType(
-    {name: op for name, op in OPS.items() if name in FORWARD_OPS and op in vars(loss_ops).values()}
-)
-"""The ops that end a forward pass, by name: those of `ops/loss.py`."""
 SCALARS = (LOSS_SCALE, INVERSE_SCALE, LEARNING_RATE, STEP_NUMBER)
 
 
@@ -62,7 +53,7 @@ def trace_step(
     states = {name: emit_states(b, optimizer, params[name]) for name in _trained(model)}
     traced = model.trace(b, {**inputs, **params, **model.emit_statistics(b)}, training=True)
     with b.scope(layer="loss", role="fprop"):
-        root = _emit_loss(b, model, loss, traced)
+        root = emit_loss(b, model, loss, traced)
         scaled = b.emit(scale_loss, root, scalars[LOSS_SCALE])
     grads = _gradients(b, root, {name: params[name] for name in states}, scalars)
     with b.scope(role="update"):
@@ -79,25 +70,6 @@ def trace_step(
             updates += emit_update(b, optimizer, params[name], states[name], *fed)
     step = b.graph(outputs, updates)
     return model.ruled_step(step) if isinstance(model, RuledModel) else step
-
-
-def _emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:
-    """Emit the loss of the logits, all axes but the last joined, and the source TARGETS it reads.
-
-    Those are whole numbers [rows] where the loss pins them, else float32 of the logits' shape.
-    """
-    if model.loss == OWN_LOSS:
-        if traced.loss is None:
-            raise InputError(f"model {model.name}: no loss of its own; expected one as its output")
-        return traced.loss
-    op = LOSSES[one_of("loss", model.loss or loss, LOSSES)]
-    logits, shape = traced.output, b.shape(traced.output)
-    rows = size(shape[:-1])
-    if len(shape) != 2:
-        layer = b.nodes[logits].layer  # the loss has no formats of its own
-        logits = b.emit(reshape, logits, attrs={"shape": (rows, shape[-1])}, layer=layer)
-    targets = emit_data(b, TARGETS, (rows,) if 1 in op.pinned else b.shape(logits))
-    return b.emit(op, logits, targets)
 
 
 def _trained(model: Model) -> list[str]:
