@@ -11,7 +11,7 @@ from policysearch.graph import Shape
 from policysearch.importers.kernels import Kernel, names_in, rounds_once
 from policysearch.importers.program import FLOATS, Call, resolved
 from policysearch.importers.rules import rule_of
-from policysearch.importers.tracer import Tensor, Tracer
+from policysearch.importers.tracer import Complex, Tensor, Tracer
 from policysearch.values import InputError
 
 KEEP_ALL = "a selection whose size depends on values; keep all rows and multiply by the mask, or "
@@ -22,6 +22,9 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
 """What to do instead of ops without a rule, by their names."""
 
 NO_RULE = "no rule for this op; write it with ops that have one"
+
+COMPLEX_OPS = ("mul", "multiply", "view_as_real", "real", "imag")
+"""Ops that take complex numbers."""
 
 MISSING = object()
 """The results, more than one, of a call that cannot be imported."""
@@ -85,6 +88,8 @@ def _emit(tracer: Tracer, call: Call) -> None:
     arguments = tracer.settled([tracer.argument(value) for value in call.arguments])
     if any(argument is MISSING for argument in arguments):
         raise _Missing
+    if any(isinstance(x, Complex) for x in arguments) and name.rstrip("_") not in COMPLEX_OPS:
+        raise InputError("complex numbers; multiply them, or compute with view_as_real of them")
     options = {key: tracer.argument(value) for key, value in call.options}
     follows = tracer.follows(arguments)
     try:

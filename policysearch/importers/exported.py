@@ -376,6 +376,8 @@ def hides_rows(mask: Any) -> bool:
 
 def differs(value: Any, whole: Any) -> bool:
     """Return whether an array is other than `value` repeated."""
+    if value.is_complex():
+        value, whole = torch.view_as_real(value), torch.view_as_real(whole)
     same = torch.isclose(value.double(), whole.double(), 0.0, 0.0, equal_nan=True)
     return not bool(same.all())
 
