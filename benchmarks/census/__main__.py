@@ -75,9 +75,13 @@ def _row(name: str, net: Net, refusals: Counter[str]) -> tuple[str, ...]:
 def _result(of_net: Verdict) -> str:
     if of_net.refusal:
         return f"refused: {of_net.refusal}"
-    assert of_net.single is not None and of_net.half is not None
+    if of_net.draws:
+        return "in, draws: not compared"
+    assert of_net.single is not None
     if not of_net.single.within(SINGLE, LEAST):
         return "wrong"
+    if of_net.half is None:
+        return "in, no bfloat16 in torch"
     return "in" if of_net.half.within(HALF, LEAST) else "in, bfloat16 apart"
 
 

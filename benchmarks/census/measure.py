@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,13 @@ class Distance:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a net: why it was refused ("" where it went in), and its distances."""
+    """What became of a net: why it was refused ("" where it went in), and its distances.
+
+    A net that `draws` in training is not compared; `half` is None where torch cannot run it.
+    """
 
     refusal: str = ""
+    draws: bool = False
     single: Distance | None = None
     half: Distance | None = None
 
@@ -83,6 +88,8 @@ def verdict(net: Net) -> Verdict:
     except InputError as error:
         return Verdict(refusal=str(error))
     labels = labels_of(net, module, inputs)
+    if len({of_torch(net, module, inputs, labels).loss for _ in range(2)}) > 1:
+        return Verdict(draws=True)
     single = _single(net, module, model, inputs, labels)
     return Verdict(single=single, half=_half(net, module, model, inputs, labels))
 
@@ -178,9 +185,18 @@ def _step(model: Model, policy: Policy, inputs: Inputs, labels: Any) -> Step:
 
 
 def _single(net: Net, module: Any, model: Model, inputs: Inputs, labels: Any) -> Distance:
-    exact = of_torch(net, copy.deepcopy(module).double(), inputs, labels)
+    """Compare with torch in float64, or in float32 where the net itself says that format."""
     ours = emulated(model, preset("float32", model.layer_names), inputs, labels)
-    return distance(ours, [of_torch(net, module, inputs, labels)], exact)
+    plain = of_torch(net, module, inputs, labels)
+    jittered = [
+        of_torch(net, module, inputs, labels, partial(moved, seed=s)) for s in range(COPIES)
+    ]
+    try:
+        exact = of_torch(net, copy.deepcopy(module).double(), inputs, labels)
+    except (RuntimeError, NotImplementedError):
+        return distance(ours, jittered, plain)
+    # A ReLU at its edge falls on either side in float32: jitter shows how far that moves torch.
+    return distance(ours, [plain, *jittered], exact)
 
 
 def _half(net: Net, module: Any, model: Model, inputs: Inputs, labels: Any) -> Distance | None:
@@ -195,8 +211,11 @@ def _half(net: Net, module: Any, model: Model, inputs: Inputs, labels: Any) -> D
                 net, module, inputs, labels, lambda x: space["apply_policy"](moved(x, seed))
             )
 
-    ours = emulated(model, runs(policy, model), inputs, labels)
-    return distance(ours, [run(seed) for seed in range(COPIES)], run(None))
+    try:
+        own, exact = [run(seed) for seed in range(COPIES)], run(None)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return distance(emulated(model, runs(policy, model), inputs, labels), own, exact)
 
 
 def moved(module: Any, seed: int | None) -> Any:

@@ -67,7 +67,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Constant:
-    """An array of the model that nothing moves, repeated along `batch_axis` if there is one.
+    """An array of the model that nothing moves, repeated `times` along a `batch_axis`, if any.
 
     Truth values are 1 and 0. `kind` is one of KINDS, or COMPLEX.
     """
@@ -76,6 +76,7 @@ class Constant:
     shape: Shape
     batch_axis: int | None = None
     kind: str = FLOATS
+    times: int | Extent = Extent(0, 1)
 
 
 @dataclass(frozen=True)

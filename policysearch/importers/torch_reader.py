@@ -14,6 +14,7 @@ from policysearch.graph import FloatArray
 from policysearch.importers.aliases import in_place, op_of
 from policysearch.importers.decomposition import piece_of
 from policysearch.importers.exported import (
+    BATCHES,
     FLOAT_TYPES,
     adds_apart,
     array_names,
@@ -44,6 +45,7 @@ from policysearch.importers.program import (
     WHOLES,
     Call,
     Constant,
+    Extent,
     Program,
     Ref,
 )
@@ -275,7 +277,7 @@ class Reader:
 
     def _held(self, program: Any, name: str) -> Any:
         """Return a tensor that nothing moves: a buffer, or one that forward has from elsewhere."""
-        full = program.graph_signature.inputs_to_buffers.get(name)
+        full = self._known.get(name)
         if full in self._plain and name not in self._aliases.moved:
             return self._buffers((full,))[full].detach().clone()
         lifted = program.graph_signature.inputs_to_lifted_tensor_constants
@@ -438,7 +440,7 @@ class Reader:
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
         kind = COMPLEX if paired else kind
-        self._rows.append(Constant(name, tuple(value.shape), axes[0] if axes else None, kind))
+        self._rows.append(Constant(name, tuple(value.shape), kind=kind, **_growth(two, five)))
         return name
 
 
@@ -471,7 +473,18 @@ def _is_even(two: Any, five: Any) -> bool:
         return True
     axes = _growing_axes(two, five)
     value = two.narrow(axes[0], 0, 1) if axes else two
-    return len(axes) < 2 and not any(differs(value, other) for other in (two, five))
+    steps = any((five.shape[axis] - two.shape[axis]) % (BATCHES[2] - BATCHES[0]) for axis in axes)
+    return len(axes) < 2 and not steps and not any(differs(value, x) for x in (two, five))
+
+
+def _growth(two: Any, five: Any) -> dict[str, Any]:
+    """Return the axis along which an even array grows, and its extent there."""
+    if not (axes := _growing_axes(two, five)):
+        return {}
+    (axis,) = axes
+    slope = (five.shape[axis] - two.shape[axis]) // (BATCHES[2] - BATCHES[0])
+    times = Extent(two.shape[axis] - BATCHES[0] * slope, slope)
+    return {"batch_axis": axis, "times": times}
 
 
 def _bags(

@@ -128,7 +128,8 @@ class Tracer:
         tensor = Tensor(source, constant.shape)
         axis = constant.batch_axis
         if axis is not None:
-            shape = (*constant.shape[:axis], self.batch, *constant.shape[axis + 1 :])
+            times = resolved(constant.times, self.batch)
+            shape = (*constant.shape[:axis], times, *constant.shape[axis + 1 :])
             tensor = Tensor(self.emit_move(broadcast_to, source, {"shape": shape}), shape)
         if constant.kind == TRUTHS:
             self._truths.add(tensor.id)
