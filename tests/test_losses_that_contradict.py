@@ -68,7 +68,8 @@ def test_what_needs_no_trace_is_said_of_the_task_itself(
     [
         ("mean_squared_error", ONE_NUMBER, 4, r"labels: \[1\] per example; expected \[4\], of"),
         ("mean_squared_error", WHOLE, 1, "labels: int64; expected float32, the numbers to be met"),
-        ("huber", WHOLE, 3, "labels: 3; expected 0 to 2$"),
+        ("huber", WHOLE, 4, "labels: int64; expected float32, the numbers to be met by model mlp"),
+        ("mean_squared_error", WHOLE, 3, "labels: 3; expected 0 to 2$"),
         ("token_cross_entropy", WHOLE, 3, "labels: 3; expected 0 to 2, or -100$"),
         ("", WHOLE, 3, "labels: 3; expected 0 to 2$"),
         ("", IGNORING, 4, "labels: -100; expected 0 to 3$"),

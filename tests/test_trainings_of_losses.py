@@ -37,8 +37,8 @@ class Segmenting(nn.Module):
 
     def forward(self, x: Any, classes: Any) -> Any:
         logits = self.last(torch.tanh(self.first(x))).float()
-        options = {"ignore_index": 3, "label_smoothing": 0.1}
-        return F.cross_entropy(logits, classes, self.weights.float(), **options)
+        weights = self.weights.float()
+        return F.cross_entropy(logits, classes, weights, ignore_index=3, label_smoothing=0.1)
 
 
 def segmented(rng: np.random.Generator, count: int) -> tuple[Array, ...]:
@@ -92,8 +92,8 @@ class Comparing(nn.Module):
         self.net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 4))
 
     def forward(self, anchor: Any, alike: Any, other: Any) -> Any:
-        rows = (self.net(x).float() for x in (anchor, alike, other))
-        return F.triplet_margin_loss(*rows, margin=1.0, swap=True)
+        near, same, far = (self.net(x).float() for x in (anchor, alike, other))
+        return F.triplet_margin_loss(near, same, far, margin=1.0, swap=True)
 
 
 def compared(rng: np.random.Generator, count: int) -> tuple[Array, ...]:

@@ -5,7 +5,7 @@ Linear layers in float8 are those that torchao computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from policysearch.nn.model import Model
@@ -155,11 +155,6 @@ def runs(policy: Policy, model: Model) -> Policy:
         rounding=RoleRounding(),
         phases=(),
     )
-
-
-def low_losses(policy: Policy) -> Iterator[str]:
-    """Yield the losses that the policy has in low precision, which none that runs has."""
-    return (op for op in LOSS_OPS if op in policy.low_precision_ops)
 
 
 def is_stored_wide(policy: Policy) -> bool:

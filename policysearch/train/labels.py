@@ -73,7 +73,7 @@ def check_labels(loss: str, model: Model, dataset: Dataset, outputs: Shape) -> N
         _check_shape(where, dataset.labels, rows, given)
         _check_classes(where, dataset.labels, classes, (IGNORED,))
     elif dataset.labels.dtype == np.int64 and not _alike(dataset.labels.shape[1:], outputs):
-        if classes < 2:
+        if classes < 2 or not row.one_hot:
             raise InputError(f"{where}: int64; expected float32, the numbers to be met by {given}")
         _check_shape(where, dataset.labels, rows, given)
         _check_classes(where, dataset.labels, classes, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from policysearch.graph import Op, Shape, size
 from policysearch.nn.model import OWN_LOSS, USUAL_LOSS, Model, Traced, emit_data
@@ -25,12 +26,13 @@ class NamedLoss:
     """A loss that a study can name, of outputs [batch, ..., n].
 
     It is for `classes`, whole numbers from 0 to n - 1, one for each row of n logits, or for numbers
-    of the outputs' shape, from `least` to `most`: classes are written as such, 1 for their own and
-    0 for the others. `axis` is that of the n.
+    of the outputs' shape, from `least` to `most`. `one_hot` ones take classes too, written as rows
+    of numbers, 1 for their own and 0 for the others. `axis` is that of the n.
     """
 
     emit: Emit
     classes: bool = False
+    one_hot: bool = False
     least: float = -float("inf")
     most: float = float("inf")
     axis: int = -1
@@ -62,21 +64,22 @@ def _likelihood(b: Builder, log_p: int, targets: int) -> int:
         return b.emit(elementwise.divide, *sums)
 
 
+SHARES: Mapping[str, Any] = MappingProxyType({"one_hot": True, "least": 0.0, "most": 1.0})
+"""Of losses for probabilities."""
+
 LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
     {
-        "softmax_cross_entropy": NamedLoss(_whole(softmax_cross_entropy), least=0.0, most=1.0),
-        "mean_squared_error": NamedLoss(_whole(mean_squared_error)),
+        "softmax_cross_entropy": NamedLoss(_whole(softmax_cross_entropy), **SHARES),
+        "mean_squared_error": NamedLoss(_whole(mean_squared_error), one_hot=True),
         "token_cross_entropy": NamedLoss(_whole(token_cross_entropy), classes=True),
         "cross_entropy": NamedLoss(_whole(token_cross_entropy), classes=True, axis=1),
         "nll": NamedLoss(_likelihood, classes=True),
         "l1": NamedLoss(_mean(paired_losses.absolute_error)),
         "smooth_l1": NamedLoss(_mean(paired_losses.smooth_absolute_error)),
         "huber": NamedLoss(_mean(paired_losses.huber)),
-        "binary_cross_entropy": NamedLoss(
-            _mean(probability_losses.binary_cross_entropy), least=0.0, most=1.0
-        ),
+        "binary_cross_entropy": NamedLoss(_mean(probability_losses.binary_cross_entropy), **SHARES),
         "binary_cross_entropy_with_logits": NamedLoss(
-            _mean(probability_losses.binary_cross_entropy_with_logits), least=0.0, most=1.0
+            _mean(probability_losses.binary_cross_entropy_with_logits), **SHARES
         ),
         "kl_div": NamedLoss(_mean(probability_losses.kl_divergence), least=0.0, most=1.0),
         "soft_margin": NamedLoss(_mean(probability_losses.soft_margin), least=-1.0, most=1.0),

@@ -261,10 +261,10 @@ def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any
     result = module(*inputs)
     if model.loss == OWN_LOSS:
         return next(x for x in _tensors(result) if x.ndim == 0)
-    return _named_loss(loss_of(model, task.loss), _first(result), targets)
+    return named_loss(loss_of(model, task.loss), _first(result), targets)
 
 
-def _named_loss(name: str, logits: Any, targets: Any) -> Any:
+def named_loss(name: str, logits: Any, targets: Any) -> Any:
     """Return torch's loss of the name: one of classes, or of numbers as one-hot rows are."""
     row, of_classes = LOSSES[name], not targets.is_floating_point()
     if row.classes or (of_classes and name == "softmax_cross_entropy"):
