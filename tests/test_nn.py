@@ -193,6 +193,9 @@ def test_step_agrees_with_torch(activation: str, pool: str, loss: str) -> None:
         "softmax_cross_entropy": torch.nn.functional.cross_entropy,
         "mean_squared_error": torch.nn.functional.mse_loss,
         "token_cross_entropy": lambda x, y: torch.nn.functional.cross_entropy(x, y.long()),
+        **{name: getattr(torch.nn.functional, f"{name}_loss") for name in ("l1", "huber")},
+        "smooth_l1": torch.nn.functional.smooth_l1_loss,
+        "binary_cross_entropy_with_logits": (torch.nn.functional.binary_cross_entropy_with_logits),
     }
     expected = functions[loss](logits, torch.from_numpy(targets))
     expected.backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,17 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
-from policysearch.graph import Graph, Op, size
+from policysearch.graph import Graph, Op, Shape, size
 from policysearch.nn.model import OWN_LOSS, Model, Traced, emit_data
 from policysearch.ops import loss as loss_ops
 from policysearch.ops.builder import Builder
 from policysearch.ops.catalogue import FORWARD_OPS, OPS
 from policysearch.ops.loss import IGNORED
 from policysearch.ops.paired_losses import absolute_error, huber, smooth_absolute_error
-from policysearch.ops.probability_losses import (
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-)
+from policysearch.ops.probability_losses import binary_cross_entropy_with_logits
 from policysearch.ops.reduce import mean
 from policysearch.ops.shape import reshape
 from policysearch.ops.source import TARGETS
@@ -36,11 +32,15 @@ LOSSES: Mapping[str, Op] = MappingProxyType(
         "l1": absolute_error,
         "smooth_l1": smooth_absolute_error,
         "huber": huber,
-        "binary_cross_entropy": binary_cross_entropy,
         "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
     }
 )
 """What can end a forward pass, by name: the ops of `ops/loss.py`, and means of paired losses."""
+
+OF_CLASSES = ("softmax_cross_entropy", "token_cross_entropy")
+OF_NUMBERS = ("l1", "smooth_l1", "huber")
+"""Losses that take no class numbers; others of numbers meet one-hot rows of them."""
+OF_PROBABILITIES = ("softmax_cross_entropy", "binary_cross_entropy_with_logits")
 
 
 def emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:
@@ -63,40 +63,59 @@ def emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:
     return losses if b.shape(losses) == () else b.emit(mean, losses, source=op.name)
 
 
-def check_loss(loss: str, model: Model, dataset: Dataset, forward: Graph) -> None:
-    """Raise InputError for a loss that the model contradicts, or that the labels are not made for.
-
-    `loss` is that of the task; a model's own comes first. `forward` is the forward pass, of any
-    number of examples.
-    """
+def check_loss(loss: str, model: Model) -> None:
+    """Raise InputError for the loss of a task that the model, which has another, contradicts."""
     if loss not in (USUAL_LOSS, model.loss or loss):
         raise InputError(
             f"loss: {loss!r} beside model {model.name}, whose loss is {model.loss!r}; expected "
             f"no loss, or a model made with loss={loss!r}"
         )
-    name, labels = model.loss or loss, dataset.labels
-    if name == OWN_LOSS:
-        return
-    whole = 1 in LOSSES[name].pinned
-    if whole and labels.dtype != np.int64:
+
+
+def check_labels(loss: str, model: Model, dataset: Dataset, forward: Graph) -> None:
+    """Raise InputError for labels that the loss, the model's or else `loss`, is not made for.
+
+    `forward` is the forward pass of the model, of any number of examples.
+    """
+    name = one_of(f"model {model.name}, loss", model.loss or loss, LOSSES)
+    labels, shape = dataset.labels, forward.output("logits").shape
+    where = f"data set {dataset.name}, labels"
+    if name in OF_CLASSES and shape[-1] == 1:
+        raise InputError(
+            f"model {model.name}: 1 logit; expected one for each class for loss {name!r}, or a "
+            "loss of numbers, as 'mean_squared_error' or 'binary_cross_entropy_with_logits'"
+        )
+    if labels.dtype != np.int64:
+        _check_numbers(where, name, shape, labels)
+    elif name in OF_NUMBERS or (name not in OF_CLASSES and labels.shape[1:] == shape[1:]):
+        raise InputError(f"{where}: int64; expected float32, numbers to be met, for loss {name!r}")
+    else:
+        _check_classes(where, name, shape, labels)
+
+
+def _check_numbers(where: str, loss: str, shape: Shape, labels: NDArray[Any]) -> None:
+    """Numbers are as many as the model gives, and probabilities where a loss compares such."""
+    if 1 in LOSSES[loss].pinned:
         valid = "int64, numbers of classes; or a loss of numbers, as 'mean_squared_error'"
-        raise InputError(f"data set {dataset.name}, labels: {labels.dtype}; expected {valid}")
-    if not whole and labels.dtype != np.int64:
-        shape = forward.output("logits").shape
-        if math.prod(labels.shape[1:]) != math.prod(shape[1:]):
-            given, expected = list(labels.shape[1:]), list(shape[1:])
-            raise InputError(
-                f"data set {dataset.name}, labels: {given} per example; expected {expected}, as "
-                f"model {model.name} gives, for loss {name!r}"
-            )
+        raise InputError(f"{where}: {labels.dtype}; expected {valid}")
+    if size(labels.shape[1:]) != size(shape[1:]):
+        given, expected = list(labels.shape[1:]), list(shape[1:])
+        raise InputError(
+            f"{where}: {given} per example; expected {expected}, as the model gives, for loss "
+            f"{loss!r}"
+        )
+    if loss in OF_PROBABILITIES and (labels.min() < 0 or labels.max() > 1):
+        worst = labels.min() if labels.min() < 0 else labels.max()
+        raise InputError(f"{where}: {worst:g}; expected 0 to 1, probabilities, for loss {loss!r}")
 
 
-def check_labels(where: str, forward: Graph, labels: NDArray[Any]) -> None:
+def _check_classes(where: str, loss: str, shape: Shape, labels: NDArray[Any]) -> None:
     """Class numbers have a logit each, and there is one label for each row of logits."""
-    (shape,) = (forward.nodes[i].shape for name, i in forward.outputs if name == "logits")
-    classes = labels[labels != IGNORED]
-    if classes.size and classes.max() >= shape[-1]:
-        raise InputError(f"{where}: {classes.max()}; expected 0 to {shape[-1] - 1}, or {IGNORED}")
+    left_out = f", or {IGNORED}" if 1 in LOSSES[loss].pinned else ""
+    classes = labels[labels != IGNORED] if left_out else labels
+    if classes.size and (classes.max() >= shape[-1] or classes.min() < 0):
+        worst = classes.min() if classes.min() < 0 else classes.max()
+        raise InputError(f"{where}: {worst}; expected 0 to {shape[-1] - 1}{left_out}")
     if labels.shape[1:] != shape[1:-1]:
         given, expected = list(labels.shape[1:]), list(shape[1:-1])
         raise InputError(f"{where}: {given} per example; expected {expected}")

@@ -131,6 +131,8 @@ class Task:
         if isinstance(self.data, str) and not is_user_code(self.data):
             one_of("data", self.data, LOADERS)
         one_of("loss", self.loss, LOSSES)
+        if isinstance(self.model, Model):
+            check_loss(self.loss, self.model)
         one_of("optimizer", self.optimizer, trained())
         number("learning_rate", self.learning_rate, 0.0, 1e6)
         number("batch_size", self.batch_size, 1, 2**20)
@@ -214,7 +216,9 @@ class Task:
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
         model = self._ruled(self._model(dataset))
-        check_loss(self.loss, model, dataset, trace_forward(model, 2))
+        check_loss(self.loss, model)
+        if model.loss != OWN_LOSS:
+            check_labels(self.loss, model, dataset, trace_forward(model, 2))
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
 
@@ -290,9 +294,9 @@ def check_fits(model: Model, dataset: Dataset) -> None:
         _check_input(f"{where}, inputs[{place}]", f"{item.name} of model {model.name}", item, array)
     for item in model.inputs:
         if item.name == model.labels:
-            _check_shape(f"{where}, labels", item, dataset.labels)
-    if model.loss != OWN_LOSS and dataset.labels.dtype == np.int64:
-        check_labels(f"{where}, labels", trace_forward(model, 2), dataset.labels)
+            _check_input(
+                f"{where}, labels", f"{item.name} of model {model.name}", item, dataset.labels
+            )
 
 
 def _check_shape(where: str, item: Input, array: Array) -> None:
