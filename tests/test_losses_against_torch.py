@@ -119,7 +119,7 @@ LOSSES: dict[str, Loss] = {
     ),
     "ctc_loss of each": lambda h, c, p: (ctc(h, c, reduction="none") * p[:, 0, 0]).sum(),
 }
-WIDE = ("cross_entropy", "kl_div", "similarity", "_loss", "_with_logits")
+WIDE: tuple[str, ...] = ("cross_entropy", "kl_div", "similarity", "_loss", "_with_logits")
 WIDE += ("log_softmax", "exp", "sum", "sigmoid")
 """How names of functions end that compute in float32; torch has a sigmoid of float16 in steps."""
 

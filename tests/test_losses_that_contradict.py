@@ -26,6 +26,7 @@ def data(labels: Any) -> Dataset:
 
 WHOLE = np.arange(COUNT) % 4
 SHARES = np.random.default_rng(1).dirichlet(np.ones(4), COUNT).astype(np.float32)
+ROWS = (SHARES > 0.2).astype(np.int64)
 ONE_NUMBER = SHARES[:, :1].copy()
 IGNORING = np.where(WHOLE == 1, IGNORED, WHOLE)
 
@@ -73,6 +74,9 @@ def test_what_needs_no_trace_is_said_of_the_task_itself(
         ("token_cross_entropy", WHOLE, 3, "labels: 3; expected 0 to 2, or -100$"),
         ("", WHOLE, 3, "labels: 3; expected 0 to 2$"),
         ("", IGNORING, 4, "labels: -100; expected 0 to 3$"),
+        ("mean_squared_error", ROWS, 4, r"labels: \[4\] per example; expected \[\], of model mlp"),
+        ("", ROWS, 4, r"labels: \[4\] per example; expected \[\], of model mlp for loss"),
+        ("", ONE_NUMBER, 1, r"outputs \[batch, 1\]; expected 2 classes or more"),
         ("", ONE_NUMBER, 4, r"labels: \[1\] per example; expected \[4\], of model mlp for loss"),
         ("", 3.0 * SHARES, 4, "labels: 2[.0-9]*; expected 0 to 1, for model mlp"),
         ("binary_cross_entropy_with_logits", SHARES - 1.0, 4, "labels: -0[.0-9]*; expected 0 to"),
@@ -96,7 +100,8 @@ def test_labels_that_a_loss_does_not_take_are_one_line(
         *((loss, SHARES, "") for loss, row in LOSSES.items() if not row.classes),
         *((loss, WHOLE, "") for loss, row in LOSSES.items() if row.classes),
         ("", WHOLE, ""),
-        ("huber", np.stack([WHOLE] * 4, 1), ""),
+        ("binary_cross_entropy_with_logits", ROWS, ""),
+        ("binary_cross_entropy_with_logits", WHOLE, ""),
         ("token_cross_entropy", IGNORING, ""),
         ("softmax_cross_entropy", WHOLE, "token_cross_entropy"),
         ("", SHARES, ""),

@@ -27,12 +27,14 @@ class NamedLoss:
 
     It is for `classes`, whole numbers from 0 to n - 1, one for each row of n logits, or for numbers
     of the outputs' shape, from `least` to `most`. `one_hot` ones take classes too, written as rows
-    of numbers, 1 for their own and 0 for the others. `axis` is that of the n.
+    of numbers, 1 for their own and 0 for the others, and `multi_hot` ones such rows of whole
+    numbers. `axis` is that of the n.
     """
 
     emit: Emit
     classes: bool = False
     one_hot: bool = False
+    multi_hot: bool = False
     least: float = -float("inf")
     most: float = float("inf")
     axis: int = -1
@@ -77,9 +79,11 @@ LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
         "l1": NamedLoss(_mean(paired_losses.absolute_error)),
         "smooth_l1": NamedLoss(_mean(paired_losses.smooth_absolute_error)),
         "huber": NamedLoss(_mean(paired_losses.huber)),
-        "binary_cross_entropy": NamedLoss(_mean(probability_losses.binary_cross_entropy), **SHARES),
+        "binary_cross_entropy": NamedLoss(
+            _mean(probability_losses.binary_cross_entropy), **SHARES, multi_hot=True
+        ),
         "binary_cross_entropy_with_logits": NamedLoss(
-            _mean(probability_losses.binary_cross_entropy_with_logits), **SHARES
+            _mean(probability_losses.binary_cross_entropy_with_logits), **SHARES, multi_hot=True
         ),
         "kl_div": NamedLoss(_mean(probability_losses.kl_divergence), least=0.0, most=1.0),
         "soft_margin": NamedLoss(_mean(probability_losses.soft_margin), least=-1.0, most=1.0),
