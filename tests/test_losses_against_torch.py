@@ -113,6 +113,15 @@ LOSSES: dict[str, Loss] = {
     "triplet_margin_loss, swapped": lambda h, c, p: F.triplet_margin_loss(
         h[:, 0], p[:, 1], h[:, 2], margin=4.0, p=3.0, swap=True, reduction="sum"
     ),
+    "multi_margin_loss": lambda h, c, p: F.multi_margin_loss(
+        h[:, :, 0], c[:, 0], p=2, margin=0.7, weight=weights(h)
+    ),
+    "multi_margin_loss of each": lambda h, c, p: (
+        F.multi_margin_loss(h[:, :, 0], c[:, 0], reduction="none") * p[:, 0, 0]
+    ).sum(),
+    "multilabel_margin_loss": lambda h, c, p: F.multilabel_margin_loss(
+        h[:, :, 0], c[:, :CLASSES] - 9 * (c[:, :CLASSES] == 2).long(), reduction="sum"
+    ),
     "ctc_loss": lambda h, c, p: ctc(h, c),
     "ctc_loss of what is too short": lambda h, c, p: ctc(
         h, torch.ones_like(c), blank=2, zero_infinity=True, reduction="sum"

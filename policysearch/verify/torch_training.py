@@ -46,6 +46,7 @@ FUNCTIONS: Mapping[str, Any] = MappingProxyType(
         "binary_cross_entropy": functional.binary_cross_entropy,
         "binary_cross_entropy_with_logits": functional.binary_cross_entropy_with_logits,
         "kl_div": lambda x, y: torch.kl_div(x, y, 1),  # the mean, without a warning
+        "multi_margin": functional.multi_margin_loss,
         "soft_margin": functional.soft_margin_loss,
     }
 )
