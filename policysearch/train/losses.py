@@ -37,6 +37,9 @@ LOSSES: Mapping[str, Op] = MappingProxyType(
 )
 """What can end a forward pass, by name: the ops of `ops/loss.py`, and means of paired losses."""
 
+EXAMPLES = 2
+"""Of what labels are checked with."""
+
 OF_CLASSES = ("softmax_cross_entropy", "token_cross_entropy")
 OF_NUMBERS = ("l1", "smooth_l1", "huber")
 """Losses that take no class numbers; others of numbers meet one-hot rows of them."""
@@ -75,7 +78,7 @@ def check_loss(loss: str, model: Model) -> None:
 def check_labels(loss: str, model: Model, dataset: Dataset, forward: Graph) -> None:
     """Raise InputError for labels that the loss, the model's or else `loss`, is not made for.
 
-    `forward` is the forward pass of the model, of any number of examples.
+    `forward` is the forward pass of the model, of EXAMPLES.
     """
     name = one_of(f"model {model.name}, loss", model.loss or loss, LOSSES)
     labels, shape = dataset.labels, forward.output("logits").shape
@@ -98,7 +101,7 @@ def _check_numbers(where: str, loss: str, shape: Shape, labels: NDArray[Any]) ->
     if 1 in LOSSES[loss].pinned:
         valid = "int64, numbers of classes; or a loss of numbers, as 'mean_squared_error'"
         raise InputError(f"{where}: {labels.dtype}; expected {valid}")
-    if size(labels.shape[1:]) != size(shape[1:]):
+    if EXAMPLES * size(labels.shape[1:]) != size(shape):
         given, expected = list(labels.shape[1:]), list(shape[1:])
         raise InputError(
             f"{where}: {given} per example; expected {expected}, as the model gives, for loss "
@@ -116,6 +119,7 @@ def _check_classes(where: str, loss: str, shape: Shape, labels: NDArray[Any]) ->
     if classes.size and (classes.max() >= shape[-1] or classes.min() < 0):
         worst = classes.min() if classes.min() < 0 else classes.max()
         raise InputError(f"{where}: {worst}; expected 0 to {shape[-1] - 1}{left_out}")
-    if labels.shape[1:] != shape[1:-1]:
+    joined = (EXAMPLES * size(labels.shape[1:]), shape[-1])  # as the models with a name have rows
+    if labels.shape[1:] != shape[1:-1] and shape != joined:
         given, expected = list(labels.shape[1:]), list(shape[1:-1])
         raise InputError(f"{where}: {given} per example; expected {expected}")

@@ -25,7 +25,7 @@ from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, 
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.rules import Rule, RuledModel
-from policysearch.train.losses import LOSSES, USUAL_LOSS, check_labels, check_loss
+from policysearch.train.losses import EXAMPLES, LOSSES, USUAL_LOSS, check_labels, check_loss
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.user_code import is_user_code, result_of, value_of
 from policysearch.values import InputError, number, one_of, to_plain
@@ -218,7 +218,7 @@ class Task:
         model = self._ruled(self._model(dataset))
         check_loss(self.loss, model)
         if model.loss != OWN_LOSS:
-            check_labels(self.loss, model, dataset, trace_forward(model, 2))
+            check_labels(self.loss, model, dataset, trace_forward(model, EXAMPLES))
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
 
