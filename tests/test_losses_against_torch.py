@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from policysearch.emulator.compile import compile_graph
+from policysearch.export.torch_template import TEMPLATE
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray
 from policysearch.importers.rules import FAMILIES
@@ -205,6 +206,15 @@ def test_every_rule_of_a_loss_has_a_case() -> None:
     rules = {name for file in FAMILIES if file.endswith("losses") for name in FAMILIES[file]}
     rules = rules - {"nll_loss2d", "nll_loss_nd"} | {"cosine_similarity"}
     assert rules == {re.split("[ ,]", name)[0] for name in LOSSES}
+
+
+def test_the_exported_file_knows_every_function_of_a_loss() -> None:
+    (row,) = re.findall(r'"loss": ((?:"[^"]*"\s*)+)', TEMPLATE)
+    known = set(re.findall(r"\w+", row))
+    functions = {name for name in vars(F) if name.endswith("_loss")}
+    functions |= {re.split("[ ,]", name)[0] for name in LOSSES} - {"cross_entropy_loss"}
+    apart = {name for name in functions if name.endswith("_with_distance_loss")}
+    assert functions | {"cross_entropy"} == known | apart
 
 
 @pytest.mark.parametrize("name", LOSSES)
