@@ -121,7 +121,7 @@ LOSSES: dict[str, Loss] = {
         F.multi_margin_loss(h[:, :, 0], c[:, 0], reduction="none") * p[:, 0, 0]
     ).sum(),
     "multilabel_margin_loss": lambda h, c, p: F.multilabel_margin_loss(
-        h[:, :, 0], c[:, :CLASSES] - 9 * (c[:, :CLASSES] == 2).long(), reduction="sum"
+        h[:, :, 0], c[:, :CLASSES] - 3 * (c[:, :CLASSES] == 2).long(), reduction="sum"
     ),
     "ctc_loss": lambda h, c, p: ctc(h, c),
     "ctc_loss of what is too short": lambda h, c, p: ctc(
