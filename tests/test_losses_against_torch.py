@@ -127,6 +127,9 @@ LOSSES: dict[str, Loss] = {
     "ctc_loss of what is too short": lambda h, c, p: ctc(
         h, torch.ones_like(c), blank=2, zero_infinity=True, reduction="sum"
     ),
+    "ctc_loss of what is no softmax": lambda h, c, p: F.ctc_loss(
+        h.permute(2, 0, 1), c[:, :2].clamp(1, 4), 6 + c[:, 4] % 2, 1 + c[:, 5] % 2
+    ),
     "ctc_loss of each": lambda h, c, p: (ctc(h, c, reduction="none") * p[:, 0, 0]).sum(),
 }
 
