@@ -53,6 +53,7 @@ TWO = "in the task, but model mlp has {}; expected one: leave it out of the task
         ("softmax_cross_entropy", SHARES, "l1", f"loss: '{'softmax_cross_entropy'}' {TWO[:20]}"),
         ("token_cross_entropy", SHARES, "", NO_CLASSES),
         ("", SHARES, "token_cross_entropy", NO_CLASSES),
+        ("", SHARES, "l2", "loss: 'l2'; expected one of softmax_cross_entropy, mean_squared"),
         ("l2", SHARES, "", "loss: 'l2'; expected one of softmax_cross_entropy, mean_squared"),
     ],
 )

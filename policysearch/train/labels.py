@@ -26,7 +26,8 @@ def check_name(loss: str) -> None:
 
 
 def check_loss(loss: str, model: Model) -> None:
-    """Raise InputError where a task names a `loss` other than the model's own."""
+    """Raise InputError where a task names a `loss` other than the model's own, or that none is."""
+    loss_of(model, loss)
     same = {loss, model.loss} <= set(CROSS_ENTROPIES) or loss == model.loss
     if loss and model.loss and not same:
         own = "its own" if model.loss == OWN_LOSS else repr(model.loss)
