@@ -149,6 +149,7 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "gelu": (ROWS, lambda x: F.gelu(x)),
     "gelu by tanh": (ROWS, lambda x: F.gelu(x, approximate="tanh")),
     "linear": (ROWS, lambda x: F.linear(x, x[0], x[0, :, 0])),
+    "cosine_similarity": (PLANES, lambda x: x * F.cosine_similarity(x, x[:, :1], 3)[..., None]),
     "embedding": (ROWS, lambda x: F.embedding(torch.arange(6).reshape(1, 6) % 4, x[0]) + x[:, :1]),
     "layer_norm": (PLANES, lambda x: F.layer_norm(x, (3, 4), x[0, 0], None)),
     "rms_norm": (ROWS, lambda x: F.rms_norm(x, (6,), x[0, 0], 1e-3)),

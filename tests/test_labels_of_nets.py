@@ -80,7 +80,7 @@ def test_classes_along_axis_1_are_learned_and_counted(loss: str) -> None:
     run = train(task, preset("float32", model.layer_names), 0, dataset=dataset, model=model)
     assert run.losses[-1] < 0.8 * run.losses[0]
     assert run.validation_accuracy == pytest.approx(_hits(model, run.params))
-    assert run.validation_accuracy is not None and run.validation_accuracy > 0.5
+    assert (run.validation_accuracy or 0.0) > 0.5
 
 
 class Frames(nn.Module):
@@ -112,11 +112,10 @@ def test_a_study_and_a_model_that_name_two_losses(
     monkeypatch.chdir(tmp_path)
     named = 'data = "digits"', 'data = "digits"\nloss = "mean_squared_error"'
     study = ps.load_study(write_study(tmp_path, named))
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    model = ps.from_torch(module, torch.zeros(2, 1, 8, 8))
+    net, x = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), torch.zeros(2, 1, 8, 8)
     said = "loss: 'mean_squared_error' in the task, but model Sequential has 'token_cross_entropy'"
     with pytest.raises(InputError, match=said):
-        study.with_values(model)
-    free = ps.from_torch(module, torch.zeros(2, 1, 8, 8), loss="")
+        study.with_values(ps.from_torch(net, x))
+    free = ps.from_torch(net, x, loss="")
     assert study.with_values(free).task.loss == "mean_squared_error"
     assert capsys.readouterr().err == ""

@@ -26,6 +26,7 @@ def data(labels: Any) -> Dataset:
 
 WHOLE = np.arange(COUNT) % 4
 SHARES = np.random.default_rng(1).dirichlet(np.ones(4), COUNT).astype(np.float32)
+ROWS = (SHARES > 0.2).astype(np.int64)
 ONE_NUMBER = SHARES[:, :1].copy()
 IGNORING = np.where(WHOLE == 1, IGNORED, WHOLE)
 
@@ -52,6 +53,7 @@ TWO = "in the task, but model mlp has {}; expected one: leave it out of the task
         ("softmax_cross_entropy", SHARES, "l1", f"loss: '{'softmax_cross_entropy'}' {TWO[:20]}"),
         ("token_cross_entropy", SHARES, "", NO_CLASSES),
         ("", SHARES, "token_cross_entropy", NO_CLASSES),
+        ("", SHARES, "l2", "loss: 'l2'; expected one of softmax_cross_entropy, mean_squared"),
         ("l2", SHARES, "", "loss: 'l2'; expected one of softmax_cross_entropy, mean_squared"),
     ],
 )
@@ -68,10 +70,14 @@ def test_what_needs_no_trace_is_said_of_the_task_itself(
     [
         ("mean_squared_error", ONE_NUMBER, 4, r"labels: \[1\] per example; expected \[4\], of"),
         ("mean_squared_error", WHOLE, 1, "labels: int64; expected float32, the numbers to be met"),
-        ("huber", WHOLE, 3, "labels: 3; expected 0 to 2$"),
+        ("huber", WHOLE, 4, "labels: int64; expected float32, the numbers to be met by model mlp"),
+        ("mean_squared_error", WHOLE, 3, "labels: 3; expected 0 to 2$"),
         ("token_cross_entropy", WHOLE, 3, "labels: 3; expected 0 to 2, or -100$"),
         ("", WHOLE, 3, "labels: 3; expected 0 to 2$"),
         ("", IGNORING, 4, "labels: -100; expected 0 to 3$"),
+        ("mean_squared_error", ROWS, 4, r"labels: \[4\] per example; expected \[\], of model mlp"),
+        ("", ROWS, 4, r"labels: \[4\] per example; expected \[\], of model mlp for loss"),
+        ("", ONE_NUMBER, 1, r"outputs \[batch, 1\]; expected 2 classes or more"),
         ("", ONE_NUMBER, 4, r"labels: \[1\] per example; expected \[4\], of model mlp for loss"),
         ("", 3.0 * SHARES, 4, "labels: 2[.0-9]*; expected 0 to 1, for model mlp"),
         ("binary_cross_entropy_with_logits", SHARES - 1.0, 4, "labels: -0[.0-9]*; expected 0 to"),
@@ -95,7 +101,8 @@ def test_labels_that_a_loss_does_not_take_are_one_line(
         *((loss, SHARES, "") for loss, row in LOSSES.items() if not row.classes),
         *((loss, WHOLE, "") for loss, row in LOSSES.items() if row.classes),
         ("", WHOLE, ""),
-        ("huber", np.stack([WHOLE] * 4, 1), ""),
+        ("binary_cross_entropy_with_logits", ROWS, ""),
+        ("binary_cross_entropy_with_logits", WHOLE, ""),
         ("token_cross_entropy", IGNORING, ""),
         ("softmax_cross_entropy", WHOLE, "token_cross_entropy"),
         ("", SHARES, ""),

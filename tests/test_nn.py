@@ -196,10 +196,10 @@ def test_step_agrees_with_torch(activation: str, pool: str, loss: str) -> None:
         assert spec.shape == tuple(own.shape)
         own.data = torch.from_numpy(fed[spec.name].copy())
     logits = net(torch.from_numpy(images))
-    from policysearch.verify.torch_training import FUNCTIONS
+    from policysearch.verify.torch_training import named_loss
 
     wanted = torch.from_numpy(targets)
-    expected = FUNCTIONS[loss](logits, wanted.long() if LOSSES[loss].classes else wanted)
+    expected = named_loss(loss, logits, wanted.long() if LOSSES[loss].classes else wanted)
     expected.backward()
     np.testing.assert_allclose(executable.value("loss"), expected.item(), rtol=1e-5)
     np.testing.assert_allclose(executable.value("scaled_loss"), 8 * expected.item(), rtol=1e-5)

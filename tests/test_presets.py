@@ -9,7 +9,7 @@ import pytest
 
 from policysearch.formats import format_named
 from policysearch.graph import Op, Placement
-from policysearch.ops.catalogue import FORWARD_OPS, OPS
+from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
 from policysearch.ops.elementwise import relu
 from policysearch.policy import presets
 from policysearch.policy.policy import LayerPolicy, Policy, from_json
@@ -155,6 +155,13 @@ def test_low_formats_below_float32_have_a_scale_that_fits(name: str) -> None:
     assert math.log2(state.scale).is_integer()
     lower = next_state(scale, state, False, 0).scale
     assert lower == (state.scale / 2 if scale.kind == "dynamic" else state.scale)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_loss_is_in_float32(name: str) -> None:
+    made = preset(name, LAYERS)
+    assert {"huber", "ctc_loss", "kl_divergence", "token_cross_entropy"} < set(LOSS_OPS)
+    assert all(placement(made, op) == ["fp32"] for op in LOSS_OPS)
 
 
 def test_an_op_no_row_knows_joins_the_list_it_is_given() -> None:

@@ -25,7 +25,8 @@ NUMBERS = np.array([[2049, 257, 4097], [3001, 515, 4999], [1, 2051, 261], [4095,
 
 def step_of(model: Model, name: str, inputs: tuple[Any, ...], labels: Any) -> Step:
     """Return a step under a preset, forward and backward done."""
-    task = Task(model=model, loss="token_cross_entropy", steps=4, tail_steps=2, batch_size=BATCH)
+    loss = "" if model.loss else "token_cross_entropy"
+    task = Task(model=model, loss=loss, steps=4, tail_steps=2, batch_size=BATCH)
     step = compile_graph(Tracing(task, model, BATCH).step_graph(preset(name, model.layer_names)))
     initial = model.init(np.random.default_rng(0))
     scalars: dict[str, Any] = {LOSS_SCALE: 1, INVERSE_SCALE: 1, STEP_NUMBER: 1}

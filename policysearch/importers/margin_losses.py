@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from policysearch.importers.elementwise import (
     add,
@@ -14,10 +15,10 @@ from policysearch.importers.elementwise import (
     pair,
     subtract,
 )
-from policysearch.importers.losses import MEAN, entered, of_pairs, reduced
+from policysearch.importers.losses import MEAN, NONE, entered, of_pairs, reduced
 from policysearch.importers.reductions import distance, over
 from policysearch.importers.tracer import Rule, Tensor, Tracer
-from policysearch.ops import extrema, margin_losses
+from policysearch.ops import extrema, margin_losses, multi_margin_losses
 from policysearch.ops.exponentials import sqrt
 from policysearch.ops.reduce import sum_over
 
@@ -75,10 +76,45 @@ def triplet_margin(
     return losses
 
 
+def multi_margin(
+    t: Tracer,
+    scores: Tensor,
+    classes: Tensor,
+    p: float = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Tensor:
+    """By how much the score of a row's class does not lead the others by the margin, to the p."""
+    rows = t.rows(scores)
+    targets = t.shaped(classes, t.b.shape(rows)[:1])
+    nodes = (rows, targets) if weight is None else (rows, targets, t.full(weight))
+    return _by_row(t, nodes, classes, reduction, power=int(p), margin=float(margin))
+
+
+def multilabel_margin(t: Tracer, scores: Tensor, classes: Tensor, reduction: int = MEAN) -> Tensor:
+    """The same of several classes a row, which are listed up to the first number below 0."""
+    rows = t.rows(scores)
+    return _by_row(t, (rows, t.shaped(classes, t.b.shape(rows))), classes, reduction)
+
+
+def _by_row(
+    t: Tracer, nodes: tuple[int, ...], classes: Tensor, reduction: int, **attrs: Any
+) -> Tensor:
+    start, op = len(t.b.nodes), multi_margin_losses.multi_margin
+    losses = t.emit_nodes(op, *nodes, **attrs)
+    result = t.view(losses, classes.shape[:1]) if reduction == NONE else losses
+    result = reduced(t, result, reduction)
+    t.list_under(op.name, start)
+    return result
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "margin_ranking_loss": margin_ranking,
         "cosine_embedding_loss": cosine_embedding,
         "triplet_margin_loss": triplet_margin,
+        "multi_margin_loss": multi_margin,
+        "multilabel_margin_loss": multilabel_margin,
     }
 )

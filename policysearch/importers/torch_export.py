@@ -28,11 +28,11 @@ def from_torch(
 
     `module` is an nn.Module, whose values every seed starts from, or a function without arguments
     that makes one: it is called anew for every seed. `example_inputs` is a tensor or a tuple of
-    them, as `forward` takes them, the batch along axis 0. `loss` is an op of `ops/` that reads the
-    module's first result, or "own" where the module returns its loss; `labels` is then the
-    argument that takes the labels of the data set. Layers are called as in `named_modules()`,
-    parameters as in `named_parameters()`. Raises InputError that names every call of the module
-    that has no rule, at once.
+    them, as `forward` takes them, the batch along axis 0. `loss` is one of those that a task
+    can name, of the module's first result, or "own" where the module returns its loss; `labels` is
+    then the argument that takes the labels of the data set. Layers are called as in
+    `named_modules()`, parameters as in `named_parameters()`. Raises InputError that names every
+    call of the module that has no rule, at once.
     """
     draw = None if isinstance(module, torch.nn.Module) else _Draw(module)
     net = module if draw is None else draw.module(0)

@@ -66,7 +66,7 @@ class _Lattice:
         self.classes[:, 1::2] = np.where(inside, rows, attrs.get("blank", 0))
         self.there = np.arange(2 * longest + 1) <= 2 * self.labels[:, None]
         self.skips = np.zeros_like(self.there)  # a label may follow another that differs from it
-        self.skips[:, 3::2] = (self.classes[:, 3::2] != self.classes[:, 1:-2:2]) & inside[:, 1:]
+        self.skips[:, 3::2] = self.classes[:, 3::2] != self.classes[:, 1:-2:2]
         self.emitted = self.log_p[:, np.arange(batch)[:, None], self.classes]
 
     def _masked(self, values: FloatArray, mask: NDArray[np.bool_]) -> FloatArray:

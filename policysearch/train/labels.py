@@ -26,7 +26,8 @@ def check_name(loss: str) -> None:
 
 
 def check_loss(loss: str, model: Model) -> None:
-    """Raise InputError where a task names a `loss` other than the model's own."""
+    """Raise InputError where a task names a `loss` other than the model's own, or that none is."""
+    loss_of(model, loss)
     same = {loss, model.loss} <= set(CROSS_ENTROPIES) or loss == model.loss
     if loss and model.loss and not same:
         own = "its own" if model.loss == OWN_LOSS else repr(model.loss)
@@ -64,25 +65,26 @@ def check_labels(loss: str, model: Model, dataset: Dataset, outputs: Shape) -> N
     if name == OWN_LOSS:
         for classes, ignored in _own_classes(model):
             _check_classes(where, dataset.labels, classes, ignored)
-        return
-    row, given = LOSSES[name], f"model {model.name} for loss {name!r}"
-    rows, classes = _rows_of(outputs, row)
-    if row.classes:
-        if classes < 2:
-            raise InputError(f"{given}: outputs {_said(outputs)}; expected 2 classes or more")
-        _check_shape(where, dataset.labels, rows, given)
-        _check_classes(where, dataset.labels, classes, (IGNORED,))
-    elif dataset.labels.dtype == np.int64 and not _alike(dataset.labels.shape[1:], outputs):
-        if classes < 2:
-            raise InputError(f"{where}: int64; expected float32, the numbers to be met by {given}")
-        _check_shape(where, dataset.labels, rows, given)
-        _check_classes(where, dataset.labels, classes, ())
     else:
-        _check_numbers(where, dataset.labels, outputs, row, given)
+        given = f"model {model.name} for loss {name!r}"
+        _, classes = _rows_of(outputs, LOSSES[name])
+        if classes < 2 and (LOSSES[name].classes or name in CROSS_ENTROPIES):
+            shape = ", ".join(("batch", *map(str, outputs)))
+            raise InputError(f"{given}: outputs [{shape}]; expected 2 classes or more")
+        _check_targets(where, dataset.labels, outputs, LOSSES[name], given)
 
 
-def _said(shape: Shape) -> str:
-    return f"[{', '.join(('batch', *map(str, shape)))}]"
+def _check_targets(where: str, labels: Array, outputs: Shape, row: NamedLoss, given: str) -> None:
+    """Check the labels of a loss that has a name."""
+    rows, classes = _rows_of(outputs, row)
+    multi_hot = row.multi_hot and labels.shape[1:] == outputs
+    if not row.classes and (labels.dtype != np.int64 or multi_hot):
+        _check_numbers(where, labels, outputs, row, given)
+        return
+    if not row.classes and (classes < 2 or not row.one_hot):
+        raise InputError(f"{where}: int64; expected float32, the numbers to be met by {given}")
+    _check_shape(where, labels, rows, given)
+    _check_classes(where, labels, classes, (IGNORED,) if row.classes else ())
 
 
 def _rows_of(outputs: Shape, row: NamedLoss) -> tuple[Shape, int]:
@@ -104,10 +106,6 @@ def _check_classes(where: str, labels: Array, classes: int, ignored: tuple[int, 
         worst = counted.min() if counted.min() < 0 else counted.max()
         others = "".join(f", or {number}" for number in ignored)
         raise InputError(f"{where}: {worst}; expected 0 to {classes - 1}{others}")
-
-
-def _alike(one: Shape, other: Shape) -> bool:
-    return one == other or (len(one) > 0 and _long(one) == _long(other))
 
 
 def _long(shape: Shape) -> Shape:

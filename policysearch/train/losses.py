@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from policysearch.graph import Op, Shape, size
 from policysearch.nn.model import OWN_LOSS, USUAL_LOSS, Model, Traced, emit_data
-from policysearch.ops import class_losses, elementwise, paired_losses, probability_losses
 from policysearch.ops.builder import Builder
-from policysearch.ops.loss import mean_squared_error, softmax_cross_entropy, token_cross_entropy
+from policysearch.ops.catalogue import OPS
 from policysearch.ops.reduce import mean, sum_over
 from policysearch.ops.shape import reshape, transpose
 from policysearch.ops.source import TARGETS
@@ -25,12 +25,15 @@ class NamedLoss:
     """A loss that a study can name, of outputs [batch, ..., n].
 
     It is for `classes`, whole numbers from 0 to n - 1, one for each row of n logits, or for numbers
-    of the outputs' shape, from `least` to `most`: classes are written as such, 1 for their own and
-    0 for the others. `axis` is that of the n.
+    of the outputs' shape, from `least` to `most`. `one_hot` ones take classes too, written as rows
+    of numbers, 1 for their own and 0 for the others, and `multi_hot` ones such rows of whole
+    numbers. `axis` is that of the n.
     """
 
     emit: Emit
     classes: bool = False
+    one_hot: bool = False
+    multi_hot: bool = False
     least: float = -float("inf")
     most: float = float("inf")
     axis: int = -1
@@ -41,10 +44,10 @@ def _whole(op: Op) -> Emit:
     return lambda b, outputs, targets: b.emit(op, outputs, targets)
 
 
-def _mean(op: Op) -> Emit:
-    """Return the emission of the mean of a loss of each element."""
+def _mean(op: Op, axes: int = 2) -> Emit:
+    """Return the emission of the mean of a loss of each element or, with 1 axis, of each row."""
     return lambda b, outputs, targets: b.emit(
-        mean, b.emit(op, outputs, targets), source=op.name, attrs=_everywhere(2)
+        mean, b.emit(op, outputs, targets), source=op.name, attrs=_everywhere(axes)
     )
 
 
@@ -54,32 +57,36 @@ def _everywhere(axes: int) -> dict[str, object]:
 
 def _likelihood(b: Builder, log_p: int, targets: int) -> int:
     """Emit the mean over the rows that count of minus the logarithm of their class's share."""
-    op = class_losses.negative_log_likelihood
+    op = OPS["negative_log_likelihood"]
     with b.scope(source=op.name):
         losses = b.emit(op, log_p, targets)
-        counted = b.emit(class_losses.row_weights, targets, role="input")
+        counted = b.emit(OPS["row_weights"], targets, role="input")
         sums = [b.emit(sum_over, node, attrs=_everywhere(1)) for node in (losses, counted)]
-        return b.emit(elementwise.divide, *sums)
+        return b.emit(OPS["divide"], *sums)
 
+
+SHARES: Mapping[str, Any] = MappingProxyType({"one_hot": True, "least": 0.0, "most": 1.0})
+"""Of losses for probabilities."""
 
 LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
     {
-        "softmax_cross_entropy": NamedLoss(_whole(softmax_cross_entropy), least=0.0, most=1.0),
-        "mean_squared_error": NamedLoss(_whole(mean_squared_error)),
-        "token_cross_entropy": NamedLoss(_whole(token_cross_entropy), classes=True),
-        "cross_entropy": NamedLoss(_whole(token_cross_entropy), classes=True, axis=1),
+        "softmax_cross_entropy": NamedLoss(_whole(OPS["softmax_cross_entropy"]), **SHARES),
+        "mean_squared_error": NamedLoss(_whole(OPS["mean_squared_error"]), one_hot=True),
+        "token_cross_entropy": NamedLoss(_whole(OPS["token_cross_entropy"]), classes=True),
+        "cross_entropy": NamedLoss(_whole(OPS["token_cross_entropy"]), classes=True, axis=1),
         "nll": NamedLoss(_likelihood, classes=True),
-        "l1": NamedLoss(_mean(paired_losses.absolute_error)),
-        "smooth_l1": NamedLoss(_mean(paired_losses.smooth_absolute_error)),
-        "huber": NamedLoss(_mean(paired_losses.huber)),
+        "l1": NamedLoss(_mean(OPS["absolute_error"])),
+        "smooth_l1": NamedLoss(_mean(OPS["smooth_absolute_error"])),
+        "huber": NamedLoss(_mean(OPS["huber"])),
         "binary_cross_entropy": NamedLoss(
-            _mean(probability_losses.binary_cross_entropy), least=0.0, most=1.0
+            _mean(OPS["binary_cross_entropy"]), **SHARES, multi_hot=True
         ),
         "binary_cross_entropy_with_logits": NamedLoss(
-            _mean(probability_losses.binary_cross_entropy_with_logits), least=0.0, most=1.0
+            _mean(OPS["binary_cross_entropy_with_logits"]), **SHARES, multi_hot=True
         ),
-        "kl_div": NamedLoss(_mean(probability_losses.kl_divergence), least=0.0, most=1.0),
-        "soft_margin": NamedLoss(_mean(probability_losses.soft_margin), least=-1.0, most=1.0),
+        "kl_div": NamedLoss(_mean(OPS["kl_divergence"]), least=0.0, most=1.0),
+        "multi_margin": NamedLoss(_mean(OPS["multi_margin"], axes=1), classes=True),
+        "soft_margin": NamedLoss(_mean(OPS["soft_margin"]), least=-1.0, most=1.0),
     }
 )
 """Losses that a study or `from_torch` can name, each with the defaults that torch has for it."""

@@ -46,6 +46,7 @@ FUNCTIONS: Mapping[str, Any] = MappingProxyType(
         "binary_cross_entropy": functional.binary_cross_entropy,
         "binary_cross_entropy_with_logits": functional.binary_cross_entropy_with_logits,
         "kl_div": lambda x, y: torch.kl_div(x, y, 1),  # the mean, without a warning
+        "multi_margin": functional.multi_margin_loss,
         "soft_margin": functional.soft_margin_loss,
     }
 )
@@ -261,10 +262,10 @@ def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any
     result = module(*inputs)
     if model.loss == OWN_LOSS:
         return next(x for x in _tensors(result) if x.ndim == 0)
-    return _named_loss(loss_of(model, task.loss), _first(result), targets)
+    return named_loss(loss_of(model, task.loss), _first(result), targets)
 
 
-def _named_loss(name: str, logits: Any, targets: Any) -> Any:
+def named_loss(name: str, logits: Any, targets: Any) -> Any:
     """Return torch's loss of the name: one of classes, or of numbers as one-hot rows are."""
     row, of_classes = LOSSES[name], not targets.is_floating_point()
     if row.classes or (of_classes and name == "softmax_cross_entropy"):
