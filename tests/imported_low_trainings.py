@@ -12,10 +12,10 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from policysearch.nn.model import OWN_LOSS, Model
-from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
-from policysearch.policy.presets import LOSSES, PRODUCTS, preset
+from policysearch.policy.presets import PRODUCTS, preset
 from policysearch.train.feeding import DRAWS
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
@@ -30,7 +30,7 @@ def low_policy(model: Model, name: str) -> Policy:
 
     What the net itself casts to float32 is added in it, and its own loss made of such.
     """
-    low: tuple[str, ...] = tuple(op for op in FORWARD_OPS if op not in ("add", *LOSSES))
+    low: tuple[str, ...] = tuple(op for op in FORWARD_OPS if op not in ("add", *LOSS_OPS))
     if model.loss == OWN_LOSS:
         low = (*PRODUCTS, "exp")
     return replace(
@@ -38,8 +38,8 @@ def low_policy(model: Model, name: str) -> Policy:
         name=name,
         layers=tuple((layer, uniform_layer(name)) for layer in model.layer_names),
         low_precision_ops=low,
-        fp32_ops=LOSSES,
-        promote_ops=tuple(op for op in FORWARD_OPS if op not in (*low, *LOSSES)),
+        fp32_ops=LOSS_OPS,
+        promote_ops=tuple(op for op in FORWARD_OPS if op not in (*low, *LOSS_OPS)),
         loss_scale=LossScale("fixed", SCALE),
     )
 
@@ -138,7 +138,7 @@ def _trainer(training: Training, module: Any, name: str, own_loss: bool) -> Trai
     model = imported(module, training.batch(0), **options)
     task = Task(
         model=model,
-        loss=LOSS,
+        loss="" if own_loss else LOSS,
         optimizer="momentum",
         learning_rate=training.rate,
         weight_decay=0.0,

@@ -53,6 +53,7 @@ ONE_KERNEL: dict[str, Function] = {
     "round": lambda x: torch.round(2.0 * x) + x,
     "nan_to_num": lambda x: torch.nan_to_num(x.masked_fill(x > 0.25, math.inf), 0.5, 2.0) * 1.5,
     "log_softmax": lambda x: F.log_softmax(x, 1),
+    "log_softmax of the last": lambda x: F.log_softmax(x, -1),
     "softmax": lambda x: F.softmax(x, 1),
 }
 """Functions whose value, and whose gradient, is one kernel of torch."""
@@ -66,7 +67,7 @@ SEVERAL: dict[str, Function] = {
     "exp2": torch.exp2,
     "sin": torch.sin,
     "cos": torch.cos,
-    "tan": torch.tan,
+    "tan": lambda x: torch.tan(0.25 * x),
     "atan": torch.atan,
     "erf": torch.erf,
     "maximum": lambda x: torch.maximum(x, 1.5 * x.mT if x.shape[-1] == x.shape[-2] else 0.5 - x),
@@ -109,7 +110,6 @@ OTHERS: dict[str, Function] = {
     "special_log1p": lambda x: torch.special.log1p(positive(x)),
     "masked_fill by a tensor": lambda x: x.masked_fill(x > 0.1, x.mean()),
     "softmax over every axis": lambda x: x.softmax(1) + x.softmax(2) + x.softmax(-1),
-    "log_softmax of the last": lambda x: F.log_softmax(x, -1),
 }
 
 TRUTHS: dict[str, Function] = {

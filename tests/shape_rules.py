@@ -35,6 +35,10 @@ def _turned(x: Any) -> Any:
     return torch.view_as_real(pairs * TURNS).flatten(2).type_as(x)
 
 
+def _spun(x: Any) -> Any:
+    return torch.complex(x, x + 1.0) * TURNS[:, :1]
+
+
 MOVES: Mapping[str, Function] = MappingProxyType(
     {
         "repeat": lambda x: x.repeat(1, 2, 3),
@@ -76,6 +80,7 @@ MOVES: Mapping[str, Function] = MappingProxyType(
         "atleast_1d": lambda x: torch.atleast_1d(x[0, 0, 0]) * x,
         "atleast_2d": lambda x: torch.atleast_2d(x[0, 0]) * x,
         "empty_like": lambda x: x + 0.0 * torch.zeros_like(torch.empty_like(x)),
+        "zero_": lambda x: x + (2.0 * x).zero_(),
         "full_like": lambda x: x * torch.full_like(x, 2.5),
         "new_full": lambda x: torch.cat([x, x.new_full((len(x), 1, 6), 0.5)], 1),
         "new_zeros": lambda x: torch.cat([x, x.new_zeros(len(x), 1, 6)], 1) + 1.0,
@@ -149,6 +154,9 @@ PRODUCTS: Mapping[str, Function] = MappingProxyType(
         "addbmm": lambda x: torch.addbmm(x[0, :, :4], x[:1], x[:1].mT) * x[:, :, :1],
         "addmv": lambda x: torch.addmv(x[:, 0, 0], x[:, 1], x[0, 2], beta=0.5)[:, None] * x[:, 0],
         "bilinear": lambda x: F.bilinear(x[..., :2], x, _weights(x, 2, 2, 6), x[0, 0, :2]),
+        "complex": lambda x: torch.view_as_real(_spun(x)).flatten(2),
+        "real": lambda x: _spun(x).real,
+        "imag": lambda x: (_spun(x) * torch.complex(x * x, x)).imag,
         "mul of complex": lambda x: torch.view_as_real(
             torch.view_as_complex(x.reshape(len(x), 4, 3, 2)) * HALVES[0, :3]
         ),

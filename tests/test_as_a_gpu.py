@@ -23,6 +23,8 @@ CALLS: Mapping[str, Callable[[Any, Any], Any]] = {
     "x += 0.3": lambda x, w: (1 * x).add_(0.3),
     "layer_norm": lambda x, w: F.layer_norm(x, (4,), w[:4, 0, 0], w[4:, 0, 0]),
     "group_norm": lambda x, w: F.group_norm(x, 4, w[:, 0, 0], w[:, 1, 0]),
+    "glu": lambda x, w: F.glu(x, 0),
+    "logsigmoid": lambda x, w: F.logsigmoid(x),
     "conv1d": lambda x, w: F.conv1d(x, w, padding=1),
 }
 

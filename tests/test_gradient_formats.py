@@ -10,11 +10,11 @@ import pytest
 from policysearch.formats import Rounding
 from policysearch.graph import Graph, Node
 from policysearch.nn.models import lenet5, mlp, transformer
-from policysearch.ops.catalogue import FORWARD_OPS
+from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
-from policysearch.policy.presets import LOSSES, preset
+from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step
@@ -28,7 +28,7 @@ List = Literal["low", "fp32", "promote"]
 
 def policy_of(place: List, layers: dict[str, LayerPolicy], **changes: object) -> Policy:
     """Return a policy with products low and tanh in the given list; layers default to float32."""
-    lists: dict[str, list[str]] = {"low": ["matmul", "bias"], "fp32": list(LOSSES), "promote": []}
+    lists: dict[str, list[str]] = {"low": ["matmul", "bias"], "fp32": list(LOSS_OPS), "promote": []}
     lists[place].append("tanh")
     placed = {op for ops in lists.values() for op in ops}
     lists["promote"] += [op for op in FORWARD_OPS if op not in placed]

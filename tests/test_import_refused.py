@@ -105,6 +105,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda x: x.scatter_reduce(1, MASK.long()[None].expand(len(x), 4, 6), x, "amax"),
         r"scatter_reduce: reduce 'amax'; use scatter_add",
     ),
+    "complex numbers": (
+        lambda x: torch.view_as_real(torch.complex(x, x).sum(1)),
+        r"sum: complex numbers; multiply them, or compute with view_as_real of them",
+    ),
     "a draw by weights": (lambda x: x * x[0].exp().multinomial(1), r"multinomial: no rule for"),
     "autocast": (_under_autocast, r"wrap_with_autocast: .* leave it out: formats are the policy's"),
     "a gradient of one's own": (lambda x: Reversed.apply(x), r"autograd.Function Reversed: a grad"),

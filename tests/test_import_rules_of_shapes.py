@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from policysearch.emulator.compile import compile_graph
 from policysearch.graph import FloatArray, Shape
 from policysearch.nn.model import Model
+from policysearch.ops.source import LOSS_SCALE, TARGETS
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants
@@ -73,10 +74,10 @@ def both(model: Model, net: Many, x: Array, name: str) -> tuple[list[FloatArray]
     step = compile_graph(Tracing(task, model, len(x)).step_graph(policy))
     feed_constants(step, model)
     low = copy.deepcopy(net).to(dtype)
-    shape = step.arrays["targets"].shape
+    shape = step.arrays[TARGETS].shape
     labels = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     fed = {model.inputs[0].name: x, "weight": low.weight.detach().float().numpy()}
-    for array, value in {**fed, "targets": labels, "loss_scale": SCALE}.items():
+    for array, value in {**fed, TARGETS: labels, LOSS_SCALE: SCALE}.items():
         step.arrays[array][...] = value
     step.forward_backward()
     with AsAGpu():
@@ -127,6 +128,7 @@ IN_16_BITS: dict[str, tuple[Shape, tuple[str, ...]]] = {
         (
             *("max", "min", "amax", "var", "std", "std_mean", "cumsum", "cumprod", "logsumexp"),
             *("linalg_vector_norm", "linalg_vector_norm 1", "linalg_vector_norm inf"),
+            "linalg_vector_norm 3",
             *("pairwise_distance", "masked mean"),
         ),
     ),

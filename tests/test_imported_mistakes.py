@@ -223,7 +223,6 @@ MOVED = r"buffer seen: whole numbers that forward itself moves; expected float32
         (hooked("weight"), X, {}, r"parameter 0.weight: a hook on its gradient; expected the"),
         (nn.Linear(5, 3).half(), X.half(), {}, r"weight: torch.float16; expected torch.float32"),
         (nn.Linear(5, 3), X.bool(), {}, r"example_inputs\[0\]: torch.bool; expected int64 or"),
-        (nn.LSTM(5, 4, proj_size=3), X[:, None], {}, r"aten.lstm: projections; use proj_size=0"),
         (lambda: 3, X, {}, r"module: int; expected an nn.Module or its maker"),
     ],
 )

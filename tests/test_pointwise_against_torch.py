@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +27,12 @@ from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.feeding import feed_constants
 from policysearch.verify.gpu_rounding import AsAGpu
-from tests.imported_steps import imported
+from tests.imported_low_trainings import trained_low_as_torch
+from tests.imported_steps import assert_as_torch, imported
+from tests.imported_trainings import Training
 from tests.pointwise_functions import ONE_KERNEL, SEVERAL, Function
+from tests.test_whole_numbers import rows_of
+from tests.test_whole_numbers import step_of as whole_step_of
 
 pytestmark = pytest.mark.torch
 
@@ -107,3 +112,67 @@ def test_16_bits_round_where_torch_rounds(function: str) -> None:
         for got, value, share in zip(found, expected, allowed, strict=True):
             assert np.ptp(value) > 0.0
             assert np.mean(got != value) <= share
+
+
+class Padded(nn.Module):
+    """Looks numbers up that are compared, divided and clamped as whole ones, and leaves padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.high, self.low = nn.Embedding(20, 4), nn.Embedding(256, 4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, ids: Any) -> Any:
+        kept = (ids != 0) & ~(ids == 4097) | ids.lt(-1)
+        high = torch.clamp(torch.where(ids > 4095, ids // 256, 3), max=18)
+        y = torch.tanh(self.high(high) + self.low(ids % 256))
+        y = y.masked_fill(kept.logical_not()[..., None], 0.0)
+        return self.fc(y.sum(1) / kept.sum(1, keepdim=True).clamp_min(1))
+
+
+IDS = np.array([[4095, 4097, 4353], [0, 4609, 257], [4865, 4098, 3], [0, 3, 258]])
+"""Neither float16 nor bfloat16 has all of them."""
+
+
+def test_a_mask_of_padding_and_arithmetic_of_whole_numbers() -> None:
+    torch.manual_seed(0)
+    module = Padded()
+    model = assert_as_torch(module, (IDS,))
+    rows = {"high.weight": {3, 17, 18, 16}, "low.weight": {255, 1, 2, 3}}
+    for name in ("bfloat16", "apex.O3"):
+        step = whole_step_of(model, name, (IDS,), np.array([0, 2, 1, 0]))
+        for table, expected in rows.items():
+            assert rows_of(step, table) == expected
+
+
+class Everything(nn.Module):
+    """Each function of some features of its own."""
+
+    def __init__(self, functions: Mapping[str, Function]) -> None:
+        super().__init__()
+        self.functions, width = functions, 4 * len(functions)
+        self.fc1, self.fc2 = nn.Linear(12, width), nn.Linear(self._parts(width), 32)
+        self.head = nn.Linear(32, 4)
+
+    def _parts(self, width: int) -> int:
+        return int(self._applied(torch.zeros(2, width)).shape[1])
+
+    def _applied(self, y: Any) -> Any:
+        parts = y.split(4, 1)
+        return torch.cat([f(x) for f, x in zip(self.functions.values(), parts, strict=True)], 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.tanh(self.fc2(self._applied(self.fc1(x)))))
+
+
+def features(rng: np.random.Generator, batch: int) -> tuple[FloatArray, ...]:
+    return (rng.standard_normal((batch, 12)).astype(np.float32),)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_a_net_of_all_functions_trains_as_in_torch(name: str) -> None:
+    torch.manual_seed(0)
+    functions = {**ONE_KERNEL, **SEVERAL}
+    training = Training(lambda: Everything(functions), features, "momentum", 1e-2)
+    with AsAGpu():
+        assert trained_low_as_torch(training, name) > 0.05

@@ -45,39 +45,39 @@ DEFAULT = ("float32", "float32", None)
 LOW = $low
 FLOAT32 = $wide
 
-PRODUCTS = ("matmul", "conv2d", "conv_transpose2d")
+PRODUCTS = ("matmul", "conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d")
 
-# Ops that torch calls by the same name.
-SAME = (
-    "add relu tanh sigmoid gelu hardswish sqrt sum logsumexp cumsum cumprod prod mean where "
-    "masked_fill embedding batch_norm"
+# Functions of torch that are ops of the same name.
+ALONE = (
+    "add relu tanh sigmoid gelu silu mish prelu hardswish hardsigmoid glu softplus threshold "
+    "hardshrink softshrink log_softmax exp exp2 expm1 log log1p log2 log10 sin cos tan erf "
+    "maximum minimum addcmul addcdiv lerp sqrt sum logsumexp cumsum cumprod prod mean where "
+    "masked_fill batch_norm conv3d conv_transpose3d"
 )
 
 # op: names of the functions of torch that are it
 NAMES = {
-    **{op: op for op in SAME.split()},
+    **{name: name for name in ALONE.split()},
     "matmul": "linear matmul mm bmm mv dot vdot inner outer addmm addmv addbmm baddbmm einsum "
     "bilinear tensordot scaled_dot_product_attention multi_head_attention_forward lstm gru "
     "rnn_tanh rnn_relu lstm_cell gru_cell",
-    "conv2d": "conv1d conv2d conv3d",
-    "conv_transpose2d": "conv_transpose1d conv_transpose2d conv_transpose3d",
-    "subtract": "sub subtract",
-    "multiply": "mul multiply",
+    "conv2d": "conv1d conv2d", "conv_transpose2d": "conv_transpose1d conv_transpose2d",
+    "subtract": "sub subtract", "multiply": "mul multiply",
     "divide": "div divide true_divide truediv",
     "scale": "neg negative",
-    "silu": "silu mish",
-    "hardtanh": "hardtanh relu6",
-    "leaky_relu": "leaky_relu prelu",
-    "softmax": "softmax log_softmax",
+    "hardtanh": "hardtanh relu6", "leaky_relu": "leaky_relu rrelu",
+    "elu": "elu selu celu", "log_sigmoid": "logsigmoid",
+    "softmax": "softmax softmin",
     "dropout": "dropout dropout1d dropout2d dropout3d",
-    "exp": "exp exp2 expm1 log log1p log2 log10",
+    "atan": "atan arctan",
+    "abs": "abs absolute",
+    "clamp": "clamp clip clamp_min clamp_max",
+    "remainder": "remainder fmod mod",
+    "floor_divide": "floor_divide floordiv",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
     "vector_norm": "norm vector_norm pairwise_distance",
-    "std": "std std_mean",
-    "var": "var var_mean",
-    "max": "max amax",
-    "min": "min amin",
+    "std": "std std_mean", "var": "var var_mean", "max": "max amax", "min": "min amin",
     "interpolate": "interpolate upsample",
     "concatenate": "cat concat concatenate stack",
     "embedding": "embedding embedding_bag",
@@ -128,7 +128,7 @@ QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)
 WITH_A_NUMBER = {"add": "shift", "subtract": "shift", "multiply": "scale", "divide": "scale"}
 
 # Functions that torch refuses to call with two dtypes.
-ONE_DTYPE = (*PRODUCTS, "layer_norm", "leaky_relu", "scatter", "index_put")
+ONE_DTYPE = (*PRODUCTS, "layer_norm", "prelu", "lerp", "scatter", "index_put")
 
 # Names that wrappers of torch put into the names of submodules.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")

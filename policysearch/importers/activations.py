@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from policysearch.graph import Op
+from policysearch.graph import Op, size
 from policysearch.importers.elementwise import plain
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import activations, elementwise, gates, softplus, thresholds
@@ -44,7 +44,7 @@ def _glu(t: Tracer, x: Tensor, dim: int = -1) -> Tensor:
 
 def _prelu(t: Tracer, x: Tensor, weight: Tensor) -> Tensor:
     """A slope for all channels or one for each, along axis 1."""
-    count = t.b.shape(weight.id)[0] if weight.shape else 1
+    count = size(weight.shape)
     axes = (count,) if len(x.shape) < 2 else (count, *(1,) * (len(x.shape) - 2))
     return t.emit(gates.prelu, x, t.view(weight, axes if count > 1 else ()))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 from policysearch.graph import Shape
+from policysearch.importers.kernels import Kernel, names_in, rounds_once
 from policysearch.importers.program import FLOATS, Call, resolved
 from policysearch.importers.rules import rule_of
-from policysearch.importers.tracer import Tensor, Tracer
+from policysearch.importers.tracer import Complex, Tensor, Tracer
 from policysearch.values import InputError
 
 KEEP_ALL = "a selection whose size depends on values; keep all rows and multiply by the mask, or "
@@ -20,6 +22,9 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
 """What to do instead of ops without a rule, by their names."""
 
 NO_RULE = "no rule for this op; write it with ops that have one"
+
+COMPLEX_OPS = ("mul", "multiply", "view_as_real", "real", "imag")
+"""Ops that take complex numbers."""
 
 MISSING = object()
 """The results, more than one, of a call that cannot be imported."""
@@ -32,19 +37,46 @@ class _Missing(Exception):
     """A call reads MISSING: what is wrong has been said."""
 
 
-def emit_calls(tracer: Tracer, calls: Sequence[Call]) -> str:
-    """Emit the calls; return what is wrong with those that cannot be imported, "" if nothing."""
+def emit_calls(tracer: Tracer, calls: Sequence[Call], results: Collection[str]) -> str:
+    """Emit the calls, of which `results` are read later.
+
+    Return what is wrong with those that cannot be imported, "" if nothing.
+    """
     faults: dict[str, None] = {}
-    for call in calls:
-        with tracer.b.scope(layer=call.path, role="fprop" if call.kind == FLOATS else "input"):
-            try:
-                _emit(tracer, call)
-            except InputError as error:
-                faults[_fault(call, error)] = None
-                _stand_in(tracer, call)
-            except _Missing:
-                _stand_in(tracer, call)
+    for kernel, group in groupby(calls, lambda call: call.piece.kernel if call.piece else ""):
+        pieces = tuple(group)
+        if kernel and _emit_kernel(tracer, pieces, calls, results):
+            continue
+        for call in pieces:
+            with tracer.b.scope(layer=call.path, role="fprop" if call.kind == FLOATS else "input"):
+                try:
+                    _emit(tracer, call)
+                except InputError as error:
+                    faults[_fault(call, error)] = None
+                    _stand_in(tracer, call)
+                except _Missing:
+                    _stand_in(tracer, call)
     return _said(list(faults))
+
+
+def _emit_kernel(
+    tracer: Tracer, pieces: Sequence[Call], calls: Sequence[Call], results: Collection[str]
+) -> bool:
+    """Emit the pieces of one kernel as one op; return whether they could be, and had to."""
+    last = calls.index(pieces[-1])
+    read = {name for call in calls[last + 1 :] for name in names_in((call.arguments, call.options))}
+    wanted = [call for call in pieces if call.name in read or call.name in results]
+    try:
+        kernel = Kernel(tracer, pieces, _emit)
+        nodes = kernel.nodes([call.name for call in wanted])
+        if any(call.kind != FLOATS for call in wanted) or not rounds_once(nodes):
+            return False
+        with tracer.b.scope(layer=pieces[0].path, role="fprop"):
+            for call in wanted:
+                tracer.keep(call.name, kernel.emit(call.name), call.kind)
+    except (InputError, _Missing):
+        return False  # the pieces, one by one, say what is wrong
+    return True
 
 
 def _emit(tracer: Tracer, call: Call) -> None:
@@ -56,6 +88,8 @@ def _emit(tracer: Tracer, call: Call) -> None:
     arguments = tracer.settled([tracer.argument(value) for value in call.arguments])
     if any(argument is MISSING for argument in arguments):
         raise _Missing
+    if any(isinstance(x, Complex) for x in arguments) and name.rstrip("_") not in COMPLEX_OPS:
+        raise InputError("complex numbers; multiply them, or compute with view_as_real of them")
     options = {key: tracer.argument(value) for key, value in call.options}
     follows = tracer.follows(arguments)
     try:
@@ -91,9 +125,10 @@ def _stand_in(tracer: Tracer, call: Call) -> None:
 
 
 def _fault(call: Call, error: InputError) -> str:
-    """Return what is wrong with a call, its module before it and the user's line after it."""
-    line = f" ({call.line})" if call.line else ""
-    return f"{call.path or 'the module itself'}: {call.op}: {error}{line}"
+    """Return what is wrong with a call: its module and op first, the user's line at the end."""
+    path, line = call.path or "the module itself", f" ({call.line})" if call.line else ""
+    op = f"{call.piece.op}, in it {call.op}" if call.piece else call.op
+    return f"{path}: {op}: {error}{line}"
 
 
 def _said(faults: list[str]) -> str:

@@ -22,7 +22,9 @@ import torch
 from torch._subclasses.fake_impls import op_implementations_dict
 
 from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
+from policysearch.importers.decomposition import take_apart
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
+from policysearch.importers.rules import rule_of
 from policysearch.values import InputError
 
 GRADIENT_REMEDY = "expected the gradients that torch derives; leave it out"
@@ -122,6 +124,7 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             warnings.simplefilter("ignore")
             program = torch.export.export(module.train(training), inputs, strict=False)
             open_regions(program.graph_module)
+            take_apart(program, rule_of)
             return program
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
@@ -373,6 +376,8 @@ def hides_rows(mask: Any) -> bool:
 
 def differs(value: Any, whole: Any) -> bool:
     """Return whether an array is other than `value` repeated."""
+    if value.is_complex():
+        value, whole = torch.view_as_real(value), torch.view_as_real(whole)
     same = torch.isclose(value.double(), whole.double(), 0.0, 0.0, equal_nan=True)
     return not bool(same.all())
 

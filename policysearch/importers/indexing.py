@@ -180,5 +180,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "select_scatter": select_scatter,
         "copy": copied,
         "fill": filled,
+        "zero": lambda t, x: filled(t, x, 0.0),
     }
 )

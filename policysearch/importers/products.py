@@ -13,7 +13,7 @@ from policysearch.graph import Shape, size
 from policysearch.importers.attention import matmul
 from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.reductions import over
-from policysearch.importers.shapes import diagonal, expand, moved, permute, select
+from policysearch.importers.shapes import diagonal, expand, moved, permute, select, stack
 from policysearch.importers.tracer import Complex, Rule, Tensor, Tracer, refuse
 from policysearch.ops import dense
 from policysearch.ops.complex_product import complex_product
@@ -233,6 +233,19 @@ def _parts(t: Tracer, x: Any) -> Tensor:
     return x.parts
 
 
+def joined(t: Tracer, real: Tensor, imaginary: Tensor) -> Complex:
+    return Complex(stack(t, (real, imaginary), -1))
+
+
+def part_of(place: int) -> Rule:
+    """Return the rule of the real parts, at place 0, or of the imaginary ones, at 1."""
+
+    def rule(t: Tracer, x: Any) -> Tensor:
+        return x if isinstance(x, Tensor) and not place else select(t, _parts(t, x), -1, place)
+
+    return rule
+
+
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "einsum": einsum,
@@ -247,5 +260,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **dict.fromkeys(("mul", "multiply"), times),
         "view_as_complex": lambda t, x: Complex(x),
         "view_as_real": _parts,
+        "complex": joined,
+        "real": part_of(0),
+        "imag": part_of(1),
     }
 )

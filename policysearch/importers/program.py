@@ -30,6 +30,17 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What a call is a piece of: an `op` as the user wrote it, and torch's `kernel` for it.
+
+    Pieces of one kernel have the same name for it; "" where torch itself has several.
+    """
+
+    op: str
+    kernel: str
+
+
+@dataclass(frozen=True)
 class Call:
     """One call of a torch op, `op` as in "aten.linear", from the module at `path`.
 
@@ -37,7 +48,8 @@ class Call:
     is that of its result, None where that is no single tensor. `changed` names the value that the
     result takes the place of, for an op that works in place. `fault` says why its arguments
     cannot be had, if they cannot. `kind` is one of KINDS. `line` is the place in the user's file,
-    as "net.py:12", where torch kept it: no part of what the call means.
+    as "net.py:12", where torch kept it: no part of what the call means. `piece` says of what it is
+    one, if it is.
     """
 
     name: str
@@ -50,6 +62,7 @@ class Call:
     fault: str = ""
     kind: str = FLOATS
     line: str = field(default="", compare=False, repr=False)
+    piece: Piece | None = None
 
 
 @dataclass(frozen=True)

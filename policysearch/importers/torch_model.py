@@ -125,7 +125,8 @@ class TorchModel(Model):
         batch = b.shape(fed[self.inputs[0].name])[0]
         program = self.program if training else (self.evaluation or self.program)
         tracer = Tracer(b, program, fed, batch, training)
-        if faults := emit_calls(tracer, program.calls):
+        read = {*program.results, *(name for _, name in program.updated)}
+        if faults := emit_calls(tracer, program.calls, read):
             raise InputError(f"model {self.name}: cannot be imported: {faults}")
         with b.scope(role="fprop"):
             return self._traced(tracer, program)

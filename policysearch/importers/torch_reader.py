@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from policysearch.graph import FloatArray
 from policysearch.importers.aliases import in_place, op_of
+from policysearch.importers.decomposition import piece_of
 from policysearch.importers.exported import (
     FLOAT_TYPES,
     adds_apart,
@@ -184,7 +186,8 @@ class Reader:
             except InputError as error:
                 shape = shape_at_first(two)
                 place = two.name, op_of(two), path_of(two)
-                calls.append(Call(*place, (), (), shape, fault=str(error), line=line_of(two)))
+                faulty = Call(*place, (), (), shape, fault=str(error), line=line_of(two))
+                calls.append(replace(faulty, piece=piece_of(two)))
         results = tuple(self._names[x] for x in self._results())
         if not results or results[0] in fixed:
             raise InputError("results: first none of inputs and parameters; expected one")
@@ -310,6 +313,7 @@ class Reader:
             self._names[self._version_with_casts(nodes).args[0]] if in_place(two) else "",
             kind=kind_of(two),
             line=line_of(two),
+            piece=piece_of(two),
         )
 
     def _explicit(

@@ -27,6 +27,9 @@ NEXT = "next "
 OWN_LOSS = "own"
 """The `loss` of a model that returns its own."""
 
+USUAL_LOSS = "softmax_cross_entropy"
+"""The loss where neither a task nor its model names one."""
+
 NO_CONSTANTS: Mapping[str, FloatArray] = MappingProxyType({})
 
 

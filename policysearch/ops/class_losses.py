@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.graph import Attrs, Example, FloatArray, Op, size
+from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.ops.builder import Builder
 from policysearch.ops.loss import IGNORED
 
 # Source: torch 2.13, `aten/src/ATen/native/LossNLL.cpp`.
@@ -21,11 +22,11 @@ def _counted(targets: FloatArray, attrs: Attrs) -> tuple[NDArray[np.intp], NDArr
 
 
 def _row_weights(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    targets, weights = inputs
+    targets, *weights = inputs
     rows, classes = _counted(targets, attrs)
-    found = np.zeros(len(targets), np.float32)
-    found[rows] = weights[classes]
-    return found
+    weight_of_row = np.zeros(len(targets), np.float32)
+    weight_of_row[rows] = weights[0][classes] if weights else np.float32(1.0)
+    return weight_of_row
 
 
 def _weights_example(rng: np.random.Generator) -> Example:
@@ -42,11 +43,15 @@ row_weights = Op(
     example=_weights_example,
     pointwise=False,
 )
-"""The weight of each row's class, of targets [rows] and weights [classes]; 0 where ignored."""
+"""The weight of each row's class, of targets [rows] and weights [classes]; 0 where ignored.
+
+Without weights each is 1.
+"""
 
 
 def _nll(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    log_p, targets, weights = inputs
+    log_p, targets, *given = inputs
+    weights = given[0] if given else np.ones(log_p.shape[1], np.float32)
     rows, classes = _counted(targets, attrs)
     smoothing = np.float32(attrs.get("label_smoothing", 0.0))
     losses = np.zeros(len(targets), np.float32)
@@ -59,7 +64,8 @@ def _nll(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 def _nll_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    grad, targets, weights = inputs
+    grad, targets, *given = inputs
+    weights = given[0] if given else np.ones(attrs["classes"], np.float32)
     rows, classes = _counted(targets, attrs)
     smoothing = np.float32(attrs.get("label_smoothing", 0.0))
     slope = np.zeros((len(targets), len(weights)), np.float32)
@@ -74,9 +80,14 @@ def _nll_example(rng: np.random.Generator) -> Example:
     return Example((log_p, targets, weights), {"label_smoothing": 0.1})
 
 
+def _emit_nll_grad(b: Builder, node: Node, grad: int) -> int:
+    attrs = {**node.attributes, "classes": b.shape(node.inputs[0])[1]}
+    return b.emit(negative_log_likelihood_grad, grad, *node.inputs[1:], attrs=attrs)
+
+
 negative_log_likelihood_grad = Op(
     "negative_log_likelihood_grad",
-    lambda inputs, attrs: (inputs[0][0], inputs[2][0]),
+    lambda inputs, attrs: (inputs[0][0], attrs["classes"]),
     _nll_grad,
     placement="fp32",
     pinned=(1, 2),
@@ -86,13 +97,7 @@ negative_log_likelihood = Op(
     "negative_log_likelihood",
     lambda inputs, attrs: inputs[1],
     _nll,
-    gradients=(
-        lambda b, node, grad: b.emit(
-            negative_log_likelihood_grad, grad, *node.inputs[1:], attrs=node.attributes
-        ),
-        None,
-        None,
-    ),
+    gradients=(_emit_nll_grad, None, None),
     flops=lambda inputs, out, attrs: 2 * size(inputs[0]),
     example=_nll_example,
     placement="fp32",
@@ -101,5 +106,6 @@ negative_log_likelihood = Op(
 )
 """-weight log p of each row's class [rows], of log p [rows, classes], targets and class weights.
 
-Rows with target `ignore_index` are 0; `label_smoothing` spreads that share over all classes.
+Without weights each is 1. Rows with target `ignore_index` are 0; `label_smoothing` spreads that
+share over all classes.
 """

@@ -6,7 +6,8 @@ way, from the inputs: what is between is computed anew, as fused kernels do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray, GradientRule, Graph, Node, Op, Shape
@@ -25,23 +26,33 @@ INNER_FORMAT = "inner"
 RESULT = "result"
 
 
-def composite(name: str, shapes: Sequence[Shape], emit: Emit) -> Op:
+def composite(name: str, shapes: Sequence[Shape], emit: Emit, whole: Collection[int] = ()) -> Op:
     """Return the op `name` of inputs of these shapes, float32 inside, that is what `emit` emits.
 
-    The shapes are those of one batch size; so is the op.
+    The shapes are those of one batch size; so is the op. The inputs at the places `whole` hold
+    whole numbers or truth values: no policy casts them, and they have no gradient.
     """
     b = Builder()
     names = tuple(f"x{place}" for place in range(len(shapes)))
-    inputs = [_source(b, name, shape) for name, shape in zip(names, shapes, strict=True)]
+    inputs = [
+        _source(b, name, shape, whole=place in whole)
+        for place, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    ]
     result = emit(b, inputs)
     grad = _source(b, "grad", b.shape(result))
-    gradients = [_alone(b, backward(b, result, grad, [i], elementwise.add)[i]) for i in inputs]
-    rules = tuple(_rule(_op(f"{name}_grad", graph, ("grad", *names))) for graph in gradients)
-    return _op(name, _alone(b, result), names, rules)
+    paths = [backward(b, result, grad, [i], elementwise.add).get(i) for i in inputs]
+    wanted = [None if place in whole else path for place, path in enumerate(paths)]
+    rules = tuple(
+        None if path is None else _rule(_op(f"{name}_grad", _alone(b, path), ("grad", *names)))
+        for path in wanted
+    )
+    op = _op(name, _alone(b, result), names, rules)
+    return replace(op, pinned=tuple(whole))
 
 
-def _source(b: Builder, name: str, shape: Shape) -> int:
-    return b.emit(source.data, attrs={"shape": tuple(shape)}, name=name, role="input")
+def _source(b: Builder, name: str, shape: Shape, *, whole: bool = False) -> int:
+    attrs = {"shape": tuple(shape), **({source.WHOLE: True} if whole else {})}
+    return b.emit(source.data, attrs=attrs, name=name, role="input")
 
 
 def _alone(b: Builder, result: int) -> Graph:
@@ -56,7 +67,7 @@ def _rule(op: Op) -> GradientRule:
 
 
 def _op(
-    name: str, graph: Graph, names: tuple[str, ...], gradients: tuple[GradientRule, ...] = ()
+    name: str, graph: Graph, names: tuple[str, ...], gradients: tuple[GradientRule | None, ...] = ()
 ) -> Op:
     def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
         rounded = None

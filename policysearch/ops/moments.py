@@ -10,6 +10,7 @@ import numpy as np
 from policysearch.graph import Attrs, Example, FloatArray, GradientRule, Node, Op, Placement, size
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import multiply, scale, subtract
+from policysearch.ops.exponentials import pow_constant
 from policysearch.ops.reduce import axes_of, count_of, kept, mean, reduced
 from policysearch.ops.shape import reshape
 
@@ -101,7 +102,7 @@ def _norm(x: FloatArray, axes: tuple[int, ...], attrs: Attrs) -> FloatArray:
 
 
 def _slope(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    """sign(x) (|x| / y)^(ord - 1); 0 of rows that are zeros."""
+    """The gradient of y; but for sign(x) |x|^(ord - 1) where ord is none of 0, 1, 2, infinity."""
     x, y = inputs
     ord = attrs.get("ord", 2)
     if ord == 2:
@@ -110,10 +111,10 @@ def _slope(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
         chosen = np.abs(x) == y
         count = np.sum(chosen, axes_of(x.shape, attrs), np.float32, keepdims=True)
         return np.sign(x) * chosen / count
-    if ord == 1:
-        return np.sign(x)
-    ratio = np.abs(_or_zero(x, y))
-    return np.sign(x) * np.power(ratio, ord - 1, out=np.zeros_like(x), where=ratio != 0)
+    if ord in (0, 1):
+        return np.sign(x) * np.float32(ord)
+    power = np.power(np.abs(x), np.float32(ord - 1), out=np.zeros_like(x), where=x != 0)
+    return np.sign(x) * power
 
 
 norm_slope = Op(
@@ -124,11 +125,23 @@ norm_slope = Op(
     pointwise=False,
 )
 
+quotient_or_zero = Op(
+    "quotient_or_zero",
+    shape=lambda inputs, attrs: inputs[0],
+    forward=lambda inputs, attrs: _or_zero(*inputs),
+)
+"""First divided by second, 0 where that is 0."""
+
 
 def _by_norm(b: Builder, node: Node, grad: int) -> int:
-    x, y = node.inputs[0], _restored(b, node, node.id)
+    """grad * slope; for any other ord sign(x) |x|^(ord - 1) * (grad / y^(ord - 1))."""
+    x, y, grad = node.inputs[0], _restored(b, node, node.id), _restored(b, node, grad)
+    ord = node.attributes.get("ord", 2)
+    if ord not in (0, 1, 2) and not math.isinf(ord):
+        power = b.emit(pow_constant, y, attrs={"exponent": ord - 1.0})
+        grad = b.emit(quotient_or_zero, grad, power)
     slope = b.emit(norm_slope, x, y, attrs=node.attributes)
-    return b.emit(multiply, _restored(b, node, grad), slope)
+    return b.emit(multiply, grad, slope)
 
 
 vector_norm = _moment("vector_norm", _norm, _by_norm, "fp32")

@@ -21,7 +21,6 @@ from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.scaling import Scaling
 from policysearch.values import one_of
 
-LOSSES = ("softmax_cross_entropy", "token_cross_entropy", "mean_squared_error")
 NORMS = ("batch_norm", "layer_norm")
 PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
 WIDE = (
@@ -37,7 +36,7 @@ LISTED_OPS = (
     *("add", "subtract", "multiply", "divide", "scale", "shift"),
     *("mean", "where", "masked_fill", "slice", "concatenate", "embedding"),
     *("max_pool", "average_pool", "reshape", "transpose", "broadcast_to"),
-    *(*NORMS, *LOSSES),
+    *(*NORMS, "softmax_cross_entropy", "token_cross_entropy", "mean_squared_error"),
 )
 """What the frameworks' own lists place, in the order of a policy; `others` speaks of these."""
 

@@ -15,6 +15,8 @@ from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
 from policysearch.train.feeding import Array, arrays_by_input, feed_constants, feed_masks
+from policysearch.train.labels import class_axis, of_one_example
+from policysearch.train.losses import loss_of
 from policysearch.train.step import trace_forward
 
 
@@ -25,6 +27,7 @@ def accuracy(
     examples: tuple[Sequence[Array], Array],
     batch_size: int,
     *,
+    loss: str = "",
     seed: int,
     fast: Fast,
     arena: Arena | None = None,
@@ -34,14 +37,14 @@ def accuracy(
     `arrays` are the trained parameters and running statistics by name, `examples` inputs and
     labels. The model runs as in evaluation, where an example does not depend on the others of its
     batch, with its values in `arena`. A row of logits that is not finite counts as wrong. None
-    where labels are no classes or all IGNORED, or a model returns nothing but its own loss.
+    where labels are no classes of the outputs, by the task's `loss`, or all IGNORED.
     """
     inputs, labels = examples
-    counted = int(np.count_nonzero(labels != IGNORED))
-    if labels.dtype != np.int64 or not counted:
+    if labels.dtype != np.int64 or not (counted := int(np.count_nonzero(labels != IGNORED))):
         return None
     graph = apply_policy(trace_forward(model, batch_size), policy)
-    if graph.output("logits").shape == ():
+    outputs = of_one_example(graph.output("logits").shape, batch_size)
+    if (axis := class_axis(outputs, labels.shape[1:], loss_of(model, loss))) is None:
         return None
     executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
     feed_constants(executable, model)
@@ -53,13 +56,13 @@ def accuracy(
             executable.arrays[name][: len(wanted)] = array[part]
         feed_masks(executable, seed, start)
         executable.forward_backward()
-        right += _hits(executable.value("logits"), wanted, batch_size)
+        # the last batch may be short: what is left in its rows from the one before is not read
+        logits = executable.value("logits").reshape(batch_size, *outputs)[: len(wanted)]
+        right += _hits(np.moveaxis(logits, axis, -1), wanted)
     return right / counted
 
 
-def _hits(logits: FloatArray, labels: Array, batch_size: int) -> int:
+def _hits(rows: FloatArray, labels: Array) -> int:
     """Return how many rows of logits are largest at their label."""
-    # the last batch may be short: what is left in its rows from the one before is not read
-    rows = logits.reshape(batch_size, *labels.shape[1:], -1)[: len(labels)]
     # argmax would find a class in rows of NaN, and the labels of IGNORED never match one
     return int(((rows.argmax(axis=-1) == labels) & np.isfinite(rows).all(axis=-1)).sum())

@@ -85,11 +85,11 @@ def _write(where: str, source: FloatArray, values: Array) -> None:
 def _write_targets(where: str, targets: FloatArray, labels: Array) -> None:
     """Write labels as they are, or class numbers as one-hot rows where rows are wanted."""
     flat = labels.reshape(-1)
-    if targets.ndim == 1 or labels.dtype == np.float32:
-        if labels.size != targets.size:
-            raise InputError(f"{where}: {labels.size} values; expected {targets.size}")
+    if labels.size == targets.size:
         targets[...] = labels.reshape(targets.shape)
         return
+    if targets.ndim == 1 or labels.dtype == np.float32:
+        raise InputError(f"{where}: {labels.size} values; expected {targets.size}")
     if len(flat) != len(targets) or flat.min() < 0:
         raise InputError(
             f"{where}: {len(flat)}, from {flat.min()}; expected {len(targets)}, from 0 on"

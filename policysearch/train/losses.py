@@ -1,125 +1,128 @@
-"""What ends a forward pass: losses by name, and whether they fit the model and the labels."""
+"""What ends a forward pass: losses by name, and the nodes they emit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from policysearch.data.datasets import Dataset
-from policysearch.graph import Graph, Op, Shape, size
-from policysearch.nn.model import OWN_LOSS, Model, Traced, emit_data
-from policysearch.ops import loss as loss_ops
+from policysearch.graph import Op, Shape, size
+from policysearch.nn.model import OWN_LOSS, USUAL_LOSS, Model, Traced, emit_data
+from policysearch.ops import class_losses, elementwise, paired_losses, probability_losses
 from policysearch.ops.builder import Builder
-from policysearch.ops.catalogue import FORWARD_OPS, OPS
-from policysearch.ops.loss import IGNORED
-from policysearch.ops.paired_losses import absolute_error, huber, smooth_absolute_error
-from policysearch.ops.probability_losses import binary_cross_entropy_with_logits
-from policysearch.ops.reduce import mean
-from policysearch.ops.shape import reshape
+from policysearch.ops.loss import mean_squared_error, softmax_cross_entropy, token_cross_entropy
+from policysearch.ops.reduce import mean, sum_over
+from policysearch.ops.shape import reshape, transpose
 from policysearch.ops.source import TARGETS
 from policysearch.values import InputError, one_of
 
-USUAL_LOSS = "softmax_cross_entropy"
-"""The loss of a task that names none: a model may have another."""
+Emit = Callable[[Builder, int, int], int]
+"""Of a Builder, the node of the outputs [rows, n] and that of the targets: the scalar node."""
 
-LOSSES: Mapping[str, Op] = MappingProxyType(
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A loss that a study can name, of outputs [batch, ..., n].
+
+    It is for `classes`, whole numbers from 0 to n - 1, one for each row of n logits, or for numbers
+    of the outputs' shape, from `least` to `most`: classes are written as such, 1 for their own and
+    0 for the others. `axis` is that of the n.
+    """
+
+    emit: Emit
+    classes: bool = False
+    least: float = -float("inf")
+    most: float = float("inf")
+    axis: int = -1
+
+
+def _whole(op: Op) -> Emit:
+    """Return the emission of an op that is a mean already."""
+    return lambda b, outputs, targets: b.emit(op, outputs, targets)
+
+
+def _mean(op: Op) -> Emit:
+    """Return the emission of the mean of a loss of each element."""
+    return lambda b, outputs, targets: b.emit(
+        mean, b.emit(op, outputs, targets), source=op.name, attrs=_everywhere(2)
+    )
+
+
+def _everywhere(axes: int) -> dict[str, object]:
+    return {"axes": tuple(range(axes)), "keepdim": False}
+
+
+def _likelihood(b: Builder, log_p: int, targets: int) -> int:
+    """Emit the mean over the rows that count of minus the logarithm of their class's share."""
+    op = class_losses.negative_log_likelihood
+    with b.scope(source=op.name):
+        losses = b.emit(op, log_p, targets)
+        counted = b.emit(class_losses.row_weights, targets, role="input")
+        sums = [b.emit(sum_over, node, attrs=_everywhere(1)) for node in (losses, counted)]
+        return b.emit(elementwise.divide, *sums)
+
+
+LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
     {
-        **{n: op for n, op in OPS.items() if n in FORWARD_OPS and op in vars(loss_ops).values()},
-        "l1": absolute_error,
-        "smooth_l1": smooth_absolute_error,
-        "huber": huber,
-        "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
+        "softmax_cross_entropy": NamedLoss(_whole(softmax_cross_entropy), least=0.0, most=1.0),
+        "mean_squared_error": NamedLoss(_whole(mean_squared_error)),
+        "token_cross_entropy": NamedLoss(_whole(token_cross_entropy), classes=True),
+        "cross_entropy": NamedLoss(_whole(token_cross_entropy), classes=True, axis=1),
+        "nll": NamedLoss(_likelihood, classes=True),
+        "l1": NamedLoss(_mean(paired_losses.absolute_error)),
+        "smooth_l1": NamedLoss(_mean(paired_losses.smooth_absolute_error)),
+        "huber": NamedLoss(_mean(paired_losses.huber)),
+        "binary_cross_entropy": NamedLoss(
+            _mean(probability_losses.binary_cross_entropy), least=0.0, most=1.0
+        ),
+        "binary_cross_entropy_with_logits": NamedLoss(
+            _mean(probability_losses.binary_cross_entropy_with_logits), least=0.0, most=1.0
+        ),
+        "kl_div": NamedLoss(_mean(probability_losses.kl_divergence), least=0.0, most=1.0),
+        "soft_margin": NamedLoss(_mean(probability_losses.soft_margin), least=-1.0, most=1.0),
     }
 )
-"""What can end a forward pass, by name: the ops of `ops/loss.py`, and means of paired losses."""
+"""Losses that a study or `from_torch` can name, each with the defaults that torch has for it."""
 
-EXAMPLES = 2
-"""Of what labels are checked with."""
+CROSS_ENTROPIES = ("softmax_cross_entropy", "token_cross_entropy", "cross_entropy")
+"""Names of one loss, which differ in the layout they read."""
 
-OF_CLASSES = ("softmax_cross_entropy", "token_cross_entropy")
-OF_NUMBERS = ("l1", "smooth_l1", "huber")
-"""Losses that take no class numbers; others of numbers meet one-hot rows of them."""
-OF_PROBABILITIES = ("softmax_cross_entropy", "binary_cross_entropy_with_logits")
+
+def loss_of(model: Model, loss: str) -> str:
+    """Return the name of the loss that trains a model in a task whose own is `loss`, "" for none.
+
+    OWN_LOSS for a model that returns its own; InputError for another unknown name.
+    """
+    name = model.loss or loss or USUAL_LOSS
+    return name if name == OWN_LOSS else one_of("loss", name, LOSSES)
 
 
 def emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:
-    """Emit the loss of the logits, all axes but the last joined, and the source TARGETS it reads.
+    """Emit the loss of the outputs, all axes but that of classes joined, and its source TARGETS.
 
-    Those are whole numbers [rows] where the loss pins them, else float32 of the logits' shape.
+    Those are whole numbers [rows] where it is for classes, else float32 [rows, n].
     """
-    if model.loss == OWN_LOSS:
+    name = loss_of(model, loss)
+    if name == OWN_LOSS:
         if traced.loss is None:
             raise InputError(f"model {model.name}: no loss of its own; expected one as its output")
         return traced.loss
-    op = LOSSES[one_of("loss", model.loss or loss, LOSSES)]
-    logits, shape = traced.output, b.shape(traced.output)
-    rows = size(shape[:-1])
-    if len(shape) != 2:
-        layer = b.nodes[logits].layer  # the loss has no formats of its own
-        logits = b.emit(reshape, logits, attrs={"shape": (rows, shape[-1])}, layer=layer)
-    targets = emit_data(b, TARGETS, (rows,) if 1 in op.pinned else b.shape(logits))
-    losses = b.emit(op, logits, targets)
-    return losses if b.shape(losses) == () else b.emit(mean, losses, source=op.name)
+    row = LOSSES[name]
+    outputs = _rows(b, traced.output, row.axis)
+    shape = b.shape(outputs)
+    targets = emit_data(b, TARGETS, shape[:1] if row.classes else shape)
+    return row.emit(b, outputs, targets)
 
 
-def check_loss(loss: str, model: Model) -> None:
-    """Raise InputError for the loss of a task that the model, which has another, contradicts."""
-    if loss not in (USUAL_LOSS, model.loss or loss):
-        raise InputError(
-            f"loss: {loss!r} beside model {model.name}, whose loss is {model.loss!r}; expected "
-            f"no loss, or a model made with loss={loss!r}"
-        )
-
-
-def check_labels(loss: str, model: Model, dataset: Dataset, forward: Graph) -> None:
-    """Raise InputError for labels that the loss, the model's or else `loss`, is not made for.
-
-    `forward` is the forward pass of the model, of EXAMPLES.
-    """
-    name = one_of(f"model {model.name}, loss", model.loss or loss, LOSSES)
-    labels, shape = dataset.labels, forward.output("logits").shape
-    where = f"data set {dataset.name}, labels"
-    if name in OF_CLASSES and shape[-1] == 1:
-        raise InputError(
-            f"model {model.name}: 1 logit; expected one for each class for loss {name!r}, or a "
-            "loss of numbers, as 'mean_squared_error' or 'binary_cross_entropy_with_logits'"
-        )
-    if labels.dtype != np.int64:
-        _check_numbers(where, name, shape, labels)
-    elif name in OF_NUMBERS or (name not in OF_CLASSES and labels.shape[1:] == shape[1:]):
-        raise InputError(f"{where}: int64; expected float32, numbers to be met, for loss {name!r}")
-    else:
-        _check_classes(where, name, shape, labels)
-
-
-def _check_numbers(where: str, loss: str, shape: Shape, labels: NDArray[Any]) -> None:
-    """Numbers are as many as the model gives, and probabilities where a loss compares such."""
-    if 1 in LOSSES[loss].pinned:
-        valid = "int64, numbers of classes; or a loss of numbers, as 'mean_squared_error'"
-        raise InputError(f"{where}: {labels.dtype}; expected {valid}")
-    if EXAMPLES * size(labels.shape[1:]) != size(shape):
-        given, expected = list(labels.shape[1:]), list(shape[1:])
-        raise InputError(
-            f"{where}: {given} per example; expected {expected}, as the model gives, for loss "
-            f"{loss!r}"
-        )
-    if loss in OF_PROBABILITIES and (labels.min() < 0 or labels.max() > 1):
-        worst = labels.min() if labels.min() < 0 else labels.max()
-        raise InputError(f"{where}: {worst:g}; expected 0 to 1, probabilities, for loss {loss!r}")
-
-
-def _check_classes(where: str, loss: str, shape: Shape, labels: NDArray[Any]) -> None:
-    """Class numbers have a logit each, and there is one label for each row of logits."""
-    left_out = f", or {IGNORED}" if 1 in LOSSES[loss].pinned else ""
-    classes = labels[labels != IGNORED] if left_out else labels
-    if classes.size and (classes.max() >= shape[-1] or classes.min() < 0):
-        worst = classes.min() if classes.min() < 0 else classes.max()
-        raise InputError(f"{where}: {worst}; expected 0 to {shape[-1] - 1}{left_out}")
-    joined = (EXAMPLES * size(labels.shape[1:]), shape[-1])  # as the models with a name have rows
-    if labels.shape[1:] != shape[1:-1] and shape != joined:
-        given, expected = list(labels.shape[1:]), list(shape[1:-1])
-        raise InputError(f"{where}: {given} per example; expected {expected}")
+def _rows(b: Builder, outputs: int, axis: int) -> int:
+    """Return the outputs as [rows, n], of which n was along `axis`."""
+    shape, layer = b.shape(outputs), b.nodes[outputs].layer  # the loss has no formats of its own
+    if axis == 1 and len(shape) > 2:
+        split = shape[0], shape[1], size(shape[2:])
+        rows: Shape = (split[0] * split[2], split[1])
+        attrs = {"split": split, "axes": (0, 2, 1), "shape": rows}
+        return b.emit(transpose, outputs, attrs=attrs, layer=layer)
+    if len(shape) == 2:
+        return outputs
+    rows = (size(shape[:-1]), shape[-1])
+    return b.emit(reshape, outputs, attrs={"shape": rows}, layer=layer)

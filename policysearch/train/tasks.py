@@ -19,13 +19,19 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.graph import Graph
-from policysearch.nn.model import OWN_LOSS, Input, Model
+from policysearch.nn.model import USUAL_LOSS, Input, Model
 from policysearch.nn.models import MODELS, narrower
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.rules import Rule, RuledModel
-from policysearch.train.losses import EXAMPLES, LOSSES, USUAL_LOSS, check_labels, check_loss
+from policysearch.train.labels import (
+    check_dtype,
+    check_labels,
+    check_loss,
+    check_name,
+    of_one_example,
+)
 from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.user_code import is_user_code, result_of, value_of
 from policysearch.values import InputError, number, one_of, to_plain
@@ -93,7 +99,8 @@ class Task:
     `model` has `activation` between its layers and, if it is an mlp, the hidden `widths`; or it is
     "file.py:function", a function of your own that returns a `Model`, as `data` may be one that
     returns a `Dataset`: **that runs the file**. Both may be such values in Python. The model
-    learns the data by `loss`, unless it has its own, over `steps` steps of `batch_size` examples.
+    learns the data by `loss`, by default the model's or softmax_cross_entropy, over `steps` steps
+    of `batch_size` examples.
     `data_folder` is where the files of a data set lie, if it has files; it is no part of the
     fingerprint. `tail_steps` is how many of the last steps the reported training loss is averaged
     over. `graph_rules` change the model's graph, as "file.py:name" of a rule that
@@ -108,7 +115,7 @@ class Task:
     widths: tuple[int, ...] = ()
     data: str | Dataset = "digits32"
     data_folder: str | None = None
-    loss: str = USUAL_LOSS
+    loss: str = ""
     optimizer: OptimizerKind = "momentum"
     learning_rate: float = 0.01
     momentum: float = 0.9
@@ -130,9 +137,8 @@ class Task:
             one_of("model", self.model, MODELS)
         if isinstance(self.data, str) and not is_user_code(self.data):
             one_of("data", self.data, LOADERS)
-        one_of("loss", self.loss, LOSSES)
-        if isinstance(self.model, Model):
-            check_loss(self.loss, self.model)
+        check_name(self.loss)
+        self._check_values()
         one_of("optimizer", self.optimizer, trained())
         number("learning_rate", self.learning_rate, 0.0, 1e6)
         number("batch_size", self.batch_size, 1, 2**20)
@@ -145,6 +151,13 @@ class Task:
         if len(self.widths) > DEEPEST:
             raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
+
+    def _check_values(self) -> None:
+        """Raise InputError where a model or data set that is there contradicts the loss."""
+        if isinstance(self.model, Model):
+            check_loss(self.loss, self.model)
+            if isinstance(self.data, Dataset):
+                check_dtype(self.loss, self.model, self.data)
 
     @property
     def model_name(self) -> str:
@@ -216,9 +229,8 @@ class Task:
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
         model = self._ruled(self._model(dataset))
-        check_loss(self.loss, model)
-        if model.loss != OWN_LOSS:
-            check_labels(self.loss, model, dataset, trace_forward(model, EXAMPLES))
+        outputs = trace_forward(model, 2).output("logits").shape
+        check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
 
@@ -257,6 +269,7 @@ class Task:
         named = replace(self, model="lenet5", data="digits32", graph_rules=())
         fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
         del fields["data_folder"], fields["graph_rules"]
+        fields["loss"] = self.loss or USUAL_LOSS
         if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's
             fields["graph_rules"] = [_said(rule) for rule in self.graph_rules]
         return {**fields, "model": self.model_name, "data": self.data_name}
@@ -294,9 +307,7 @@ def check_fits(model: Model, dataset: Dataset) -> None:
         _check_input(f"{where}, inputs[{place}]", f"{item.name} of model {model.name}", item, array)
     for item in model.inputs:
         if item.name == model.labels:
-            _check_input(
-                f"{where}, labels", f"{item.name} of model {model.name}", item, dataset.labels
-            )
+            _check_shape(f"{where}, labels", item, dataset.labels)
 
 
 def _check_shape(where: str, item: Input, array: Array) -> None:

@@ -180,6 +180,7 @@ class Trainer:
             self._shared,
             (inputs, labels),
             self.task.batch_size,
+            loss=self.task.loss,
             seed=self.seed,
             fast=self.fast,
             arena=self.arena,

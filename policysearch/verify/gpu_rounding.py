@@ -1,9 +1,10 @@
 """16-bit ops on a CPU computed as a GPU does: float32 inside, rounded once.
 
 There torch rounds the number of an addition, the mean and deviation that a norm keeps for its
-gradients, what the gradients of a convolution sum, what is inside the gradients of `glu` and
-`logsigmoid`, and, past the last whole vector of a tensor, what is inside a reciprocal root.
-Gradients of a batch norm it sums in 16 bits unless all that they read lies in one order in memory.
+gradients, what the gradients of a convolution sum, what is inside `log_softmax` over the last axis
+and inside the gradients of `glu` and `logsigmoid`, and, past the last whole vector of a tensor,
+what is inside a reciprocal root. Gradients of a batch norm it sums in 16 bits unless all that they
+read lies in one order in memory.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ WIDE = (
     aten.native_layer_norm_backward.default,
     aten.native_group_norm_backward.default,
     aten.glu_backward.default,
+    aten._log_softmax.default,
 )
 """Ops with every result rounded to the dtype of what they read first."""
 

@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from policysearch.nn.chain import Chain
 from policysearch.nn.model import DRAWN, DROPPED, OWN_LOSS, Model
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import batch_order, dropout_mask, initial_parameters
+from policysearch.train.losses import LOSSES, loss_of
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
@@ -30,6 +32,24 @@ from policysearch.verify.verdict import FILE, JOB, RESULT, Job
 
 VECTOR = 64
 """A multiple of the values in a vector of any CPU, below float32."""
+
+FUNCTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "softmax_cross_entropy": functional.cross_entropy,
+        "mean_squared_error": functional.mse_loss,
+        "token_cross_entropy": functional.cross_entropy,
+        "cross_entropy": functional.cross_entropy,
+        "nll": functional.nll_loss,
+        "l1": functional.l1_loss,
+        "smooth_l1": functional.smooth_l1_loss,
+        "huber": functional.huber_loss,
+        "binary_cross_entropy": functional.binary_cross_entropy,
+        "binary_cross_entropy_with_logits": functional.binary_cross_entropy_with_logits,
+        "kl_div": lambda x, y: torch.kl_div(x, y, 1),  # the mean, without a warning
+        "soft_margin": functional.soft_margin_loss,
+    }
+)
+"""torch's function for each of the losses that a study can name."""
 
 
 def main(folder: Path) -> None:
@@ -241,13 +261,18 @@ def _loss(task: Task, model: Model, module: Any, inputs: list[Any], targets: Any
     result = module(*inputs)
     if model.loss == OWN_LOSS:
         return next(x for x in _tensors(result) if x.ndim == 0)
-    logits = _first(result)
-    flat = logits.reshape(-1, logits.shape[-1])
-    if (model.loss or task.loss) != "mean_squared_error":
-        return functional.cross_entropy(flat, targets.reshape(-1))
-    if not targets.is_floating_point():
-        targets = functional.one_hot(targets.reshape(-1), flat.shape[1]).float()
-    return functional.mse_loss(flat, targets.reshape(flat.shape))
+    return _named_loss(loss_of(model, task.loss), _first(result), targets)
+
+
+def _named_loss(name: str, logits: Any, targets: Any) -> Any:
+    """Return torch's loss of the name: one of classes, or of numbers as one-hot rows are."""
+    row, of_classes = LOSSES[name], not targets.is_floating_point()
+    if row.classes or (of_classes and name == "softmax_cross_entropy"):
+        flat = logits.movedim(row.axis, -1).flatten(0, -2)
+        return FUNCTIONS[name](flat, targets.reshape(-1))
+    if targets.numel() != logits.numel():
+        targets = functional.one_hot(targets, logits.shape[-1])
+    return FUNCTIONS[name](logits, targets.reshape(logits.shape).float())
 
 
 def _optimizer(task: Task, policy: Policy, parameters: list[Any]) -> Any:
