@@ -26,6 +26,7 @@ def data(labels: Any) -> Dataset:
 
 WHOLE = np.arange(COUNT) % 4
 SHARES = np.random.default_rng(1).dirichlet(np.ones(4), COUNT).astype(np.float32)
+ROWS = (SHARES > 0.2).astype(np.int64)
 ONE_NUMBER = SHARES[:, :1].copy()
 IGNORING = np.where(WHOLE == 1, IGNORED, WHOLE)
 
