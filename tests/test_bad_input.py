@@ -29,7 +29,7 @@ STUDY_MISTAKES = (
     ('"float8_e4m3fn"]', '"float7"]', "space.formats: unknown format 'float7'; expected one of"),
     ('"float8_e4m3fn"]', '"bfloat16"]', "space.formats: ['float32', 'bfloat16', 'bfloat16']"),
     ('"float8_e4m3fn"]', '"e8m3fn"]', "format e8m3fn: largest number 5.95494e+38 exceeds float32"),
-    ('ops = ["tanh"]', 'ops = ["tahn"]', "softmax; did you mean 'tanh'?"),
+    ('ops = ["tanh"]', 'ops = ["sigmiod"]', "fold; did you mean 'sigmoid'?"),
     ('trials = 6', 'trails = 6', "did you mean 'trials'?"),
     ('"float8_e4m3fn"]', '"float8_e4m3"]', "for your own; did you mean 'float8_e4m3fn'?"),
     ('"torch.compile"', '"Torch.Compile"', "did you mean 'torch.compile'?"),

@@ -25,7 +25,7 @@ from policysearch.study.study import confirm_study, run_study
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 
-CHANGES = (("trials = 6", "trials = 24"), ("widths = [8]", "widths = [512]"))
+CHANGES = (("trials = 6", "trials = 48"), ("widths = [8]", "widths = [512]"))
 
 
 @pytest.fixture(scope="module")

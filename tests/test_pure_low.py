@@ -13,6 +13,7 @@ import pytest
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.nn.models import mlp
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
@@ -74,8 +75,8 @@ def started(
     executable = compile_graph(apply_policy(step, policy))
     for key, value in NET.init(np.random.default_rng(0)).items():
         executable.arrays[key][...] = quantise(value, format_named(name))
-    executable.arrays["loss_scale"][...] = executable.arrays["inverse_scale"][...] = 1.0
-    executable.arrays["learning_rate"][...] = RATE
+    executable.arrays[LOSS_SCALE][...] = executable.arrays[INVERSE_SCALE][...] = 1.0
+    executable.arrays[LEARNING_RATE][...] = RATE
     return executable
 
 
@@ -85,9 +86,9 @@ def both_updated(executable: Step, tensors: dict[str, Any], theirs: Any) -> Iter
 
     rng = np.random.default_rng(1)
     for step in range(STEPS):
-        executable.arrays["step"][...] = step + 1
+        executable.arrays[STEP_NUMBER][...] = step + 1
         executable.arrays["images"][...] = rng.standard_normal((BATCH, 64))
-        executable.arrays["targets"][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
+        executable.arrays[TARGETS][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
         executable.forward_backward()
         for key, tensor in tensors.items():
             grad = np.ascontiguousarray(executable.value(f"grad:{key}"))
@@ -184,13 +185,13 @@ def test_a_norm_beyond_float16_leaves_no_gradient() -> None:
     for order, moves in (("eager", False), ("fused", True)):
         executable = started(pure("float16", order, "float32"), Optimizer("sgd"), "float16", 1.0)  # type: ignore[arg-type]
         executable.arrays["images"][...] = np.random.default_rng(0).random((BATCH, 64))
-        executable.arrays["targets"][...] = np.eye(64)[:BATCH]
+        executable.arrays[TARGETS][...] = np.eye(64)[:BATCH]
         before = executable.arrays["fc1.weight"].copy()
         for scale in (1.0, 2.0**15):
-            executable.arrays["loss_scale"][...] *= scale
+            executable.arrays[LOSS_SCALE][...] *= scale
             executable.forward_backward()
             grads = [executable.value(f"grad:{spec.name}") for spec in NET.parameters()]
-            executable.arrays["loss_scale"][...] /= max(np.abs(grad).max() for grad in grads)
+            executable.arrays[LOSS_SCALE][...] /= max(np.abs(grad).max() for grad in grads)
         assert all(np.isfinite(grad).all() for grad in grads)
         assert sum(float(np.vdot(grad, grad)) for grad in grads) > 65504.0**2
         executable.apply_updates()
@@ -208,10 +209,10 @@ def test_gradients_are_unscaled_where_they_lie(name: str) -> None:
         executable = started(policy, Optimizer("sgd"), name)
         rng = np.random.default_rng(1)
         executable.arrays["images"][...] = rng.standard_normal((BATCH, 64))
-        executable.arrays["targets"][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
-        executable.arrays["loss_scale"][...] = scale
+        executable.arrays[TARGETS][...] = np.eye(64)[rng.integers(0, 64, BATCH)]
+        executable.arrays[LOSS_SCALE][...] = scale
         for inverse in (1.0, 1.0 / scale):
-            executable.arrays["inverse_scale"][...] = inverse
+            executable.arrays[INVERSE_SCALE][...] = inverse
             executable.forward_backward()
             found[order, inverse] = executable.value("grad:fc1.weight").copy()
     scaled = torch.from_numpy(found["eager", 1.0]).to(getattr(torch, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,9 @@ def lucky(policy: Policy, seed: int) -> Measurement:
     """Gaps of up to a hundredth by chance; what is stored low has luck with the first seed."""
     if all(layer.compute == "float32" for _, layer in policy.layers):
         return Measurement(0.5, 0.9, None, 0, (), (), first_loss=2.3)
-    gap = 0.001 + 0.009 * int(policy.digest[:6], 16) / 2**24 + 1e-5 * seed
+    # of the layers alone: what ops there are is no part of it
+    digest = hashlib.sha256(repr(policy.layers).encode()).hexdigest()
+    gap = 0.001 + 0.009 * int(digest[:6], 16) / 2**24 + 1e-5 * seed
     if not policy.master_weights:
         gap = 0.02 + gap if seed != SEEDS[0] else 0.1 * gap
     return Measurement(0.5 + gap, 0.9, None, 0, (), (), first_loss=2.3)
@@ -176,7 +179,7 @@ def meets(spec: StudySpec, trial: Trial) -> bool:
     return trial.loss_gap <= gap and trial.cost.speedup >= speedup
 
 
-@pytest.mark.parametrize(("gap", "reached"), [(2e-3, False), (5e-3, True)])
+@pytest.mark.parametrize(("gap", "reached"), [(2e-3, False), (8e-3, True)])
 def test_a_goal_is_met_by_all_seeds_and_not_by_the_luck_of_one(
     gap: float, reached: bool, spec: StudySpec, tmp_path: Path
 ) -> None:

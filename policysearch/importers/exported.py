@@ -384,6 +384,32 @@ def differs(value: Any, whole: Any) -> bool:
     return not bool(same.all())
 
 
+def growing_axes(two: Any, five: Any) -> list[int]:
+    """Return the axes along which arrays, at two batch sizes, differ in extent."""
+    pairs = enumerate(zip(two.shape, five.shape, strict=True))
+    return [axis for axis, (a, b) in pairs if a != b]
+
+
+def is_even(two: Any, five: Any) -> bool:
+    """Return whether arrays, at two batch sizes, are one repeated along at most one axis."""
+    if not isinstance(two, torch.Tensor):
+        return True
+    axes = growing_axes(two, five)
+    value = two.narrow(axes[0], 0, 1) if axes else two
+    steps = any((five.shape[axis] - two.shape[axis]) % (BATCHES[2] - BATCHES[0]) for axis in axes)
+    return len(axes) < 2 and not steps and not any(differs(value, x) for x in (two, five))
+
+
+def growth(two: Any, five: Any) -> dict[str, Any]:
+    """Return the axis along which an even array grows, and its extent there."""
+    if not (axes := growing_axes(two, five)):
+        return {}
+    (axis,) = axes
+    slope = (five.shape[axis] - two.shape[axis]) // (BATCHES[2] - BATCHES[0])
+    times = Extent(two.shape[axis] - BATCHES[0] * slope, slope)
+    return {"batch_axis": axis, "times": times}
+
+
 def array_names(module: Any, program: Any) -> tuple[tuple[str, str], ...]:
     """Return (placeholder, full name) pairs; what is tied has its first name."""
     arrays = [*module.named_parameters(), *module.named_buffers()]

@@ -14,16 +14,17 @@ from policysearch.graph import FloatArray
 from policysearch.importers.aliases import in_place, op_of
 from policysearch.importers.decomposition import piece_of
 from policysearch.importers.exported import (
-    BATCHES,
     FLOAT_TYPES,
     adds_apart,
     array_names,
     check_hooks,
-    differs,
     draws,
     exports,
     extent_of,
+    growing_axes,
+    growth,
     hides_rows,
+    is_even,
     is_random,
     kind_of,
     like_of_draw,
@@ -45,7 +46,6 @@ from policysearch.importers.program import (
     WHOLES,
     Call,
     Constant,
-    Extent,
     Program,
     Ref,
 )
@@ -227,7 +227,7 @@ class Reader:
             if two.name not in needed or (two.name in fixed and two.name not in growing):
                 continue
             read = (x for x in two.all_input_nodes if x.op == "call_function" and x.name in fixed)
-            growing |= {x.name for x in read if not _is_even(*fixed[x.name])}
+            growing |= {x.name for x in read if not is_even(*fixed[x.name])}
         return growing
 
     @cached_property
@@ -430,9 +430,9 @@ class Reader:
             return name
         if paired := two.is_complex():
             two, five = torch.view_as_real(two), torch.view_as_real(five)
-        axes = _growing_axes(two, five)
+        axes = growing_axes(two, five)
         value = two.narrow(axes[0], 0, 1) if axes else two
-        if not _is_even(two, five):
+        if not is_even(two, five):
             raise InputError(
                 f"constant {name.lstrip('.')}: differs from example to example, with their "
                 "number or from run to run; feed it instead"
@@ -440,7 +440,7 @@ class Reader:
         self.constants[name] = value.detach().to(torch.float32).numpy().copy()
         kind = TRUTHS if two.dtype == torch.bool else FLOATS if two.is_floating_point() else WHOLES
         kind = COMPLEX if paired else kind
-        self._rows.append(Constant(name, tuple(value.shape), kind=kind, **_growth(two, five)))
+        self._rows.append(Constant(name, tuple(value.shape), kind=kind, **growth(two, five)))
         return name
 
 
@@ -460,31 +460,6 @@ def _check_value(node: Any) -> None:
             "a size that depends on values; keep all rows and multiply by the mask, or choose by "
             "torch.where"
         )
-
-
-def _growing_axes(two: Any, five: Any) -> list[int]:
-    pairs = enumerate(zip(two.shape, five.shape, strict=True))
-    return [axis for axis, (a, b) in pairs if a != b]
-
-
-def _is_even(two: Any, five: Any) -> bool:
-    """Return whether arrays, at two batch sizes, are one repeated along at most one axis."""
-    if not isinstance(two, torch.Tensor):
-        return True
-    axes = _growing_axes(two, five)
-    value = two.narrow(axes[0], 0, 1) if axes else two
-    steps = any((five.shape[axis] - two.shape[axis]) % (BATCHES[2] - BATCHES[0]) for axis in axes)
-    return len(axes) < 2 and not steps and not any(differs(value, x) for x in (two, five))
-
-
-def _growth(two: Any, five: Any) -> dict[str, Any]:
-    """Return the axis along which an even array grows, and its extent there."""
-    if not (axes := _growing_axes(two, five)):
-        return {}
-    (axis,) = axes
-    slope = (five.shape[axis] - two.shape[axis]) // (BATCHES[2] - BATCHES[0])
-    times = Extent(two.shape[axis] - BATCHES[0] * slope, slope)
-    return {"batch_axis": axis, "times": times}
 
 
 def _bags(

@@ -21,6 +21,7 @@ from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
 from policysearch.ops.dense import bias
 from policysearch.ops.elementwise import add, relu_grad
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
@@ -138,13 +139,13 @@ def _trained(net: str, policy: str, batch: int) -> dict[str, FloatArray]:
     executable, rng = compile_graph(graph), np.random.default_rng(1)
     for name, value in model.init(np.random.default_rng(2)).items():
         executable.arrays[name][...] = value
-    for name, number in (("loss_scale", 1), ("inverse_scale", 1), ("learning_rate", 0.1)):
+    for name, number in ((LOSS_SCALE, 1), (INVERSE_SCALE, 1), (LEARNING_RATE, 0.1)):
         executable.arrays[name][...] = number
     targets = np.eye(model.classes, dtype=np.float32)
     for step in range(1, 4):
-        executable.arrays["step"][...] = step
+        executable.arrays[STEP_NUMBER][...] = step
         executable.arrays["images"][...] = rng.standard_normal((batch, *model.input_shape))
-        executable.arrays["targets"][...] = targets[rng.integers(0, model.classes, batch)]
+        executable.arrays[TARGETS][...] = targets[rng.integers(0, model.classes, batch)]
         executable.forward_backward()
         executable.apply_updates()
     return {

@@ -13,6 +13,7 @@ from policysearch.formats import Rounding
 from policysearch.graph import FloatArray, Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp, transformer
+from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, RoleRounding
@@ -47,9 +48,9 @@ def _step(
 def _fill(executable: Step, model: Chain, scale: float) -> None:
     for name, value in model.init(np.random.default_rng(2)).items():
         executable.arrays[name][...] = value
-    for name, number in (("learning_rate", 0.1), ("loss_scale", scale)):
+    for name, number in ((LEARNING_RATE, 0.1), (LOSS_SCALE, scale)):
         executable.arrays[name][...] = number
-    executable.arrays["inverse_scale"][...] = 1 / scale
+    executable.arrays[INVERSE_SCALE][...] = 1 / scale
 
 
 def _trained(graph: Graph, fast: Fast, scale: float = 1.0) -> dict[str, FloatArray]:
@@ -57,9 +58,9 @@ def _trained(graph: Graph, fast: Fast, scale: float = 1.0) -> dict[str, FloatArr
     executable, rng = compile_graph(graph, seed=3, fast=fast), np.random.default_rng(1)
     _fill(executable, NET, scale)
     for step in range(1, 4):
-        executable.arrays["step"][...] = step
+        executable.arrays[STEP_NUMBER][...] = step
         executable.arrays["images"][...] = rng.standard_normal((8, 300))
-        executable.arrays["targets"][...] = np.eye(10)[rng.integers(0, 10, 8)]
+        executable.arrays[TARGETS][...] = np.eye(10)[rng.integers(0, 10, 8)]
         executable.forward_backward()
         executable.apply_updates()
     names = [graph.nodes[old].name for old, _ in graph.updates]
