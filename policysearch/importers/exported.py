@@ -209,6 +209,9 @@ def with_batch(example: tuple[Any, ...], count: int) -> tuple[Any, ...]:
         if len(x) != len(example[0]):
             given = f"{len(x)} examples; expected {len(example[0])}, as in the first"
             raise InputError(f"example_inputs[{index}]: {given}")
+        if x.is_complex() or x.is_quantized:
+            valid = "expected float32 or int64; complex numbers as pairs, by torch.view_as_real"
+            raise InputError(f"example_inputs[{index}]: {x.dtype}; {valid}")
         if x.dtype == torch.bool:
             remedy = "expected int64 or float32, made truth values in forward: x.bool()"
             raise InputError(f"example_inputs[{index}]: torch.bool; {remedy}")
