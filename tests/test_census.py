@@ -34,5 +34,5 @@ def test_what_a_mixture_of_experts_lacks_is_said_at_once() -> None:
     make, inputs = CENSUS["mixture"]
     with pytest.raises(InputError) as caught:
         assert_as_torch(make(), inputs(np.random.default_rng(1), BATCH))
-    for op in ("topk", "sort", "index", "histc", "cumsum"):
-        assert f"aten.{op}: no rule" in str(caught.value)
+    for op in ("aten.histc", "transformers.grouped_mm_fallback"):
+        assert f"{op}: no rule" in str(caught.value)

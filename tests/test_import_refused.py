@@ -50,9 +50,6 @@ def _changed_diagonal(x: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Function, str]] = {
-    "trained targets": (lambda x: x * F.mse_loss(x, x * x), r"mse_loss: values .* on parameters"),
-    "shares": (lambda x: x * F.cross_entropy(x[0], x[1]), r"targets \[4, 6\]; give class numbers"),
-    "a sum": (lambda x: x * F.mse_loss(x, x, reduction="sum"), r"mse_loss: a sum; use the mean"),
     "a number of the batch": (lambda x: x * (1.0 / len(x)), r"mul: 0.5 with 2 examples, 0.2 with"),
     "a product of batches": (lambda x: x * (len(x) * len(x)), r"mul: 4 with 2 examples, 25 with 5"),
     "half a batch": (lambda x: x + x[len(x) // 2 :][:1], r"slice: 1 with 2 examples, 2 with 5"),
