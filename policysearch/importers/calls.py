@@ -85,9 +85,10 @@ def _emit(tracer: Tracer, call: Call) -> None:
     rule = rule_of(call.op)
     if call.fault or rule is None:
         raise InputError(call.fault or REMEDIES.get(name, NO_RULE))
-    arguments = tracer.settled([tracer.argument(value) for value in call.arguments])
-    if any(argument is MISSING for argument in arguments):
+    arguments = [tracer.argument(value) for value in call.arguments]
+    if _reads_missing(arguments):
         raise _Missing
+    arguments = tracer.settled(arguments)
     if any(isinstance(x, Complex) for x in arguments) and name.rstrip("_") not in COMPLEX_OPS:
         raise InputError("complex numbers; multiply them, or compute with view_as_real of them")
     options = {key: tracer.argument(value) for key, value in call.options}
@@ -112,6 +113,11 @@ def _emit(tracer: Tracer, call: Call) -> None:
     tracer.keep(call.name, result, call.kind)
     if call.changed:
         tracer.keep(call.changed, result, call.kind)
+
+
+def _reads_missing(arguments: Any) -> bool:
+    parts = arguments if isinstance(arguments, list | tuple) else ()
+    return arguments is MISSING or any(_reads_missing(part) for part in parts)
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
