@@ -69,6 +69,11 @@ def _moves(net: Any, x: Any) -> Any:
     return net.fc(x)
 
 
+def _counts(net: Any, x: Any) -> Any:
+    net.count = getattr(net, "count", 0) + 1
+    return net.fc(x) * net.count
+
+
 def _hooks(net: Any, x: Any) -> Any:
     y = net.fc(x)
     y.register_hook(lambda grad: -grad)
@@ -88,6 +93,7 @@ HOSTILE: dict[str, Forward] = {
     "unique values": lambda net, x: torch.unique(net.fc(x)),
     "a gradient of its own": lambda net, x: Reversed.apply(net.fc(x)),
     "a hook": _hooks,
+    "a counter": _counts,
     "an error of its own": _raises,
     "control characters": _prints,
     "a parameter made in forward": _makes,
@@ -141,3 +147,14 @@ def test_inputs_that_are_none_are_one_line(inputs: Any) -> None:
     with pytest.raises(InputError) as refusal:
         policysearch.from_torch(nn.Linear(WIDTH, 3), inputs)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_counter_that_nothing_reads_goes_in_and_is_put_back() -> None:
+    def counts(net: Any, x: Any) -> Any:
+        net.count += 1
+        return net.fc(x)
+
+    net = Hostile(counts)
+    net.count = 7  # type: ignore[assignment]
+    policysearch.from_torch(net, torch.randn(2, WIDTH))
+    assert net.count == 7

@@ -23,7 +23,7 @@ from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.feeding import feed_constants, feed_inputs
 from policysearch.train.step import trace_step
-from tests.imported_steps import LOSS, imported
+from tests.imported_steps import LOSS, assert_as_torch, imported
 
 pytestmark = pytest.mark.torch
 
@@ -95,3 +95,32 @@ def test_values_and_gradients_are_those_of_the_exported_module(policy_name: str,
         expected = parameter.grad.numpy()
         assert np.mean(step.value(f"grad:{key}") != expected) < 0.05, key
         assert (expected != 0).mean() > 0.9
+
+
+class Unread(nn.Module):
+    """Modules with parameters that its result does not read: unused, tied, or without any value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.tied = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, CLASSES, bias=False)
+        self.wide, self.none = nn.Linear(WIDTH, CLASSES, bias=False), nn.Linear(WIDTH, 0)
+        self.tied.weight = self.wide.weight
+
+    def forward(self, x: Any) -> Any:
+        return torch.cat((self.wide(x), self.none(x)), 1) / (len(x) - 1)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_parameters_that_nothing_reads_are_left_as_they_are_and_obey_no_policy() -> None:
+    torch.manual_seed(0)
+    module, rng = Unread(), np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, WIDTH)).astype(np.float32)
+    model = assert_as_torch(module, (x,))
+    assert "unused" not in model.layer_names and model.parameters_of("none")
+    space: dict[str, Any] = {}
+    exec(export(preset("bfloat16", model.layer_names), model), space)
+    before = module.unused.weight.dtype, module.wide(torch.from_numpy(x))
+    changed = space["apply_policy"](module, device_type="cpu")
+    after = changed.wide(torch.from_numpy(x))
+    assert changed.unused.weight.dtype == before[0] == torch.float32
+    assert after.dtype == torch.bfloat16 and bool((after.float() != before[1]).any())

@@ -45,7 +45,7 @@ def main() -> None:
             results[row[1].partition(":")[0]] += 1
             print(*row, sep=" | ", flush=True)
     print(machine())
-    show("Nets that no test has", COLUMNS, [(name, *row[1:]) for name, *row in rows])
+    show("Nets that no test has", COLUMNS, rows)
     write_csv(Path("benchmarks/results/census.csv"), COLUMNS, rows)
     print(f"{len(rows)} nets: " + ", ".join(f"{n} {what}" for what, n in results.most_common()))
     print("refused: " + ", ".join(f"{op} {count}" for op, count in refusals.most_common()))

@@ -192,7 +192,7 @@ def _single(net: Net, module: Any, model: Model, inputs: Inputs, labels: Any) ->
         of_torch(net, module, inputs, labels, partial(moved, seed=s)) for s in range(COPIES)
     ]
     try:
-        exact = of_torch(net, copy.deepcopy(module).double(), inputs, labels)
+        exact = of_torch(net, copy.deepcopy(module).to(torch.float64), inputs, labels)
     except (RuntimeError, NotImplementedError):
         return distance(ours, jittered, plain)
     # A ReLU at its edge falls on either side in float32: jitter shows how far that moves torch.
@@ -234,8 +234,9 @@ def distance(ours: Values, own: Sequence[Values], exact: Values) -> Distance:
     def of(values: Values) -> tuple[float, float]:
         if values.grads.keys() != exact.grads.keys():
             return np.inf, np.inf
-        largest = max(float(np.abs(g).max()) for g in exact.grads.values())
-        worst = max(float(np.abs(values.grads[n] - g).max()) for n, g in exact.grads.items())
+        largest = max(float(np.abs(g).max(initial=0.0)) for g in exact.grads.values())
+        off = (np.abs(values.grads[n] - g) for n, g in exact.grads.items())
+        worst = max(float(x.max(initial=0.0)) for x in off)
         return abs(values.loss - exact.loss) / max(abs(exact.loss), 1e-30), worst / largest
 
     losses, grads = zip(*(of(values) for values in own), strict=True)

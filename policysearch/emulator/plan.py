@@ -50,14 +50,14 @@ def runs_in_spans(graph: Graph, node: Node) -> bool:
     """
     if node.op.kind != "elementwise" or not node.op.pointwise:
         return False
-    if not node.shape or not is_rounded_in_spans(node):
+    if not size(node.shape) or not node.shape or not is_rounded_in_spans(node):
         return False
     return all(i.shape == node.shape or len(i.shape) < 2 for i in graph.inputs_of(node))
 
 
 def rows_per_span(shape: Shape) -> int:
     """Return how many rows along the leading stored axis make a span: at least one."""
-    return max(1, SPAN * shape[leading_axis(shape)] // size(shape))
+    return max(1, SPAN * shape[leading_axis(shape)] // max(1, size(shape)))
 
 
 def spans(shape: Shape) -> Iterator[slice]:

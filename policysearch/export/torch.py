@@ -30,13 +30,13 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.loss_scale import first_scale
-from policysearch.train.step import trace_forward
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return what the exported file does not do as the policy says, one line each."""
     policy.check_layers(model.layer_names)
-    running, traced = runs(policy, model), trace_forward(model, 1)
+    running, traced = runs(policy, model), trace_forward(model, SMALLEST_BATCH)
     lines: list[str] = []
     for layer in model.layer_names:
         nodes = [n for n in traced.nodes if n.layer == layer and n.role == "fprop"]
@@ -267,14 +267,21 @@ def _row(policy: Policy, layer: str) -> Row:
 
 
 def _holders(model: Model, rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Return the rows of modules that hold parameters of a layer, and compute nothing."""
-    held = {spec.name.rpartition(".")[0]: spec.layer for spec in model.parameters()}
-    return {name: rows[held[name]] for name in held if name not in rows and held[name] in rows}
+    """Return the rows of modules that hold parameters and compute nothing.
+
+    Parameters that no result reads belong to no layer of the policy and stay as they are.
+    """
+    layers = {spec.name: spec.layer for spec in model.parameters()}
+    specs = model.specs if isinstance(model, TorchModel) else ()
+    held = {module: layers[spec.name] for spec in specs for module in spec.owners}
+    held |= {name.rpartition(".")[0]: layer for name, layer in layers.items()}
+    unread: Row = ("float32", "float32", None)
+    return {name: rows.get(layer, unread) for name, layer in held.items() if name not in rows}
 
 
 def _biases(model: Model) -> Iterator[str]:
     """Yield the layers that add a bias and have no product."""
-    nodes = trace_forward(model, 1).nodes
+    nodes = trace_forward(model, SMALLEST_BATCH).nodes
     products = {node.layer for node in nodes if node.op.kind == "gemm"}
     for layer in model.layer_names:
         if layer not in products and any(n.op.name == "bias" and n.layer == layer for n in nodes):

@@ -16,6 +16,7 @@ from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import dense, elementwise, masks
 from policysearch.ops.softmax import log_softmax as log_softmax_op
 from policysearch.ops.softmax import softmax as softmax_op
+from policysearch.values import InputError
 
 
 def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
@@ -149,7 +150,12 @@ def _masked(t: Tracer, alike: Tensor, mask: Tensor, hides: bool) -> Tensor:
     return add(t, alike, mask)
 
 
-def where(t: Tracer, mask: Tensor, a: Any, b: Any) -> Tensor:
+def where(t: Tracer, mask: Tensor, a: Any = None, b: Any = None) -> Tensor:
+    if a is None or b is None:
+        raise InputError(
+            "where of a mask alone: as many places as are true; expected "
+            "torch.where(mask, a, b), which keeps all"
+        )
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return t.emit(masks.where, mask, a, b)
     if isinstance(a, Tensor):

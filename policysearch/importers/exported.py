@@ -159,7 +159,7 @@ def exports(module: Any, example: tuple[Any, ...], training: bool) -> Exports:
     """
     # In float32 `x.float()` is x, and torch.export leaves no trace of which was meant. A bfloat16
     # copy of the module tells them apart: there the cast changes the dtype.
-    first = exported(module, with_batch(example, BATCHES[0]), training)
+    first = _first_export(module, with_batch(example, BATCHES[0]), training)
     second, casts_known = _second_export(module, example, first, training)
     third = exported(module, with_batch(example, BATCHES[2]), training)
     programs = first, second, third
@@ -170,6 +170,51 @@ def exports(module: Any, example: tuple[Any, ...], training: bool) -> Exports:
             "expected the same for all"
         )
     return Exports(programs, casts_known, aliases[0])
+
+
+def _first_export(module: Any, inputs: tuple[Any, ...], training: bool) -> Any:
+    """Return the export; InputError where forward computes with a number it changes, as a counter.
+
+    torch.export takes such numbers as they are at the first call and puts them back afterwards.
+    """
+    before, changed = _numbers(module), dict[tuple[str, str], Any]()
+
+    def compare(part: Any, *_: Any) -> None:
+        changed.update({k: v for k, v in _numbers(part).items() if before.get(k, v) != v})
+
+    handle = module.register_forward_hook(compare)
+    try:
+        first = exported(module, inputs, training)
+    finally:
+        handle.remove()
+    if changed and _reading(exported(_with(changed, module), inputs, training)) != _reading(first):
+        names = ", ".join(".".join(filter(None, key)) for key in changed)
+        raise InputError(
+            f"module {type(module).__name__}: forward changes {names} and computes with it; "
+            "expected the same at every step, or a registered buffer of floats"
+        )
+    return first
+
+
+def _with(changed: Mapping[tuple[str, str], Any], module: Any) -> Any:
+    later = copy.deepcopy(module)
+    for (path, name), value in changed.items():
+        setattr(later.get_submodule(path), name, value)
+    return later
+
+
+def _numbers(module: Any) -> dict[tuple[str, str], Any]:
+    """Return the plain numbers and words that a module and its parts hold, by path and name."""
+    return {
+        (path, name): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, bool | int | float | str) and name != "training"
+    }
+
+
+def _reading(program: Any) -> list[str]:
+    return [f"{n.target} {n.args} {n.kwargs}" for n in program.graph.nodes]
 
 
 def _second_export(

@@ -22,7 +22,7 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import TF32, preset
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
-from policysearch.train.step import trace_forward
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.tasks import Task, Tracing
 from policysearch.values import number
 
@@ -128,7 +128,7 @@ def default_float32(objective: Pricing) -> Policy:
     The layers without such products, all of them where the device lacks tfloat32, compute in
     float32.
     """
-    gemms = [n for n in trace_forward(objective.model, 1).nodes if n.op.kind == "gemm"]
+    gemms = [n for n in trace_forward(objective.model, SMALLEST_BATCH).nodes if n.op.kind == "gemm"]
     narrow = {n.layer for n in gemms if objective.stack.float32_of(is_convolution(n)) == "tfloat32"}
     if "tfloat32" not in objective.device.formats:
         narrow = set()

@@ -15,11 +15,8 @@ from policysearch.space.rules import rules_for
 from policysearch.space.section import SpaceSection
 from policysearch.space.space import Space
 from policysearch.space.target import offered
-from policysearch.train.step import trace_forward
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, one_of
-
-SMALLEST_BATCH = 2
-"""Examples in the forward pass that layers are matched in; it changes no match."""
 
 
 def complete_groups(section: SpaceSection, model: Model) -> tuple[Group, ...]:

@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import LISTS, OFF, FormatRule, PlacedRule, placed_rules
-from policysearch.train.step import trace_forward
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.user_code import function_of, is_user_code
 from policysearch.values import InputError, from_plain, shown
-
-SMALLEST_BATCH = 2
-"""Examples in the forward pass that rules are matched in; it changes no match."""
 
 
 def rules_from_data(data: Mapping[str, object], where: str) -> tuple[FormatRule, ...]:

@@ -21,8 +21,8 @@ from policysearch.rewrite.format_rules import (
     placed_rules,
 )
 from policysearch.rewrite.rules_of import rules_of
-from policysearch.space.rules import SMALLEST_BATCH, rules_for, rules_from_data
-from policysearch.train.step import trace_forward
+from policysearch.space.rules import rules_for, rules_from_data
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, one_of, to_plain
 
 KEYS = ("base", "policy", "rules")

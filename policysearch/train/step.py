@@ -21,6 +21,9 @@ from policysearch.train.losses import emit_loss
 
 SCALARS = (LOSS_SCALE, INVERSE_SCALE, LEARNING_RATE, STEP_NUMBER)
 
+SMALLEST_BATCH = 2
+"""Examples in a forward pass that is traced to be looked at: of one there is no variance."""
+
 
 def trace_forward(model: Model, batch_size: int) -> Graph:
     """Return the forward pass of evaluation: sources as in `trace_step`, output "logits"."""

@@ -32,7 +32,7 @@ from policysearch.train.labels import (
     check_name,
     of_one_example,
 )
-from policysearch.train.step import trace_forward, trace_step
+from policysearch.train.step import SMALLEST_BATCH, trace_forward, trace_step
 from policysearch.train.user_code import is_user_code, result_of, value_of
 from policysearch.values import InputError, number, one_of, to_plain
 
@@ -229,7 +229,7 @@ class Task:
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
         model = self._ruled(self._model(dataset))
-        outputs = trace_forward(model, 2).output("logits").shape
+        outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
         check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
@@ -256,7 +256,7 @@ class Task:
         try:
             ruled = RuledModel(model, tuple(map(_rule, self.graph_rules)))
             trace_step(ruled, self.loss, self.build_optimizer(), 2)
-            trace_forward(ruled, 2)
+            trace_forward(ruled, SMALLEST_BATCH)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         return ruled

@@ -22,7 +22,7 @@ from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.feeding import batch_order
 from policysearch.train.run import Run
-from policysearch.train.step import trace_forward
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, one_of
 from policysearch.verify.jittered_runs import (
@@ -222,7 +222,7 @@ def _on_place(running: Policy, place: str) -> Policy:
 
 def _formats(policy: Policy, model: Model, names: set[str]) -> dict[str, str]:
     """Return the format of what each of these layers gives on."""
-    nodes = apply_policy(trace_forward(model, 1), policy).nodes
+    nodes = apply_policy(trace_forward(model, SMALLEST_BATCH), policy).nodes
     return {n.layer: n.format for n in nodes if n.role == "fprop" and n.layer in names}
 
 
