@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from policysearch.emulator.compile import compile_graph
 from policysearch.export.torch import export
+from policysearch.export.torch_runs import runs
 from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
@@ -41,6 +42,7 @@ BETWEEN: Mapping[str, Callable[[Any], Any]] = {
     "beside what is cast": lambda h: normal(h.float()).to(h.dtype) + h,
     "quotient": lambda h: 2.7 / (h * h + 1),
     "not back": lambda h: normal(h.float()) + h,
+    "F.normalize": lambda h: F.normalize(h, dim=-1),
 }
 
 
@@ -77,7 +79,7 @@ def test_values_and_gradients_are_those_of_the_exported_module(policy_name: str,
     x = rng.standard_normal((BATCH, WIDTH)).astype(np.float32)
     labels = rng.integers(0, CLASSES, BATCH)
     model = imported(module, (x,))
-    policy = preset(policy_name, model.layer_names)
+    policy = runs(preset(policy_name, model.layer_names), model)
     step = compile_graph(apply_policy(trace_step(model, LOSS, Optimizer("sgd"), BATCH), policy))
     scalars: dict[str, Any] = {LOSS_SCALE: 1, INVERSE_SCALE: 1, LEARNING_RATE: 0, STEP_NUMBER: 1}
     for key, value in {**model.init(rng), **scalars}.items():
@@ -124,3 +126,21 @@ def test_parameters_that_nothing_reads_are_left_as_they_are_and_obey_no_policy()
     after = changed.wide(torch.from_numpy(x))
     assert changed.unused.weight.dtype == before[0] == torch.float32
     assert after.dtype == torch.bfloat16 and bool((after.float() != before[1]).any())
+
+
+def test_functions_of_torch_in_python_obey_the_policy_inside() -> None:
+    """`F.normalize` is a norm, in float32 under autocast, and a quotient of its result."""
+    torch.manual_seed(0)
+    x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1))
+    module = Casting(lambda h: F.normalize(h, dim=-1))
+    model = imported(module, (x.numpy(),))
+    space: dict[str, Any] = {}
+    exec(export(preset("torch.autocast.bfloat16", model.layer_names), model), space)
+    changed = space["apply_policy"](copy.deepcopy(module), device_type="cpu")
+    seen: list[Any] = []
+    changed.between = lambda h: seen.append((h, F.normalize(h, dim=-1))) or seen[-1][1]
+    changed(x)
+    ((h, unit),) = seen
+    assert h.dtype == torch.bfloat16
+    length = torch.linalg.vector_norm(h.float(), dim=-1, keepdim=True)
+    assert unit.dtype == torch.float32 and bool((unit == h / length).all())

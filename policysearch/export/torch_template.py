@@ -96,7 +96,7 @@ NAMES = {
     "cosine_similarity triplet_margin_loss multi_margin_loss multilabel_margin_loss "
     "multilabel_soft_margin_loss",
 }
-PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special)
+PLACES = (torch, torch.Tensor, torch.nn.functional, torch._VF, torch.special, torch.linalg)
 
 
 def _functions(pattern):
@@ -111,15 +111,18 @@ OP = {**_functions("{}"), **_functions("__{}__"), **_functions("__r{}__"), **IN_
 
 def _written_out(function):
     """Return a function of torch written in Python that does not hand its call to a mode."""
-    seen = {**function.__globals__, "has_torch_function": lambda given: False}
-    made = types.FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
+    asked = (x for x in function.__code__.co_names if x.startswith("has_torch_function"))
+    seen = {**function.__globals__, **dict.fromkeys(asked, lambda *given: False)}
+    defaults, closure = function.__defaults__, function.__closure__
+    made = types.FunctionType(function.__code__, seen, None, defaults, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 
 
-# With the weights that it returns it is several ops, each in its own dtype.
-ATTENTION = torch.nn.functional.multi_head_attention_forward
-WRITTEN_OUT = _written_out(ATTENTION)
+# Functions written in Python and no op, and attention with its weights, are several ops.
+PYTHON = {x for x in vars(torch.nn.functional).values() if isinstance(x, types.FunctionType)}
+PYTHON -= {*OP} - {torch.nn.functional.multi_head_attention_forward}
+WRITTEN_OUT = {function: _written_out(function) for function in PYTHON}
 
 # A number divided by a tensor, which torch computes as a reciprocal and a product.
 QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)
@@ -289,9 +292,9 @@ class _Layer(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is ATTENTION and kwargs.get("need_weights", True):
+        if function in WRITTEN_OUT and kwargs.get("need_weights", True):
             with self:
-                return WRITTEN_OUT(*args, **kwargs)
+                return WRITTEN_OUT[function](*args, **kwargs)
         if function not in OP:
             return function(*args, **kwargs)
         # Not for the layers around this one, nor for an autocast around the module.
@@ -342,8 +345,7 @@ def _batch_norm(function, args, kwargs, wanted, result):
     given = {**dict(zip(names, args)), **kwargs}
     if wanted is not None:
         given["input"] = given["input"].to(wanted)
-    for name in ("weight", "bias"):
-        given[name] = _cast(given.get(name), torch.float32)
+    given |= {name: _cast(given.get(name), torch.float32) for name in ("weight", "bias")}
     moved = {}
     for name in ("running_mean", "running_var"):
         statistics = given.get(name)
@@ -372,7 +374,7 @@ def _cast(value, dtype):
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = (field.name for field in dataclasses.fields(value) if field.init)
         return dataclasses.replace(value, **{x: _cast(getattr(value, x), dtype) for x in fields})
-    if type(value) is dict:
+    if type(value) is dict:  # torch.compile copies no dict
         return {key: _cast(item, dtype) for key, item in value.items()}
     if isinstance(value, dict):
         made = copy.copy(value)
@@ -383,7 +385,6 @@ def _cast(value, dtype):
     if isinstance(value, (tuple, list)):
         return type(value)([_cast(item, dtype) for item in value])
     return value
-
 
 
 class PolicyScaler(torch.amp.GradScaler):
