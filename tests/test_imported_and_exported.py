@@ -24,6 +24,7 @@ from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.feeding import feed_constants, feed_inputs
 from policysearch.train.step import trace_step
+from policysearch.verify.gpu_rounding import AsAGpu
 from tests.imported_steps import LOSS, assert_as_torch, imported
 
 pytestmark = pytest.mark.torch
@@ -71,11 +72,37 @@ class Attending(nn.Module):
         return self.attention(x, x, x)[0].flatten(1)
 
 
-@pytest.mark.parametrize("name", [*BETWEEN, "attention"])
+class Recurring(nn.Module):
+    """A recurrent layer over the parts of what it gets; its input lies in memory as torch finds it.
+
+    Its biases are added to rounded products where the batch comes first, and the gradients of its
+    arrays are summed over the steps in the format they are cast to.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, h: Any) -> Any:
+        x = h.reshape(-1, WIDTH // 4, 4)
+        first = self.layer.batch_first
+        steps = self.layer(x if first else x.transpose(0, 1).contiguous())[0]
+        return (steps if first else steps.transpose(0, 1)).flatten(1)
+
+
+INSIDE: Mapping[str, Callable[[], Any]] = {
+    "attention": Attending,
+    "gru both ways": lambda: Recurring(nn.GRU(4, 2, 2, bidirectional=True, batch_first=True)),
+    "gru, steps first": lambda: Recurring(nn.GRU(4, 4)),
+    "rnn": lambda: Recurring(nn.RNN(4, 4, batch_first=True)),
+}
+
+
+@pytest.mark.parametrize("name", [*BETWEEN, *INSIDE])
 @pytest.mark.parametrize("policy_name", ["torch.autocast.bfloat16", "bfloat16"])
 def test_values_and_gradients_are_those_of_the_exported_module(policy_name: str, name: str) -> None:
     torch.manual_seed(0)
-    module, rng = Casting(BETWEEN.get(name) or Attending()), np.random.default_rng(0)
+    module, rng = Casting(BETWEEN.get(name) or INSIDE[name]()), np.random.default_rng(0)
     x = rng.standard_normal((BATCH, WIDTH)).astype(np.float32)
     labels = rng.integers(0, CLASSES, BATCH)
     model = imported(module, (x,))
@@ -90,8 +117,9 @@ def test_values_and_gradients_are_those_of_the_exported_module(policy_name: str,
     file: dict[str, Any] = {"__name__": "exported"}
     exec(export(policy, model), file)
     exported = file["apply_policy"](copy.deepcopy(module))
-    logits = exported(torch.from_numpy(x))
-    F.cross_entropy(logits, torch.from_numpy(labels)).backward()
+    with AsAGpu():
+        logits = exported(torch.from_numpy(x))
+        F.cross_entropy(logits, torch.from_numpy(labels)).backward()
     assert np.mean(step.value("logits") != logits.detach().numpy()) < 0.02
     for key, parameter in exported.named_parameters():
         expected = parameter.grad.numpy()

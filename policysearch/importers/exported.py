@@ -48,6 +48,12 @@ DRAWING = frozenset(
 """Ops whose results are drawn, in place or not."""
 
 
+ADDING = ("aten.linear", "aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
+"""Ops that add biases to products of what they read first."""
+
+RECURRENT_ARGUMENTS = 9
+"""So many has a recurrent layer, the last of which says whether the batch comes first."""
+
 FRAME = re.compile(r'File "(.+)", line (\d+)')
 TORCH = os.path.dirname(torch.__file__)
 
@@ -404,9 +410,14 @@ def adds_apart(node: Any) -> bool:
     """Return whether a linear adds its bias to the rounded product, in a rounding of its own.
 
     torch adds it before the one rounding to rows of two axes, or that lie side by side in memory
-    (`aten/src/ATen/native/Linear.cpp`).
+    (`aten/src/ATen/native/Linear.cpp`). So does a recurrent layer, whose steps of a batch that
+    comes first do not lie so.
     """
+    if op_of(node) not in ADDING:
+        return False
     rows = node.args[0].meta["val"]
+    if len(node.args) == RECURRENT_ARGUMENTS and node.args[-1]:
+        rows = rows.transpose(0, 1)
     return rows.dim() > 2 and not rows.is_contiguous()
 
 

@@ -18,6 +18,7 @@ from policysearch.importers.layers import linear
 from policysearch.importers.shapes import cat, exchanged, part, select, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import activations, elementwise
+from policysearch.ops.shape import reshape
 
 _sigmoid, _tanh = plain(activations.sigmoid), plain(activations.tanh)
 
@@ -37,8 +38,8 @@ class Weights:
     state_bias: Tensor | None = None
     projection: Tensor | None = None
 
-    def of_input(self, t: Tracer, x: Tensor) -> Tensor:
-        return linear(t, x, self.inner, self.inner_bias)
+    def of_input(self, t: Tracer, x: Tensor, *, apart: bool = False) -> Tensor:
+        return linear(t, x, self.inner, self.inner_bias, apart)
 
     def of_state(self, t: Tracer, h: Tensor) -> Tensor:
         return linear(t, h, self.state, self.state_bias)
@@ -77,10 +78,10 @@ def _simple_step(op: Op) -> Step:
 
 
 def _over_time(
-    t: Tracer, step: Step, x: Tensor, weights: Weights, states: States, *, backwards: bool
+    t: Tracer, step: Step, inner: Tensor, weights: Weights, states: States, *, backwards: bool
 ) -> tuple[Tensor, States]:
     """Return h of every step [time, batch, hidden], and the last states."""
-    inner, times = weights.of_input(t, x), range(x.shape[0])
+    times = range(inner.shape[0])
     outputs: dict[int, Tensor] = {}
     for time in reversed(times) if backwards else times:
         states = step(t, select(t, inner, 0, time), states, weights)
@@ -89,14 +90,25 @@ def _over_time(
 
 
 def _arrays(
-    weights: Sequence[Tensor], ways: int, layers: int, *, biases: bool, projected: bool
+    t: Tracer, weights: Any, ways: int, layers: int, *, biases: Any, projected: bool
 ) -> list[Weights]:
     """Return the arrays by layer and direction; torch has them one after the other."""
+    if isinstance(weights, Tensor) or isinstance(biases, tuple):
+        raise refuse("packed sequences", "give it padded ones, and a mask to what reads them")
     count = (4 if biases else 2) + projected
     if len(weights) != count * ways * layers:
         raise refuse(f"{len(weights)} arrays", f"expected {count * ways * layers}")
-    rows = [weights[start : start + count] for start in range(0, len(weights), count)]
+    read = [_read_once(t, array) for array in weights]
+    rows = [read[start : start + count] for start in range(0, len(read), count)]
     return [_weights(row, biases=biases, projected=projected) for row in rows]
+
+
+def _read_once(t: Tracer, array: Tensor) -> Tensor:
+    """Return an array as one call of torch reads it.
+
+    It is cast once for all steps, so that its gradients are summed in that format.
+    """
+    return Tensor(t.b.emit(reshape, array.id, attrs={"shape": array.shape}), array.shape)
 
 
 def _weights(row: Sequence[Tensor], *, biases: bool, projected: bool) -> Weights:
@@ -118,13 +130,12 @@ def _stacked(step: Step) -> Rule:
         train: bool,
         bidirectional: bool,
         batch_first: bool = False,
+        apart: bool = False,
     ) -> tuple[Tensor, ...]:
-        if isinstance(weights, Tensor) or isinstance(has_biases, tuple):
-            raise refuse("packed sequences", "give it padded ones, and a mask to what reads them")
         ways, first = 2 if bidirectional else 1, states if isinstance(states, tuple) else (states,)
         projected = len(first) == 2 and first[0].shape[-1] != first[1].shape[-1]
-        rows = _arrays(weights, ways, num_layers, biases=has_biases, projected=projected)
         start = len(t.b.nodes)
+        rows = _arrays(t, weights, ways, num_layers, biases=has_biases, projected=projected)
         x = exchanged(t, x, 0, 1) if batch_first else x
         ends: list[States] = []
         for layer in range(num_layers):
@@ -132,7 +143,8 @@ def _stacked(step: Step) -> Rule:
             for way in range(ways):
                 place = layer * ways + way
                 own = tuple(select(t, state, 0, place) for state in first)
-                steps, end = _over_time(t, step, x, rows[place], own, backwards=way == 1)
+                inner = rows[place].of_input(t, x, apart=apart and not layer)
+                steps, end = _over_time(t, step, inner, rows[place], own, backwards=way == 1)
                 outputs.append(steps)
                 ends.append(end)
             x = outputs[0] if ways == 1 else cat(t, outputs, 2)

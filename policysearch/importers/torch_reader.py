@@ -337,7 +337,7 @@ class Reader:
             arguments, options = self._draw(nodes, arguments, dict(options))
         if op == "aten.scaled_dot_product_attention":
             arguments, options = self._attention(two, arguments, dict(options), fixed)
-        if op == "aten.linear" and adds_apart(two):
+        if adds_apart(two):
             options = (*options, ("apart", True))
         if self._casts_known and narrows(nodes[1]):
             options = (*options, ("back", True))
