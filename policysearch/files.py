@@ -1,4 +1,4 @@
-"""Files written whole or not at all, under names that nobody can have prepared."""
+"""Files: written whole or not at all, read, and the studies that come with the package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
-from policysearch.values import InputError
+from policysearch.values import InputError, near_miss
 
 RESULTS_FOLDER = Path("results")
 """Where journals, plots and exported files go unless told otherwise."""
+
+SHIPPED = "studies:"
+"""Begins the name of a study that comes with the package."""
 
 
 def write_whole(files: Mapping[Path, bytes]) -> tuple[Path, ...]:
@@ -89,3 +93,32 @@ _LONGEST_TEXT_BYTES = 2**24
 def reason(error: Exception) -> str:
     """Return why a file operation failed, in the system's words."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def study_path(path: Path) -> Path:
+    """Return the file of a study: a shipped one where the name begins with "studies:"."""
+    name = str(path)
+    return shipped_study(name.removeprefix(SHIPPED)) if name.startswith(SHIPPED) else path
+
+
+def shipped_study(name: str) -> Path:
+    """Return the file of the shipped study called `name`; InputError where there is none."""
+    there = _shipped_studies()
+    if name not in there:
+        known = ", ".join(there) or "none: they are not installed"
+        raise InputError(
+            f"{SHIPPED}{name}: no such study; expected {known}{near_miss(name, there)}"
+        )
+    return there[name]
+
+
+def _shipped_studies() -> dict[str, Path]:
+    """Return the shipped study files by name: of the repository, or of the installed package."""
+    # A wheel puts them where pyproject.toml says, beside the package; a clone has them at its top.
+    clone = Path(__file__).parents[1] / "studies"
+    if clone.is_dir():
+        files = list(clone.rglob("*.toml"))
+    else:
+        recorded = metadata.files("policysearch") or ()
+        files = [Path(str(file.locate())) for file in recorded if file.suffix == ".toml"]
+    return {path.stem: path for path in sorted(files)}

@@ -132,7 +132,7 @@ def test_five_ops_without_a_rule_are_named_in_one_line(
         ("nothing.py:five", ["'nothing.py'", "no such file; expected a Python file"]),
         ("net.py:six", ["no function 'six'", "expected one of", "five"]),
         ("net.py:raises", ["net.py:raises", "KeyError", "no", "such thing", "expected it to run"]),
-        ("net.py:wrong", ["net.py:wrong returned int; expected a Model"]),
+        ("net.py:wrong", ["net.py:wrong returned int; expected a torch.nn.Module, or a Model"]),
         ("net.py:few", ["labels: 9; expected 0 to 6"]),
         ("net.py:larger", ["inputs[0]: [count, 1, 8, 8]; expected [count, 1, 9, 9]"]),
     ],

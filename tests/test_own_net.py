@@ -10,7 +10,6 @@ import pytest
 
 from policysearch.cli import main
 from policysearch.importers.rules import RULES, supported_ops_page
-from policysearch.nn.model import Model
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
 from policysearch.train import user_code
@@ -46,7 +45,7 @@ def test_the_page_of_supported_ops_is_made_from_the_rules() -> None:
 @pytest.mark.torch
 def test_from_torch_to_an_exported_policy_in_fifteen_lines(folder: Path) -> None:
     torch = pytest.importorskip("torch")
-    code = blocks("python")[0]
+    code = blocks("python")[1]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= LONGEST_LINES
     write_own_study(folder)
     space: dict[str, object] = {"__name__": "__main__"}
@@ -65,21 +64,21 @@ def test_from_torch_to_an_exported_policy_in_fifteen_lines(folder: Path) -> None
 
 
 @pytest.mark.torch
-def test_a_study_file_names_the_functions_of_the_page(
+def test_the_four_commands_of_the_page_end_in_an_exported_policy(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    (folder / "net.py").write_text(blocks("python")[1])
-    (toml,) = blocks("toml")
-    named = toml.partition("[task]\n")[2]
-    old = 'model = "mlp"\nactivation = "tanh"\nwidths = [8]\ndata = "digits"\n'
-    study = write_own_study(folder, (old, named))
-    assert main(["explain", "preset:bfloat16", "--study", str(study)]) == 0
+    (folder / "net.py").write_text(blocks("python")[0])
+    commands = re.findall(r"^\.venv/bin/policysearch (.*)$", blocks("sh")[1], re.M)
+    assert [line.split()[0] for line in commands] == ["init", "estimate", "run", "export"]
+    less = {"init": ["--steps", "12"], "run": ["--trials", "2", "--no-confirm"]}
+    for line in commands:
+        words = line.split()
+        assert main([*words, *less.get(words[0], [])]) == 0
+    assert main(["explain", "preset:bfloat16", "--study", "net.toml"]) == 0
     printed = capsys.readouterr().out
-    assert "0.weight" in printed and "step 7:" in printed
-    assert main(["run", str(study), "--storage", "own.journal", "--trials", "2"]) == 0
-    assert main(["show", str(study), "--storage", "own.journal"]) == 0
-    assert "loss gap" in capsys.readouterr().out
+    assert "0.weight" in printed and "step 7:" in printed and "loss gap" in printed
+    assert (folder / "results" / "net-torch.py").exists()
 
 
 @pytest.mark.torch
@@ -160,7 +159,7 @@ def test_a_net_that_a_file_makes_without_a_seed_is_the_same_in_every_process(fol
     for seed in (1, 2):
         user_code._module.cache_clear()
         torch.manual_seed(seed)
-        found.append(user_code.result_of("task.model", "net.py:net", Model))
+        found.append(user_code.result_of("task.model", "net.py:net"))
         left.append(torch.rand(1).item())
         torch.manual_seed(seed)
         assert left[-1] == torch.rand(1).item()

@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_study(tmp_path / "studies", name, name="mlp-digits.toml")
     own = ('model = "mlp"', 'model = "net.py:model"'), ('data = "digits"', 'data = "net.py:data"')
     write_study(tmp_path / "studies", *own, name="own-net.toml")
-    (tmp_path / "net.py").write_text(re.findall(r"```python\n(.*?)```", OWN_NET, re.S)[1])
+    (tmp_path / "net.py").write_text(re.findall(r"```python\n(.*?)```", OWN_NET, re.S)[0])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -107,7 +107,10 @@ def test_every_question_is_answered_by_its_commands(
 def test_the_commands_of_the_readme_run(folder: Path) -> None:
     commands = commands_of(README)
     assert len(commands) >= 8
+    no_torch = find_spec("torch") is None
     for command in commands:
+        if no_torch and any("net." in word for word in command):
+            continue
         assert main(command) == 0, command
 
 
@@ -120,6 +123,7 @@ def test_the_commands_in_the_sentences_of_the_readme_run(
     found = dict.fromkeys(re.findall(r"`policysearch ([^`]*)`", text))
     given = {"STUDY": "studies/mlp-digits.toml", "N": "1", "preset:NAME": "preset:apex.O2"}
     verbs = (
+        "init",
         "run",
         "try",
         "show",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
+LONG_SECONDS = 3600.0
+"""A study that takes as long is asked for on a terminal."""
+
 
 def _run_arguments(run: argparse.ArgumentParser) -> None:
     from policysearch.rounding.rounder import FASTS
@@ -50,6 +54,7 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--retry-failed", action="store_true", help="start runs again that were recorded as failed"
     )
+    run.add_argument("--yes", action="store_true", help="begin a long study without being asked")
     add_out(run)
 
 
@@ -62,6 +67,7 @@ def _run(options: argparse.Namespace) -> None:
     at_least_one(options, "trials", "processes")
     make_folder(options.out)
     _say_overruled(spec)
+    _say_estimate(options, spec)
     on = f" --cluster {options.cluster}" if options.cluster else ""
     try:
         with _cluster_of(options) as cluster:
@@ -75,6 +81,37 @@ def _run(options: argparse.Namespace) -> None:
     print("\n".join(["", *idle_lines(results, space_of(spec))]))
     write_plots(results, options.out)
     print(next_commands(results, options))
+
+
+def _say_estimate(options: argparse.Namespace, spec: StudySpec) -> None:
+    """Say how long a new study will take on this machine; on a terminal ask for a long one."""
+    from policysearch.api import default_storage
+    from policysearch.study.estimate import estimate, said
+
+    if options.cluster is not None or (options.storage or default_storage(spec)).exists():
+        return
+    spec = spec if options.trials is None else spec.with_trials(options.trials)
+    found = estimate(spec, options.processes)
+    found.check()
+    for line in found.lines() if found.seconds >= LONG_SECONDS else found.lines()[:1]:
+        say(f"policysearch: {line}")
+    asked = sys.stdin.isatty() and sys.stderr.isatty() and not options.yes
+    if asked and found.seconds >= LONG_SECONDS:
+        say(f"policysearch: begin these {said(found.seconds)}? [y/N] ")
+        if input().strip().lower() not in ("y", "yes"):
+            raise SystemExit(INTERRUPTED)
+
+
+def _estimate_arguments(command: argparse.ArgumentParser) -> None:
+    add_study(command)
+    add_processes(command, " (one per core)")
+
+
+def _estimate(options: argparse.Namespace) -> None:
+    from policysearch.study.estimate import estimate
+
+    at_least_one(options, "processes")
+    print("\n".join(estimate(policysearch.load_study(options.study), options.processes).lines()))
 
 
 def _say_overruled(spec: StudySpec) -> None:
@@ -195,5 +232,8 @@ COMMANDS = (
     Command(10, "run", "search; goes on with a study that was interrupted", _run, _run_arguments),
     Command(
         20, "confirm", "train the front longer, on seeds of its own", _confirm, _confirm_arguments
+    ),
+    Command(
+        7, "estimate", "how long a study will take on this machine", _estimate, _estimate_arguments
     ),
 )

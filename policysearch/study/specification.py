@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from policysearch.files import read_text
+from policysearch.files import read_text, study_path
 from policysearch.nn.model import Model
 from policysearch.objective.objective import Objective
 from policysearch.rewrite.format_rules import FormatRule
@@ -87,12 +87,13 @@ def objective_of(
 
 
 def load_spec(path: Path) -> StudySpec:
-    """Return the study of the TOML file at `path`.
+    """Return the study of the TOML file at `path`, or a shipped one ("studies:NAME").
 
     Raises InputError, one line `file: table.key: given; valid`, for anything not understood.
     """
-    text = read_text(path, "a study file in TOML")
-    return spec_from_text(text, str(path))
+    file = study_path(path)
+    spec = spec_from_text(read_text(file, "a study file in TOML"), str(path))
+    return replace(spec, task=spec.task.beside(file.parent))
 
 
 def spec_from_text(text: str, where: str) -> StudySpec:

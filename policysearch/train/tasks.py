@@ -33,7 +33,14 @@ from policysearch.train.labels import (
     of_one_example,
 )
 from policysearch.train.step import SMALLEST_BATCH, trace_forward, trace_step
-from policysearch.train.user_code import is_user_code, result_of, value_of
+from policysearch.train.user_code import (
+    found_from,
+    is_user_code,
+    own_dataset,
+    own_model,
+    said_without_folder,
+    value_of,
+)
 from policysearch.values import InputError, number, one_of, to_plain
 
 ScheduleKind = Literal["constant", "step", "cosine"]
@@ -162,12 +169,22 @@ class Task:
     @property
     def model_name(self) -> str:
         """What the model is called in a study file, or calls itself."""
-        return self.model if isinstance(self.model, str) else self.model.name
+        given = self.model
+        return said_without_folder(given) if isinstance(given, str) else given.name
 
     @property
     def data_name(self) -> str:
         """What the data set is called in a study file, or calls itself."""
-        return self.data if isinstance(self.data, str) else self.data.name
+        given = self.data
+        return said_without_folder(given) if isinstance(given, str) else given.name
+
+    def beside(self, folder: Path) -> Task:
+        """Return the same task, its files looked for in `folder` where they are not here."""
+        model, data = self.model, self.data
+        model = found_from(folder, model) if isinstance(model, str) else model
+        data = found_from(folder, data) if isinstance(data, str) else data
+        rules = tuple(found_from(folder, r) if isinstance(r, str) else r for r in self.graph_rules)
+        return replace(self, model=model, data=data, graph_rules=rules)
 
     def with_steps(self, steps: int) -> Task:
         """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
@@ -218,8 +235,7 @@ class Task:
         if isinstance(self.data, Dataset):
             return self.data
         if is_user_code(self.data):
-            own: Dataset = result_of("data", self.data, Dataset)
-            return own
+            return own_dataset(self.data)
         folder = None if self.data_folder is None else Path(self.data_folder).expanduser()
         return load_dataset(self.data, folder)
 
@@ -237,7 +253,7 @@ class Task:
     def _model(self, dataset: Dataset) -> Model:
         if isinstance(self.model, Model) or is_user_code(self.model):
             given = self.model
-            own: Model = given if isinstance(given, Model) else result_of("model", given, Model)
+            own = given if isinstance(given, Model) else own_model(given, dataset, self.loss)
             check_fits(own, dataset)
             return own
         shape = dataset.image_shape
@@ -281,7 +297,7 @@ class Task:
 
 
 def _said(rule: str | Rule) -> str:
-    return rule if isinstance(rule, str) else rule.name
+    return said_without_folder(rule) if isinstance(rule, str) else rule.name
 
 
 def _rule(given: str | Rule) -> Rule:

@@ -1,4 +1,4 @@
-"""Functions of the user's own files, named in a study as "file.py:function"."""
+"""Functions of the user's own files, named in a study as "file.py:function": nets and data."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from policysearch.data.datasets import Dataset
+from policysearch.nn.model import Model
+from policysearch.ops.loss import IGNORED
 from policysearch.values import InputError, shown
 
 T = TypeVar("T")
 ENDING = ".py:"
+
+VALIDATION_SHARE = 0.2
+"""The share of examples that validates where arrays are given alone."""
+
+MODEL = "a torch.nn.Module, or a Model as policysearch.from_torch gives it"
+DATA = "a policysearch.Dataset, or arrays or tensors (inputs..., labels)"
 
 
 def is_user_code(name: str) -> bool:
@@ -22,26 +34,43 @@ def is_user_code(name: str) -> bool:
     return ENDING in name
 
 
-def result_of(where: str, name: str, wanted: type) -> Any:
+def found_from(folder: Path, name: str) -> str:
+    """Return "file.py:function" with the file where it is: from here, or else from `folder`."""
+    if not is_user_code(name):
+        return name
+    path, _, function = name.rpartition(":")
+    beside = folder / path
+    return f"{beside}:{function}" if not Path(path).is_file() and beside.is_file() else name
+
+
+def said_without_folder(name: str) -> str:
+    """Return "file.py:function" without the folder, which changes nothing of what is trained."""
+    path, _, function = name.rpartition(":")
+    return f"{Path(path).name}:{function}" if is_user_code(name) else name
+
+
+def result_of(where: str, name: str) -> Any:
     """Call the function "file.py:function", which runs the file, and return what it gives.
 
-    The file is looked for from the folder that the program runs in. Raises InputError, in one line
-    that begins with `where`, for a file or function that is not there, one that fails, and for a
-    result that is no `wanted`.
+    Raises InputError, in one line
+    that begins with `where`, for a file or function that is not there, and one that fails.
     """
     path, _, function = name.rpartition(":")
     call = function_of(where, path, function)
-    result = _run(f"{where}: {name}", functools.partial(_seeded, call))
-    if not isinstance(result, wanted):
-        given = type(result).__name__
-        raise InputError(f"{where}: {name} returned {given}; expected a {wanted.__name__}")
-    return result
+    return _run(f"{where}: {name}", functools.partial(_seeded, call))
 
 
 def function_of(where: str, path: str, function: str) -> Callable[[], Any]:
     """Return the function of the file at `path`."""
     member: Callable[[], Any] = _member(where, path, function, "function", callable)
     return member
+
+
+def functions_of(where: str, path: str) -> list[str]:
+    """Return the names of the public functions and classes that the file at `path` makes itself."""
+    module = _loaded(where, path)
+    own = ((name, value) for name, value in vars(module).items() if name[0] != "_")
+    return [n for n, x in own if callable(x) and getattr(x, "__module__", "") == module.__name__]
 
 
 def value_of(where: str, name: str, wanted: type[T]) -> T:
@@ -53,14 +82,18 @@ def value_of(where: str, name: str, wanted: type[T]) -> T:
 
 
 def _member(where: str, path: str, name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    if not Path(path).is_file():
-        raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
-    module = _run(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
+    module = _loaded(where, path)
     member = getattr(module, name, None)
     if not fits(member):
         names = [n for n, value in vars(module).items() if fits(value) and n[0] != "_"]
         raise InputError(f"{where}: {path}: no {kind} {name!r}; expected one of {', '.join(names)}")
     return member
+
+
+def _loaded(where: str, path: str) -> ModuleType:
+    if not Path(path).is_file():
+        raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
+    return _run(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,7 +122,7 @@ def _seeded(call: Callable[[], T]) -> T:
         return call()
 
 
-def _run(where: str, call: Callable[[], Any]) -> Any:
+def _run(where: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except InputError as error:
@@ -99,3 +132,68 @@ def _run(where: str, call: Callable[[], Any]) -> Any:
         raise InputError(
             f"{where}: {type(error).__name__}: {reason}; expected it to run"
         ) from error
+
+
+def own_model(name: str, dataset: Dataset, loss: str) -> Model:
+    """Return the model of the function "file.py:function".
+
+    A torch module is imported with examples of `dataset` as inputs, and `loss`; without one it is
+    cross entropy where labels are classes, and the mean square error where they are values. The
+    function is called anew for every seed. InputError where it gives something else.
+    """
+    given = result_of("model", name)
+    if isinstance(given, Model):
+        return given
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(given, torch.nn.Module):
+        returned = type(given).__name__
+        raise InputError(f"model: {name} returned {returned}; expected {MODEL}")
+    path, _, function = name.rpartition(":")
+    importer = importlib.import_module("policysearch.importers.torch_export")
+    examples = tuple(torch.from_numpy(array[:2].copy()) for array in dataset.inputs)
+    usual = "mean_squared_error" if dataset.labels.dtype == np.float32 else "token_cross_entropy"
+    model: Model = importer.from_torch(
+        function_of("model", path, function), examples, loss=loss or usual
+    )
+    return model
+
+
+def own_dataset(name: str) -> Dataset:
+    """Return the data of the function "file.py:function".
+
+    Arrays are shuffled once, always alike, and the last fifth of them validates; classes are as
+    many as the largest label says. InputError where they are none, or the function gives
+    something else.
+    """
+    given = result_of("data", name)
+    if isinstance(given, Dataset):
+        return given
+    if isinstance(given, Mapping):
+        given = tuple(given.values())
+    if not isinstance(given, list | tuple) or len(given) < 2:
+        returned = type(given).__name__
+        raise InputError(f"data: {name} returned {returned}; expected {DATA}")
+    arrays = [_array(f"data: {name}, value {i}", value) for i, value in enumerate(given)]
+    counts = {len(array) for array in arrays}
+    if len(counts) > 1 or min(counts) < 2:
+        sizes = ", ".join(str(len(array)) for array in arrays)
+        raise InputError(f"data: {name}: {sizes} examples; expected as many of each, 2 or more")
+    order = np.random.default_rng(0).permutation(len(arrays[0]))
+    *inputs, labels = (np.ascontiguousarray(array[order]) for array in arrays)
+    validation = max(1, round(VALIDATION_SHARE * len(order)))
+    counted = labels[labels != IGNORED] if labels.dtype == np.int64 else labels[:0]
+    classes = int(counted.max()) + 1 if counted.size else 1
+    return Dataset(name, tuple(inputs), labels, len(order) - validation, validation, classes)
+
+
+def _array(where: str, value: Any) -> NDArray[Any]:
+    """Return an array or tensor as float32 or int64."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.ndim and array.dtype.kind == "f":
+        return array.astype(np.float32)
+    if array.ndim and array.dtype.kind in "iub":
+        return array.astype(np.int64)
+    given = f"{type(value).__name__} of {array.dtype}"
+    raise InputError(f"{where}: {given}; expected an array or tensor of numbers, examples first")

@@ -296,8 +296,14 @@ def make_executor(objective: Objective, processes: int | None, jobs: int) -> Exe
     number("processes", processes or 0, 0)
     if processes == 0:
         return SerialExecutor(objective)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ProcessExecutor(objective, min(processes or cores or 1, jobs))
+    return ProcessExecutor(objective, min(processes or cores(), jobs))
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 _worker: list[Objective] = []

@@ -1,0 +1,145 @@
+"""`init`: the first study of a user's own net, or an example of one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import DEVICE, STACK, source
+from policysearch.files import make_folder, shipped_study, write_files
+from policysearch.values import InputError, one_of
+
+if TYPE_CHECKING:
+    from policysearch.study.first_study import FirstStudy
+
+BATCH = 64
+MODELS = ("model", "net", "Net", "Model", "build_model", "make_model", "get_model")
+DATA = ("data", "dataset", "load_data", "build_data", "make_data", "get_data")
+"""What the functions of a file are called, where nobody says it."""
+
+EXAMPLE = ("own_net.py", "own-net.toml")
+"""The shipped study of an own net, and its file."""
+
+SAID: dict[str, str] = {
+    "device": "where it will run, see `policysearch hardware`",
+    "batch": "the batch as you train it",
+    "baseline": "the preset that you run today, see `policysearch presets`",
+}
+"""What is asked for on a terminal where no option says it."""
+
+
+def _arguments(init: argparse.ArgumentParser) -> None:
+    net = "a Python file with a function that returns the net, and one that returns data"
+    init.add_argument("net", type=source, nargs="?", metavar="NET.py[:model]", help=net)
+    init.add_argument("--example", action="store_true", help="write a net and its study instead")
+    init.add_argument("--data", metavar="NAME", help=f"the function of the data ({DATA[0]})")
+    init.add_argument("--device", metavar="NAME", help=f"{SAID['device']} ({DEVICE})")
+    init.add_argument("--stack", default=STACK, metavar="NAME", help="software, as `hardware` says")
+    init.add_argument("--batch", type=int, metavar="N", help=f"{SAID['batch']} ({BATCH})")
+    init.add_argument("--baseline", metavar="PRESET", help=f"{SAID['baseline']} (torch.autocast)")
+    init.add_argument("--steps", type=int, metavar="N", help="steps of a training")
+    init.add_argument("--out", type=Path, metavar="FILE", help="the study (beside the net)")
+
+
+def _init(options: argparse.Namespace) -> None:
+    if options.example:
+        _write_example(options)
+        return
+    if options.net is None:
+        raise InputError("init: no net; expected NET.py[:model], or --example")
+    path, _, function = str(options.net).rpartition(":")
+    if not path or not path.endswith(".py"):
+        path, function = str(options.net), ""
+    out = options.out or Path(path).with_suffix(".toml")
+    if out.exists():
+        raise InputError(f"{out}: exists; expected a new file, or another with --out")
+    study = _study_of(options, path, _named(path, function, MODELS, "model"))
+    text, lines = _text_and_lines(study)
+    write_files({out.name: text.encode()}, out.parent)
+    print("\n".join([f"wrote {out}: {lines[0]}", *lines[1:]]))
+    print(f"next: policysearch run {out}")
+
+
+def _study_of(options: argparse.Namespace, path: str, model: str) -> FirstStudy:
+    from policysearch.cost.device_file import device_at
+    from policysearch.policy.presets import PRESETS
+    from policysearch.study.first_study import STEPS, FirstStudy, usual_baseline
+    from policysearch.study.sections import CostSection
+
+    device_name = str(_asked(options, "device", DEVICE))
+    device = device_at(CostSection(device_name, options.stack).device)
+    batch = _asked(options, "batch", BATCH)
+    if not isinstance(batch, int) or not 1 <= batch <= 2**30:
+        raise InputError(f"--batch: {batch!r}; expected a number of examples, 1 or more")
+    baseline = str(_asked(options, "baseline", usual_baseline(device)))
+    one_of("--baseline", baseline, PRESETS)
+    return FirstStudy(
+        net=path,
+        name=Path(path).stem,
+        model=f"{path}:{model}",
+        data=f"{path}:{_named(path, options.data or '', DATA, 'data')}",
+        device_name=device_name,
+        device=device,
+        stack=options.stack,
+        baseline=baseline,
+        batch=batch,
+        steps=options.steps or STEPS,
+        assumed=tuple(name for name in SAID if getattr(options, name) is None),
+    )
+
+
+def _asked(options: argparse.Namespace, name: str, usual: object) -> object:
+    """Return what an option says, or an answer on a terminal, or what is usual."""
+    if getattr(options, name) is None and sys.stdin.isatty() and sys.stdout.isatty():
+        answer = input(f"{name}: {SAID[name]} [{usual}] ").strip()
+        digits = answer.isdecimal()
+        setattr(options, name, (int(answer) if digits else answer) if answer else None)
+    said = getattr(options, name)
+    return usual if said is None else said
+
+
+def _named(path: str, said: str, usual: Sequence[str], what: str) -> str:
+    """Return the function of a file that was said, or the first that has a usual name."""
+    from policysearch.train.user_code import functions_of
+
+    there = functions_of(what, path)
+    if said in there:
+        return said
+    known = [name for name in usual if name in there]
+    if said or not known:
+        given = f"no function {said!r}" if said else f"no function called {', '.join(usual)}"
+        option = f"{path}:NAME" if what == "model" else "--data NAME"
+        names = ", ".join(there) or "none"
+        raise InputError(f"{what}: {path}: {given}; expected {option}, one of {names}")
+    return known[0]
+
+
+def _text_and_lines(study: FirstStudy) -> tuple[str, list[str]]:
+    """Return the study in TOML, and what it says in words; it is read once, as `run` will."""
+    from policysearch.study.specification import spec_from_text
+    from policysearch.train.user_code import own_dataset, own_model
+
+    dataset = own_dataset(study.data)
+    model = own_model(study.model, dataset, "")
+    text = study.text(model, dataset)
+    spec_from_text(text, "init").task.build_model(dataset)
+    return text, study.words(model, dataset)
+
+
+def _write_example(options: argparse.Namespace) -> None:
+    folder = options.out or Path()
+    make_folder(folder)
+    taken = [folder / name for name in EXAMPLE if (folder / name).exists()]
+    if taken:
+        raise InputError(f"{taken[0]}: exists; expected a folder without it, by --out")
+    study = shipped_study(EXAMPLE[1].removesuffix(".toml"))
+    write_files({name: study.with_name(name).read_bytes() for name in EXAMPLE}, folder)
+    print(f"wrote {' and '.join(str(folder / name) for name in EXAMPLE)}")
+    print(f"next: {'' if folder == Path() else f'cd {folder} && '}policysearch run {EXAMPLE[1]}")
+
+
+COMMANDS = (Command(5, "init", "write the first study of a net of your own", _init, _arguments),)

@@ -1,0 +1,173 @@
+"""How long a study will take on this machine and how much memory, from a few of its own steps."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.space.space import Space
+from policysearch.study.specification import StudySpec, objective_of, space_of
+from policysearch.study.workers.executors import cores
+from policysearch.train.tasks import machine_bytes
+from policysearch.train.training import train
+from policysearch.values import InputError
+
+LONG_SECONDS, MANY_STEPS, FEW_STEPS = 1.0, 41, 5
+"""Of a training whose first step took less, many are timed, else a few."""
+
+TIMING_SECONDS = 10.0
+
+RELOADED_SECONDS = 1.0
+"""What it takes to start a training process and its libraries, about."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One policy: seconds of a step, and of what a training takes besides, as its validation."""
+
+    name: str
+    step_seconds: float
+    other_seconds: float
+
+    def seconds(self, steps: int) -> float:
+        """Return the seconds of a training over so many steps."""
+        return self.other_seconds + steps * self.step_seconds
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the whole budget of a study takes: every trial, every seed and the longer runs.
+
+    `timed` are the policies that were timed, the cheapest first; `process_bytes` is the memory of
+    one training process, `machine_bytes` that of the machine, None where it does not say.
+    """
+
+    spec: StudySpec
+    timed: tuple[Timed, ...]
+    processes: int
+    process_bytes: int
+    machine_bytes: int | None
+
+    @cached_property
+    def seconds(self) -> float:
+        """Wall seconds on so many processes; policies cost as those that were timed on average."""
+        study, steps = self.spec.study, self.spec.task.steps
+        each = sum(timed.seconds(steps) for timed in self.timed) / len(self.timed)
+        runs = study.trials * len(study.searched)
+        return RELOADED_SECONDS + runs * each * (1.0 + study.confirm_share) / self.processes
+
+    @property
+    def fitting(self) -> int:
+        """How many processes the memory of the machine holds."""
+        there = self.machine_bytes
+        if there is None or not self.process_bytes:
+            return self.processes
+        return there // self.process_bytes
+
+    def lines(self) -> list[str]:
+        """Return the estimate in words, and what would shorten it."""
+        spec, (cheap, *_, dear) = self.spec, (*self.timed, self.timed[-1])
+        runs = f"{spec.study.trials} policies x {len(spec.study.searched)} seeds"
+        return [
+            f"{runs} x {spec.task.steps} steps, and longer runs for "
+            f"{spec.study.confirm_share:g} of that: about {said(self.seconds)} in all on "
+            f"{self.processes} processes of {self.process_bytes / 2**30:.2g} GiB",
+            f"a step takes {cheap.step_seconds * 1e3:.3g} ms under {cheap.name}, "
+            f"{dear.step_seconds * 1e3:.3g} ms under {dear.name}",
+            *self._proposals(),
+        ]
+
+    def _proposals(self) -> Iterator[str]:
+        study, task = self.spec.study, self.spec.task
+        if len(study.searched) > 1:
+            less = 1.0 - 1.0 / len(study.searched)
+            saved = said(less * self.seconds)
+            yield f"search_seeds = 1 saves up to {saved}: the front alone gets all seeds"
+        if not study.short_runs and task.steps >= 40:
+            yield "short_runs = true trains a quarter of the steps first, where those rank policies"
+        if study.confirm_share:
+            share = study.confirm_share / (1.0 + study.confirm_share)
+            saved = said(share * self.seconds)
+            yield f"run --no-confirm saves up to {saved}: no longer runs of the front"
+        if task.batch_size > 16:
+            half = task.batch_size // 2
+            yield f"task.batch_size = {half} saves up to half; the gap is then that of this batch"
+
+    def check(self) -> None:
+        """Raise InputError where no process fits the memory of the machine."""
+        if self.fitting < 1:
+            given, there = (x / 2**30 for x in (self.process_bytes, self.machine_bytes or 0))
+            raise InputError(
+                f"task: a training takes {given:.3g} GiB; expected at most the {there:.3g} GiB "
+                "of this machine; try a smaller batch or net"
+            )
+
+
+def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
+    """Time a few steps of float32 and of the ladder, the dearest first; return what comes of it.
+
+    The dearest are those whose steps have most nodes; the others are left out once TIMING_SECONDS
+    are spent. InputError where the study cannot run.
+    """
+    objective = objective_of(spec)
+    space = space_of(spec, objective.model)
+    jobs = spec.study.workers * len(spec.study.searched)
+    begin, timed = time.perf_counter(), list[Timed]()
+    for policy in _dearest_first(objective, space, spec):
+        if len(timed) < 2 or time.perf_counter() - begin < TIMING_SECONDS:
+            timed.append(_timed(objective, policy))
+    return Estimate(
+        spec,
+        tuple(sorted(timed, key=lambda row: row.step_seconds)),
+        min(processes or cores(), jobs),
+        _peak_bytes(),
+        machine_bytes(),
+    )
+
+
+def _dearest_first(objective: Objective, space: Space, spec: StudySpec) -> list[Policy]:
+    """Return float32 and then the policies of the ladder, those of most nodes first."""
+    ladder = [policy for policy, _ in space.ladder(spec.study.baseline).values()]
+    others = [policy for policy in ladder if policy.digest != objective.float32.digest]
+    size_of = {p.digest: len(objective.step_graph(p).nodes) for p in others}
+    return [objective.float32, *sorted(others, key=lambda p: size_of[p.digest], reverse=True)]
+
+
+def _timed(objective: Objective, policy: Policy) -> Timed:
+    data, model, fast = objective.dataset, objective.model, objective.fast
+
+    def seconds(until: int) -> float:
+        start = time.perf_counter()
+        train(objective.task, policy, 0, dataset=data, model=model, fast=fast, until=until)
+        return time.perf_counter() - start
+
+    first = seconds(1)
+    until = min(MANY_STEPS if first < LONG_SECONDS else FEW_STEPS, objective.task.steps)
+    if until == 1:
+        return Timed(policy.name, first, 0.0)
+    first = min(first, seconds(1)) if first < LONG_SECONDS else first
+    step = max(0.0, seconds(until) - first) / (until - 1)
+    return Timed(policy.name, step, max(0.0, first - step))
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process has held, which has trained; 0 where none says."""
+    if sys.platform == "win32":
+        return 0
+    resource = importlib.import_module("resource")
+    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def said(seconds: float) -> str:
+    """Return a time in words, with the unit that fits."""
+    for unit, length in (("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds:.2g} seconds"

@@ -1,0 +1,174 @@
+"""The text of a first study of a net: every key that matters, and why it is as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from string import Template
+
+from policysearch.cost.devices import Device
+from policysearch.data.datasets import Dataset
+from policysearch.nn.model import Model
+from policysearch.rewrite.patterns import block_of
+
+FEW_GROUPS = 12
+"""Up to so many layers, then blocks, are decided one by one."""
+
+LARGEST_TRAINED_BATCH = 64
+STEPS = 300
+
+TEXT = Template("""\
+# A study of $net, written by `policysearch init`. What it assumed is marked "assumed".
+[study]
+name = "$name"
+target = "torch"                # only what an exported torch file can say is searched
+trials = 24                     # policies to train, each with every seed
+seeds = [0, 1, 2]               # how sure a gap is comes from the seeds
+baseline = "$baseline"  # what you run today$baseline_assumed
+
+[task]
+model = "$model"
+data = "$data"
+optimizer = "adamw"             # assumed: your own optimizer, rate and schedule decide what holds
+learning_rate = 0.001           # assumed
+weight_decay = 0.01             # assumed
+weight_decay_for = "matrices"
+batch_size = $batch_size$batch_comment
+steps = $steps                     # assumed: enough for float32 to learn; more finds late failures
+tail_steps = $tail_steps
+
+[task.schedule]
+kind = "cosine"                 # assumed
+warmup_steps = $warmup_steps
+
+# Where the policies will run: speed and memory are modeled for this device, not measured here.
+[cost]
+device = "$device"$device_assumed
+stack = "$stack"
+$priced
+[space]
+formats = [$formats]  # what the device multiplies
+granularity = "$granularity"$granularity_comment
+base = "$baseline"
+master_weights = [true, false]  # false: parameters stored low, without a float32 copy
+loss_scales = [$loss_scales]
+${scalings}ladder = [$ladder]
+""")
+
+
+@dataclass(frozen=True)
+class FirstStudy:
+    """What a user says of a net, or what is assumed of it.
+
+    `net` is the file as named, `model` and `data` are "file.py:function" in it, `device_name` is
+    the device as a study names it, `batch` is the batch as trained, `assumed` holds the names of
+    the fields that nobody said.
+    """
+
+    net: str
+    name: str
+    model: str
+    data: str
+    device_name: str
+    device: Device
+    stack: str
+    baseline: str
+    batch: int
+    steps: int = STEPS
+    assumed: tuple[str, ...] = ()
+
+    def text(self, model: Model, dataset: Dataset) -> str:
+        """Return the study in TOML, for this model and data."""
+        trained = min(self.batch, LARGEST_TRAINED_BATCH, dataset.train_count)
+        granularity, groups = grouping(model)
+        return TEXT.substitute(
+            net=self.net,
+            name=self.name,
+            baseline=self.baseline,
+            baseline_assumed=self._assumed("baseline", "; assumed"),
+            model=self.model,
+            data=self.data,
+            batch_size=trained,
+            batch_comment=f"  # smaller than yours, {self.batch}" if trained < self.batch else "",
+            steps=self.steps,
+            tail_steps=max(1, self.steps // 6),
+            warmup_steps=self.steps // 10,
+            device=self.device_name,
+            device_assumed=self._assumed("device", "  # assumed; see `policysearch hardware`"),
+            stack=self.stack,
+            priced=self._priced(trained),
+            formats=_listed(formats_on(self.device)),
+            granularity=granularity,
+            granularity_comment=f"  # {groups} that are decided one by one",
+            scalings=self._scalings(),
+            loss_scales=_listed(self._loss_scales()),
+            ladder=_listed(self._ladder()),
+        )
+
+    def words(self, model: Model, dataset: Dataset) -> list[str]:
+        """Return what was found, and what was assumed with the option that says otherwise."""
+        count = sum(math.prod(spec.shape) for spec in model.parameters())
+        split = f"{dataset.train_count} to train on and {dataset.validation_count} to validate"
+        found = f"{model.name}, {count:,} parameters, {grouping(model)[1]}; {split}"
+        lines = [f"assumed {name}: {value} (--{name})" for name, value in self._assumptions()]
+        return [found, *lines, "assumed optimizer, rate and schedule: edit [task] to your own"]
+
+    def _assumptions(self) -> Iterator[tuple[str, object]]:
+        said = {"device": self.device_name, "batch": self.batch, "baseline": self.baseline}
+        return ((name, value) for name, value in said.items() if name in self.assumed)
+
+    def _assumed(self, field: str, comment: str) -> str:
+        return comment if field in self.assumed else ""
+
+    def _priced(self, trained: int) -> str:
+        if trained == self.batch:
+            return ""
+        reason = "the batch as trained" + self._assumed("batch", ", assumed")
+        return f'batch_size = {self.batch}\nbatch_size_reason = "{reason}"\n'
+
+    def _scalings(self) -> str:
+        eight = any(name.startswith("float8") for name in formats_on(self.device))
+        return 'scalings = ["current"]          # of 8-bit operands, as torchao has them\n' * eight
+
+    def _loss_scales(self) -> Sequence[str]:
+        """Return the kinds: float16 has gradients that vanish without a scale."""
+        return ("none",) if "bfloat16" in self.device.formats else ("none", "dynamic")
+
+    def _ladder(self) -> Iterator[str]:
+        yield "uniform"
+        if "tfloat32" in self.device.formats:
+            yield "torch.tf32"
+        if "bfloat16" in self.device.formats and self.baseline != "torch.autocast.bfloat16":
+            yield "torch.autocast.bfloat16"
+        if "float8_e4m3fn" in self.device.formats:
+            yield "torchao.tensorwise"
+
+
+def formats_on(device: Device) -> tuple[str, ...]:
+    """Return the formats to search on a device: one of 16 bits, and one of 8 where it has it."""
+    low = "bfloat16" if "bfloat16" in device.formats else "float16"
+    eight = tuple(name for name in ("float8_e4m3fn",) if name in device.formats)
+    return ("float32", low, *eight)
+
+
+def usual_baseline(device: Device) -> str:
+    """Return what is run most on a device."""
+    low = "bfloat16" if "bfloat16" in device.formats else "float16"
+    return f"torch.autocast.{low}"
+
+
+def grouping(model: Model) -> tuple[str, str]:
+    """Return the granularity for a model, and what it makes in words."""
+    layers = [name for name in model.layer_names if model.parameters_of(name)]
+    if len(layers) <= FEW_GROUPS:
+        return "layer", f"{len(layers)} layers"
+    blocks = {block_of(name) or name for name in layers}
+    if len(blocks) <= 2 * FEW_GROUPS:
+        return "block", f"{len(blocks)} blocks of {len(layers)} layers"
+    types = {model.layer_types.get(name) or name for name in layers}
+    return "type", f"{len(types)} types of {len(layers)} layers"
+
+
+def _listed(names: Sequence[str] | Iterator[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

@@ -1,0 +1,173 @@
+"""`policysearch init`: from a file with a net and data to a study that runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import policysearch
+from policysearch.cli import main
+from policysearch.study.specification import load_spec
+from policysearch.train import user_code
+from policysearch.train.user_code import own_dataset
+from policysearch.values import InputError
+
+pytestmark = pytest.mark.torch
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+def data():
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x, x[:, :3].argmax(1)
+"""
+REGRESSION = NET.replace("x[:, :3].argmax(1)", "x[:, :3].numpy()")
+DEEP = NET.replace(
+    "super().__init__(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))",
+    "super().__init__(*(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)) for _ in range(9)), "
+    "nn.Linear(6, 3))",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    user_code._module.cache_clear()
+    yield tmp_path
+    user_code._module.cache_clear()
+
+
+def write(text: str, name: str = "net.py") -> None:
+    Path(name).write_text(text, encoding="utf-8")
+
+
+def test_a_file_with_a_module_and_arrays_is_two_commands_from_a_front(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(NET)
+    assert main(["init", "net.py", "--steps", "12", "--device", "V100-SXM2"]) == 0
+    said = capsys.readouterr().out
+    assert "3 layers" not in said and "2 layers; 40 to train on and 10 to validate" in said
+    assert "assumed batch: 64 (--batch)" in said and "assumed device" not in said
+    assert main(["run", "net.toml", "--trials", "2", "--processes", "1", "--no-confirm"]) == 0
+    trained = policysearch.load_results(load_spec(Path("net.toml")))
+    assert len(trained.trials) == 2
+    assert trained.spec.study.baseline == "torch.autocast.float16"  # a V100 has no bfloat16
+    assert [trial.policy.name for trial in trained.trials] == ["float32", "torch.autocast.float16"]
+
+
+def test_a_study_runs_from_any_folder_and_its_journal_is_the_same_study(folder: Path) -> None:
+    write(NET)
+    assert main(["init", "net.py", "--steps", "8"]) == 0
+    options = ["--trials", "1", "--processes", "1", "--no-confirm", "--storage"]
+    journal = str(folder / "own.journal")
+    assert main(["run", "net.toml", *options, journal]) == 0
+    (folder / "elsewhere").mkdir()
+    os.chdir(folder / "elsewhere")
+    user_code._module.cache_clear()
+    assert main(["show", "../net.toml", "--storage", journal]) == 0
+    assert main(["run", "../net.toml", "--trials", "2", *options[2:], journal]) == 0
+
+
+def test_values_to_be_met_are_learned_by_the_mean_square_error(folder: Path) -> None:
+    write(REGRESSION)
+    assert main(["init", "net.py", "--steps", "12"]) == 0
+    task = load_spec(Path("net.toml")).task
+    assert task.build_model(task.load_dataset()).loss == "mean_squared_error"
+
+
+def test_many_layers_are_decided_by_block(folder: Path) -> None:
+    write(DEEP)
+    assert main(["init", "net.py", "--batch", "512"]) == 0
+    spec = load_spec(Path("net.toml"))
+    assert spec.space.granularity == "block"
+    assert spec.cost.batch_size == 512 and spec.task.batch_size == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (NET, ["nothing.py"], "model: 'nothing.py': no such file; expected a Python file"),
+        (NET, ["net.py:other"], "model: net.py: no function 'other'; expected net.py:NAME, one"),
+        (NET, ["net.py", "--data", "no"], "data: net.py: no function 'no'; expected --data NAME"),
+        (NET, ["net.py", "--batch", "0"], "--batch: 0; expected a number of examples"),
+        (NET, ["net.py", "--device", "H1000"], "device: 'H1000'; expected one of"),
+        (NET, ["net.py", "--baseline", "fp16"], "--baseline: 'fp16'; expected one of"),
+        (NET, ["net.toml"], "expected a Python file"),
+        (NET, [], "init: no net; expected NET.py[:model], or --example"),
+        (NET.replace("data():", "numbers():"), ["net.py"], "data: net.py: no function called"),
+        (NET.replace("argmax(1)", "sum(1).tolist()"), ["net.py"], "labels: [] per example"),
+        (NET.replace("return x,", "return 3 #"), ["net.py"], "returned int; expected"),
+        (
+            NET.replace("return x,", "return x[1:],"),
+            ["net.py"],
+            "49, 50 examples; expected as many",
+        ),
+        (NET.replace("nn.Linear(6, 16)", "nn.Linear(7, 16)"), ["net.py"], "torch.export"),
+        (NET.replace("nn.Linear(16, 3)", "nn.Linear(16, 2)"), ["net.py"], "labels: 2"),
+        (NET + "raise OSError('full')", ["net.py"], "OSError: full; expected it to run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    folder: Path, text: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(text)
+    assert main(["init", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and "Traceback" not in error
+    assert not Path("net.toml").exists()
+
+
+def test_what_is_there_is_not_written_over(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(NET)
+    write("mine", "net.toml")
+    assert main(["init", "net.py"]) == 2
+    assert Path("net.toml").read_text(encoding="utf-8") == "mine"
+    assert "net.toml: exists; expected a new file" in capsys.readouterr().err
+    assert main(["init", "--example"]) == 0
+    assert main(["init", "--example"]) == 2
+
+
+def test_the_example_is_the_shipped_study_and_runs(folder: Path) -> None:
+    assert main(["init", "--example", "--out", "mine"]) == 0
+    shipped = load_spec(Path("studies:own-net"))
+    assert (
+        Path("mine/own-net.toml").read_bytes()
+        == (Path(__file__).parents[1] / "studies" / "own-net.toml").read_bytes()
+    )
+    os.chdir("mine")
+    assert load_spec(Path("own-net.toml")).task.fingerprint == shipped.task.fingerprint
+    command = [sys.executable, "-m", "policysearch", "estimate", "own-net.toml"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_arrays_are_split_alike_every_time_and_validate_other_rows(folder: Path) -> None:
+    write(NET)
+    first, second = (own_dataset("net.py:data") for _ in range(2))
+    assert first.fingerprint == second.fingerprint
+    assert (first.train_count, first.validation_count, first.classes) == (40, 10, 3)
+    rows = np.unique(first.inputs[0], axis=0)
+    assert len(rows) == 50 and first.inputs[0].dtype == np.float32
+
+
+def test_a_shipped_study_that_is_none_is_one_line() -> None:
+    with pytest.raises(
+        InputError, match=r"^studies:lenet: no such study; expected .*lenet5-digits"
+    ):
+        load_spec(Path("studies:lenet"))
