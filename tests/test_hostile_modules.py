@@ -155,6 +155,6 @@ def test_a_counter_that_nothing_reads_goes_in_and_is_put_back() -> None:
         return net.fc(x)
 
     net = Hostile(counts)
-    net.count = 7  # type: ignore[assignment]
+    net.count = 7
     policysearch.from_torch(net, torch.randn(2, WIDTH))
     assert net.count == 7

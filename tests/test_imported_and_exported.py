@@ -166,9 +166,14 @@ def test_functions_of_torch_in_python_obey_the_policy_inside() -> None:
     exec(export(preset("torch.autocast.bfloat16", model.layer_names), model), space)
     changed = space["apply_policy"](copy.deepcopy(module), device_type="cpu")
     seen: list[Any] = []
-    changed.between = lambda h: seen.append((h, F.normalize(h, dim=-1))) or seen[-1][1]
+
+    def normalized(h: Any) -> Any:
+        seen[:] = h, F.normalize(h, dim=-1)
+        return seen[1]
+
+    changed.between = normalized
     changed(x)
-    ((h, unit),) = seen
+    h, unit = seen
     assert h.dtype == torch.bfloat16
     length = torch.linalg.vector_norm(h.float(), dim=-1, keepdim=True)
     assert unit.dtype == torch.float32 and bool((unit == h / length).all())

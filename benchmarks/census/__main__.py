@@ -1,9 +1,9 @@
 """`python -m benchmarks.census`: which everyday nets go in, and how near they are to torch.
 
-None of the nets is in the tests; `pieces.py` has single ops, losses and layers instead of nets, asked for by
-`--only "op "`, "loss " and "layer ". For each: one line of why it does not go in, or how far the first
-loss and the gradients are from torch in float64 and how far torch's own float32 is, and the same
-under bfloat16 autocast beside the exported file. timm and transformers are in `.[zoo]`.
+None of the nets is in the tests; those called "op ...", "loss ..." and "layer ..." (`pieces.py`)
+hold a single one. For each: one line of why it does not go in, or how far the first loss and the
+gradients are from torch in float64 and how far torch's own float32 is, and the same under bfloat16
+autocast beside the exported file. timm and transformers are in `.[zoo]`.
 """
 
 from __future__ import annotations

@@ -246,16 +246,18 @@ class _Experts(nn.Module):
         return (made * shares[..., None]).sum(2)
 
 
+def _op(does: Does) -> Net:
+    return Net(lambda: Piece(does), normal((ROWS, WIDTH)))
+
+
+def _loss(does: Does) -> Net:
+    return Net(lambda: Loss(does), normal((ROWS, WIDTH)), loss="own")
+
+
 NETS: Mapping[str, Net] = MappingProxyType(
     {
-        **{
-            f"op {n}": Net(lambda d=d: Piece(d), normal((ROWS, WIDTH)))
-            for n, d in POINTWISE.items()
-        },
-        **{
-            f"loss {n}": Net(lambda d=d: Loss(d), normal((ROWS, WIDTH)), loss="own")
-            for n, d in LOSSES.items()
-        },
-        **{f"layer {n}": Net(make, normal((ROWS, WIDTH))) for n, make in LAYERS.items()},
+        **{f"op {name}": _op(does) for name, does in POINTWISE.items()},
+        **{f"loss {name}": _loss(does) for name, does in LOSSES.items()},
+        **{f"layer {name}": Net(make, normal((ROWS, WIDTH))) for name, make in LAYERS.items()},
     }
 )
