@@ -40,6 +40,12 @@ __all__ = (  # noqa: F405
 # The API is imported when one of its names is first asked for: a training process needs neither
 # Optuna nor plots, and the command line loads what each command needs.
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version(__name__)
     if name in __all__:
         return getattr(importlib.import_module("policysearch.api"), name)
     raise AttributeError(f"module 'policysearch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ def test_everything_the_api_names_is_there() -> None:
         assert getattr(policysearch, name) is getattr(api, name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = policysearch.nothing
+
+
+def test_completion_offers_the_api_and_nothing_else() -> None:
+    assert set(dir(policysearch)) == {*policysearch.__all__, "__version__"}
+    assert policysearch.__version__ == metadata.version("policysearch")
 
 
 @pytest.mark.parametrize(
