@@ -110,7 +110,7 @@ class Model(ABC):
 
     `loss` names the op its output goes through: "" takes the task's, OWN_LOSS none. `labels` is
     the input that takes the labels of the data set, if one does. `constants` are arrays by the
-    names of the data nodes they are fed to once.
+    names of the data nodes they are fed to once. `attention` is what calls of torch's are.
     """
 
     name: str
@@ -118,6 +118,7 @@ class Model(ABC):
     loss: str = ""
     labels: str = ""
     constants: Mapping[str, FloatArray] = NO_CONSTANTS
+    attention: Attention = WRITTEN
 
     @property
     @abstractmethod
