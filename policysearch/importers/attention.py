@@ -184,7 +184,21 @@ def _takes_flash(t: Tracer, qkv: Sequence[Tensor], shared: int, mask: Mask | Non
         return False
     if query[:2] != (key[0], key[1] * shared):
         return False
-    return mask is None or (len(mask.values.shape) in (2, 4) and not t.is_trained(mask.values))
+    return mask is None or (len(mask.values.shape) in (2, 4) and not _has_gradient(t, mask.values))
+
+
+def _has_gradient(t: Tracer, x: Tensor) -> bool:
+    """Return whether the gradient of x leads to a parameter."""
+    waiting, visited = [x.id], {x.id}
+    for i in waiting:
+        node = t.b.nodes[i]
+        if node.op.name == "parameter":
+            return True
+        rules = node.op.gradients or (None,) * len(node.inputs)
+        led = {j for j, rule in zip(node.inputs, rules, strict=False) if rule} - visited
+        visited |= led
+        waiting += led
+    return False
 
 
 def _flash(t: Tracer, qkv: Sequence[Tensor], mask: Mask | None, factor: float) -> Tensor:
