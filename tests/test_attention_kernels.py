@@ -108,9 +108,9 @@ def test_in_float32_all_attention_is_the_same(case: str, kind: Attention) -> Non
 
 
 class Attending(nn.Module):
-    """Attention of three linears of the rows [batch, count, CLASSES] of x, in the shape `made`."""
+    """What is `made` of the net and of three linears of x [batch, 1, count, CLASSES]."""
 
-    def __init__(self, made: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, made: Callable[..., Tensor]) -> None:
         super().__init__()
         torch.manual_seed(2)
         self.made = made
