@@ -145,6 +145,12 @@ CALLS: dict[str, tuple[bool, Callable[..., Tensor]]] = {
         False,
         lambda net, q, k, v: attention(q.mT.contiguous().mT, k, v),
     ),
+    "between float32 ops": (
+        True,
+        lambda net, q, k, v: (
+            attention(*(x * net.bias[:, :1] for x in (q, k, v))) * net.bias[:, 1:2]
+        ),
+    ),
     "a negative scale": (True, lambda net, q, k, v: attention(q, k, v, scale=-0.2)),
 }
 """Calls of attention, and whether torch's flash kernel takes them."""
