@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from policysearch.nn.model import Attention
 from tests.attention_nets import (
+    AVX512,
     CLASSES,
     Batch,
     Called,
@@ -27,7 +28,7 @@ from tests.attention_nets import (
 )
 from tests.imported_low_trainings import FLIPPED
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, AVX512]
 
 LOW = ("bfloat16", "float16")
 KERNELS: tuple[Attention, ...] = ("math", "flash")
@@ -131,6 +132,7 @@ CALLS: dict[str, tuple[bool, Callable[..., Tensor]]] = {
         lambda net, q, k, v: functional.pad(attention(q, k, v[..., :9]), (0, CLASSES - 9)),
     ),
     "one row": (True, lambda net, q, k, v: attention(q[..., :1, :], k, v) + v),
+    "dropout": (False, lambda net, q, k, v: attention(q, k, v, dropout_p=0.3)),
     "a trained mask": (False, lambda net, q, k, v: attention(q, k, v, attn_mask=net.bias)),
     "a mask made of x": (
         False,

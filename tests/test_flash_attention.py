@@ -126,6 +126,8 @@ def in_torch(case: str, mask: str, name: str) -> list[FloatArray]:
     torch = pytest.importorskip("torch")
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("torch's fast exponential takes other vectors on this CPU")
     arrays, masks = drawn(case, mask, name)
     dtype = getattr(torch, name)
     grad, q, k, v = (torch.from_numpy(x)[None].to(dtype) for x in arrays)

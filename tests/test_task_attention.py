@@ -29,7 +29,7 @@ from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from policysearch.verify.verdict import verify
-from tests.attention_nets import CLASSES, LOSS, Called, Gpt, imported, tokens
+from tests.attention_nets import AVX512, CLASSES, LOSS, Called, Gpt, imported, tokens
 
 pytestmark = pytest.mark.torch
 
@@ -59,6 +59,7 @@ def stepped(model: Model, tensor: int = 1) -> tuple[Graph, StepPrice]:
     return graph, step_price(graph, "H100-SXM5", "torch.eager", policy)
 
 
+@AVX512
 @pytest.mark.parametrize(("kind", "name"), [("flash", "bfloat16"), ("math", "float16")])
 def test_verify_trains_in_torch_with_the_kernel(kind: Attention, name: str) -> None:
     """Written out, the first losses are 7e-5 apart, and the call is named."""
