@@ -10,7 +10,7 @@ import numpy as np
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray
 from policysearch.ops.composite import INNER_FORMAT
-from policysearch.rounding.rounder import quantise
+from policysearch.rounding.rounder import Rounder, rounder
 
 KEY_BLOCK = 512
 """Keys that the kernel takes at a time."""
@@ -18,8 +18,8 @@ KEY_BLOCK = 512
 QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
 """Queries that its gradient takes at a time, from a number of queries on."""
 
-SPAN = 1 << 20
-"""Scores that are held at a time here; no result depends on it."""
+SPAN, ROWS = 1 << 15, 64
+"""Scores that are held at a time here, and queries; what is small stays in the cache."""
 
 VECTOR = 16
 """Values in a vector of AVX-512; what is left of a row has the usual exponential."""
@@ -42,26 +42,25 @@ def fast_exp(x: FloatArray) -> FloatArray:
 
     A float32 is read as an integer there: 2^23 times its logarithm, but for the fraction.
     """
-    result: FloatArray = np.exp(x)
     whole = x.shape[-1] // VECTOR * VECTOR
+    result = np.empty_like(x)
+    np.exp(x[..., whole:], out=result[..., whole:])
     x = x[..., :whole]
-    two = np.maximum(x, SMALLEST_LOGARITHM) * np.float32(1.0 / np.log(2.0))
+    two = np.maximum(x, SMALLEST_LOGARITHM)
+    two *= np.float32(1.0 / np.log(2.0))
     fraction = two - np.floor(two)
-    taken = np.full_like(two, POLYNOMIAL[0])
-    for coefficient in POLYNOMIAL[1:]:
-        taken = _multiply_add(taken, fraction, coefficient)
-    bits = _multiply_add(two - taken, np.float32(1 << 23), np.float32(127 << 23))
-    fast = bits.astype(np.int32).view(np.float32)
-    result[..., :whole] = np.where(x < SMALLEST_LOGARITHM, np.float32(0.0), fast)
+    taken = fraction * POLYNOMIAL[0]
+    for coefficient in POLYNOMIAL[1:-1]:
+        taken += coefficient
+        taken *= fraction
+    taken += POLYNOMIAL[-1]
+    two -= taken
+    two *= np.float32(1 << 23)
+    two += np.float32(127 << 23)
+    fast = two.astype(np.int32).view(np.float32)
+    fast[x < SMALLEST_LOGARITHM] = 0.0
+    result[..., :whole] = fast
     return result
-
-
-def _multiply_add(a: FloatArray, b: FloatArray | np.float32, c: np.float32) -> FloatArray:
-    """Return a b + c rounded once: the product of two float32 is exact in float64."""
-    product = a.astype(np.float64)
-    product *= b
-    product += np.float64(c)
-    return product.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -79,44 +78,59 @@ class Heads:
     heads: slice
     pair: slice
     attrs: Attrs
+    rounder: Rounder | None
 
     @property
     def factor(self) -> np.float32:
         return np.float32(self.attrs["scale"])
 
     def rounded(self, x: FloatArray) -> FloatArray:
-        inner = self.attrs.get(INNER_FORMAT)
-        return quantise(x, format_named(inner)) if inner else x
+        """Return x as products read it, rounded in place."""
+        if self.rounder is not None:
+            x = np.ascontiguousarray(x)
+            self.rounder(x.reshape(-1), x.reshape(-1), 0)
+        return x
 
     def exp(self, x: FloatArray) -> FloatArray:
         # below float32 torch has an approximation, of whole vectors
-        return fast_exp(x) if self.attrs.get(INNER_FORMAT) else np.exp(x)
+        return np.exp(x) if self.rounder is None else fast_exp(x)
 
     def scores(self, rows: slice, keys: slice) -> FloatArray:
         """Return q k^T scale + mask, [heads, rows, keys], -inf where a key is hidden."""
         s = np.matmul(self.q[:, rows], self.k[:, keys].swapaxes(1, 2)) * self.factor
-        if self.mask is None:
-            return s
-        mask = self.mask[:, rows, keys]
-        return np.where(mask, s, np.float32(-np.inf)) if self.attrs.get("hides") else s + mask
+        if self.mask is not None:
+            s += self.mask[:, rows, keys]
+        return s
 
-    def results(self) -> tuple[FloatArray, FloatArray]:
-        """Return softmax(scores) v, unrounded, and the logarithm of what it is divided by."""
-        shape = self.q.shape[:2]
-        most, total = np.full((*shape, 1), -np.inf, np.float32), np.zeros((*shape, 1), np.float32)
-        out = np.zeros((*shape, self.v.shape[2]), np.float32)
+    def logarithm(self, out: FloatArray | None = None) -> FloatArray:
+        """Return the logarithm of what shares are divided by, [heads, rows, 1].
+
+        To `out`, of zeros, the result is written: softmax(scores) v, unrounded.
+        """
+        logarithm = np.empty((*self.q.shape[:2], 1), np.float32)
+        for rows in _blocks(self.q.shape[1], ROWS):
+            result = None if out is None else out[:, rows]
+            logarithm[:, rows] = self._logarithm(rows, result)
+        return logarithm
+
+    def _logarithm(self, rows: slice, out: FloatArray | None) -> FloatArray:
+        shape = (*self.q[:, rows].shape[:2], 1)
+        most, total = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.float32)
         for keys in _blocks(self.k.shape[1], KEY_BLOCK):
-            s = self.scores(slice(None), keys)
+            s = self.scores(rows, keys)
             before, most = most, np.maximum(most, s.max(axis=2, keepdims=True))
             shift = np.where(np.isneginf(most), np.float32(0.0), most)
-            shares, left = self.exp(s - shift), np.exp(before - shift)
+            s -= shift
+            shares, left = self.exp(s), np.exp(before - shift)
             total[...] = shares.sum(axis=2, keepdims=True) + left * total
-            out[...] = out * left + np.matmul(self.rounded(shares), self.v[:, keys])
+            if out is not None:
+                out[...] = out * left + np.matmul(self.rounded(shares), self.v[:, keys])
         empty_row = total == 0.0
         total[empty_row], most[empty_row] = 1.0, 0.0
-        out *= np.reciprocal(total)
+        if out is not None:
+            out *= np.reciprocal(total)
         logarithm: FloatArray = most + np.log(total)
-        return out, logarithm
+        return logarithm
 
     def shares(self, rows: slice, keys: slice, logarithm: FloatArray) -> FloatArray:
         return np.exp(self.scores(rows, keys) - logarithm[:, rows])
@@ -151,19 +165,24 @@ def parts(
     wide = None
     if mask:
         given = mask[0] if mask[0].ndim == 3 else mask[0][None]
+        if attrs.get("hides"):
+            given = np.where(given, np.float32(0.0), np.float32(-np.inf))
         wide = np.broadcast_to(given, (len(given), rows, keys))
-    shared = count // pairs
-    for pair in _blocks(pairs, max(1, SPAN // (rows * keys))):
+    inner, shared = attrs.get(INNER_FORMAT), count // pairs
+    rounds = rounder(format_named(inner)) if inner else None
+    held = min(rows, ROWS) * min(keys, KEY_BLOCK)
+    for pair in _blocks(pairs, max(1, SPAN // held)):
         for member in range(shared):
             heads = slice(pair.start * shared + member, pair.stop * shared, shared)
             own = wide if wide is None or len(wide) == 1 else wide[heads]
             rest = tuple(x[heads] for x in others)
-            yield Heads(qkv[0][heads], qkv[1][pair], qkv[2][pair], own, rest, heads, pair, attrs)
+            qkv_here = qkv[0][heads], qkv[1][pair], qkv[2][pair]
+            yield Heads(*qkv_here, own, rest, heads, pair, attrs, rounds)
 
 
 def pairs(part: Heads) -> Iterator[tuple[slice, slice, FloatArray]]:
     """Yield blocks of queries and of keys in the kernel's order, each with all logarithms."""
-    queries, logarithm = part.q.shape[1], part.results()[1]
+    queries, logarithm = part.q.shape[1], part.logarithm()
     block = next(block for least, block in QUERY_BLOCKS if queries >= least)
     for rows in _blocks(queries, block):
         yield from ((rows, keys, logarithm) for keys in _blocks(part.k.shape[1], KEY_BLOCK))

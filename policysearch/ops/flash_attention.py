@@ -22,7 +22,7 @@ from policysearch.ops.gather import STEPS
 def _forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     out = empty(_shape([x.shape for x in inputs], attrs))
     for part in parts(inputs[:3], (), inputs[3:], attrs):
-        out[part.heads] = part.results()[0]
+        part.logarithm(out[part.heads])
     return out
 
 
