@@ -22,7 +22,7 @@ Observer = Callable[[Node, FloatArray, FloatArray], None]
 def attributes(graph: Graph, node: Node, fast: Fast) -> dict[str, object]:
     """Return the node's attributes and what its formats add to them.
 
-    "product" is its accumulator's where not BLAS, INNER_FORMAT that of sums that round in STEPS.
+    "product" is its accumulator's where not BLAS, INNER_FORMAT that of what rounds in STEPS.
     """
     attrs = node.attributes
     if attrs.get(STEPS) and node.format != "float32":

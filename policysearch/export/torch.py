@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
+from policysearch.export.torch_attention import attention_losses, kernels, text
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
@@ -23,7 +24,6 @@ from policysearch.export.torch_runs import (
 from policysearch.export.torch_template import TEMPLATE
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node
-from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
@@ -45,7 +45,7 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
             lines += _storage_losses(policy, layer, traced)
     if isinstance(model, Chain):  # those of an imported net are modules
         lines += _function_losses(apply_policy(traced, running), model)
-    lines += _attention_losses(policy, model)
+    lines += attention_losses(policy, model)
     lines += _move_losses(traced, policy)
     lines += _bias_losses(policy, list(traced.nodes))
     return (*lines, *_whole_losses(policy, running, model))
@@ -106,17 +106,6 @@ def _function_losses(graph: Graph, model: Model) -> Iterator[str]:
                 f"layer {layer}: runs in {wanted} only if the module has a submodule of this "
                 f"name; a function there runs in {operand.format}, the dtype of its input"
             )
-
-
-def _attention_losses(policy: Policy, model: Model) -> Iterator[str]:
-    """One call of torch is two products and a softmax here."""
-    if not isinstance(model, TorchModel) or "matmul" not in policy.low_precision_ops:
-        return
-    call = "scaled_dot_product_attention"
-    for layer in dict.fromkeys(c.path for c in model.program.calls if c.op == f"aten.{call}"):
-        if policy.layer(layer).output != "float32":
-            line = f"layer {layer}: {call} keeps its scores in float32 inside"
-            yield f"{line}; two products and a softmax, written out, do not"
 
 
 def _move_losses(traced: Graph, policy: Policy) -> Iterator[str]:
@@ -241,7 +230,9 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     owners = {name: row for name, row in rows.items() if model.parameters_of(name)}
     owners |= _holders(model, rows)
     narrow = any(row[0] == DTYPE for row in rows.values())
-    return Template(TEMPLATE + (FLOAT8 if narrow else "")).substitute(
+    whole = TEMPLATE + text(model.attention) + (FLOAT8 if narrow else "")
+    return Template(whole).substitute(
+        kernels=kernels(model.attention),
         power_of_two=running.scaling.power_of_two,
         name=_comment(policy.name),
         notes="".join(f"# {_comment(note)}\n" for note in notes),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,10 +14,27 @@ from policysearch.graph import Op, size
 from policysearch.importers.elementwise import add, multiply
 from policysearch.importers.shapes import cast, expand
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
+from policysearch.nn.model import WRITTEN
 from policysearch.ops import dense, elementwise, masks
+from policysearch.ops.composite import MATH_ATTENTION
+from policysearch.ops.flash_attention import attributes, flash_attention
+from policysearch.ops.shape import reshape
 from policysearch.ops.softmax import log_softmax as log_softmax_op
 from policysearch.ops.softmax import softmax as softmax_op
 from policysearch.values import InputError
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What is added to scores, or `hides` them where it is false; see `empty_rows` of softmax."""
+
+    values: Tensor
+    hides: bool
+    empty_rows: bool
+
+    def entered(self, t: Tracer) -> Mask:
+        """Return the mask in the format in which its layer has products; truth values have none."""
+        return self if self.hides else replace(self, values=_entered(t, self.values))
 
 
 def matmul(t: Tracer, a: Tensor, b: Tensor) -> Tensor:
@@ -94,28 +112,113 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     hides: bool = False,
     empty_rows: bool = False,
+    strided: bool = False,
 ) -> Tensor:
-    """softmax(q k^T * scale + mask) v, as torch documents the function.
+    """softmax(q k^T * scale + mask) v, as torch documents the function, or as a kernel of it.
 
     `hides`: the mask holds truth values, of what is left. `empty_rows`: it may leave nothing of
-    some rows, which are 0 then, as in torch.
+    some rows, which are 0 then, as in torch. `strided`: some rows of q, k or v are in no one piece.
     """
-    if enable_gqa:
-        key, value = (_repeated(t, x, query.shape[-3] // x.shape[-3]) for x in (key, value))
-    *lead, rows, columns = key.shape
-    swapped = Tensor(t.straight(key).id, (*lead, columns, rows), True)
-    # the formula of torch's documentation; the transposed key is a view, which costs nothing
-    factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
-    alike = multiply(t, matmul(t, query, swapped), factor)
     if is_causal:
         raise refuse("is_causal", "the importer gives the mask instead")
-    if attn_mask is not None:
-        alike = _masked(t, alike, attn_mask, hides)
-    weights = softmax(t, alike, -1, empty_rows=empty_rows)
-    return matmul(t, dropout(t, weights, dropout_p), value)
+    factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
+    mask = None if attn_mask is None else Mask(attn_mask, hides, empty_rows)
+    shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+    qkv = (query, key, value)
+    if t.attention == WRITTEN:
+        scores = _scores(t, query, _repeated(t, key, shared))
+        weights = _weights(t, multiply(t, scores, factor), mask)
+        return matmul(t, dropout(t, weights, dropout_p), _repeated(t, value, shared))
+    dropped = dropout_p and t.training
+    if t.attention == "flash" and not (dropped or strided) and _takes_flash(t, qkv, shared, mask):
+        return _flash(t, qkv, mask, factor)
+    return _math(t, qkv, shared, mask, factor, dropout_p)
+
+
+def _scores(t: Tracer, query: Tensor, key: Tensor) -> Tensor:
+    """Emit q k^T; the transposed key is a view, which costs nothing."""
+    *lead, rows, columns = key.shape
+    return matmul(t, query, Tensor(t.straight(key).id, (*lead, columns, rows), True))
+
+
+def _weights(t: Tracer, scores: Tensor, mask: Mask | None) -> Tensor:
+    if mask is None:
+        return softmax(t, scores, -1)
+    masked = _masked(t, scores, mask.values, mask.hides)
+    return softmax(t, masked, -1, empty_rows=mask.empty_rows)
+
+
+def _math(
+    t: Tracer,
+    qkv: Sequence[Tensor],
+    shared: int,
+    mask: Mask | None,
+    factor: float,
+    dropout_p: float,
+) -> Tensor:
+    """Emit what torch composes where no kernel runs: float32 between two roundings.
+
+    It is `_scaled_dot_product_attention_math` of torch 2.13, which scales q and k apart.
+    """
+    query, key, value = (_entered(t, x) for x in qkv)
+    mask = None if mask is None else mask.entered(t)
+    start, root = len(t.b.nodes), math.sqrt(abs(factor))
+    query = multiply(t, query, math.copysign(root, factor))
+    scores = _scores(t, query, multiply(t, _repeated(t, key, shared), root))
+    weights = dropout(t, _weights(t, scores, mask), dropout_p)
+    result = matmul(t, weights, _repeated(t, value, shared))
+    t.list_under(MATH_ATTENTION, start)
+    return _entered(t, result)
+
+
+def _entered(t: Tracer, x: Tensor) -> Tensor:
+    """Emit x in the format in which its layer has products: a view, which costs nothing."""
+    node = t.matrices(t.straight(x)) if len(x.shape) > 1 else t.full(x)
+    view = t.emit_nodes(reshape, node, source=dense.matmul.name, shape=t.b.shape(node))
+    return Tensor(view.id, x.shape)
+
+
+def _takes_flash(t: Tracer, qkv: Sequence[Tensor], shared: int, mask: Mask | None) -> bool:
+    """Return whether torch's kernel for CPUs takes these (`sdp_utils_cpp.cpp` of torch 2.13)."""
+    query, key, value = (x.shape for x in qkv)
+    if len(query) != 4 or key != value or query[-1] != key[-1] or not size(query[2:] + key[2:]):
+        return False
+    if query[:2] != (key[0], key[1] * shared):
+        return False
+    return mask is None or (len(mask.values.shape) in (2, 4) and not _has_gradient(t, mask.values))
+
+
+def _has_gradient(t: Tracer, x: Tensor) -> bool:
+    """Return whether the gradient of x leads to a parameter."""
+    waiting, visited = [x.id], {x.id}
+    for i in waiting:
+        node = t.b.nodes[i]
+        if node.op.name == "parameter":
+            return True
+        rules = node.op.gradients or (None,) * len(node.inputs)
+        led = {j for j, rule in zip(node.inputs, rules, strict=False) if rule} - visited
+        visited |= led
+        waiting += led
+    return False
+
+
+def _flash(t: Tracer, qkv: Sequence[Tensor], mask: Mask | None, factor: float) -> Tensor:
+    attrs = attributes(factor, hides=mask is not None and mask.hides)
+    nodes = [t.matrices(t.straight(x)) for x in qkv]
+    if mask is not None:
+        values = mask.entered(t).values
+        if size(values.shape[:-2]) == 1:
+            nodes.append(t.shaped(values, values.shape[-2:]))
+        else:
+            wide = expand(t, values, (*qkv[0].shape[:2], *values.shape[-2:]))
+            nodes.append(t.matrices(wide))
+    result = t.emit_nodes(flash_attention, *nodes, source=dense.matmul.name, **attrs)
+    return Tensor(result.id, qkv[0].shape)
 
 
 def _repeated(t: Tracer, x: Tensor, count: int) -> Tensor:
+    if count == 1:
+        return x
     *lead, heads, rows, columns = x.shape
     apart = t.view(x, (*lead, heads, 1, rows, columns))
     wide = expand(t, apart, (*lead, heads, count, rows, columns))

@@ -17,6 +17,8 @@ from policysearch.importers.program import Program
 from policysearch.importers.tracer import FILLED, Tracer
 from policysearch.nn.model import (
     OWN_LOSS,
+    WRITTEN,
+    Attention,
     Input,
     Model,
     ParameterSpec,
@@ -25,6 +27,9 @@ from policysearch.nn.model import (
 )
 from policysearch.ops.builder import Builder
 from policysearch.values import InputError
+
+ATTENTION = "aten.scaled_dot_product_attention"
+"""What torch has several kernels for."""
 
 Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
@@ -38,7 +43,7 @@ class TorchModel(Model):
     `draw` gives other values for another seed; without it every seed starts from `initial`.
     `types` are the classes of its modules, by name. `source` is the module or its maker; it stays
     behind where the model is sent. `evaluation` is the program of evaluation where that draws or
-    moves buffers otherwise than training.
+    moves buffers otherwise than training. `attention` is how `scaled_dot_product_attention` runs.
     """
 
     name: str
@@ -54,6 +59,7 @@ class TorchModel(Model):
     types: Mapping[str, str] = field(default_factory=dict)
     source: Any = field(default=None, repr=False)
     evaluation: Program | None = None
+    attention: Attention = WRITTEN
 
     def __getstate__(self) -> dict[str, Any]:
         own = {row.name: getattr(self, row.name) for row in fields(self)}
@@ -70,6 +76,7 @@ class TorchModel(Model):
         description = (self.inputs, self.program, self.specs, self.kept, self.loss, self.labels)
         digest = hashlib.sha256(repr(description).encode())
         digest.update(repr(self.evaluation).encode() if self.evaluation else b"")
+        digest.update(self.attention.encode() if self.attention != WRITTEN else b"")
         for values in (self.initial, self.fixed):
             for name, array in sorted(values.items()):
                 digest.update(name.encode() + array.tobytes())
@@ -86,6 +93,11 @@ class TorchModel(Model):
     def layer_types(self) -> Mapping[str, str]:
         """The class of each layer's module, by its name: "Conv2d", "LayerNorm"."""
         return MappingProxyType({n: self.types[n] for n in self.layer_names if n in self.types})
+
+    def with_attention(self, kind: Attention) -> Model:
+        if not any(call.op == ATTENTION for call in self.program.calls):
+            return super().with_attention(kind)
+        return replace(self, attention=kind)
 
     def _sources(self, b: Builder, batch_size: int) -> dict[str, int]:
         fed = self.emit_inputs(b, batch_size) | emit_arrays(b, self.specs)
@@ -124,7 +136,7 @@ class TorchModel(Model):
         """Emit the forward pass. InputError names every call that cannot be imported."""
         batch = b.shape(fed[self.inputs[0].name])[0]
         program = self.program if training else (self.evaluation or self.program)
-        tracer = Tracer(b, program, fed, batch, training)
+        tracer = Tracer(b, program, fed, batch, training, self.attention)
         read = {*program.results, *(name for _, name in program.updated)}
         if faults := emit_calls(tracer, program.calls, read):
             raise InputError(f"model {self.name}: cannot be imported: {faults}")

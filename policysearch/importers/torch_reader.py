@@ -402,7 +402,10 @@ class Reader:
         options: dict[str, Any],
         fixed: Mapping[str, Any],
     ) -> Any:
-        """Give the causal mask as a constant; say whether a mask may leave nothing of a row."""
+        """Give the causal mask as a constant; say whether a mask may leave nothing of a row.
+
+        And whether some values of a row do not lie side by side, which no kernel but one takes.
+        """
         named = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         by_name = {**dict(zip(named, arguments, strict=False)), **options}
         if causal := by_name.pop("is_causal", False):
@@ -415,6 +418,8 @@ class Reader:
         by_name["hides"] = causal or (mask is not None and mask.meta["val"].dtype == torch.bool)
         if mask is not None:
             by_name["empty_rows"] = mask.name not in fixed or hides_rows(fixed[mask.name][0])
+        if any(x.meta["val"].stride(-1) != 1 for x in node.args[:3]):
+            by_name["strided"] = True
         return (), tuple(by_name.items())
 
     def _constant(self, name: str, fixed: Mapping[str, Any]) -> str:

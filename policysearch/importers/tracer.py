@@ -18,7 +18,7 @@ from policysearch.importers.program import (
     Ref,
     resolved,
 )
-from policysearch.nn.model import DRAWN, DROPPED, emit_data
+from policysearch.nn.model import DRAWN, DROPPED, WRITTEN, Attention, emit_data
 from policysearch.ops.builder import Builder, changed_node
 from policysearch.ops.draws import like
 from policysearch.ops.elementwise import scale
@@ -60,9 +60,16 @@ class Tracer:
     """Emits the nodes of a program for one batch size."""
 
     def __init__(
-        self, b: Builder, program: Program, fed: Mapping[str, int], batch: int, training: bool
+        self,
+        b: Builder,
+        program: Program,
+        fed: Mapping[str, int],
+        batch: int,
+        training: bool,
+        attention: Attention = WRITTEN,
     ) -> None:
         self.b, self.training, self.batch = b, training, batch
+        self.attention = attention
         self.statistics: dict[str, int] = {}
         self.path, self.kind = "", FLOATS
         self._fed, self._names = fed, dict(program.arrays)

@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from policysearch.graph import FloatArray, Op, Shape
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import WHOLE, buffer, data, parameter
+from policysearch.values import InputError
 
 DROPPED = "dropped"
 """The attribute of a data node that is the mask of a dropout: the share that is dropped."""
@@ -29,6 +31,11 @@ OWN_LOSS = "own"
 
 USUAL_LOSS = "softmax_cross_entropy"
 """The loss where neither a task nor its model names one."""
+
+Attention = Literal["written", "math", "flash"]
+"""What a call of attention is: products and a softmax, or one of torch's kernels."""
+
+WRITTEN: Attention = "written"
 
 NO_CONSTANTS: Mapping[str, FloatArray] = MappingProxyType({})
 
@@ -103,7 +110,7 @@ class Model(ABC):
 
     `loss` names the op its output goes through: "" takes the task's, OWN_LOSS none. `labels` is
     the input that takes the labels of the data set, if one does. `constants` are arrays by the
-    names of the data nodes they are fed to once.
+    names of the data nodes they are fed to once. `attention` is what calls of torch's are.
     """
 
     name: str
@@ -111,6 +118,7 @@ class Model(ABC):
     loss: str = ""
     labels: str = ""
     constants: Mapping[str, FloatArray] = NO_CONSTANTS
+    attention: Attention = WRITTEN
 
     @property
     @abstractmethod
@@ -128,6 +136,11 @@ class Model(ABC):
     @abstractmethod
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
         """Emit the forward pass; `fed` maps inputs, parameters and statistics to their nodes."""
+
+    def with_attention(self, kind: Attention) -> Model:
+        """Return the model whose calls of attention run so; InputError where it has none."""
+        given = f"attention: {kind!r} with model {self.name}, which calls none of torch's"
+        raise InputError(f"{given}; expected {WRITTEN!r}")
 
     @property
     def fingerprint(self) -> str:

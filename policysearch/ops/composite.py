@@ -23,6 +23,9 @@ depend on a policy."""
 INNER_FORMAT = "inner"
 """The attribute that names a format onto which all that is inside is rounded, too."""
 
+MATH_ATTENTION = "math_attention"
+"""What nodes are listed as that are the inside of attention: float32 in any policy."""
+
 RESULT = "result"
 
 

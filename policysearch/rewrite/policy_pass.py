@@ -28,6 +28,8 @@ BACKWARD = ("dgrad", "wgrad")
 Product = Callable[[Casting, Node, str, bool], int | None]
 """Of the step, a product, the format of its result, and whether its bias is added inside."""
 
+FLASH_GRADIENTS = tuple(f"flash_attention_grad_{name}" for name in "qkv")
+
 COMPOSITE_NORMS = ("group_norm", "rms_norm")
 """Norms that an imported net has as one op each, and their gradients."""
 
@@ -60,6 +62,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
     """
     unscaling = (_rule("unscaling", _unscaled, op="unscale", role="update"),)
     low, wide, promoted = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
+    wide = ("scale_loss", composite.MATH_ATTENTION, *wide)
     return (
         _rule("source", _source, kind="source"),
         _rule("whole numbers", _as_fed, role="input"),
@@ -67,9 +70,11 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         *(_mixed_rules(low) if policy.casts == "layer" else ()),
         *_both("pinned cast", _pinned, _pinned_gradient, ("pinned_cast",)),
         *((_rule("bias", _bias, op="bias", role="fprop", source=low),) if low else ()),
+        *(_attention_rules(low) if low else ()),
         *(product_rules(policy) if low else ()),
         *_both("low-precision op", _low, _low_gradient, low),
-        *_both("float32 op", _float32, _float32_gradient, ("scale_loss", *wide)),
+        _rule("product in float32", _wide_product, kind="gemm", source=composite.MATH_ATTENTION),
+        *_both("float32 op", _float32, _float32_gradient, wide),
         *_both("promoted op", _promoted, _promoted_gradient, promoted),
         *(unscaling if policy.loss_scale.kind == "none" else ()),
         _rule("update", _update, role="update"),
@@ -92,6 +97,12 @@ def _both(
 
 def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
     return _both("mixed op", _mixed, _mixed_gradient, low)
+
+
+def _attention_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
+    """Attention in one kernel reads and gives what its layer gives; its sums are float32."""
+    yield _rule("attention", _low, op="flash_attention", role="fprop", source=low)
+    yield _rule("gradient of attention", _low_gradient, op=FLASH_GRADIENTS, source=low)
 
 
 def _source(at: Casting, source: Node) -> int:
@@ -129,6 +140,14 @@ def _bias(at: Casting, bias: Node) -> int:
 
 def _float32(at: Casting, op: Node) -> int:
     return at.forward(op, at.emit(op, at.operands(op, "float32"), "float32"), "float32")
+
+
+def _wide_product(at: Casting, gemm: Node) -> int | None:
+    """Where products of float32 are tfloat32, those that no list places are, too."""
+    if at.layer(gemm).compute != "tfloat32":
+        return None
+    new = at.emit(gemm, at.operands(gemm, "tfloat32"))
+    return at.forward(gemm, new, "float32") if gemm.role == "fprop" else new
 
 
 def _pinned(at: Casting, op: Node) -> int:

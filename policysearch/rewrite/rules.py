@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from policysearch.graph import FloatArray, Graph, Node
-from policysearch.nn.model import NEXT, Input, Model, ParameterSpec, Traced
+from policysearch.nn.model import NEXT, Attention, Input, Model, ParameterSpec, Traced
 from policysearch.ops.builder import Builder
 from policysearch.rewrite.editor import Editor
 from policysearch.rewrite.matching import NO_TYPES, Match, Search, Surroundings, disjoint, matches
@@ -277,6 +277,10 @@ class RuledModel(Model):
     @property
     def constants(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
         return self.model.constants
+
+    @property
+    def attention(self) -> Attention:  # type: ignore[override]
+        return self.model.attention
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
 from policysearch.graph import Graph
-from policysearch.nn.model import USUAL_LOSS, Input, Model
+from policysearch.nn.model import USUAL_LOSS, WRITTEN, Attention, Input, Model
 from policysearch.nn.models import MODELS, narrower
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
 from policysearch.policy.policy import Policy
@@ -114,7 +114,9 @@ class Task:
     `policysearch.rewrite.rules.rule` made, or such rules in Python: **that runs the file**. They
     are applied in order, in float32 too. `learning_rate` is the rate of the `optimizer`, over the
     steps what `schedule` makes of it; the optimizer's own fields are those of `Optimizer`.
-    `weight_decay_for` "matrices" leaves out biases and the weights of norms.
+    `weight_decay_for` "matrices" leaves out biases and the weights of norms. `attention` is what
+    runs a net's calls of torch's `scaled_dot_product_attention`: "written" out as products and a
+    softmax, what torch composes ("math", in float32) or its "flash" kernel for CPUs.
     """
 
     model: str | Model = "lenet5"
@@ -138,6 +140,7 @@ class Task:
     steps: int = 200
     tail_steps: int = 50
     graph_rules: tuple[str | Rule, ...] = ()
+    attention: Attention = WRITTEN
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str) and not is_user_code(self.model):
@@ -145,6 +148,7 @@ class Task:
         if isinstance(self.data, str) and not is_user_code(self.data):
             one_of("data", self.data, LOADERS)
         check_name(self.loss)
+        one_of("attention", self.attention, get_args(Attention))
         self._check_values()
         one_of("optimizer", self.optimizer, trained())
         number("learning_rate", self.learning_rate, 0.0, 1e6)
@@ -255,14 +259,18 @@ class Task:
             given = self.model
             own = given if isinstance(given, Model) else own_model(given, dataset, self.loss)
             check_fits(own, dataset)
-            return own
+            return self._attending(own)
         shape = dataset.image_shape
         model = MODELS[self.model](shape, dataset.classes, self.activation, self.widths)
         whole = dataset.images.dtype == np.int64
         if model.whole != whole:
             given, valid = ("tokens", "images") if whole else ("images", "tokens")
             raise InputError(f"model {self.model}: data set of {given}; expected {valid}")
-        return replace(model, named=True)
+        return self._attending(replace(model, named=True))
+
+    def _attending(self, model: Model) -> Model:
+        """Return the model with the task's attention; InputError where it has none."""
+        return model if self.attention == WRITTEN else model.with_attention(self.attention)
 
     def _ruled(self, model: Model) -> Model:
         """Return the model under the graph rules, which fit it."""
@@ -288,6 +296,8 @@ class Task:
         fields["loss"] = self.loss or USUAL_LOSS
         if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's
             fields["graph_rules"] = [_said(rule) for rule in self.graph_rules]
+        if self.attention == WRITTEN:  # so, too, what older runs had no word for
+            del fields["attention"]
         return {**fields, "model": self.model_name, "data": self.data_name}
 
     @property
