@@ -12,6 +12,7 @@ from policysearch.export.torch_runs import (
     DTYPES,
     FLOAT8,
     MOVES,
+    holders,
     is_stored_wide,
     low_losses,
     offers,
@@ -228,7 +229,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     running, lines = runs(policy, model), losses(policy, model)
     rows = {name: _row(running, name) for name in model.layer_names}
     owners = {name: row for name, row in rows.items() if model.parameters_of(name)}
-    owners |= _holders(model, rows)
+    owners |= {name: rows.get(held, UNREAD) for name, held in holders(model) if name not in rows}
     narrow = any(row[0] == DTYPE for row in rows.values())
     whole = TEMPLATE + text(model.attention) + (FLOAT8 if narrow else "")
     return Template(whole).substitute(
@@ -249,25 +250,15 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
 
 Row = tuple[str, str, str | None]
 
+UNREAD: Row = ("float32", "float32", None)
+"""Of parameters that no result reads, which stay as they are: no layer of the policy has them."""
+
 
 def _row(policy: Policy, layer: str) -> Row:
     """Return the formats of operands, results and stored parameters; None for float32 ones."""
     formats = policy.layer(layer)
     stored = None if policy.master_weights or formats.param == "float32" else formats.param
     return formats.compute, formats.output, stored
-
-
-def _holders(model: Model, rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Return the rows of modules that hold parameters and compute nothing.
-
-    Parameters that no result reads belong to no layer of the policy and stay as they are.
-    """
-    layers = {spec.name: spec.layer for spec in model.parameters()}
-    specs = model.specs if isinstance(model, TorchModel) else ()
-    held = {module: layers[spec.name] for spec in specs for module in spec.owners}
-    held |= {name.rpartition(".")[0]: layer for name, layer in layers.items()}
-    unread: Row = ("float32", "float32", None)
-    return {name: rows.get(layer, unread) for name, layer in held.items() if name not in rows}
 
 
 def _biases(model: Model) -> Iterator[str]:

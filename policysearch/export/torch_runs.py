@@ -5,9 +5,10 @@ Linear layers in float8 are those that torchao computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
@@ -236,3 +237,11 @@ def _loss_scale(scale: LossScale) -> LossScale:
         max_scale=highest(scale),
         rule="torch.GradScaler",
     )
+
+
+def holders(model: Model) -> Iterator[tuple[str, str]]:
+    """Yield the modules that hold parameters, each with the layer that these belong to."""
+    layers = {spec.name: spec.layer for spec in model.parameters()}
+    for spec in model.specs if isinstance(model, TorchModel) else ():
+        yield from ((module, layers[spec.name]) for module in spec.owners)
+    yield from ((name.rpartition(".")[0], layer) for name, layer in layers.items())

@@ -21,7 +21,6 @@ from policysearch.ops.flash_attention import attributes, flash_attention
 from policysearch.ops.shape import reshape
 from policysearch.ops.softmax import log_softmax as log_softmax_op
 from policysearch.ops.softmax import softmax as softmax_op
-from policysearch.values import InputError
 
 
 @dataclass(frozen=True)
@@ -255,10 +254,8 @@ def _masked(t: Tracer, alike: Tensor, mask: Tensor, hides: bool) -> Tensor:
 
 def where(t: Tracer, mask: Tensor, a: Any = None, b: Any = None) -> Tensor:
     if a is None or b is None:
-        raise InputError(
-            "where of a mask alone: as many places as are true; expected "
-            "torch.where(mask, a, b), which keeps all"
-        )
+        hint = "give torch.where(mask, a, b), which keeps all"
+        raise refuse("where of a mask alone: as many places as are true", hint)
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return t.emit(masks.where, mask, a, b)
     if isinstance(a, Tensor):
