@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def verdict(net: Net) -> Verdict:
         model = policysearch.from_torch(module, inputs, loss=net.loss, labels=net.labels)
     except InputError as error:
         return Verdict(refusal=str(error))
+    with contextlib.suppress(InputError):  # what torch runs on a CPU, where the net calls it
+        model = model.with_attention("flash")
     labels = labels_of(net, module, inputs)
     if len({of_torch(net, module, inputs, labels).loss for _ in range(2)}) > 1:
         return Verdict(draws=True)
