@@ -42,7 +42,7 @@ def trial_page(results: Results, number: int) -> str:
     if isinstance(trial, FailedTrial):
         return f"{_title(trial)}\n\nfailed: {trial.reason}"
     blocks = [
-        [_title(trial), standing(results, trial), results.verdict(trial)],
+        [_title(trial), standing(results, trial), results.outlook(trial)],
         [_settings(trial.policy), _mean(results, trial)],
         _seeds(results, trial),
         trend_lines(results, trial),
@@ -77,7 +77,7 @@ def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
         f"trial {trial.number} of study {results.spec.study.name}: {gap}",
         speedups(results, trial),
         batches(results.spec),
-        results.verdict(trial),
+        results.outlook(trial),
     )
 
 

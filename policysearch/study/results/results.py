@@ -12,7 +12,6 @@ from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.presets import TF32
 from policysearch.search.hypervolume import Point, covers, knee, thinned
-from policysearch.search.objectives import ObjectiveName
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.noise import Interval, intervals
@@ -26,7 +25,7 @@ from policysearch.values import InputError
 class Row:
     """One trained policy.
 
-    Gaps are in nats: the mean over the seeds, the smallest and largest, and what the front counts
+    Gaps are in nats: the mean over the seeds, the smallest and largest, and what can be told of it
     (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
     against float32 on the same device and stack. `presets` are the presets that are this policy,
     separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
@@ -187,24 +186,37 @@ class Results:
         return RESOLUTION * (self.noise_gap or 0.0)
 
     @property
+    def matters_gap(self) -> float:
+        """The least loss gap that matters, in nats: `objectives.matters` of what float32 learns.
+
+        Never below `resolution_gap`, and that where it is not known what float32 learns.
+        """
+        drop = max(0.0, self.learned.drop) if self.learned else 0.0
+        return max(self.spec.objectives.matters * drop, self.resolution_gap)
+
+    @property
     def accumulators(self) -> tuple[str, ...]:
         """The accumulators that products were summed in, by name."""
         mentions = (re.findall(r'"accumulator": ?"([^"]*)"', trial.text) for trial in self.trials)
         return tuple(sorted({name for names in mentions for name in names}))
 
     def counted_gap(self, trial: Trial) -> float:
-        """Return the gap the front counts: never below the resolution or its standard error.
-
-        A policy that looks better than float32, or closer than the seeds can tell, gains nothing.
-        """
+        """Return the gap that can be told: never below the resolution or its standard error."""
         if trial.diverged:
             return DIVERGED_GAP
         return max(trial.loss_gap, trial.gap_error, self.resolution_gap)
 
+    def ranked_gap(self, trial: Trial) -> float:
+        """Return the gap the front counts: never below what matters, so that those are equal.
+
+        A policy that looks better than float32, or closer than seeds can tell, gains nothing.
+        """
+        return max(self.counted_gap(trial), self.matters_gap)
+
     def point(self, trial: Trial) -> Point:
         """Return the trial's objectives, every one to be minimised."""
-        axes: dict[ObjectiveName, float] = {
-            "loss_gap": self.counted_gap(trial),
+        axes: dict[str, float] = {
+            "loss_gap": self.ranked_gap(trial),
             "speedup": -trial.cost.speedup,
             "memory_ratio": trial.cost.memory_ratio,
         }
@@ -212,9 +224,13 @@ class Results:
 
     @cached_property
     def cannot_rank(self) -> str:
-        """Why the recipe cannot rank policies and what to change; "" where it can, or unknown."""
+        """Why no policy can be ranked and what to change; "" where they can, or that is unknown.
+
+        float32 diverges or has not learned, or its recipe tells policies not apart.
+        """
         known, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
-        return cannot_rank(self.learned, self.noise_gap, known, self.spec.task, seeds)
+        how = self.spec.task, seeds, self.spec.objectives.matters
+        return self.float32_fault or cannot_rank(self.learned, self.noise_gap, known, *how)
 
     @cached_property
     def front(self) -> tuple[Trial, ...]:
@@ -324,7 +340,7 @@ class Results:
         confirmed = self.confirmation(trial)
         return confirmed.fault(self.counted_gap(trial)) if confirmed else ""
 
-    def verdict(self, trial: Trial) -> str:
+    def outlook(self, trial: Trial) -> str:
         """Return in words what is known of the policy beyond the steps of the search."""
         if self.cannot_rank:
             return self.cannot_rank
