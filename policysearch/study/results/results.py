@@ -15,7 +15,7 @@ from policysearch.search.hypervolume import Point, covers, knee, thinned
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.noise import Interval, intervals
-from policysearch.study.results.ranking import RESOLUTION, Learned, cannot_rank
+from policysearch.study.results.ranking import RESOLUTION, WANTED_SHARE, Learned, cannot_rank
 from policysearch.study.results.trend import Trend, columns, later_trends, trends
 from policysearch.study.specification import StudySpec
 from policysearch.values import InputError
@@ -229,7 +229,9 @@ class Results:
         float32 diverges or has not learned, or its recipe tells policies not apart.
         """
         known, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
-        how = self.spec.task, seeds, self.spec.objectives.matters
+        # A study may call smaller gaps its own: then those count that noise leaves to be told.
+        share = max(WANTED_SHARE, self.spec.objectives.matters)
+        how = self.spec.task, seeds, share
         return self.float32_fault or cannot_rank(self.learned, self.noise_gap, known, *how)
 
     @cached_property
