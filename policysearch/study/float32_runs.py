@@ -9,8 +9,7 @@ from typing import TypeVar
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Failure, Measurement, Outcome, gap
 from policysearch.study.journal.records import RunKey
-from policysearch.study.results.learning import Beside
-from policysearch.study.results.ranking import Learned
+from policysearch.study.results.learning import Beside, Learned
 from policysearch.train.constant import Constant
 from policysearch.train.tasks import Task
 

@@ -79,6 +79,36 @@ class Beside:
         )
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What float32 does under the recipe: mean loss in nats before any update, and in the tail.
+
+    `beside` compares it with the best constant on validation data; None where no record says that.
+    """
+
+    first_loss: float
+    tail_loss: float
+    beside: Beside | None = None
+
+    @property
+    def checked(self) -> bool:
+        """Whether it is known that float32 has learned something, or that it has not."""
+        return self.beside is not None and self.beside.checked
+
+    @property
+    def fault(self) -> str:
+        """Say that float32 has not learned, and what to change; "" where it has, or not known."""
+        if self.drop <= 0.0:
+            why = "float32 has not learned here: its own training loss does not fall"
+            return f"{why}; change: more task.steps, or another rate"
+        return self.beside.fault if self.beside else ""
+
+    @property
+    def drop(self) -> float:
+        """How far the loss falls, in nats."""
+        return self.first_loss - self.tail_loss
+
+
 def _beyond(values: Sequence[float], chance: float, reaches: Sequence[float]) -> bool:
     """Whether values per seed exceed `chance` by more than the labels' reach, and than seeds do.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from policysearch.study.results.learning import Beside
+from policysearch.study.results.learning import Learned as Learned
 from policysearch.study.results.noise import CONFIDENCE, Interval
 from policysearch.train.tasks import Task
 
@@ -32,36 +31,6 @@ MOST_SEEDS = 20
 
 KINKED = ("relu",)
 """Activations with a kink: a change of the last bit there becomes one of the gradient."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What float32 does under the recipe: mean loss in nats before any update, and in the tail.
-
-    `beside` compares it with the best constant on validation data; None where no record says that.
-    """
-
-    first_loss: float
-    tail_loss: float
-    beside: Beside | None = None
-
-    @property
-    def checked(self) -> bool:
-        """Whether it is known that float32 has learned something, or that it has not."""
-        return self.beside is not None and self.beside.checked
-
-    @property
-    def fault(self) -> str:
-        """Say that float32 has not learned, and what to change; "" where it has, or not known."""
-        if self.drop <= 0.0:
-            why = "float32 has not learned here: its own training loss does not fall"
-            return f"{why}; change: more task.steps, or another rate"
-        return self.beside.fault if self.beside else ""
-
-    @property
-    def drop(self) -> float:
-        """How far the loss falls, in nats."""
-        return self.first_loss - self.tail_loss
 
 
 def cannot_rank(

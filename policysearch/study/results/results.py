@@ -17,6 +17,7 @@ from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.results.ranking import RESOLUTION, WANTED_SHARE, Learned, cannot_rank
 from policysearch.study.results.trend import Trend, columns, later_trends, trends
+from policysearch.study.results.verdict import Verdict, verdict_of
 from policysearch.study.specification import StudySpec
 from policysearch.values import InputError
 
@@ -359,6 +360,11 @@ class Results:
         """Return the loss gap at the longest horizon the policy was trained over, in nats."""
         confirmed = self.confirmation(trial)
         return confirmed.loss_gap if confirmed else trial.loss_gap
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the study comes to, in one sentence with its numbers."""
+        return verdict_of(self)
 
     def sound_front(self) -> list[Trial]:
         """Return the front of what neither fails later nor will; once any was, of the confirmed."""
