@@ -14,7 +14,7 @@ from policysearch.study.float32_runs import float32_fault, learned, measured, no
 from policysearch.study.journal.identity import differences
 from policysearch.study.journal.records import Asked, Records, RunKey, digest_of_runs
 from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
-from policysearch.study.results.confirmation import confirmations, unconfirmed
+from policysearch.study.results.confirmation import confirmations, horizons, unconfirmed
 from policysearch.study.results.fidelity import FidelitySummary, Prices, fidelity_summary
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec
@@ -60,6 +60,7 @@ def read_results(
         _fidelity(records, spec, base, prices),
         _left(records, prices),
         _by_digest(trials, partial(unconfirmed, records.runs, base)),
+        _by_digest(trials, partial(horizons, records.runs, base)),
     )
 
 

@@ -17,7 +17,7 @@ from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.results.ranking import RESOLUTION, WANTED_SHARE, Learned, cannot_rank
 from policysearch.study.results.trend import Trend, columns, later_trends, trends
-from policysearch.study.results.verdict import Verdict, verdict_of
+from policysearch.study.results.verdict import Verdict, training_verdict, verdict_of
 from policysearch.study.specification import StudySpec
 from policysearch.values import InputError
 
@@ -44,7 +44,7 @@ class Row:
     `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
     `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
     reduced in, and `communication_share` which share of the step waits for other devices. `seeds`:
-    how many it was trained with.
+    how many it was trained with. `matters_gap`: gaps up to it are equal. `verdict` is the study's.
     """
 
     trial: int
@@ -99,6 +99,8 @@ class Row:
     all_reduce: str = "float32"
     communication_share: float = 0.0
     seeds: int = 1
+    matters_gap: float = 0.0
+    verdict: str = ""
 
     @property
     def label(self) -> str:
@@ -149,7 +151,8 @@ class Results:
     when its initial parameters are jittered by 1e-6; None if not measured. `float32_fault`: why
     nothing can be compared with float32, where it diverged or failed itself. `confirmed`: (digest,
     confirmation) of policies that were trained longer, `unconfirmed`: (digest, why) of those whose
-    longer runs came to no verdict; see `results.confirmation`. `mixed`: changes of
+    longer runs came to no verdict, `horizons`: (digest, what each length came to, longest last); see
+    `results.confirmation`. `mixed`: changes of
     code or libraries amid the results, which a run was told to accept. `references`: modeled costs
     of what speedups are given against, by preset: float32, TF32 where the device has it, and the
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
@@ -170,6 +173,7 @@ class Results:
     fidelity: FidelitySummary | None = None
     left: tuple[tuple[str, PolicyCost], ...] = ()
     unconfirmed: tuple[tuple[str, str], ...] = ()
+    horizons: tuple[tuple[str, tuple[Confirmation, ...]], ...] = ()
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -366,6 +370,10 @@ class Results:
         """What the study comes to, in one sentence with its numbers."""
         return verdict_of(self)
 
+    def training_verdict(self, trial: Trial) -> Verdict:
+        """Return whether this policy trains, in one sentence: it alone, beside float32."""
+        return training_verdict(self, trial)
+
     def sound_front(self) -> list[Trial]:
         """Return the front of what neither fails later nor will; once any was, of the confirmed."""
         self._check_front()
@@ -440,4 +448,6 @@ def _compared(results: Results, trial: Trial, row: Row) -> Row:
         batch_size=spec.task.batch_size,
         priced_batch_size=spec.priced_batch_size,
         cannot_rank=results.cannot_rank,
+        matters_gap=results.matters_gap,
+        verdict=results.verdict.text,
     )

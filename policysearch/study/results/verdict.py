@@ -14,7 +14,17 @@ from policysearch.study.results.learning import Learned
 from policysearch.study.sections import ObjectivesSection, StudySection
 from policysearch.train.tasks import Task
 
-Kind = Literal["take", "keep", "at a cost", "not learned", "cannot rank", "undecided"]
+Kind = Literal[
+    "take",
+    "keep",
+    "at a cost",
+    "not learned",
+    "cannot rank",
+    "undecided",
+    "trains",
+    "trains, but",
+    "does not train",
+]
 
 FLOAT32 = "float32"
 
@@ -66,7 +76,8 @@ class Verdict:
     Of the kinds "take" and "at a cost" `trial` is the policy's, and the modeled `speedup` with its
     interval is over `over`, the baseline of the study or float32; `loss_gap` is how much more its
     mean loss is than that one's, in nats, `accuracy` how much more of the validation labels it gets
-    right. Of "keep" `trial` is that of the baseline, if it is one. `confirmed_steps`: the longer
+    right. "trains", "trains, but" and "does not train" are said of one policy, beside float32.
+    Of "keep" `trial` is that of the baseline, if it is one. `confirmed_steps`: the longer
     run that it was sound over. `tf32_speedup`: that of TF32 over float32, where the device has it.
     `trials_left`: of the budget, when the search has not ended. `learning_checked`: whether records
     say that float32 learned or not.
@@ -108,6 +119,34 @@ def verdict_of(results: Evidence) -> Verdict:
         text = f"not decided yet: {left} of {results.spec.study.trials} trials left; so far: {text}"
         return replace(found, kind="undecided", text=text, trials_left=left)
     return replace(found, text=text)
+
+
+def training_verdict(results: Evidence, trial: Trial) -> Verdict:
+    """Return whether one policy trains, beside float32; what the study comes to is another thing.
+
+    Of the kind "not learned" where float32 does not, so that nothing can be said of it.
+    """
+    if trial.diverged:
+        text = f"does not train: {trial.divergence}"
+        return Verdict("does not train", text, trial.number, trial.label)
+    study = _found(results)
+    if study.kind == "not learned":
+        return replace(study, trial=trial.number, policy=trial.label)
+    speed = _over(results, trial, None, FLOAT32)
+    beside = _beside(results, trial, _float32(results))
+    faults = [f"its loss is worse: {beside.cost}{_share(results, beside)}"] * beside.worse
+    confirmed = results.confirmation(trial)
+    if fault := results.fault(trial) or ("" if confirmed else trial.early_sign):
+        faults.append(f"it fails later: {fault}" if confirmed else fault)
+    faults += [results.cannot_rank] * bool(results.cannot_rank)
+    sure = "; ".join(faults) or f"{beside.said}; {_later(results, trial)}"
+    kind: Kind = "trains, but" if faults else "trains"
+    text = f"{kind}{' ' if faults else ': '}{sure}; {_faster(speed, FLOAT32)}"
+    return _verdict(kind, text, results, trial, speed, beside)
+
+
+def _float32(results: Evidence) -> Trial | None:
+    return next((trial for trial in results.trials if FLOAT32 in trial.presets), None)
 
 
 def _left(results: Evidence) -> int:
@@ -194,7 +233,7 @@ def _rival(results: Evidence) -> tuple[Trial | None, str, str]:
     """Return what is run today, its name, and why it is not the baseline where that fails."""
     name = results.spec.study.baseline or FLOAT32
     base = next((trial for trial in results.trials if name in trial.presets), None)
-    float32 = next((trial for trial in results.trials if FLOAT32 in trial.presets), None)
+    float32 = _float32(results)
     if name == FLOAT32:
         return float32, FLOAT32, ""
     if base is None:
