@@ -151,8 +151,8 @@ class Results:
     when its initial parameters are jittered by 1e-6; None if not measured. `float32_fault`: why
     nothing can be compared with float32, where it diverged or failed itself. `confirmed`: (digest,
     confirmation) of policies that were trained longer, `unconfirmed`: (digest, why) of those whose
-    longer runs came to no verdict, `horizons`: (digest, what each length came to, longest last); see
-    `results.confirmation`. `mixed`: changes of
+    longer runs came to no verdict, `horizons`: (digest, what each length came to, longest last);
+    see `results.confirmation`. `mixed`: changes of
     code or libraries amid the results, which a run was told to accept. `references`: modeled costs
     of what speedups are given against, by preset: float32, TF32 where the device has it, and the
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
