@@ -164,7 +164,7 @@ def test_a_net_that_learns_has_a_front(net: Net, tmp_path: Path) -> None:
 def test_a_journal_without_the_constant_is_not_checked(tmp_path: Path) -> None:
     """As journals of before: nothing is guessed, and going on adds what is missing."""
     with mock.patch.object(Records, "add_constant"):
-        older = studied(CHANCE[0], tmp_path)
+        older = studied(CHANCE[1], tmp_path)
     path = tmp_path / "x.journal"
     assert "policysearch:constant" not in path.read_text(encoding="utf-8")
     assert older.learned is not None and not older.learned.checked and older.front
