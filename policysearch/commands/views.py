@@ -81,15 +81,8 @@ def next_commands(results: Results, options: argparse.Namespace) -> str:
     then = [f"show {study} --csv"]
     then += [f"noise {study}"] * bool(results.cannot_rank)
     then += [f"confirm {study}  # {what}"] * bool(left)
-    then += [f"export {study} {_to_export(results)}"] * bool(results.front)
+    then += [f"export {study} --pick verdict"] * bool(results.front)
     return "next: " + "\n      ".join(f"policysearch {line}" for line in then)
-
-
-def _to_export(results: Results) -> str:
-    """Return what names the policy of the verdict to `export`, or the knee where it names none."""
-    verdict = results.verdict
-    named = verdict.trial is not None and verdict.speedup is not None
-    return f"--trial {verdict.trial}" if named else "--pick knee"
 
 
 def _repair(options: argparse.Namespace) -> None:
