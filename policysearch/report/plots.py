@@ -28,7 +28,7 @@ CAPTION_LETTERS = 150
 
 TITLE_LETTERS = 56
 KNEE, VERDICT = "knee", "the policy of the verdict"
-VERDICT_LETTERS = 108
+VERDICT_LETTERS = 116
 FRONT, OTHERS = "front, numbered by trial", "not on the front"
 LINE = "best of the front in this plot"
 PLACES = ((4, 4), (4, -10), (-4, 4), (-4, -10), (4, 12), (4, -18), (-4, 12), (-4, -18))
@@ -113,7 +113,7 @@ def figure(results: Results, view: View) -> Figure:
     fig.suptitle(verdict, fontsize=8.5, x=0.01, ha="left")
     axes.text(0.5, 0.5, fault.partition(":")[0], transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
-        fig.legend(loc="outside right upper", fontsize=7)
+        fig.legend(loc="outside right center", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
     fig.supxlabel("\n".join(lines), fontsize=6.5, x=0.01, ha="left")
     _number(fig, axes, results, view, least)
