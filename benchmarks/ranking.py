@@ -24,8 +24,9 @@ from benchmarks.coverage import drawn
 from benchmarks.runs import gap_rows, measured
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import DIVERGED_GAP
+from policysearch.study.results.learning import Learned
 from policysearch.study.results.noise import intervals
-from policysearch.study.results.ranking import RESOLUTION, Learned, cannot_rank, split_half
+from policysearch.study.results.ranking import RESOLUTION, cannot_rank, split_half
 from policysearch.study.specification import StudySpec, load_spec, objective_of
 from policysearch.study.workers.executors import Job
 
@@ -48,7 +49,8 @@ def line(spec: StudySpec, processes: int | None) -> str:
     name = f"{task.activation}, rate {task.learning_rate:g}"
     if None in first or None in tail:
         return f"  {name:<20} float32 itself diverges"
-    learned = Learned(*(math.fsum(x or 0.0 for x in row) / count for row in (first, tail)))
+    means = [math.fsum(x or 0.0 for x in row) / count for row in (first, tail)]
+    learned = Learned(means[0], means[1])
     rows = gap_rows(runs, count)
     floor = math.sqrt(math.fsum(shift * shift for shift in rows.pop()) / count)
     kept = [row for row in rows if max(row) < DIVERGED_GAP]

@@ -179,11 +179,15 @@ def load_results(study: StudySpec, storage: str | Path | None = None) -> Results
 def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) -> Trial:
     """Return one member of the front.
 
-    `rule`: "knee" is the member nearest to the ideal (see `Results.knee`), "fastest" the one of
-    highest modeled speedup whose loss gap is at most `max_gap` nats. InputError where none is.
+    `rule`: "knee" is the member nearest to the ideal (see `Results.knee`), "verdict" what
+    `Results.verdict` names, the baseline where that is kept, and the knee where it names none,
+    "fastest" the one of highest modeled speedup whose loss gap is at most `max_gap` nats.
+    InputError where none is.
     """
-    one_of("pick", rule, ("knee", "fastest"))
-    if rule == "knee" and max_gap is None:
+    one_of("pick", rule, ("knee", "verdict", "fastest"))
+    if rule == "verdict" and results.verdict.trial is not None:
+        return results.trial(results.verdict.trial)
+    if rule != "fastest" and max_gap is None:
         return results.knee()
     return results.fastest(max_gap)
 

@@ -57,10 +57,17 @@ def one_of(where: str, given: object, valid: Iterable[str]) -> str:
 
 
 def near_miss(given: object, valid: Iterable[str]) -> str:
-    """Return the end of a message that names the likeliest of `valid`; "" where none is near."""
-    if not isinstance(given, str) or len(given) > SHOWN:
+    """Return the end of a message that names the likeliest of `valid`; "" where none is near.
+
+    Several where the given one is a name with its variant left out, as "A100" of "A100-PCIE-40GB".
+    """
+    if not isinstance(given, str) or not 0 < len(given) <= SHOWN:
         return ""
     names = {name.lower(): name for name in valid}
+    parts = f"{given.lower()}-", f"{given.lower()}."
+    variants = [name for low, name in names.items() if low.startswith(parts)]
+    if variants and given.lower() not in names:
+        return f"; did you mean {' or '.join(map(repr, variants))}?"
     matches = difflib.get_close_matches(given.lower(), names, n=1)
     return f"; did you mean {names[matches[0]]!r}?" if matches else ""
 

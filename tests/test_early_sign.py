@@ -107,7 +107,7 @@ def test_nothing_marked_is_picked_until_a_longer_run_clears_it(
     fastest = max(results.front, key=lambda trial: trial.cost.speedup)
     assert fastest.early_sign and results.fastest() is not fastest
     assert not results.knee().early_sign
-    assert results.verdict(fastest) == f"not confirmed: {fastest.early_sign}"
+    assert results.outlook(fastest) == f"not confirmed: {fastest.early_sign}"
     path = tmp_path / "copy.journal"
     path.write_bytes(journal.read_bytes())
 
@@ -117,7 +117,7 @@ def test_nothing_marked_is_picked_until_a_longer_run_clears_it(
     with mock.patch.object(Objective, "measure", resting):
         cleared = confirm_study(spec, path, processes=0)
     assert cleared.fastest().number == fastest.number
-    assert cleared.verdict(cleared.fastest()).startswith("holds")
+    assert cleared.outlook(cleared.fastest()).startswith("holds")
 
 
 @pytest.mark.parametrize(

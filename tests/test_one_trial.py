@@ -81,13 +81,15 @@ def test_a_failed_policy_says_why(results: Results) -> None:
         trial_page(results, failed.number),
         tried_page(results, failed.number, new=False),
     ):
-        assert page.startswith(f"trial {failed.number}: ") and "no room" in page
+        assert page.startswith("verdict: does not train: it failed\n") and "no room" in page
+        assert f"\ntrial {failed.number}: " in page
 
 
 def test_every_trial_has_a_page(results: Results) -> None:
     for trial in results.trials:
         page = trial_page(results, trial.number)
-        assert page.startswith(f"trial {trial.number}: {trial.name}")
+        assert page.startswith(f"verdict: {results.training_verdict(trial)}\n")
+        assert page.split("\n\n")[1].startswith(f"trial {trial.number}: {trial.name}")
         assert "on the front" in page
         assert tried_page(results, trial.number, new=True)
 

@@ -16,7 +16,7 @@ from matplotlib.text import Annotation, Text
 from policysearch.formats import format_named
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.report.plots import FRONT, LINE, OTHERS, VIEWS, View, figure, plots
+from policysearch.report.plots import FRONT, KNEE, LINE, OTHERS, VERDICT, VIEWS, View, figure, plots
 from policysearch.report.table import caption, csv_text
 from policysearch.study.results.results import Results, Row
 from policysearch.study.specification import load_spec
@@ -59,8 +59,8 @@ def test_points_front_presets_and_noise_are_drawn(results: Results, view: View) 
         wanted = {(r.counted_gap, view.value(r)) for r in rows if r.on_front == on_front}
         assert drawn.get(label, set()) == wanted
     for row in rows:
-        if row.presets:
-            assert drawn[row.presets.replace(" ", "\n")] == {(row.counted_gap, view.value(row))}
+        for name in row.presets.split():
+            assert drawn[name] == {(row.counted_gap, view.value(row))}
     assert any(patch.get_label() == "10 x noise floor" for patch in axes.patches)
     assert "modeled" in axes.get_ylabel()
     assert axes.get_xscale() == "log"
@@ -126,7 +126,9 @@ def test_the_caption_says_on_what_the_numbers_rest(results: Results) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
-def test_front_members_are_numbered_and_the_knee_is_marked(results: Results, view: View) -> None:
+def test_front_members_are_numbered_and_the_star_is_the_verdict_s(
+    results: Results, view: View
+) -> None:
     # With resolved gaps: in the tiny study float32 is all of the front.
     wide = replace(results, noise_gap=1.0, learned=None)
     for these in (results, wide):
@@ -136,8 +138,10 @@ def test_front_members_are_numbered_and_the_knee_is_marked(results: Results, vie
         assert {(text.get_text(), text.xy[1]) for text in numbers} == front
         boxes = [text.get_window_extent() for text in numbers]
         assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-        (knee,) = (found for found in axes.collections if found.get_label() == "knee")
-        assert np.asarray(knee.get_offsets()).tolist()[0][1] in {value for _, value in front}
+        (star,) = (x for x in axes.collections if x.get_label() in (KNEE, VERDICT))
+        number = these.verdict.trial if star.get_label() == VERDICT else these.knee().number
+        (row,) = (row for row in these.rows() if row.trial == number)
+        assert np.asarray(star.get_offsets()).tolist()[0][1] == view.value(row)
 
 
 def test_speed_has_the_interval_of_the_model_and_memory_none(results: Results) -> None:

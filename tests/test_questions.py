@@ -20,6 +20,7 @@ PAGE = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
 
 ANSWERS = {
     "What is there to choose from?": ("loss gap", "modeled speedup", "tie", "on the front"),
+    "What does the study come to?": ('"verdict"', '"kind"', '"text"'),
     "Is it faster than what I run today?": ("over TF32", "over baseline", "priced at batch 4096"),
     "How near is the modeled speed to published ones?": (
         "always 2x",

@@ -18,12 +18,12 @@ from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import standing
 from policysearch.report.plots import VIEWS, figure
 from policysearch.report.table import caption, csv_text, front_table
+from policysearch.study.results.learning import Learned
 from policysearch.study.results.noise import Interval
 from policysearch.study.results.ranking import (
     FEWEST,
     MOST_SEEDS,
     WANTED_SHARE,
-    Learned,
     cannot_rank,
     seeds_needed,
     split_half,

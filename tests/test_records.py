@@ -16,6 +16,7 @@ from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import DIVERGED_GAP, Failure, Measurement, Outcome
 from policysearch.policy.policy import from_json
 from policysearch.policy.presets import preset
+from policysearch.study.float32_runs import float32_fault, noise_gap
 from policysearch.study.journal.records import Asked, Records, RunKey, compact
 from policysearch.study.journal.storage import (
     OpenJournal,
@@ -24,7 +25,7 @@ from policysearch.study.journal.storage import (
     read_journal,
 )
 from policysearch.study.journal.trials import FailedTrial, Trial
-from policysearch.study.scoring import float32_fault, noise_gap, read_results, scored
+from policysearch.study.scoring import read_results, scored
 from policysearch.study.specification import StudySpec, load_spec
 from tests.studies import write_study
 

@@ -30,6 +30,7 @@ CHANGES = (
     ("trials = 6", "trials = 16"),
     ("seeds = [0, 1]", "seeds = [3, 0, 5]\nsearch_seeds = 1"),
     ("widths = [8]", "widths = [2048]"),
+    ("[space]", "[objectives]\nmatters = 0.0\n\n[space]"),  # gaps here are a hundredth
 )
 
 

@@ -137,7 +137,8 @@ def test_the_command_prints_row_counts_and_standing(
     assert "float8 (by hand)" in capsys.readouterr().out
     assert main(["try", "preset:float8", "--study", study]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("already a trial of tiny; nothing is added")
+    assert printed.startswith("verdict: trains")
+    assert "\n\nalready a trial of tiny; nothing is added" in printed
     assert "on the front" in printed
     (tmp_path / "bad.json").write_text("{}")
     assert main(["try", "bad.json", "--study", study]) == 2

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def _arguments(export: argparse.ArgumentParser) -> None:
     add_study(export)
     rules = export.add_mutually_exclusive_group()
-    rules.add_argument("--pick", choices=("knee",), help="the member nearest to the ideal")
+    picks = "what the verdict names, or the member nearest to the ideal (knee)"
+    rules.add_argument("--pick", choices=("verdict", "knee"), help=picks)
     rules.add_argument("--trial", type=int, metavar="N", help="the policy of this trial")
     rules.add_argument(
         "--fastest", action="store_true", help="the fastest (the default with --max-gap)"
@@ -80,9 +81,9 @@ def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
         return smallest(results, options.max_gap)
     if options.fastest or options.max_gap is not None:
         if options.pick is not None:
-            raise InputError("--max-gap: given with --pick knee; expected one of them")
+            raise InputError(f"--max-gap: given with --pick {options.pick}; expected one of them")
         return policysearch.pick(results, "fastest", max_gap=options.max_gap)
-    return policysearch.pick(results, "knee")
+    return policysearch.pick(results, options.pick or "knee")
 
 
 COMMANDS = (Command(90, "export", "write a policy as JSON and as torch code", _export, _arguments),)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import policysearch
 from policysearch.files import RESULTS_FOLDER
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError, near_miss, one_of
 
 if TYPE_CHECKING:
     from policysearch.nn.model import Model
@@ -144,10 +144,13 @@ def policy_in(study: StudySpec, source: str) -> Policy:
 def policy_from(source: str, model: Model) -> Policy:
     """Return the policy `preset:NAME` for `model`, or the one in the JSON file `source`."""
     from policysearch.policy.policy_file import read_policy
-    from policysearch.policy.presets import preset
+    from policysearch.policy.presets import PRESETS, preset
 
     if source.startswith(PRESET_PREFIX):
         return preset(source.removeprefix(PRESET_PREFIX), model.layer_names)
+    if not Path(source).exists() and (hint := near_miss(source, PRESETS)):
+        hint = hint.replace(" '", f" '{PRESET_PREFIX}")
+        raise InputError(f"{source}: no such file; expected a policy file, or preset:NAME{hint}")
     return read_policy(Path(source))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ def _show_arguments(show: argparse.ArgumentParser) -> None:
     add_study(show)
     what = show.add_mutually_exclusive_group()
     what.add_argument("--csv", action="store_true", help="every trained policy as CSV")
+    what.add_argument("--json", action="store_true", help="the verdict and its numbers as JSON")
     what.add_argument(
         "--trial", type=int, metavar="N", help="counts, time and memory of this trial"
     )
@@ -34,7 +36,10 @@ def _show(options: argparse.Namespace) -> None:
     if options.policy is not None:
         policy = policy_in(results.spec, options.policy)
         number = number_of(results, policy, options.policy)
-    if number is not None:
+    if options.json:
+        verdict = results.verdict.as_dict()
+        print(json.dumps({"study": results.spec.study.name, "verdict": verdict}, indent=2))
+    elif number is not None:
         print(trial_page(results, number))
     else:
         print(csv_text(results).rstrip("\n") if options.csv else front_table(results))
@@ -76,7 +81,7 @@ def next_commands(results: Results, options: argparse.Namespace) -> str:
     then = [f"show {study} --csv"]
     then += [f"noise {study}"] * bool(results.cannot_rank)
     then += [f"confirm {study}  # {what}"] * bool(left)
-    then += [f"export {study} --pick knee"] * bool(results.front)
+    then += [f"export {study} --pick verdict"] * bool(results.front)
     return "next: " + "\n      ".join(f"policysearch {line}" for line in then)
 
 

@@ -14,7 +14,9 @@ from policysearch.objective.score import Measurement, Score, curve_of, score
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, stretched
 from policysearch.rounding.rounder import Fast, check_fast
+from policysearch.train.constant import Constant, constant_of
 from policysearch.train.loss_scale import scale_changes
+from policysearch.train.losses import loss_of
 from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
@@ -55,6 +57,11 @@ class Objective(Pricing):
             self.dataset = shared(self.dataset)
             return replace(self.task, data=self.dataset)
         return self.task
+
+    @property
+    def constant(self) -> Constant | None:
+        """What the best predictor that ignores its inputs gets of the task's data, if known."""
+        return constant_of(self.dataset, loss_of(self.model, self.task.loss))
 
     def measure(
         self,
@@ -125,4 +132,5 @@ def _measurement(run: Run, task: Task, policy: Policy) -> Measurement:
         skips=tuple(int(step) for step in np.flatnonzero(run.skipped)),
         first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
         resumed_at=run.resumed_at,
+        validation_gain=run.validation_gain,
     )

@@ -34,6 +34,8 @@ class Measurement:
     `rounding.rounder.FASTS`. `first_loss`: training loss of the first batch, before any update, in
     nats; None where it is not finite. `resumed_at`: how many of the steps an earlier run had taken
     that this one went on from; it changes nothing else, and plays no part in comparisons.
+    `validation_gain`: by how much the loss of a validation label is below that of the best constant
+    predictor, mean and standard error over the labels; None in older records too.
     """
 
     tail_loss: float | None
@@ -50,6 +52,7 @@ class Measurement:
     skips: tuple[int, ...] = ()
     first_loss: float | None = None
     resumed_at: int = field(default=0, compare=False)
+    validation_gain: tuple[float, float] | None = None
 
     @property
     def diverged(self) -> bool:

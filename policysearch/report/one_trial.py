@@ -40,9 +40,10 @@ def trial_page(results: Results, number: int) -> str:
     """Return all that is known of the trial with this number; InputError where there is none."""
     trial = _trial_numbered(results, number)
     if isinstance(trial, FailedTrial):
-        return f"{_title(trial)}\n\nfailed: {trial.reason}"
+        return f"verdict: does not train: it failed\n\n{_title(trial)}\n\nfailed: {trial.reason}"
     blocks = [
-        [_title(trial), standing(results, trial), results.verdict(trial)],
+        [f"verdict: {results.training_verdict(trial)}"],
+        [_title(trial), standing(results, trial), results.outlook(trial)],
         [_settings(trial.policy), _mean(results, trial)],
         _seeds(results, trial),
         trend_lines(results, trial),
@@ -61,6 +62,7 @@ def tried_page(results: Results, number: int, new: bool) -> str:
         return trial_page(results, number)
     (row,) = (row for row in results.rows() if row.trial == number)
     blocks = [
+        [f"verdict: {results.training_verdict(trial)}"],
         [] if new else [f"already a trial of {results.spec.study.name}; nothing is added"],
         aligned([HEADER, cells(row)]),
         _layers(trial),
@@ -77,7 +79,8 @@ def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
         f"trial {trial.number} of study {results.spec.study.name}: {gap}",
         speedups(results, trial),
         batches(results.spec),
-        results.verdict(trial),
+        results.outlook(trial),
+        f"verdict of the study: {results.verdict}",
     )
 
 

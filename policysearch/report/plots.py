@@ -13,16 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
+from policysearch.policy.presets import PRESETS
 from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.results.results import Results, Row
 
 MARKERS = "sD^v<>pPXhHd8"
+EDGES = ("tab:red", "tab:purple", "tab:brown", "tab:olive")
+"""A preset has one marker and edge in every plot, by its place among all of them."""
+
 LINES = (":", "--")
 CAPTION_LETTERS = 150
 """So many letters of the caption fit on a line; one narrow letter takes less, a wide one more."""
 
 TITLE_LETTERS = 56
+KNEE, VERDICT = "knee", "the policy of the verdict"
+VERDICT_LETTERS = 116
 FRONT, OTHERS = "front, numbered by trial", "not on the front"
 LINE = "best of the front in this plot"
 PLACES = ((4, 4), (4, -10), (-4, 4), (-4, -10), (4, 12), (4, -18), (-4, 12), (-4, -18))
@@ -88,32 +94,41 @@ def figure(results: Results, view: View) -> Figure:
     FigureCanvasAgg(fig)
     axes = fig.add_subplot()
     least = min((row.counted_gap for row in rows if row.counted_gap > 0.0), default=1e-6)
-    axes.set_xscale("log")
-    largest = max((max(row.loss_gap_high, row.counted_gap, least) for row in rows), default=1.0)
-    axes.set_xlim(least / 2.0, largest * 2.0 + least)
-    if results.noise_gap:
-        left, right = least / 2.0, results.resolution_gap
-        axes.axvspan(left, right, color="tab:orange", alpha=0.18, label="10 x noise floor", lw=0)
+    _lay_out(axes, results, rows, least)
     _draw_points(axes, rows, view, least)
     _draw_line(axes, [row for row in rows if row.on_front], view, least)
     _draw_presets(axes, rows, view, least)
     _draw_references(axes, results, rows, view, least)
     _draw_by_hand(axes, rows, view, least)
     _draw_signs(axes, rows, view, least)
-    _draw_knee(axes, results, view, least)
+    _draw_star(axes, results, view, least)
+    _draw_matters(axes, results)
     _draw_faults(axes, rows, view, least)
     axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
     axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
     fault = "float32 itself did not train" if results.float32_fault else results.cannot_rank
+    verdict = textwrap.fill(f"Verdict: {results.verdict}", VERDICT_LETTERS)
+    fig.suptitle(verdict, fontsize=8.5, x=0.01, ha="left")
     axes.text(0.5, 0.5, fault.partition(":")[0], transform=axes.transAxes, ha="center")
     if axes.get_legend_handles_labels()[0]:
-        fig.legend(loc="outside right upper", fontsize=7)
+        fig.legend(loc="outside right center", fontsize=7)
     lines = [textwrap.fill(line, CAPTION_LETTERS) for line in caption(results).splitlines()]
     fig.supxlabel("\n".join(lines), fontsize=6.5, x=0.01, ha="left")
     _number(fig, axes, results, view, least)
     return fig
+
+
+def _lay_out(axes: Axes, results: Results, rows: list[Row], least: float) -> None:
+    """Set the axis of gaps, which has a place for all that is drawn, and shade the noise on it."""
+    axes.set_xscale("log")
+    largest = max((max(row.loss_gap_high, row.counted_gap, least) for row in rows), default=1.0)
+    largest = max(largest, 0.0 if results.cannot_rank else results.matters_gap)
+    axes.set_xlim(least / 2.0, largest * 2.0 + least)
+    if results.noise_gap:
+        left, right = least / 2.0, results.resolution_gap
+        axes.axvspan(left, right, color="tab:orange", alpha=0.18, label="10 x noise floor", lw=0)
 
 
 def _title(results: Results, view: View) -> list[str]:
@@ -124,7 +139,8 @@ def _title(results: Results, view: View) -> list[str]:
     task = results.spec.task
     head = f"{results.spec.study.name}: {count} policies for {task.model_name} on {task.data_name}"
     way = f"left is closer to float32, {view.better}"
-    way += "; the star is the knee, the one to take" * bool(results.front)
+    star = _star(results)
+    way += f"; the star is {'the knee' if star[1] == KNEE else star[1]}" if star else ""
     return [*textwrap.wrap(head + missing, TITLE_LETTERS), way]
 
 
@@ -197,18 +213,21 @@ def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:
 
 
 def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    presets = [row for row in rows if row.presets]
-    for index, row in enumerate(presets):
-        axes.scatter(
-            [max(row.counted_gap, least)],
-            [view.value(row)],
-            s=60,
-            marker=MARKERS[index % len(MARKERS)],
-            facecolors="none",
-            edgecolors="tab:red",
-            label=row.presets.replace(" ", "\n"),
-            zorder=4,
-        )
+    """Mark every preset; those that are one policy around one another."""
+    places = {name: place for place, name in enumerate(PRESETS)}
+    for row in rows:
+        for size, name in enumerate(row.presets.split()):
+            place = places.get(name, 0)
+            axes.scatter(
+                [max(row.counted_gap, least)],
+                [view.value(row)],
+                s=60 + 40 * size,
+                marker=MARKERS[place % len(MARKERS)],
+                facecolors="none",
+                edgecolors=EDGES[place // len(MARKERS) % len(EDGES)],
+                label=name,
+                zorder=4,
+            )
 
 
 def _draw_references(
@@ -227,14 +246,30 @@ def _draw_references(
             )
 
 
-def _draw_knee(axes: Axes, results: Results, view: View, least: float) -> None:
-    if results.front:
-        number = results.knee().number
-        (row,) = (row for row in results.rows() if row.trial == number)
+def _draw_star(axes: Axes, results: Results, view: View, least: float) -> None:
+    """Put a star where the verdict's policy lies, or the knee where it names none."""
+    if number := _star(results):
+        (row,) = (row for row in results.rows() if row.trial == number[0])
         place = max(row.counted_gap, least), view.value(row)
         axes.scatter(
-            *place, s=130, marker="*", color="gold", edgecolors="black", label="knee", zorder=3.5
+            *place, s=130, marker="*", color="gold", edgecolors="black", label=number[1], zorder=3.5
         )
+
+
+def _star(results: Results) -> tuple[int, str] | None:
+    """Return the trial that the star is at, and what it is called; None without a front."""
+    if not results.front:
+        return None
+    if results.verdict.trial is not None:
+        return results.verdict.trial, VERDICT
+    return results.knee().number, KNEE
+
+
+def _draw_matters(axes: Axes, results: Results) -> None:
+    """Draw from where on a gap matters."""
+    if results.matters_gap > 0.0 and not results.cannot_rank:
+        label = f"a gap matters from here:\n{results.matters_gap:.1e} nats"
+        axes.axvline(results.matters_gap, color="tab:green", lw=0.9, ls="-.", label=label)
 
 
 def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None:

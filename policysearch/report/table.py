@@ -12,11 +12,11 @@ from policysearch.accumulators import accumulator_named
 from policysearch.policy.presets import TF32
 from policysearch.report.text import aligned, or_dash
 from policysearch.search.acquisition import BUDGETS
-from policysearch.study.journal.trials import Trial
+from policysearch.study.journal.trials import Confirmation, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.gain import gain_over_start
 from policysearch.study.results.results import Results, Row
-from policysearch.study.results.trend import Trend
+from policysearch.study.results.trend import Trend, later_trends
 from policysearch.study.specification import StudySpec
 
 HEADER = (
@@ -44,7 +44,7 @@ BEHIND = "picked from in the place of members that fail or were not confirmed:"
 
 
 def front_table(results: Results) -> str:
-    """Return the front, fastest first, below a line on the study and above the caption.
+    """Return the verdict, then the front, fastest first, a line on the study and a caption.
 
     Where the recipe cannot rank policies there is no front, and every policy stands in its place.
     Below the front stand what is picked from in the place of members, what was tried by
@@ -65,7 +65,8 @@ def front_table(results: Results) -> str:
     reasons = [f"trial {t.number}: {t.name}: {t.divergence}" for t in diverged]
     reasons += [f"trial {t.number}: {t.name}: failed: {t.reason}" for t in results.failed]
     table = _blocks({"": rows, BEHIND: behind, "tried by hand, not on the front:": others})
-    blocks = [[head, *search_lines(results)], warnings(results), table, reasons]
+    said = [f"verdict: {results.verdict}", head, *search_lines(results)]
+    blocks = [said, warnings(results), table, reasons]
     return "\n\n".join("\n".join(block) for block in [*blocks, [caption(results)]] if block)
 
 
@@ -132,8 +133,7 @@ def _runs(fidelity: FidelitySummary) -> list[str]:
 
 def warnings(results: Results) -> list[str]:
     """Return what makes the results worth less than they look, one line each."""
-    reasons = (results.float32_fault, results.cannot_rank)
-    fault = [f"warning: {reason}" for reason in reasons if reason]
+    fault = [f"warning: {results.cannot_rank}"] if results.cannot_rank else []
     return fault + [f"warning: results of both sides of a change: {c}" for c in results.mixed]
 
 
@@ -177,34 +177,38 @@ def confirmed_table(results: Results) -> str:
 
     Those of one horizon together, the longest first; then what longer runs said nothing of.
     """
-    rows = [row for row in results.rows() if row.confirmed_steps is not None]
-    horizons = sorted({row.confirmed_steps or 0 for row in rows}, reverse=True)
-    blocks = [
-        _at_horizon(results, [row for row in rows if row.confirmed_steps == steps])
-        for steps in horizons
-    ]
+    lengths: dict[int, dict[int, Confirmation]] = {}
+    known = dict(results.horizons)
+    for trial in results.trials:
+        for found in known.get(trial.digest, ()):
+            lengths.setdefault(found.steps, {})[trial.number] = found
+    blocks = [_at_horizon(results, lengths[steps]) for steps in sorted(lengths, reverse=True)]
     why = dict(results.unconfirmed)
     missing = [t for t in results.trials if t.digest in why]
     blocks += [[f"trial {t.number} not confirmed: {why[t.digest]}" for t in missing]]
     pages = "\n\n".join("\n".join(block) for block in blocks if block)
-    return pages or results.cannot_rank or "nothing confirmed yet"
+    return f"verdict: {results.verdict}\n\n{pages or 'nothing confirmed yet'}"
 
 
-def _at_horizon(results: Results, rows: Sequence[Row]) -> list[str]:
-    first = rows[0]
+def _at_horizon(results: Results, found: Mapping[int, Confirmation]) -> list[str]:
+    """Return the table of one horizon, from what each trial came to there."""
+    rows = [row for row in results.rows() if row.trial in found]
+    first = found[rows[0].trial]
     head = (
-        f"confirmed over {first.confirmed_steps} steps, on seeds the search did not use; float32's "
+        f"confirmed over {first.steps} steps, on seeds the search did not use; float32's "
         f"own loss there is {first.float32_loss:.3g} nats"
     )
+    pairs = [(str(number), each) for number, each in found.items()]
+    courses = later_trends(pairs, results.resolution_gap)
     cells = [
         (
             str(row.trial),
             row.label,
             f"{row.modeled_speedup:.2f}",
             f"{row.loss_gap:+.2e}",
-            f"{row.confirmed_gap:+.2e}",
-            row.fault or "holds",
-            *_course(results.confirmed_trend(results.trial(row.trial))),
+            f"{found[row.trial].loss_gap:+.2e}",
+            found[row.trial].fault(row.counted_gap) or "holds",
+            *_course(courses.get(str(row.trial), Trend())),
         )
         for row in rows
     ]
@@ -282,6 +286,13 @@ def _price_source(results: Results) -> str:
     return "Modeled, not measured" if labels == ["modeled"] else labels[0].capitalize()
 
 
+def _matters(results: Results) -> str:
+    """Say what the least gap that matters rests on."""
+    if results.matters_gap <= results.resolution_gap:
+        return "what noise leaves to be told"
+    return f"{results.spec.objectives.matters:.3g} of what float32 learns"
+
+
 def caption(results: Results) -> str:
     """Return on what the results rest: device, stack, batches, seeds, accumulator, noise.
 
@@ -300,10 +311,11 @@ def caption(results: Results) -> str:
     if results.noise_gap is not None:
         noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
     ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
+    gaps = f" Gaps up to {results.matters_gap:.1e} nats are equal here ({_matters(results)})."
     return (
         f"{ranks}{_price_source(results)}: speed and memory of {spec.cost.device} "
         f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}{_spread(spec)}\n"
         f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
-        f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.\n"
+        f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.{gaps}\n"
         f"{f'Emulated by {ways}. ' if ways else ''}Accumulator, and what it does not model: {sums}."
     )

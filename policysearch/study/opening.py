@@ -59,6 +59,7 @@ def opened(
             records.add_identity(last)
         if differences(records.identities[-1], identity):
             records.add_identity(identity)
+        records.add_constant(objective.constant)
         code = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         yield records, storage.with_name(f"{storage.name}.{code}")
 

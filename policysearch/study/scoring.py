@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,17 +9,15 @@ from itertools import pairwise
 from typing import TypeVar
 
 from policysearch.cost.price import PolicyCost
-from policysearch.objective.objective import JITTER
-from policysearch.objective.score import Failure, Measurement, Outcome, gap, score
+from policysearch.objective.score import Failure, Measurement, Outcome, score
+from policysearch.study.float32_runs import float32_fault, learned, measured, noise_gap
 from policysearch.study.journal.identity import differences
 from policysearch.study.journal.records import Asked, Records, RunKey, digest_of_runs
 from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
-from policysearch.study.results.confirmation import confirmations, unconfirmed
+from policysearch.study.results.confirmation import confirmations, horizons, unconfirmed
 from policysearch.study.results.fidelity import FidelitySummary, Prices, fidelity_summary
-from policysearch.study.results.ranking import Learned
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec
-from policysearch.train.tasks import Task
 
 T = TypeVar("T")
 
@@ -58,11 +55,12 @@ def read_results(
         tuple(change for pair in pairwise(records.identities) for change in differences(*pair)),
         _by_digest(trials, partial(confirmations, records.runs, base)),
         tuple(references),
-        learned(records.runs, base, seeds),
+        learned(records.runs, base, seeds, records.constant),
         records.stopped,
         _fidelity(records, spec, base, prices),
         _left(records, prices),
         _by_digest(trials, partial(unconfirmed, records.runs, base)),
+        _by_digest(trials, partial(horizons, records.runs, base)),
     )
 
 
@@ -123,15 +121,13 @@ def scored(
     if reasons or cost is None:
         reason = reasons[0] if reasons else "the cost model has no price for it"
         return FailedTrial(asked.number, asked.text, asked.presets, reason)
-    measured = [o for o in outcomes if isinstance(o, Measurement)]
+    ended = [o for o in outcomes if isinstance(o, Measurement)]
     lost = [
-        f"{run.divergence} (seed {s})"
-        for run, s in zip(measured, seeds, strict=True)
-        if run.diverged
+        f"{run.divergence} (seed {s})" for run, s in zip(ended, seeds, strict=True) if run.diverged
     ]
     scores = (
-        score(run, _measured(runs.get(RunKey(base, seed))), cost)
-        for run, seed in zip(measured, seeds, strict=True)
+        score(run, measured(runs.get(RunKey(base, seed))), cost)
+        for run, seed in zip(ended, seeds, strict=True)
     )
     return Trial(
         asked.number,
@@ -143,52 +139,3 @@ def scored(
         start=asked.start,
         seeds=tuple(seeds),
     )
-
-
-def _measured(outcome: Outcome | None) -> Measurement | None:
-    return outcome if isinstance(outcome, Measurement) else None
-
-
-def noise_gap(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -> float | None:
-    """Return how far float32's tail loss moves under jitter, as root mean square, in nats."""
-    pairs = [
-        (_measured(runs.get(RunKey(base, seed, JITTER))), _measured(runs.get(RunKey(base, seed))))
-        for seed in seeds
-    ]
-    shifts = [
-        gap(jittered, plain)
-        for jittered, plain in pairs
-        if jittered and plain and not plain.diverged
-    ]
-    return math.sqrt(math.fsum(s * s for s in shifts) / len(shifts)) if shifts else None
-
-
-def learned(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -> Learned | None:
-    """Return float32's mean loss before and after; None where a run is missing, lost or older."""
-    measured = [_measured(runs.get(RunKey(base, seed))) for seed in seeds]
-    pairs = [
-        (run.first_loss, run.tail_loss)
-        for run in measured
-        if run and run.first_loss is not None and run.tail_loss is not None
-    ]
-    if len(pairs) < len(seeds):
-        return None
-    first, tail = zip(*pairs, strict=True)
-    return Learned(math.fsum(first) / len(seeds), math.fsum(tail) / len(seeds))
-
-
-def float32_fault(
-    runs: Mapping[RunKey, Outcome], base: str, task: Task, seeds: Sequence[int]
-) -> str:
-    """Say that float32 itself diverged or failed, and what to change; "" where it did not."""
-    for seed in seeds:
-        run = runs.get(RunKey(base, seed))
-        if isinstance(run, Failure):
-            return f"float32 itself failed with seed {seed}: {run.reason}; no gap can be measured"
-        if run is not None and run.diverged:
-            return (
-                f"float32 itself {run.divergence} (seed {seed}), so no gap can be measured and no "
-                "policy ranked: the recipe does not train in any format; lower task.learning_rate "
-                f"(now {task.learning_rate:g}) or change the optimizer (now {task.optimizer})"
-            )
-    return ""

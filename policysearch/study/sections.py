@@ -19,6 +19,9 @@ from policysearch.values import InputError, number, one_of, shown
 
 LONGEST_NAME_BYTES = 200
 
+MATTERS = 0.01
+"""A gap of this share of float32's loss drop matters, if a study says nothing; docs/noise.md."""
+
 
 @dataclass(frozen=True)
 class StudySection:
@@ -161,11 +164,18 @@ class CostSection:
 
 @dataclass(frozen=True)
 class ObjectivesSection:
-    """Which objectives span the front, by their `names`; the others are still reported."""
+    """Which objectives span the front, by their `names`; the others are still reported.
+
+    Loss gaps up to `matters`, a share of how far float32's own loss falls, are equal in the front,
+    in what is picked from it and in the verdict. What is below ten times the noise floor is equal
+    too, whatever `matters` says.
+    """
 
     names: tuple[ObjectiveName, ...] = ("loss_gap", "speedup", "memory_ratio")
+    matters: float = MATTERS
 
     def __post_init__(self) -> None:
+        number("matters", self.matters, 0.0, 1.0)
         if "loss_gap" not in self.names or len(set(self.names)) < max(2, len(self.names)):
             raise InputError(
                 f"names: {list(self.names)}; expected loss_gap with speedup, memory_ratio or both"

@@ -30,6 +30,8 @@ class Run:
     counts updates that vanish, in the first of these; `lost` has all three by role. `fast` is what
     ran; it changes no bit. A run that was stopped before its end has the same share of its tail as
     of its steps. `resumed_at` is how many of the steps a checkpoint had, where it went on from one.
+    `validation_gain`: by how much the loss of a validation label is below that of the best constant
+    predictor, mean and standard error over the labels, None where not known or not finite.
     """
 
     losses: NDArray[np.float64]
@@ -46,6 +48,7 @@ class Run:
     params: dict[str, FloatArray]
     fast: Fast
     resumed_at: int = 0
+    validation_gain: tuple[float, float] | None = None
 
 
 def tail_of(losses: Sequence[float], tail_steps: int, share: float) -> float:

@@ -12,7 +12,7 @@ from policysearch.nn.model import NEXT, Model
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.checkpoint import VERSION, Checkpoint, State, Taken
-from policysearch.train.evaluation import accuracy
+from policysearch.train.evaluation import Evaluation, evaluation
 from policysearch.train.feeding import (
     KEPT,
     Array,
@@ -171,10 +171,16 @@ class Trainer:
     def accuracy(self, inputs: Sequence[Array], labels: Array) -> float | None:
         """Return the share of labels that the policy in force gets right, IGNORED ones left out.
 
-        The model runs as in evaluation. A row of logits that is not finite counts as wrong.
         None where there are no classes to get right.
         """
-        return accuracy(
+        return self.evaluate(inputs, labels).accuracy
+
+    def evaluate(self, inputs: Sequence[Array], labels: Array) -> Evaluation:
+        """Return what the model makes of these examples under the policy in force.
+
+        The model runs as in evaluation. A row of logits that is not finite counts as wrong.
+        """
+        return evaluation(
             self.model,
             self.phase,
             self._shared,

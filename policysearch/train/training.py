@@ -116,13 +116,15 @@ def _run(
     share: float,
 ) -> Run:
     losses, scales, skipped = zip(*taken, strict=True)
+    found = trainer.evaluate(*dataset.validation)
     tail = math.inf if diverged else tail_of(losses, trainer.task.tail_steps, share)
     return Run(
         losses=np.array(losses, np.float64),
         scales=np.array(scales, np.float64),
         skipped=np.array(skipped, np.bool_),
         tail_loss=tail,
-        validation_accuracy=trainer.accuracy(*dataset.validation),
+        validation_accuracy=found.accuracy,
+        validation_gain=found.below_constant(dataset),
         diverged=tail == math.inf,
         diverged_at=len(taken) - 1 if tail == math.inf else None,
         overflows=trainer.probe.overflow_counts(),

@@ -22,6 +22,7 @@ from policysearch.objective.score import Failure, Measurement, Outcome
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, from_json
 from policysearch.study.journal.storage import Line, OpenJournal
+from policysearch.train.constant import Constant
 from policysearch.values import from_plain, to_plain
 
 
@@ -120,6 +121,7 @@ class Records:
         self.stopped = ""  # Why the search has ended; nothing once it asks for more again.
         self.prices: dict[tuple[str, str], PolicyCost] = {}
         self.identities: list[dict[str, Any]] = []
+        self.constant: Constant | None = None  # Journals of before have none.
         for line in lines:
             self._read(line)
 
@@ -161,6 +163,8 @@ class Records:
             self.stopped = value
         elif kind == "identity":
             self.identities.append(value)
+        elif kind == "constant":
+            self.constant = from_plain(Constant, value, key)
 
     def _read_trial(self, record: Mapping[str, Any]) -> None:
         attrs = record["user_attrs"]
@@ -192,6 +196,12 @@ class Records:
         """Record what the runs from here on belong to."""
         self._add_fact(f"identity:{len(self.identities)}", identity)
         self.identities.append(identity)
+
+    def add_constant(self, constant: Constant | None) -> None:
+        """Record what the best constant predictor gets of the data, unless that is known."""
+        if constant is not None and self.constant is None:
+            self._add_fact("constant", to_plain(constant))
+            self.constant = constant
 
     def add_asked(self, asked: Asked) -> None:
         """Record that a policy was asked for, before its runs."""

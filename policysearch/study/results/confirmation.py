@@ -34,13 +34,24 @@ def confirmations(
     Each over the longest horizon at which a run of it and one of float32 (digest `base`) with the
     same seed came to their end, so a longer one that is under way takes no verdict away.
     """
+    every = horizons(runs, base, digests)
+    return {digest: found[-1] for digest, found in every.items()}
+
+
+def horizons(
+    runs: Mapping[RunKey, Outcome], base: str, digests: Sequence[str]
+) -> dict[str, tuple[Confirmation, ...]]:
+    """Return what the longer runs of these policies have come to, by digest, the longest last."""
     measured: dict[str, dict[int, list[tuple[int, Measurement, Measurement]]]] = {}
     for key, run, beside in _longer(runs, base, digests):
         sound = isinstance(beside, Measurement) and not beside.diverged
         if sound and isinstance(run, Measurement) and isinstance(beside, Measurement):
-            horizons = measured.setdefault(key.digest, {})
-            horizons.setdefault(key.steps or 0, []).append((key.seed, run, beside))
-    return {digest: _confirmation(max(at), at[max(at)]) for digest, at in measured.items()}
+            at = measured.setdefault(key.digest, {})
+            at.setdefault(key.steps or 0, []).append((key.seed, run, beside))
+    return {
+        digest: tuple(_confirmation(steps, at[steps]) for steps in sorted(at))
+        for digest, at in measured.items()
+    }
 
 
 def unconfirmed(

@@ -17,20 +17,29 @@ from policysearch.values import InputError
 def candidates(results: Results, every: bool = False) -> list[Trial]:
     """Return the knee, the rest of the front from the fastest on, then the front without it.
 
-    With `every` the policies behind them follow, but for those that diverged. float32 is left out:
-    everything is compared with it anyway.
+    Between them what is on the front where every gap counts, matter it or not, without early signs
+    first: a longer run tells apart what the search alone cannot. With `every` the policies behind
+    them follow, but for those that diverged. float32 is left out: everything is compared with it.
     """
     front = list(results.front)
     if not front:
         return []
     # Of what the search alone knows: a run that was stopped then goes on with the same.
     knee = replace(results, confirmed=(), unconfirmed=()).knee()
+    front += sorted(_told_apart(results, front), key=lambda trial: bool(trial.early_sign))
     sound = [t for t in results.trials if not t.diverged and t not in front]
     next_front = [sound[i] for i in non_dominated([results.point(trial) for trial in sound])]
     next_front.sort(key=lambda trial: -trial.cost.speedup)
     behind = [trial for trial in sound if trial not in next_front] if every else []
     others = [trial for trial in (*front, *next_front, *behind) if trial != knee]
     return [trial for trial in (knee, *others) if "float32" not in trial.presets]
+
+
+def _told_apart(results: Results, front: Sequence[Trial]) -> list[Trial]:
+    """Return what else is on the front where every gap counts that can be told, fastest first."""
+    spec = results.spec
+    fine = replace(spec, objectives=replace(spec.objectives, matters=0.0))
+    return [trial for trial in replace(results, spec=fine).front if trial not in front]
 
 
 def within_budget(

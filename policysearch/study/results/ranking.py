@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
+from policysearch.study.results.learning import Learned as Learned
 from policysearch.study.results.noise import CONFIDENCE, Interval
 from policysearch.train.tasks import Task
 
@@ -33,41 +33,27 @@ KINKED = ("relu",)
 """Activations with a kink: a change of the last bit there becomes one of the gradient."""
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What float32 does under the recipe: mean loss in nats before any update, and in the tail."""
-
-    first_loss: float
-    tail_loss: float
-
-    @property
-    def drop(self) -> float:
-        """How far the loss falls, in nats."""
-        return self.first_loss - self.tail_loss
-
-
 def cannot_rank(
     learned: Learned | None,
     noise_gap: float | None,
     intervals: Sequence[Interval | None],
     task: Task,
     seeds: int,
+    share: float = WANTED_SHARE,
 ) -> str:
     """Say why the recipe cannot rank policies, and what to change; "" where it can, or unknown.
 
-    It can where ten times the noise floor is within WANTED_SHARE of float32's drop, and at least
-    half of the policies with a spread are told from float32 or known to lie within that share.
+    It can where float32 learns, ten times the noise floor is within `share` of float32's drop, and
+    at least half of the policies with a spread are told from float32 or known to lie within that.
     """
-    if learned is None:
-        return ""
-    wanted, drop = WANTED_SHARE * learned.drop, f"{learned.drop:.2g} nats float32 learns"
-    if learned.drop <= 0.0:
-        return _said("float32's own loss does not fall", "more task.steps, or another rate")
+    if learned is None or learned.fault:
+        return learned.fault if learned else ""
+    wanted, drop = share * learned.drop, f"{learned.drop:.2g} nats float32 learns"
     if RESOLUTION * (noise_gap or 0.0) > wanted:
-        share = RESOLUTION * (noise_gap or 0.0) / learned.drop
+        moved = RESOLUTION * (noise_gap or 0.0) / learned.drop
         return _said(
             f"float32's initial weights jittered by 1e-6 move its loss by {noise_gap:.1e} nats, "
-            f"and ten times that is {share:.1%} of the {drop} (at most {WANTED_SHARE:.0%})",
+            f"and ten times that is {moved:.1%} of the {drop} (at most {share:.0%})",
             _calmer(task),
         )
     known = [i for i in intervals if i is not None and i.error > 0.0]
@@ -80,7 +66,7 @@ def cannot_rank(
     more = math.ceil(seeds * (ERRORS * error / wanted) ** 2)
     return _said(
         f"over the seeds, {len(lost)} of {len(known)} policies are neither told from float32 nor "
-        f"known to be within {WANTED_SHARE:.0%} of the {drop}",
+        f"known to be within {share:.0%} of the {drop}",
         f"study.seeds: {more} instead of {seeds}" if more <= MOST_SEEDS else _calmer(task),
     )
 

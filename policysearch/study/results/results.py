@@ -12,12 +12,12 @@ from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.presets import TF32
 from policysearch.search.hypervolume import Point, covers, knee, thinned
-from policysearch.search.objectives import ObjectiveName
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.noise import Interval, intervals
-from policysearch.study.results.ranking import RESOLUTION, Learned, cannot_rank
+from policysearch.study.results.ranking import RESOLUTION, WANTED_SHARE, Learned, cannot_rank
 from policysearch.study.results.trend import Trend, columns, later_trends, trends
+from policysearch.study.results.verdict import Verdict, training_verdict, verdict_of
 from policysearch.study.specification import StudySpec
 from policysearch.values import InputError
 
@@ -26,7 +26,7 @@ from policysearch.values import InputError
 class Row:
     """One trained policy.
 
-    Gaps are in nats: the mean over the seeds, the smallest and largest, and what the front counts
+    Gaps are in nats: the mean over the seeds, the smallest and largest, and what can be told of it
     (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
     against float32 on the same device and stack. `presets` are the presets that are this policy,
     separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
@@ -44,7 +44,7 @@ class Row:
     `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
     `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
     reduced in, and `communication_share` which share of the step waits for other devices. `seeds`:
-    how many it was trained with.
+    how many it was trained with. `matters_gap`: gaps up to it are equal. `verdict` is the study's.
     """
 
     trial: int
@@ -99,6 +99,8 @@ class Row:
     all_reduce: str = "float32"
     communication_share: float = 0.0
     seeds: int = 1
+    matters_gap: float = 0.0
+    verdict: str = ""
 
     @property
     def label(self) -> str:
@@ -149,7 +151,8 @@ class Results:
     when its initial parameters are jittered by 1e-6; None if not measured. `float32_fault`: why
     nothing can be compared with float32, where it diverged or failed itself. `confirmed`: (digest,
     confirmation) of policies that were trained longer, `unconfirmed`: (digest, why) of those whose
-    longer runs came to no verdict; see `results.confirmation`. `mixed`: changes of
+    longer runs came to no verdict, `horizons`: (digest, what each length came to, longest last);
+    see `results.confirmation`. `mixed`: changes of
     code or libraries amid the results, which a run was told to accept. `references`: modeled costs
     of what speedups are given against, by preset: float32, TF32 where the device has it, and the
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
@@ -170,6 +173,7 @@ class Results:
     fidelity: FidelitySummary | None = None
     left: tuple[tuple[str, PolicyCost], ...] = ()
     unconfirmed: tuple[tuple[str, str], ...] = ()
+    horizons: tuple[tuple[str, tuple[Confirmation, ...]], ...] = ()
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -187,24 +191,37 @@ class Results:
         return RESOLUTION * (self.noise_gap or 0.0)
 
     @property
+    def matters_gap(self) -> float:
+        """The least loss gap that matters, in nats: `objectives.matters` of what float32 learns.
+
+        Never below `resolution_gap`, and that where it is not known what float32 learns.
+        """
+        drop = max(0.0, self.learned.drop) if self.learned else 0.0
+        return max(self.spec.objectives.matters * drop, self.resolution_gap)
+
+    @property
     def accumulators(self) -> tuple[str, ...]:
         """The accumulators that products were summed in, by name."""
         mentions = (re.findall(r'"accumulator": ?"([^"]*)"', trial.text) for trial in self.trials)
         return tuple(sorted({name for names in mentions for name in names}))
 
     def counted_gap(self, trial: Trial) -> float:
-        """Return the gap the front counts: never below the resolution or its standard error.
-
-        A policy that looks better than float32, or closer than the seeds can tell, gains nothing.
-        """
+        """Return the gap that can be told: never below the resolution or its standard error."""
         if trial.diverged:
             return DIVERGED_GAP
         return max(trial.loss_gap, trial.gap_error, self.resolution_gap)
 
+    def ranked_gap(self, trial: Trial) -> float:
+        """Return the gap the front counts: never below what matters, so that those are equal.
+
+        A policy that looks better than float32, or closer than seeds can tell, gains nothing.
+        """
+        return max(self.counted_gap(trial), self.matters_gap)
+
     def point(self, trial: Trial) -> Point:
         """Return the trial's objectives, every one to be minimised."""
-        axes: dict[ObjectiveName, float] = {
-            "loss_gap": self.counted_gap(trial),
+        axes: dict[str, float] = {
+            "loss_gap": self.ranked_gap(trial),
             "speedup": -trial.cost.speedup,
             "memory_ratio": trial.cost.memory_ratio,
         }
@@ -212,9 +229,15 @@ class Results:
 
     @cached_property
     def cannot_rank(self) -> str:
-        """Why the recipe cannot rank policies and what to change; "" where it can, or unknown."""
+        """Why no policy can be ranked and what to change; "" where they can, or that is unknown.
+
+        float32 diverges or has not learned, or its recipe tells policies not apart.
+        """
         known, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
-        return cannot_rank(self.learned, self.noise_gap, known, self.spec.task, seeds)
+        # A study may call smaller gaps its own: then those count that noise leaves to be told.
+        share = max(WANTED_SHARE, self.spec.objectives.matters)
+        how = self.spec.task, seeds, share
+        return self.float32_fault or cannot_rank(self.learned, self.noise_gap, known, *how)
 
     @cached_property
     def front(self) -> tuple[Trial, ...]:
@@ -324,7 +347,7 @@ class Results:
         confirmed = self.confirmation(trial)
         return confirmed.fault(self.counted_gap(trial)) if confirmed else ""
 
-    def verdict(self, trial: Trial) -> str:
+    def outlook(self, trial: Trial) -> str:
         """Return in words what is known of the policy beyond the steps of the search."""
         if self.cannot_rank:
             return self.cannot_rank
@@ -341,6 +364,15 @@ class Results:
         """Return the loss gap at the longest horizon the policy was trained over, in nats."""
         confirmed = self.confirmation(trial)
         return confirmed.loss_gap if confirmed else trial.loss_gap
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the study comes to, in one sentence with its numbers."""
+        return verdict_of(self)
+
+    def training_verdict(self, trial: Trial) -> Verdict:
+        """Return whether this policy trains, in one sentence: it alone, beside float32."""
+        return training_verdict(self, trial)
 
     def sound_front(self) -> list[Trial]:
         """Return the front of what neither fails later nor will; once any was, of the confirmed."""
@@ -416,4 +448,6 @@ def _compared(results: Results, trial: Trial, row: Row) -> Row:
         batch_size=spec.task.batch_size,
         priced_batch_size=spec.priced_batch_size,
         cannot_rank=results.cannot_rank,
+        matters_gap=results.matters_gap,
+        verdict=results.verdict.text,
     )

@@ -1,0 +1,308 @@
+"""What a study comes to, in one sentence: take a policy, keep what you run, or why neither."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Protocol
+
+from policysearch.cost.price import MODEL_RESOLUTION, PolicyCost, Speedup, speedup_over
+from policysearch.policy.presets import TF32
+from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
+from policysearch.study.results.difference import Difference, difference
+from policysearch.study.results.learning import Learned
+from policysearch.study.sections import ObjectivesSection, StudySection
+from policysearch.train.tasks import Task
+
+Kind = Literal[
+    "take",
+    "keep",
+    "at a cost",
+    "not learned",
+    "cannot rank",
+    "undecided",
+    "trains",
+    "trains, but",
+    "does not train",
+]
+
+FLOAT32 = "float32"
+
+
+class Question(Protocol):
+    """What of a study file a verdict answers; `StudySpec` has it all."""
+
+    @property
+    def study(self) -> StudySection: ...
+    @property
+    def task(self) -> Task: ...
+    @property
+    def objectives(self) -> ObjectivesSection: ...
+
+
+class Evidence(Protocol):
+    """What a verdict rests on; `Results` has it all."""
+
+    @property
+    def spec(self) -> Question: ...
+    @property
+    def trials(self) -> tuple[Trial, ...]: ...
+    @property
+    def failed(self) -> tuple[FailedTrial, ...]: ...
+    @property
+    def references(self) -> tuple[tuple[str, PolicyCost], ...]: ...
+    @property
+    def learned(self) -> Learned | None: ...
+    @property
+    def stopped(self) -> str: ...
+    @property
+    def float32_fault(self) -> str: ...
+    @property
+    def cannot_rank(self) -> str: ...
+    @property
+    def matters_gap(self) -> float: ...
+    @property
+    def front(self) -> tuple[Trial, ...]: ...
+    def sound_front(self) -> list[Trial]: ...
+    def ranked_gap(self, trial: Trial) -> float: ...
+    def fault(self, trial: Trial) -> str: ...
+    def confirmation(self, trial: Trial) -> Confirmation | None: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a study comes to: `text`, one sentence, and the numbers in it.
+
+    Of the kinds "take" and "at a cost" `trial` is the policy's, and the modeled `speedup` with its
+    interval is over `over`, the baseline of the study or float32; `loss_gap` is how much more its
+    mean loss is than that one's, in nats, `accuracy` how much more of the validation labels it gets
+    right. "trains", "trains, but" and "does not train" are said of one policy, beside float32.
+    Of "keep" `trial` is that of the baseline, if it is one. `confirmed_steps`: the longer
+    run that it was sound over. `tf32_speedup`: that of TF32 over float32, where the device has it.
+    `trials_left`: of the budget, when the search has not ended. `learning_checked`: whether records
+    say that float32 learned or not.
+    """
+
+    kind: Kind
+    text: str
+    trial: int | None = None
+    policy: str = ""
+    over: str = FLOAT32
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    loss_gap: float | None = None
+    accuracy: float | None = None
+    confirmed_steps: int | None = None
+    tf32_speedup: float | None = None
+    trials_left: int = 0
+    learning_checked: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every field as plain data, which is JSON as it is."""
+        return asdict(self)
+
+
+def verdict_of(results: Evidence) -> Verdict:
+    """Return what the results come to."""
+    left = _left(results)
+    checked = bool(results.learned and results.learned.checked)
+    found = replace(_found(results), tf32_speedup=_tf32(results), learning_checked=checked)
+    text = found.text
+    if found.kind in ("take", "keep", "at a cost"):
+        text += _tf32_words(results, found)
+        text += "" if checked else "; that float32 learned is not checked: its records are older"
+    if left:
+        text = f"not decided yet: {left} of {results.spec.study.trials} trials left; so far: {text}"
+        return replace(found, kind="undecided", text=text, trials_left=left)
+    return replace(found, text=text)
+
+
+def training_verdict(results: Evidence, trial: Trial) -> Verdict:
+    """Return whether one policy trains, beside float32; what the study comes to is another thing.
+
+    Of the kind "not learned" where float32 does not, so that nothing can be said of it.
+    """
+    if trial.diverged:
+        text = f"does not train: {trial.divergence}"
+        return Verdict("does not train", text, trial.number, trial.label)
+    study = _found(results)
+    if study.kind == "not learned":
+        return replace(study, trial=trial.number, policy=trial.label)
+    speed = _over(results, trial, None, FLOAT32)
+    beside = _beside(results, trial, _float32(results))
+    faults = [f"its loss is worse: {beside.cost}{_share(results, beside)}"] * beside.worse
+    confirmed = results.confirmation(trial)
+    if fault := results.fault(trial) or ("" if confirmed else trial.early_sign):
+        faults.append(f"it fails later: {fault}" if confirmed else fault)
+    faults += [results.cannot_rank] * bool(results.cannot_rank)
+    sure = "; ".join(faults) or f"{beside.said}; {_later(results, trial)}"
+    kind: Kind = "trains, but" if faults else "trains"
+    text = f"{kind}{' ' if faults else ': '}{sure}; {_faster(speed, FLOAT32)}"
+    return _verdict(kind, text, results, trial, speed, beside)
+
+
+def _float32(results: Evidence) -> Trial | None:
+    return next((trial for trial in results.trials if FLOAT32 in trial.presets), None)
+
+
+def _left(results: Evidence) -> int:
+    """Return how many trials the search has left, 0 once it has ended."""
+    searched = sum(not trial.by_hand for trial in results.trials) + len(results.failed)
+    return 0 if results.stopped else max(0, results.spec.study.trials - searched)
+
+
+def _found(results: Evidence) -> Verdict:
+    """Return what the trials so far come to."""
+    if results.float32_fault or (results.learned and results.learned.fault):
+        fault = results.float32_fault or (results.learned.fault if results.learned else "")
+        said = "float32 has not learned here"
+        return Verdict("not learned", fault if fault.startswith(said) else f"{said}: {fault}")
+    if results.cannot_rank:
+        return Verdict("cannot rank", f"the seeds cannot rank these: {results.cannot_rank}")
+    if not results.front:
+        lost = sum(trial.diverged for trial in results.trials) + len(results.failed)
+        return Verdict("undecided", f"nothing trained to its end ({lost} diverged or failed)")
+    rival, over, note = _rival(results)
+    others = [
+        (each, _over(results, each, rival, over), _beside(results, each, rival))
+        for each in results.sound_front()
+        if each is not rival and FLOAT32 not in each.presets
+    ]
+    faster = [row for row in others if row[1].value >= 1.0 + MODEL_RESOLUTION["speedup"]]
+    free = [row for row in faster if not row[2].worse]
+    if free:
+        trial, speed, lost_by = max(free, key=lambda row: (row[1].value, -row[0].number))
+        sure = f"{lost_by.said}; {_later(results, trial)}"
+        text = f"take {_name(trial)} ({_faster(speed, over)}; {sure})"
+        return _verdict("take", text + note, results, trial, speed, lost_by)
+    if faster:
+        trial, speed, lost_by = min(faster, key=lambda row: (row[2].gap, -row[1].value))
+        text = f"faster only at a cost: {_name(trial)} is {_faster(speed, over)}, {lost_by.cost}"
+        share = _share(results, lost_by)
+        text = f"{text}{share}; {_later(results, trial)}; otherwise keep {_called(over)}"
+        return _verdict("at a cost", text + note, results, trial, speed, lost_by)
+    return _keep(results, rival, over, note, others)
+
+
+Row = tuple[Trial, Speedup, Difference]
+
+
+def _keep(
+    results: Evidence, rival: Trial | None, over: str, note: str, others: Sequence[Row]
+) -> Verdict:
+    """Return that nothing is faster, and what needs less memory at no loss that matters."""
+    text = f"keep {_called(over)}: nothing tried is faster at its gap"
+    base = rival.cost.memory_ratio if rival else 1.0
+    small = [
+        (each.cost.memory_ratio / base, each, speed) for each, speed, d in others if not d.worse
+    ]
+    least = min(small, key=lambda row: row[0], default=None)
+    if least and least[0] <= 1.0 / (1.0 + MODEL_RESOLUTION["memory_ratio"]):
+        ratio, trial, speed = least
+        text += (
+            f"; {_name(trial)} needs {ratio:.2f} of its memory at {speed.value:.2f} of its speed"
+        )
+    number = rival.number if rival else None
+    return Verdict("keep", text + note, number, rival.label if rival else over, over)
+
+
+def _verdict(
+    kind: Kind, text: str, results: Evidence, trial: Trial, speed: Speedup, lost_by: Difference
+) -> Verdict:
+    confirmed = results.confirmation(trial)
+    return Verdict(
+        kind,
+        text,
+        trial.number,
+        trial.label,
+        speed.over,
+        speed.value,
+        speed.low,
+        speed.high,
+        lost_by.gap,
+        lost_by.accuracy,
+        confirmed.steps if confirmed and not results.fault(trial) else None,
+    )
+
+
+def _rival(results: Evidence) -> tuple[Trial | None, str, str]:
+    """Return what is run today, its name, and why it is not the baseline where that fails."""
+    name = results.spec.study.baseline or FLOAT32
+    base = next((trial for trial in results.trials if name in trial.presets), None)
+    float32 = _float32(results)
+    if name == FLOAT32:
+        return float32, FLOAT32, ""
+    if base is None:
+        return float32, FLOAT32, f"; your baseline {name} was not trained to its end"
+    why = base.divergence or results.fault(base)
+    if base.diverged or why:
+        return float32, FLOAT32, f"; your baseline {name} fails here: {why}"
+    return base, name, ""
+
+
+def _over(results: Evidence, trial: Trial, rival: Trial | None, over: str) -> Speedup:
+    if rival is not None:
+        return speedup_over(trial.cost, rival.cost, over)
+    cost = trial.cost
+    return Speedup(over, cost.speedup, cost.speedup_low, cost.speedup_high)
+
+
+def _beside(results: Evidence, trial: Trial, rival: Trial | None) -> Difference:
+    beside = results.learned.beside if results.learned else None
+    if beside is None or beside.constant.accuracy is None or not beside.accuracies:
+        return difference(trial, rival, results.matters_gap)
+    gained = sum(beside.accuracies) / len(beside.accuracies) - beside.constant.accuracy
+    least = results.spec.objectives.matters * max(0.0, gained)
+    return difference(trial, rival, results.matters_gap, least, beside.constant.validation_labels)
+
+
+def _share(results: Evidence, lost_by: Difference) -> str:
+    drop = results.learned.drop if results.learned else 0.0
+    return f" ({lost_by.gap / drop:.1%} of what float32 learns)" if drop > 0.0 else ""
+
+
+def _name(trial: Trial) -> str:
+    return f"trial {trial.number}, {trial.label}"
+
+
+def _called(over: str) -> str:
+    return f"what you run, {over}"
+
+
+def _faster(speed: Speedup, over: str) -> str:
+    whom = FLOAT32 if over == FLOAT32 else f"your baseline {over}"
+    return f"{speed.value:.2f}x {whom}, modeled {speed.low:.2f} to {speed.high:.2f}"
+
+
+def _later(results: Evidence, trial: Trial) -> str:
+    """Say how the policy does in longer training."""
+    confirmed = results.confirmation(trial)
+    if confirmed is None:
+        return "not trained longer yet"
+    times = confirmed.steps / results.spec.task.steps
+    return results.fault(trial) or f"holds at {times:.3g}x the steps"
+
+
+def _tf32(results: Evidence) -> float | None:
+    costs = dict(results.references)
+    if TF32 not in costs or FLOAT32 not in costs:
+        return None
+    return speedup_over(costs[TF32], costs[FLOAT32], FLOAT32).value
+
+
+def _tf32_words(results: Evidence, found: Verdict) -> str:
+    """Say how fast one switch is, where it is not what is taken or kept."""
+    speed, taken = _tf32(results), TF32 in found.policy.split()
+    if speed is None or taken or found.over == TF32:
+        return ""
+    text = f"; TF32, one switch, is modeled at {speed:.2f}x float32"
+    mine = next((t for t in results.trials if t.number == found.trial), None)
+    trained = next((t for t in results.trials if TF32 in t.presets), None)
+    if mine is not None and speed > mine.cost.speedup:
+        text += ", faster than that"
+        text += ", at a gap that was not trained" * (trained is None)
+    return text

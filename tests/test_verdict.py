@@ -1,0 +1,266 @@
+"""The verdict of a study: each of its sentences, and that its opposite is not said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from policysearch.cost.price import PolicyCost
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Score
+from policysearch.policy.presets import TF32, preset
+from policysearch.study.journal.records import compact
+from policysearch.study.journal.trials import Confirmation, Trial
+from policysearch.study.results.difference import difference
+from policysearch.study.results.learning import Beside, Learned
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec, load_spec
+from policysearch.train.constant import Constant
+from tests.studies import write_study
+
+BASELINE = "torch.autocast.bfloat16"
+DROP = 2.0
+"""Nats that float32 learns here, so that 0.02 matter."""
+
+Gaps = tuple[float, float, float]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
+    """A study whose search has ended, of three seeds, with a baseline."""
+    folder = tmp_path_factory.mktemp("study")
+    changes = (("trials = 6", f'trials = 1\nbaseline = "{BASELINE}"'), ("[0, 1]", "[0, 1, 2]"))
+    return load_spec(write_study(folder, *changes))
+
+
+@pytest.fixture(scope="module")
+def float32(spec: StudySpec) -> PolicyCost:
+    objective = Objective(spec.task, spec.cost.device, spec.cost.stack)
+    return objective.price(objective.float32)
+
+
+def priced(float32: PolicyCost, speedup: float, memory: float = 1.0) -> PolicyCost:
+    seconds = float32.step_seconds / speedup
+    return replace(float32, speedup=speedup, step_seconds=seconds, memory_ratio=memory)
+
+
+def trial_of(
+    cost: PolicyCost, number: int, gaps: Gaps, presets: Sequence[str] = (), accuracy: float = 0.9
+) -> Trial:
+    scores = tuple(Score(gap, accuracy, False, (), (), 0, cost) for gap in gaps)
+    policy = preset("bfloat16", (f"fc{number}",))
+    known = tuple(presets)
+    return Trial(
+        number, policy.digest, compact(policy), known, scores, "", start=True, seeds=(0, 1, 2)
+    )
+
+
+def near(mean: float, spread: float = 1e-4) -> Gaps:
+    return mean - spread, mean, mean + spread
+
+
+def results_of(
+    spec: StudySpec,
+    float32: PolicyCost,
+    rows: Sequence[tuple[float, float, Gaps]],
+    baseline: tuple[float, float, Gaps] = (2.0, 0.6, near(1e-3)),
+    labels: int = 10**6,
+    accuracy: float = 0.9,
+) -> Results:
+    """float32, the baseline, and policies of (speedup, memory ratio, gaps), numbered from 2."""
+    trials = [
+        trial_of(float32, 0, (0.0, 0.0, 0.0), ("float32",)),
+        trial_of(priced(float32, *baseline[:2]), 1, baseline[2], (BASELINE,)),
+        *(
+            trial_of(priced(float32, speed, memory), number, gaps, accuracy=accuracy)
+            for number, (speed, memory, gaps) in enumerate(rows, 2)
+        ),
+    ]
+    beside = Beside(Constant(2.3, 2.3, 0.1, labels), (0.9, 0.9, 0.9))
+    learned = Learned(2.3, 2.3 - DROP, beside)
+    return Results(spec, tuple(trials), 1e-7, learned=learned)
+
+
+def test_what_is_faster_at_no_loss_that_matters_is_taken(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    found = results_of(spec, float32, [(2.66, 0.5, near(2e-3)), (4.0, 0.4, near(0.3))])
+    verdict = found.verdict
+    assert verdict.kind == "take" and verdict.trial == 2 and verdict.over == BASELINE
+    assert verdict.speedup == pytest.approx(1.33)
+    low, high = verdict.speedup_low, verdict.speedup_high
+    assert low is not None and high is not None and low < 1.33 < high
+    assert str(verdict) == (
+        f"take trial 2, bfloat16 (1.33x your baseline {BASELINE}, modeled {low:.2f} to {high:.2f}; "
+        "loss and accuracy no worse than 95 % can tell; not trained longer yet)"
+    )
+    assert json.loads(json.dumps(verdict.as_dict()))["trial"] == 2
+    digest = found.trials[2].digest
+    longer = Confirmation(10 * spec.task.steps, (3,), 2e-3, None, 0.3, False)
+    held = replace(found, confirmed=((digest, longer), (found.trials[1].digest, longer)))
+    assert "holds at 10x the steps" in str(held.verdict)
+    assert held.verdict.confirmed_steps == 10 * spec.task.steps
+
+
+def test_where_the_baseline_is_best_it_is_kept(spec: StudySpec, float32: PolicyCost) -> None:
+    rows = [(1.5, 0.7, near(1e-4)), (2.1, 0.58, near(1e-5)), (1.9, 0.9, near(0.0))]
+    verdict = results_of(spec, float32, rows).verdict
+    assert verdict.kind == "keep" and verdict.trial == 1
+    assert str(verdict) == f"keep what you run, {BASELINE}: nothing tried is faster at its gap"
+    alone = results_of(spec, float32, []).verdict
+    assert str(alone) == str(verdict)
+    smaller = results_of(spec, float32, [(1.9, 0.3, near(1e-4))]).verdict
+    assert smaller.kind == "keep"
+    assert str(smaller).endswith(
+        "; trial 2, bfloat16 needs 0.50 of its memory at 0.95 of its speed"
+    )
+
+
+def test_what_is_faster_with_a_loss_that_matters_has_a_cost(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    verdict = results_of(spec, float32, [(4.0, 0.4, near(0.3)), (5.0, 0.4, near(0.6))]).verdict
+    assert verdict.kind == "at a cost" and verdict.trial == 2
+    assert str(verdict).startswith("faster only at a cost: trial 2, bfloat16 is 2.00x your base")
+    assert "loss +3.0e-01" in str(verdict) and "14.9% of what float32 learns" in str(verdict)
+    assert str(verdict).endswith(f"otherwise keep what you run, {BASELINE}")
+
+
+def test_a_gap_below_what_matters_is_none(spec: StudySpec, float32: PolicyCost) -> None:
+    """The same policy on both sides of the line, which a study may move."""
+    for gap, kind in ((0.019, "take"), (0.022, "at a cost")):
+        found = results_of(spec, float32, [(4.0, 0.4, near(gap))], (2.0, 0.6, near(0.0)))
+        assert found.matters_gap == pytest.approx(0.02)
+        assert found.verdict.kind == kind
+        assert (found.ranked_gap(found.trials[2]) == found.matters_gap) == (kind == "take")
+    wider = replace(spec, objectives=replace(spec.objectives, matters=0.05))
+    assert replace(found, spec=wider).verdict.kind == "take"
+    # never below what noise leaves to be told
+    loud = replace(found, spec=replace(spec, objectives=replace(spec.objectives, matters=0.0)))
+    assert loud.matters_gap == found.resolution_gap > 0.0
+
+
+def test_gaps_that_do_not_matter_are_equal_in_the_front_and_the_pick(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    rows = [(3.0, 0.5, near(1e-2)), (2.4, 0.55, near(1e-3)), (1.5, 0.8, near(1e-4))]
+    found = results_of(spec, float32, rows)
+    assert [trial.number for trial in found.front] == [2]
+    assert found.knee().number == found.fastest().number == 2
+    mine = replace(spec, objectives=replace(spec.objectives, matters=0.0))
+    assert {2, 3, 4} <= {trial.number for trial in replace(found, spec=mine).front}
+
+
+def test_too_few_validation_labels_cannot_tell(spec: StudySpec, float32: PolicyCost) -> None:
+    row = [(3.0, 0.5, near(1e-4))]
+    few = results_of(spec, float32, row, labels=200, accuracy=0.88).verdict
+    assert few.kind == "take"
+    assert "of its accuracy 200 validation labels cannot tell: -0.020 +- 0.06" in str(few)
+    assert "accuracy no worse" not in str(few)
+    many = results_of(spec, float32, row, accuracy=0.88).verdict
+    assert many.kind == "at a cost" and "accuracy -0.020" in str(many)
+    assert "loss and accuracy no worse" in str(results_of(spec, float32, row).verdict)
+
+
+def test_seeds_that_scatter_cannot_tell(spec: StudySpec, float32: PolicyCost) -> None:
+    verdict = results_of(spec, float32, [(3.0, 0.5, near(3e-3, 0.02))]).verdict
+    assert "of its loss 3 seeds cannot tell: +2.0e-03 +- 4.9e-02 nats" in str(verdict)
+
+
+def test_one_seed_has_no_interval(float32: PolicyCost) -> None:
+    trial = trial_of(float32, 0, near(1e-3))
+    alone = replace(trial, scores=trial.scores[:1], seeds=(0,))
+    found = difference(alone, None, 0.02)
+    assert found.reach is None and not found.worse and not found.loss_told
+    assert "1 seed cannot tell" in found.said
+
+
+def test_a_study_that_goes_on_says_what_is_left(spec: StudySpec, float32: PolicyCost) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
+    going = replace(found, spec=replace(spec, study=replace(spec.study, trials=10)))
+    assert going.verdict.kind == "undecided" and going.verdict.trials_left == 7
+    assert str(going.verdict).startswith(
+        "not decided yet: 7 of 10 trials left; so far: take trial 2"
+    )
+    assert replace(going, stopped="expected gain below").verdict.kind == "take"
+    assert replace(found, trials=(), learned=None).verdict.kind == "undecided"
+
+
+def test_float32_and_seeds_may_not_allow_a_verdict(spec: StudySpec, float32: PolicyCost) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
+    lost = replace(found, float32_fault="float32 itself diverged in step 3").verdict
+    assert lost.kind == "not learned" and lost.trial is None
+    assert str(lost) == "float32 has not learned here: float32 itself diverged in step 3"
+    loud = replace(found, noise_gap=0.5).verdict
+    assert loud.kind == "cannot rank" and str(loud).startswith("the seeds cannot rank these: ")
+    for none in (lost, loud):
+        assert "take" not in str(none) and none.speedup is None
+
+
+def test_tf32_is_counted(spec: StudySpec, float32: PolicyCost) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
+    slow, fast = priced(float32, 1.2), priced(float32, 3.5)
+    for cost, said in (
+        (slow, "1.20x float32"),
+        (fast, "3.50x float32, faster than that, at a gap"),
+    ):
+        told = replace(found, references=(("float32", float32), (TF32, cost))).verdict
+        assert f"; TF32, one switch, is modeled at {said}" in str(told)
+        assert told.tf32_speedup == pytest.approx(cost.speedup)
+    assert "TF32" not in str(found.verdict)
+    switch = trial_of(fast, 3, near(1e-5), (TF32,))
+    both = replace(found, trials=(*found.trials, switch))
+    both = replace(both, references=(("float32", float32), (TF32, fast)))
+    assert both.verdict.trial == 3 and str(both.verdict).startswith(f"take trial 3, {TF32} (1.75x")
+    assert "one switch" not in str(both.verdict)
+
+
+def test_a_baseline_that_fails_is_not_kept(spec: StudySpec, float32: PolicyCost) -> None:
+    found = results_of(spec, float32, [(1.5, 0.5, near(1e-4))])
+    scores = tuple(replace(score, diverged=True) for score in found.trials[1].scores)
+    lost = replace(found.trials[1], scores=scores, divergence="diverged in step 4")
+    verdict = replace(found, trials=(found.trials[0], lost, found.trials[2])).verdict
+    assert verdict.kind == "take" and verdict.over == "float32"
+    assert str(verdict).endswith(f"; your baseline {BASELINE} fails here: diverged in step 4")
+
+
+def test_one_policy_trains_or_does_not(spec: StudySpec, float32: PolicyCost) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4)), (3.0, 0.5, near(0.3))])
+    same, worse = (found.training_verdict(found.trials[number]) for number in (2, 3))
+    assert same.kind == "trains"
+    assert str(same).startswith(
+        "trains: loss and accuracy no worse than 95 % can tell; not trained"
+    )
+    assert worse.kind == "trains, but"
+    assert str(worse).startswith("trains, but its loss is worse: loss +3.0e-01")
+    scores = tuple(replace(score, diverged=True) for score in found.trials[2].scores)
+    lost = replace(found.trials[2], scores=scores, divergence="diverged in step 4, most in fc2")
+    assert str(found.training_verdict(lost)) == "does not train: diverged in step 4, most in fc2"
+
+
+@pytest.mark.usefixtures("one_process")
+def test_every_view_of_a_study_begins_with_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = str(
+        write_study(tmp_path, ("steps = 6", "steps = 60"), ("tail_steps = 3", "tail_steps = 9"))
+    )
+    assert main(["run", path]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("verdict: ")
+    assert main(["show", path, "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert f"verdict: {read['verdict']['text']}" == first and read["study"] == "tiny"
+    for command in (["show", path], ["confirm", path]):
+        assert main(command) == 0
+        assert capsys.readouterr().out.startswith("verdict: ")
+    assert main(["try", "preset:apex.O2", "--study", path]) == 0
+    assert capsys.readouterr().out.startswith("verdict: trains")
+    assert main(["export", path, "--trial", "0"]) == 0
+    assert "\nverdict of the study: " in capsys.readouterr().out
