@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
+from policysearch.formats import format_named
 from policysearch.nn.models import lenet5
 from policysearch.policy.policy import Policy, from_json, uniform_layer
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
@@ -139,6 +140,19 @@ def test_roles_are_decisions_beside_the_format(space: Space) -> None:
         "float8_e4m3fn": "grad/float8_e4m3fn/none",
     }
     assert [found[given].operand_epsilon for given in found] == [0.0, 2.0**-7, 0.125]
+
+
+def test_formats_with_the_same_gradients_are_options_of_their_own_epsilon() -> None:
+    formats = ("float32", "float16", "float8_e4m3fn", "float8_e5m2")
+    assert {uniform_layer(name).grad for name in formats[2:]} == {"float8_e5m2"}
+    effective = Encoding(make_space(SpaceSection(formats), MODEL))
+    place = effective.places.index("format.conv1")
+    found = [effective.row({"format.conv1": name})[place] for name in formats]
+    options = [effective.decisions.places[place][i] for i in found]
+    assert [option.name.partition("/")[0] for option in options] == list(formats)
+    epsilons = [format_named(name).epsilon for name in formats[1:]]
+    assert [option.operand_epsilon for option in options] == [0.0, *epsilons]
+    assert all(("float32" in each.name.split("/")[1:]) for each in options[1:])
 
 
 def test_the_interval_of_a_dynamic_scale_fits_the_run() -> None:
