@@ -18,6 +18,13 @@ from tests.studies import TINY, write_study
 STUDY_MISTAKES = (
     ('trials = 6', 'trials = "six"', "study.trials: 'six'; expected int"),
     ('trials = 6', 'trials = 0', "study.trials: 0; expected a number from 1"),
+    ('confirm_share = 0', 'confirm_share = -1', "study.confirm_share: -1.0; expected a number"),
+    ('confirm_share = 0', 'confirm_share = 1001', "confirm_share: 1001.0; expected a number"),
+    ('confirm_share = 0', 'confirm_factor = 0.9', "confirm_factor: 0.9; expected a number from 1"),
+    ('workers = 2', 'workers = 0', "workers: 0; expected a number from 1 to 1024"),
+    ('[task]', '[objectives]\nnames = ["speedup", "memory_ratio"]\n[task]',
+     "objectives.names: ['speedup', 'memory_ratio']; expected loss_gap"),
+    ('[task]', '[objectives]\nnames = ["loss_gap"]\n[task]', "expected loss_gap with speedup"),
     ('trials = 6', 'trails = 6', "study: unknown key 'trails'; expected one of name, seed"),
     ('name = "tiny"', '', "study: missing key 'name'"),
     ('name = "tiny"', 'name = "a/b"', "study.name: 'a/b'; expected letters"),

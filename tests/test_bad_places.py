@@ -127,6 +127,10 @@ def test_what_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks.check_memory("task", 1000)
     with pytest.raises(InputError, match="task: needs about"):
         tasks.check_memory("task", 1001)
+    monkeypatch.setattr(tasks, "machine_bytes", lambda: 6 * 2**30)
+    said = "task: needs about 7.5 GiB of memory; expected at most the 6 GiB of this machine"
+    with pytest.raises(InputError, match=f"^{said}$"):
+        tasks.check_memory("task", 7 * 2**30 + 2**29)
     monkeypatch.setattr(tasks, "machine_bytes", lambda: None)
     tasks.check_memory("task", 2**60)
 

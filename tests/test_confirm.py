@@ -25,6 +25,7 @@ from policysearch.study.runs import horizon_of
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import confirm_study, run_study
 from policysearch.train.tasks import Schedule
+from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 from tests.test_failures import is_float32
 
@@ -247,13 +248,27 @@ def test_fewer_than_one_are_refused(
     assert f"{option}: -1; expected at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("steps", ["0.5x", "3", "x", "-10x", "1e9x", "many"])
+@pytest.mark.parametrize("steps", ["0.5x", "3", "x", "-10x", "1e6x", "many"])
 def test_a_horizon_that_is_none_is_refused(
     steps: str, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = [str(write_study(tmp_path)), "--storage", str(journal)]
     assert main(["confirm", *places, f"--steps={steps}"]) == 2
     assert "expected a factor as 10x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", ["1x", "6", "999999x"])
+def test_a_horizon_from_the_steps_of_the_study_on_is_taken(steps: str, tmp_path: Path) -> None:
+    path, tried = write_study(tmp_path, *CHANGES), []
+    storage = tmp_path / "never-run.journal"
+
+    def confirm(_: StudySpec, __: Path, *, factor: float, **___: object) -> None:
+        tried.append(factor)
+        raise InputError("enough")
+
+    with mock.patch("policysearch.confirm_study", confirm):
+        assert main(["confirm", str(path), "--storage", str(storage), "--steps", steps]) == 2
+    assert tried == [1.0 if steps != "999999x" else 999999.0]
 
 
 def test_the_curve_of_a_run_is_kept(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from policysearch.policy.policy import uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step
+from policysearch.values import InputError
 from tests.cost_steps import WIDE, product, step
 
 V100, A100 = DEVICES["V100-SXM2"], DEVICES["A100-SXM4-80GB"]
@@ -255,6 +256,11 @@ def test_halving_the_bits_is_never_slower(
             seconds.append((FORMATS[name].bits, step_time(whole, device, stack).step_seconds))
     for bits, time in seconds:
         assert all(time >= other for fewer, other in seconds if fewer < bits)
+
+
+def test_a_launch_takes_no_negative_time() -> None:
+    with pytest.raises(InputError, match=r"^stack torch\.eager: launch_seconds: -1e-06; expected"):
+        dataclasses.replace(STACKS["torch.eager"], launch_seconds=-1e-6)
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -11,12 +11,15 @@ from typing import Any
 import optuna
 import pytest
 
+from policysearch.formats import format_named
 from policysearch.nn.models import lenet5
-from policysearch.policy.policy import Policy, from_json, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Policy, from_json, uniform_layer
+from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.space import decided
 from policysearch.space.decided.base import Decided, Group
 from policysearch.space.encoding import Encoding
+from policysearch.space.equivalence import has_short_range
 from policysearch.space.model_space import make_space
 from policysearch.space.section import DECIDED, SpaceSection
 from policysearch.space.space import Space
@@ -139,6 +142,29 @@ def test_roles_are_decisions_beside_the_format(space: Space) -> None:
         "float8_e4m3fn": "grad/float8_e4m3fn/none",
     }
     assert [found[given].operand_epsilon for given in found] == [0.0, 2.0**-7, 0.125]
+
+
+@pytest.mark.parametrize(("compute", "short"), [("float8_e4m3fn", False), ("float16", True)])
+def test_scales_of_tensors_stand_in_for_a_loss_scale_below_16_bits_alone(
+    compute: str, short: bool
+) -> None:
+    policy = preset("te.current", ("fc1",))
+    wide = LayerPolicy(compute)
+    assert (wide.dgrad, wide.wgrad, wide.param) == ("float32",) * 3
+    assert has_short_range(policy.with_layers({"fc1": wide})) == short
+
+
+def test_formats_with_the_same_gradients_are_options_of_their_own_epsilon() -> None:
+    formats = ("float32", "float16", "float8_e4m3fn", "float8_e5m2")
+    assert {uniform_layer(name).grad for name in formats[2:]} == {"float8_e5m2"}
+    effective = Encoding(make_space(SpaceSection(formats), MODEL))
+    place = effective.places.index("format.conv1")
+    found = [effective.row({"format.conv1": name})[place] for name in formats]
+    options = [effective.decisions.places[place][i] for i in found]
+    assert [option.name.partition("/")[0] for option in options] == list(formats)
+    epsilons = [format_named(name).epsilon for name in formats[1:]]
+    assert [option.operand_epsilon for option in options] == [0.0, *epsilons]
+    assert all(("float32" in each.name.split("/")[1:]) for each in options[1:])
 
 
 def test_the_interval_of_a_dynamic_scale_fits_the_run() -> None:

@@ -21,7 +21,7 @@ from policysearch.train.tasks import Tracing
 
 def test_the_passes_end_at_the_step_that_is_trained() -> None:
     task, model = task_for("lenet5"), lenet5()
-    for name, count in (("mindspore.O2", 1), ("te.delayed", 2)):
+    for name, count in (("mindspore.O2", 1), ("te.delayed", 2), ("torchao.rowwise", 2)):
         policy = preset(name, model.layer_names)
         passes = policy_passes(task, model, policy)
         assert [each.name for each in passes[:count]] == ["policy", "scaling"][:count]

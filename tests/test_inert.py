@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from policysearch.cli import main
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
+from policysearch.study.journal.trials import Trial
 from policysearch.study.results.idle import idle_decisions
 from policysearch.study.specification import StudySpec, load_spec, space_of
 from policysearch.study.study import run_study
@@ -53,10 +55,31 @@ def test_a_decision_whose_every_pair_is_alike_is_named(spec: StudySpec, tmp_path
     assert idle_decisions(again, space_of(spec)) == ()
 
 
+def test_two_pairs_are_enough_and_one_is_not(spec: StudySpec, tmp_path: Path) -> None:
+    with replaced_training(without_scale):
+        results = run_study(spec, tmp_path / "a.journal", processes=0)
+    alike: dict[float, list[Trial]] = defaultdict(list)
+    for trial in results.trials:
+        alike[trial.scores[0].loss_gap].append(trial)
+    first, second = [pair for pair in alike.values() if len(pair) == 2][:2]
+
+    def found(*trials: Trial) -> list[int]:
+        kept = replace(results, trials=trials)
+        return [each.pairs for each in idle_decisions(kept, space_of(spec))]
+
+    assert (found(*first), found(*first, *second)) == ([], [2])
+    # seeds that one of a pair was not trained with say nothing
+    short = replace(first[0], scores=first[0].scores[:1], seeds=first[0].seeds[:1])
+    assert found(short, first[1], *second) == [2]
+    # nor do runs that diverged alike
+    broken = [replace(t, scores=tuple(replace(s, diverged=True) for s in t.scores)) for t in second]
+    assert found(*first, *broken) == []
+
+
 @pytest.mark.usefixtures("one_process")
 def test_run_says_so_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_study(tmp_path, *CHANGES)
     with replaced_training(without_scale):
         given = ["--storage", str(tmp_path / "c.journal"), "--out", str(tmp_path)]
         assert main(["run", str(study), "--processes", "1", *given]) == 0
-    assert "loss_scale does nothing here" in capsys.readouterr().out
+    assert "\n\nloss_scale does nothing here" in capsys.readouterr().out

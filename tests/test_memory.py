@@ -16,6 +16,7 @@ from policysearch.cost.memory import (
     lives,
     node_bytes,
     step_memory,
+    storage_of,
 )
 from policysearch.cost.price import price
 from policysearch.formats import FORMATS
@@ -39,6 +40,33 @@ from policysearch.train.step import trace_step
 def step(model: Chain, policy: str, batch: int) -> Graph:
     graph = trace_step(model, "softmax_cross_entropy", Optimizer("momentum"), batch)
     return apply_policy(graph, preset(policy, model.layer_names))
+
+
+@pytest.mark.parametrize(
+    ("value", "casts", "free"),
+    [
+        # a gradient and back, through the buffer of its reduction
+        ("wgrad float32", "update bfloat16, update float32", (True, True)),
+        ("dgrad float32", "update float16, update float32", (True, True)),
+        ("forward float32", "update bfloat16, update float32", (False, False)),
+        ("update float32", "update bfloat16, update float32", (False, False)),
+        # narrow before the update begins
+        ("wgrad float32", "wgrad bfloat16, update float32", (False, False)),
+        ("wgrad bfloat16", "update float32, update bfloat16", (False, False)),
+        ("wgrad float16", "update bfloat16, update float32", (True, False)),
+        ("wgrad float32", "update bfloat16, update float16", (True, False)),
+    ],
+)
+def test_the_buffer_of_a_reduction_holds_what_it_reduces(
+    value: str, casts: str, free: tuple[bool, ...]
+) -> None:
+    b, shape = Builder(), (4, 8)
+    made = b.emit(data, attrs={"shape": shape}, role="input", name="x")
+    for op, step in zip((relu, cast, cast), (value, *casts.split(", ")), strict=True):
+        role, format = step.split()
+        made = b.emit(op, made, role=role, format=format)
+    storage = storage_of(b.graph({"made": made}))
+    assert tuple(storage[i] == storage[i - 1] for i in (made - 1, made)) == free
 
 
 def test_four_nodes_by_hand() -> None:

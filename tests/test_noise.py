@@ -123,6 +123,9 @@ def test_members_of_the_front_that_seeds_cannot_tell_apart_are_ties(tmp_path: Pa
     (tmp_path / "noisy").mkdir()
     sure, noisy = studied(tmp_path / "sure", 1e-3), studied(tmp_path / "noisy", 0.9)
     assert len(sure.front) > 2
+    for row in (row for row in noisy.rows() if row.on_front):
+        reach = (row.gap_high95 or 0.0) - row.loss_gap
+        assert f"{row.loss_gap:+.2e} +- {reach:.1e}" in front_table(noisy)
     differ = [t for t in sure.front if t.number not in sure.ties]
     assert len({round(t.loss_gap, 6) for t in differ}) == len(differ)
     assert noisy.ties and len(noisy.ties) > len(sure.ties)

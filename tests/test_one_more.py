@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +24,19 @@ CHANGES = (
 )
 
 
-def by_bits(policy: Policy, seed: int) -> Measurement:
-    """Return a training whose gap is small, and most of it fc1's in 8 bits."""
-    narrow = 1e-3 * (policy.layer("fc1").compute == "float8_e4m3fn")
+def in_8_bits(policy: Policy) -> bool:
+    return policy.layer("fc1").compute == "float8_e4m3fn"
+
+
+def in_float16(policy: Policy) -> bool:
+    return policy.layer("fc1").compute == "float16"
+
+
+def by_bits(
+    policy: Policy, seed: int, gap: float = 1e-3, costly: Callable[[Policy], bool] = in_8_bits
+) -> Measurement:
+    """Return a training whose gap is that of costly policies, but for a little of fc2's."""
+    narrow = gap * costly(policy)
     return Measurement(
         0.5 + narrow + 1e-6 * (policy.layer("fc2").compute != "float32"), 0.9, None, 0, (), ()
     )
@@ -55,6 +68,34 @@ def test_single_changes_are_priced_and_ordered_by_what_they_promise(
     assert main(["why", str(trial.number), "--study", str(study), "--storage", str(storage)]) == 0
     text = capsys.readouterr().out
     assert "what one more decision would buy" in text and found[0].decision in text
+
+
+@pytest.mark.parametrize(
+    ("ladder", "trials", "costly", "gaps", "change"),
+    [
+        (["uniform"], 6, in_8_bits, (1e-3, 1.0), ("format.fc1", "float8_e4m3fn")),
+        # apex.O3 is none of the space, and as cheap: where it is good it leaves less to win
+        (["apex.O3", "uniform"], 3, in_float16, (1.0, 0.0), ("master_weights", False)),
+    ],
+)
+def test_a_change_promises_by_what_the_trials_measured(
+    ladder: list[str],
+    trials: int,
+    costly: Callable[[Policy], bool],
+    gaps: tuple[float, float],
+    change: tuple[str, object],
+    tmp_path: Path,
+) -> None:
+    few = ("trials = 6", f"trials = {trials}"), ('["uniform"]', json.dumps(ladder))
+    spec = load_spec(write_study(tmp_path, *CHANGES, *few))
+    gains = []
+    for gap in gaps:
+        with replaced_training(partial(by_bits, gap=gap, costly=costly)):
+            results = run_study(spec, tmp_path / f"{gap}.journal", processes=0)
+        trial = next(trial for trial in results.trials if trial.name == "bf16")
+        found = next_decisions(results, trial, space_of(spec), objective_of(spec))
+        gains.append({(each.decision, each.value): each.gain for each in found}[change])
+    assert gains[0] > gains[1]
 
 
 @pytest.mark.usefixtures("one_process")

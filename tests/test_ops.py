@@ -135,6 +135,27 @@ def test_convolution_flops_count_by_hand() -> None:
     assert op.flops(shapes, (2, 6, 28, 28), {}) == 2 * 2 * 28 * 28 * 6 * 25
 
 
+@pytest.mark.parametrize(
+    ("name", "by_hand"),
+    [
+        ("log", 10),  # as any function that no unit has, exp among them
+        ("sigmoid", 10),
+        ("silu", 10 + 1),  # a sigmoid and a product
+        ("hardswish", 5),  # a sum, two bounds, a product, a quotient
+        ("hardsigmoid", 4),
+        ("hardtanh", 2),
+        ("leaky_relu", 2),  # a bound and a product
+        ("sqrt", 1),
+    ],
+)
+def test_flops_of_a_function_count_by_hand(name: str, by_hand: int) -> None:
+    shape = (3, 5)
+    assert OPS[name].flops([shape], shape, {}) == by_hand * 15
+    if name != "sigmoid":  # of which the gradient reads the result
+        # the function anew, what makes it a slope, and the product with that
+        assert OPS[f"{name}_grad"].flops([shape, shape], shape, {}) == (by_hand + 2) * 15
+
+
 def _reference_conv(x: FloatArray, w: FloatArray, stride: int, padding: int) -> FloatArray:
     padded = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     high = (padded.shape[2] - w.shape[2]) // stride + 1

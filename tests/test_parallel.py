@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policysearch.cost.devices import DEVICES
+from policysearch.cost.devices import DEVICES, Sourced
 from policysearch.cost.memory import node_bytes, step_memory
 from policysearch.cost.parallel.collectives import (
     LINK_SHARE,
@@ -66,6 +66,23 @@ def test_an_all_reduce_is_that_of_a_ring(device: str, devices: int) -> None:
     assert link.seconds("all_reduce", bytes) == pytest.approx(clock)
     halves = link.seconds("reduce_scatter", bytes) + link.seconds("all_gather", bytes)
     assert halves == pytest.approx(clock + way.start_seconds)
+
+
+@pytest.mark.parametrize(
+    ("known", "rate"),
+    [
+        ({"link_bytes_per_second": 3e11, "pcie_bytes_per_second": 6.4e10}, 3e11),
+        ({"pcie_bytes_per_second": 6.4e10}, 6.4e10),
+        # PCIe 4: 16 lanes of 16 Gbit/s each way
+        ({}, 16 * 16e9 / 8),
+    ],
+)
+def test_devices_are_joined_by_their_links_else_by_pcie(
+    known: dict[str, float], rate: float
+) -> None:
+    other = tuple((name, Sourced(value, "measured")) for name, value in known.items())
+    found = link_of(replace(DEVICES["H100-SXM5"], other=other))
+    assert found.value == rate and (found.mark == "unsourced") == (not known)
 
 
 def test_nodes_are_joined_by_a_slower_network() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +47,12 @@ def test_a_preset_is_complete(name: str) -> None:
     ("name", "low", "fp32", "promote"),
     [
         ("mindspore.O1", "conv2d matmul bias relu", "max_pool gelu softmax add", ""),
+        ("mindspore.O1", "", "tanh sigmoid silu hardtanh leaky_relu hardswish dropout sqrt", ""),
+        ("mindspore.O1", "", "subtract multiply divide scale shift mean where masked_fill", ""),
+        ("mindspore.O1", "", "slice concatenate embedding average_pool batch_norm", ""),
+        ("mindspore.O1", "", "reshape transpose broadcast_to layer_norm", ""),
         ("mindspore.O2", "conv2d relu max_pool softmax gelu add pow", "batch_norm layer_norm", ""),
+        ("mindspore.O2", "rsqrt sum log cumsum cumprod prod vector_norm interpolate", "", ""),
         ("mindspore.O3", "conv2d relu softmax batch_norm layer_norm exp", "", ""),
         ("mindspore.auto", "conv2d matmul", "softmax layer_norm batch_norm", "bias concatenate"),
         ("apex.O1", "conv2d matmul bias", "softmax gelu layer_norm rsqrt", "relu add concatenate"),
@@ -53,7 +60,6 @@ def test_a_preset_is_complete(name: str) -> None:
         ("apex.O3", "conv2d relu softmax batch_norm sum", "", ""),
         ("torch.autocast.float16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
         ("torch.autocast.bfloat16", "conv2d matmul bias", "softmax layer_norm", "relu gelu add"),
-        ("torch.autocast.float16", "", "exp pow rsqrt sum", "batch_norm mean silu embedding"),
     ],
 )
 def test_op_lists_are_those_of_the_framework(name: str, low: str, fp32: str, promote: str) -> None:
@@ -61,6 +67,60 @@ def test_op_lists_are_those_of_the_framework(name: str, low: str, fp32: str, pro
     for place, ops in (("low", low), ("fp32", fp32), ("promote", promote)):
         for op in ops.split():
             assert placement(policy, op) == [place], op
+
+
+AUTOCAST: dict[Placement, str] = {
+    "low": "conv2d conv3d conv_transpose2d conv_transpose3d matmul prelu bias=linear",
+    "fp32": "exp expm1 log log2 log10 log1p logsumexp rsqrt tan pow power=pow power_of_number=pow "
+    "softplus softmax log_softmax layer_norm sum prod cumprod cumsum "
+    "vector_norm=linalg_vector_norm interpolate=upsample_bilinear2d "
+    "binary_cross_entropy_with_logits squared_error=mse_loss absolute_error=l1_loss "
+    "huber=huber_loss smooth_absolute_error=smooth_l1_loss soft_margin=soft_margin_loss "
+    "kl_divergence=kl_div poisson=poisson_nll_loss negative_log_likelihood=nll_loss "
+    "hinge_embedding=hinge_embedding_loss cosine_embedding=cosine_embedding_loss "
+    "multi_margin=multi_margin_loss",
+    "promote": "index_put addcmul addcdiv",
+}
+"""Lists of torch 2.13, `ATen/autocast_mode.h`: our ops, and torch's names where those differ."""
+
+UNLISTED = (
+    "relu tanh sigmoid gelu silu mish elu hardtanh leaky_relu hardswish hardsigmoid log_sigmoid "
+    "glu sqrt sin cos erf abs clamp maximum minimum round add subtract=sub multiply=mul divide=div "
+    "mean var std max min where masked_fill dropout embedding batch_norm concatenate=cat slice "
+    "reshape transpose gather index flip pad fold unfold average_pool=avg_pool2d "
+    "max_pool=max_pool2d lerp"
+)
+"""Ops in none of those lists: they run in the format that they are given, the widest of several."""
+
+
+def pairs(ops: str) -> dict[str, str]:
+    """Return torch's name by ours."""
+    return {ours: torchs or ours for ours, _, torchs in (op.partition("=") for op in ops.split())}
+
+
+@pytest.mark.parametrize("name", ["torch.autocast.float16", "torch.autocast.bfloat16"])
+def test_autocast_places_ops_as_torch_does(name: str) -> None:
+    policy = preset(name, LAYERS)
+    expected = {op: place for place, ops in AUTOCAST.items() for op in pairs(ops)}
+    expected |= dict.fromkeys(pairs(UNLISTED), "promote")
+    assert {op: placement(policy, op) for op in expected} == {o: [p] for o, p in expected.items()}
+
+
+@pytest.mark.torch
+def test_the_lists_of_autocast_are_those_of_the_header_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    found = re.findall(
+        r"#define AT_FORALL_(LOWER_PRECISION_FP|FP32\w*|PROMOTE)\(_\)((?:.*\\\n)*.*)",
+        header.read_text(encoding="utf-8"),
+    )
+    listed: dict[str, set[str]] = {"low": set(), "fp32": set(), "promote": set()}
+    for macro, body in found:
+        place = "low" if macro[0] == "L" else macro[:4].lower() if macro[0] == "F" else "promote"
+        listed[place] |= set(re.findall(r"_\((\w+)", body))
+    for place, ops in AUTOCAST.items():
+        assert set(pairs(ops).values()) <= listed[place]
+    assert not set(pairs(UNLISTED).values()) & set().union(*listed.values())
 
 
 @pytest.mark.parametrize(

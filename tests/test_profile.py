@@ -86,6 +86,16 @@ def test_launches_that_bind_are_told() -> None:
     assert "if the host launched in no time" in profile_page(small, changes)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_what_is_live_on_one_device_adds_up_to_its_peak(devices: int) -> None:
+    task = Task(model="mlp", data="digits", widths=(512, 512))
+    net = Objective(task, "A100-SXM4-40GB", "torch.eager", 64, parallel=Parallel(devices))
+    policy = preset("bfloat16", net.model.layer_names)
+    changes = Changes(net, dataclasses.replace(policy, parallel=net.parallel))
+    live = [sum(kinds.values()) for _, kinds in changes.live()]
+    assert max(live) == changes.price.memory.peak_bytes
+
+
 def test_float32_as_the_stack_runs_it_has_convolutions_in_tfloat32() -> None:
     task = Task(model="resnet", data="digits", widths=(64, 128))
     net = Objective(task, "A100-SXM4-40GB", "torch.compile", 4096)

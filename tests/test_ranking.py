@@ -21,12 +21,14 @@ from policysearch.report.table import caption, csv_text, front_table
 from policysearch.study.results.learning import Learned
 from policysearch.study.results.noise import Interval
 from policysearch.study.results.ranking import (
+    ERRORS,
     FEWEST,
     MOST_SEEDS,
     WANTED_SHARE,
     cannot_rank,
     seeds_needed,
     split_half,
+    undecided,
 )
 from policysearch.study.results.results import Results
 from policysearch.train.tasks import Task
@@ -204,3 +206,15 @@ def test_an_empty_front_is_no_pick(chaotic: tuple[Results, list[str]]) -> None:
     for pick in (chaotic[0].knee, chaotic[0].fastest):
         with pytest.raises(InputError, match=SAID):
             pick()
+
+
+@pytest.mark.parametrize(
+    ("mean", "wanted", "told"),
+    [(0.0, 0.25, True), (0.0, 0.2499, False), (0.25, 0.0, True), (-0.2499, 0.0, False)],
+)
+def test_a_gap_is_decided_from_the_share_that_is_wanted_on(
+    mean: float, wanted: float, told: bool
+) -> None:
+    error = 0.25 / ERRORS
+    assert ERRORS * error == 0.25
+    assert undecided(Interval(mean, mean - 0.3, mean + 0.3, error, 2.0), wanted) != told

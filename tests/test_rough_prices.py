@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from policysearch.objective.objective import Objective
+from policysearch.policy.parallel import Parallel
 from policysearch.search.acquisition import Yardstick
 from policysearch.search.candidates import MOST_SINGLE, SpacePool, SpacePrices
 from policysearch.search.price_estimate import PriceEstimate
@@ -86,6 +87,13 @@ class Estimated(SpacePrices):
 def pool() -> SpacePool:
     assert len(SPACE().choices()) > MOST_SINGLE
     return SpacePool(SPACE(), encoding(), exact, 0, Estimated(OBJECTIVE, SPACE(), 0))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_a_step_that_is_spread_is_not_estimated(devices: int) -> None:
+    spread = Objective(TASK, "H100-SXM5", "torch.compile", parallel=Parallel(devices))
+    found = SpacePrices(spread, SPACE(), 0).estimate(encoding())
+    assert (found is None) == (devices > 1)
 
 
 def test_rough_prices_order_policies_as_the_exact_ones_do() -> None:

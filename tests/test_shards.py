@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from policysearch.cost.parallel.shards import Exchange, shard
-from policysearch.graph import Graph, Node, size
+from policysearch.cost.parallel.shards import WHOLE, Exchange, Split, shard, split_of
+from policysearch.graph import Attrs, Graph, Node, Shape, size
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import gpt, lenet5, mlp
+from policysearch.ops.builder import Builder
+from policysearch.ops.catalogue import OPS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
@@ -92,6 +96,28 @@ def test_shapes_are_what_the_ops_make_of_their_inputs(model: Chain, policy: str)
             assert found == node.shape or in_part, (node.op.name, node.layer, inputs)
             asked += found != whole.nodes[node.id].shape
     assert asked > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "attrs", "axis", "expected"),
+    [
+        ("relu", (8, 16), {}, 1, (8, ())),
+        ("softmax", (8, 16), {}, 0, (1, ())),
+        ("softmax", (8, 16), {}, 1, (WHOLE, (0,))),  # a row is read whole
+        ("reshape", (8, 16), {"shape": (8, 4, 4)}, 1, (8, ())),
+        ("max_pool", (4, 8, 6, 6), {"window": 2, "stride": 2}, 1, (4, ())),
+        ("max_pool", (4, 8, 6, 6), {"window": 2, "stride": 2}, 2, (WHOLE, (0,))),
+    ],
+)
+def test_an_op_keeps_the_axis_that_it_does_not_read_along(
+    name: str, shape: Shape, attrs: Attrs, axis: int, expected: tuple[Split, tuple[int, ...]]
+) -> None:
+    """A split is named by how many rows lie before its axis."""
+    b = Builder()
+    x = b.emit(OPS["data"], attrs={"shape": shape}, role="input", name="x")
+    made = b.emit(OPS[name], x, attrs=attrs)
+    nodes = b.graph({"made": made}).nodes
+    assert split_of(nodes[made], [nodes[x]], [math.prod(shape[:axis])], 2) == expected
 
 
 def test_what_does_not_divide_stays_whole() -> None:

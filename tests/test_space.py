@@ -170,6 +170,21 @@ def test_an_accumulator_without_a_format_is_refused_before_training(
         make_space(section, MODEL)
 
 
+def test_the_ladder_sums_in_the_accumulator_that_is_offered_first() -> None:
+    swapped = replace(SECTION, accumulators=SECTION.accumulators[::-1])
+    for section in (SECTION, swapped):
+        policy = make_space(section, MODEL).preset("apex.O3")
+        assert {layer.accumulator for _, layer in policy.layers} == {section.accumulators[0]}
+
+
+def test_a_name_says_the_recipe_where_there_are_several() -> None:
+    for scalings in (("none", "current"), ("current", "none"), ("current",)):
+        space = make_space(replace(SECTION, scalings=scalings), MODEL)
+        params = {f"format.{group.name}": "float8_e4m3fn" for group in space.groups}
+        words = space.policy(params | {"scaling": "current"}).name.split()
+        assert ("current" in words) == (len(scalings) > 1)
+
+
 def test_block_scales_do_not_go_with_exact_tensor_cores() -> None:
     with pytest.raises(InputError, match="which takes no block scales"):
         SpaceSection(("float8_e4m3fn",), accumulators=("tensor_core.h100",), scalings=("mx",))

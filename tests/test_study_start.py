@@ -32,6 +32,7 @@ CHANGES = (
     ("widths = [8]", "widths = [512]"),
     ("trials = 6", f'trials = 6\nbaseline = "{BASELINE}"'),
     ('["bfloat16", "mindspore.O0", "apex.O3"]', '["uniform"]'),
+    ("[space]", '[space]\naccumulators = ["float32", "chunked:32:float16"]'),
 )
 
 

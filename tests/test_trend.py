@@ -62,6 +62,9 @@ def test_what_is_below_the_noise_is_flat() -> None:
     runs = [curve(0.0, 0.0, 0.1, 0.1 + move) for move in (1e-5, 1.01e-5, 0.99e-5)]
     assert one(*runs).gap == "growing" and one(*runs, least=1e-4).gap == "flat"
     assert one(*runs).relative == "growing"
+    # a change of exactly the least that counts is none
+    even = [curve(0.0, 0.0, 0.5, 0.75 + shift) for shift in (0.0, 2**-10, -(2**-10))]
+    assert one(*even, least=0.2499).gap == "growing" and one(*even, least=0.25).gap == "flat"
     # Between the middle and the end the gap grows from 20 to 40 % of float32's loss.
     assert one(*runs, least=0.1).relative == "flat"
 
@@ -71,6 +74,8 @@ def test_what_is_below_the_noise_is_flat() -> None:
     [
         (-0.3, -0.1, "flat"),
         (-0.1, -0.3, "flat"),
+        (-0.3, 0.0, "flat"),
+        (0.0, -0.3, "flat"),
         (-0.1, 0.1, "growing"),
         (0.1, -0.1, "shrinking"),
         (0.3, 0.1, "shrinking"),

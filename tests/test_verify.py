@@ -270,3 +270,22 @@ def test_a_device_that_is_not_there_is_one_line() -> None:
     names = ("flatten", "fc1", "relu1", "fc2", "relu2", "fc3")
     with pytest.raises(InputError, match=r"^verify in torch: .*; expected it to train$"):
         verify(preset("bfloat16", names), MLP, steps=1, place="meta:none")
+
+
+@pytest.mark.torch
+def test_the_optimizer_gets_the_gradients_of_narrow_parameters() -> None:
+    torch = pytest.importorskip("torch")
+    from policysearch.verify.torch_training import VECTOR, _Updated
+
+    narrow, wide, still = (
+        torch.nn.Parameter(torch.ones(3, 5, dtype=dtype))
+        for dtype in (torch.bfloat16, torch.float32, torch.bfloat16)
+    )
+    updated = _Updated(preset("bfloat16", ("fc1",)), [narrow, wide, still])
+    narrow.grad, wide.grad = torch.arange(15.0).view(3, 5).bfloat16(), torch.ones(3, 5)
+    updated.take_gradients()
+    filled, same, without = updated.tensors
+    assert same is wide and without.grad is None
+    assert filled.grad.flatten().tolist() == [*range(15), *[0.0] * (VECTOR - 15)]
+    torch.optim.SGD(updated.tensors, lr=1.0).step()
+    assert narrow.flatten().tolist() == [1.0 - i for i in range(15)]

@@ -11,8 +11,9 @@ from policysearch.emulator.compile import Step, compile_graph
 from policysearch.nn.attention import Embedding
 from policysearch.nn.chain import Chain
 from policysearch.nn.layers import Linear
-from policysearch.nn.model import Model
-from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, STEP_NUMBER
+from policysearch.nn.model import Model, emit_data
+from policysearch.ops.builder import Builder
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, STEP_NUMBER, WHOLE
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants, feed_inputs
 from policysearch.train.tasks import Task, Tracing
@@ -21,6 +22,13 @@ PRESETS = ("float32", "bfloat16", "apex.O3", "mindspore.O3", "mindspore.O2.graph
 ROWS, BATCH = 5000, 4
 NUMBERS = np.array([[2049, 257, 4097], [3001, 515, 4999], [1, 2051, 261], [4095, 1027, 263]])
 """None is a value of float8, few are of float16, and none of bfloat16."""
+
+
+def test_what_is_fed_is_whole_where_that_is_said_alone() -> None:
+    b = Builder()
+    nodes = [emit_data(b, "x", (3,)), emit_data(b, "i", (3,), whole=True)]
+    graph = b.graph({"x": nodes[0], "i": nodes[1]})
+    assert [graph.nodes[i].attributes.get(WHOLE, False) for i in nodes] == [False, True]
 
 
 def step_of(model: Model, name: str, inputs: tuple[Any, ...], labels: Any) -> Step:

@@ -88,8 +88,10 @@ def _say_estimate(options: argparse.Namespace, spec: StudySpec) -> None:
     from policysearch.api import default_storage
     from policysearch.study.estimate import estimate, said
 
-    if options.cluster is not None or (options.storage or default_storage(spec)).exists():
+    storage = options.storage or default_storage(spec)
+    if options.cluster is not None or storage.exists():
         return
+    make_folder(storage.parent)
     spec = spec if options.trials is None else spec.with_trials(options.trials)
     found = estimate(spec, options.processes)
     found.check()

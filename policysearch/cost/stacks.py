@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from policysearch.values import InputError, near_miss
+from policysearch.values import InputError, near_miss, number
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Stack:
     each way instead of a chain of ops. `norm_fusion`: batch norm takes the ReLU and the addition
     behind it along. `float32_norms`: layer norm and softmax run in float32 under mixed precision.
     `cell_kernels`: kernels of one step of a recurrence beside its product.
+
+    Raises InputError for a negative `launch_seconds`.
     """
 
     name: str
@@ -45,6 +47,9 @@ class Stack:
     norm_fusion: bool = False
     float32_norms: bool = False
     cell_kernels: int = 1
+
+    def __post_init__(self) -> None:
+        number(f"stack {self.name}: launch_seconds", self.launch_seconds, 0.0)
 
     def float32_of(self, convolution: bool) -> str:
         """Return what the framework makes of a float32 product or convolution unless told."""

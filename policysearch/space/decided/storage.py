@@ -53,8 +53,8 @@ class Storage:
     ) -> Policy:
         master = params.get("master_weights", section.master_weights[0])
         policy = replace(policy, master_weights=master)
-        if master:
-            return with_layers(policy, at, param={g.name: "float32" for g in at.groups})
+        if master:  # the kind Formats, which comes first, leaves every layer stored in float32
+            return policy
         layers, stored = dict(policy.layers), {}
         for group in at.groups:
             format = params.get(f"param.{group.name}", section.param_formats[0])
