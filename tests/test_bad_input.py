@@ -39,6 +39,8 @@ STUDY_MISTAKES = (
     ('ops = ["tanh"]', 'ops = ["sigmiod"]', "fold; did you mean 'sigmoid'?"),
     ('trials = 6', 'trails = 6', "did you mean 'trials'?"),
     ('"float8_e4m3fn"]', '"float8_e4m3"]', "for your own; did you mean 'float8_e4m3fn'?"),
+    ('"H100-SXM5"', '"A100"', "did you mean 'A100-SXM4-40GB' or 'A100-SXM4-80GB'?"),
+    ('"H100-SXM5"', '"h100-sxm"', "did you mean 'H100-SXM5'?"),
     ('"torch.compile"', '"Torch.Compile"', "did you mean 'torch.compile'?"),
     ('"apex.O3"]', '"apex.O4"]', "space.ladder: 'apex.O4'; expected one of uniform, uniform.all"),
     ('ops = ["tanh"]', 'groups = [{name = "a", layers = ["fc9"]}]', "'fc9'; expected one of"),

@@ -186,6 +186,16 @@ def test_a_near_miss_of_a_command_is_named(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean 'show'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["apex.O2", "apex.o2", "apexO2"])
+def test_a_preset_without_its_prefix_is_named_with_it(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", given]) == 2
+    assert capsys.readouterr().err.endswith("did you mean 'preset:apex.O2'?\n")
+    assert main(["explain", "nowhere.json"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
 def test_show_before_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_study(tmp_path)
     missing = tmp_path / "none.journal"

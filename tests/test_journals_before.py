@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,16 @@ def test_going_on_asks_for_nothing_but_accepted_changes(
         assert "--accept-changes" in line
         assert main([*run, "--accept-changes"]) == 0
     assert main(run) == 0
+
+
+@pytest.mark.usefixtures("recorded")
+def test_the_verdict_of_an_old_journal_guesses_nothing_of_learning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It has no record of what a constant predictor gets: that is said, and the rest as ever."""
+    assert main(["show", "before.toml", "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)["verdict"]
+    assert verdict["kind"] in ("take", "keep", "at a cost") and not verdict["learning_checked"]
+    assert verdict["text"].endswith("that float32 learned is not checked: its records are older")
+    assert main(["show", "before.toml"]) == 0
+    assert capsys.readouterr().out.startswith(f"verdict: {verdict['text']}\n")

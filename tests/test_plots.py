@@ -16,7 +16,20 @@ from matplotlib.text import Annotation, Text
 from policysearch.formats import format_named
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
-from policysearch.report.plots import FRONT, KNEE, LINE, OTHERS, VERDICT, VIEWS, View, figure, plots
+from policysearch.policy.presets import PRESETS
+from policysearch.report.plots import (
+    EDGES,
+    FRONT,
+    KNEE,
+    LINE,
+    MARKERS,
+    OTHERS,
+    VERDICT,
+    VIEWS,
+    View,
+    figure,
+    plots,
+)
 from policysearch.report.table import caption, csv_text
 from policysearch.study.results.results import Results, Row
 from policysearch.study.specification import load_spec
@@ -142,6 +155,45 @@ def test_front_members_are_numbered_and_the_star_is_the_verdict_s(
         number = these.verdict.trial if star.get_label() == VERDICT else these.knee().number
         (row,) = (row for row in these.rows() if row.trial == number)
         assert np.asarray(star.get_offsets()).tolist()[0][1] == view.value(row)
+
+
+def test_a_preset_has_one_marker_in_every_plot(results: Results) -> None:
+    """Whatever else is drawn: alone, and beside the others."""
+
+    def marks(shown: Results) -> dict[str, tuple[bytes, bytes]]:
+        axes = figure(shown, VIEWS[0]).axes[0]
+        return {
+            str(found.get_label()): (
+                np.asarray(found.get_paths()[0].vertices).tobytes(),
+                np.asarray(found.get_edgecolor()).tobytes(),
+            )
+            for found in axes.collections
+            if isinstance(found, PathCollection) and found.get_label() in PRESETS
+        }
+
+    every = marks(results)
+    assert len(every) >= 4 and len(set(every.values())) == len(every)
+    presets = {name: place for place, name in enumerate(PRESETS)}
+    pairs = {
+        (place % len(MARKERS), place // len(MARKERS) % len(EDGES)) for place in presets.values()
+    }
+    assert len(pairs) == len(presets)  # no two alike, of all there are
+    for trial in results.trials:
+        if trial.presets and not trial.diverged:
+            alone = marks(replace(results, trials=(trial,), learned=None))
+            assert alone == {name: every[name] for name in trial.presets}
+
+
+@pytest.mark.parametrize("matters", [0.0, 0.01, 0.5])
+def test_a_line_lies_where_a_gap_begins_to_matter(results: Results, matters: float) -> None:
+    objectives = replace(results.spec.objectives, matters=matters)
+    shown = replace(results, spec=replace(results.spec, objectives=objectives))
+    axes = figure(shown, VIEWS[0]).axes[0]
+    lines = [line for line in axes.lines if "a gap matters" in str(line.get_label())]
+    (place,) = {float(x) for line in lines for x in np.asarray(line.get_xdata())}
+    assert place == shown.matters_gap and axes.get_xlim()[0] < place < axes.get_xlim()[1]
+    verdict = " ".join(figure(shown, VIEWS[0]).get_suptitle().split())
+    assert verdict == f"Verdict: {shown.verdict}"
 
 
 def test_speed_has_the_interval_of_the_model_and_memory_none(results: Results) -> None:

@@ -18,9 +18,11 @@ from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import Confirmation, Trial
 from policysearch.study.results.difference import difference
 from policysearch.study.results.learning import Beside, Learned
+from policysearch.study.results.picks import candidates
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.train.constant import Constant
+from policysearch.train.swamped import Swamped
 from tests.studies import write_study
 
 BASELINE = "torch.autocast.bfloat16"
@@ -154,6 +156,37 @@ def test_gaps_that_do_not_matter_are_equal_in_the_front_and_the_pick(
     assert found.knee().number == found.fastest().number == 2
     mine = replace(spec, objectives=replace(spec.objectives, matters=0.0))
     assert {2, 3, 4} <= {trial.number for trial in replace(found, spec=mine).front}
+
+
+def test_longer_runs_are_of_what_gaps_tell_apart_too(spec: StudySpec, float32: PolicyCost) -> None:
+    """What is alone on the front of gaps that matter may fail; what would follow it is trained."""
+    rows = [(3.0, 0.5, near(1e-2)), (2.4, 0.55, near(2e-4)), (1.0, 0.9, near(1e-2))]
+    found = results_of(spec, float32, rows)
+    assert [trial.number for trial in found.front] == [2]
+    assert [trial.number for trial in candidates(found)][:2] == [2, 3]
+    fails = Confirmation(10 * spec.task.steps, (3,), 0.9, None, 0.3, False)
+    holds = replace(fails, loss_gap=2e-4)
+    longer = zip((found.trials[2].digest, found.trials[3].digest), (fails, holds), strict=True)
+    later = replace(found, confirmed=tuple(longer))
+    assert later.verdict.trial == 3 and "holds at 10x" in str(later.verdict)
+
+
+def test_what_fails_later_is_not_taken_where_nothing_else_is_there(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
+    assert found.verdict.kind == "take"
+    fails = Confirmation(10 * spec.task.steps, (3,), 0.9, None, 0.3, False)
+    every = tuple((trial.digest, fails) for trial in found.trials[1:])
+    later = replace(found, confirmed=every)
+    assert later.verdict.kind == "keep" and later.verdict.over == "float32"
+    assert f"your baseline {BASELINE} fails here: 300%" in str(later.verdict)
+    assert later.training_verdict(found.trials[2]).kind == "trains, but"
+    assert "it fails later: 300%" in str(later.training_verdict(found.trials[2]))
+    vanish = Swamped(shares=((50, 0.9),), projected=0.9, layer="fc2", layer_share=0.9)
+    scores = tuple(replace(score, swamped=vanish) for score in found.trials[2].scores)
+    signs = replace(found, trials=(*found.trials[:2], replace(found.trials[2], scores=scores)))
+    assert signs.trials[2].early_sign and signs.verdict.kind == "keep"
 
 
 def test_too_few_validation_labels_cannot_tell(spec: StudySpec, float32: PolicyCost) -> None:

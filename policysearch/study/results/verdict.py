@@ -136,7 +136,7 @@ def training_verdict(results: Evidence, trial: Trial) -> Verdict:
     beside = _beside(results, trial, _float32(results))
     faults = [f"its loss is worse: {beside.cost}{_share(results, beside)}"] * beside.worse
     confirmed = results.confirmation(trial)
-    if fault := results.fault(trial) or ("" if confirmed else trial.early_sign):
+    if fault := _doubt(results, trial):
         faults.append(f"it fails later: {fault}" if confirmed else fault)
     faults += [results.cannot_rank] * bool(results.cannot_rank)
     sure = "; ".join(faults) or f"{beside.said}; {_later(results, trial)}"
@@ -170,7 +170,7 @@ def _found(results: Evidence) -> Verdict:
     others = [
         (each, _over(results, each, rival, over), _beside(results, each, rival))
         for each in results.sound_front()
-        if each is not rival and FLOAT32 not in each.presets
+        if each is not rival and FLOAT32 not in each.presets and not _doubt(results, each)
     ]
     faster = [row for row in others if row[1].value >= 1.0 + MODEL_RESOLUTION["speedup"]]
     free = [row for row in faster if not row[2].worse]
@@ -186,6 +186,11 @@ def _found(results: Evidence) -> Verdict:
         text = f"{text}{share}; {_later(results, trial)}; otherwise keep {_called(over)}"
         return _verdict("at a cost", text + note, results, trial, speed, lost_by)
     return _keep(results, rival, over, note, others)
+
+
+def _doubt(results: Evidence, trial: Trial) -> str:
+    """Return why a policy fails later, or will by an early sign; the front may hold no other."""
+    return results.fault(trial) if results.confirmation(trial) else trial.early_sign
 
 
 Row = tuple[Trial, Speedup, Difference]
