@@ -186,7 +186,7 @@ def test_a_study_stopped_while_results_come_in_any_order_loses_none(
 STOPS: dict[str, dict[str, Any]] = {
     "budget: 15 trials": {},
     "time: 0.5 hours": {"hours": 0.5},
-    "goal met: 0.9 times at a gap up to 0.01": {"goal_gap": 0.01, "goal_speedup": 0.9},
+    "goal met: any gap<=0.01 speedup>=0.9 over=float32": {"goal_gap": 0.01, "goal_speedup": 0.9},
     "expected gain below 0.05 of the volume found": {"least_gain": 0.05},
     "the space has no other policy": {"trials": 500},
 }
@@ -238,7 +238,9 @@ def test_a_policy_that_is_known_but_not_shown_is_not_proposed_again(spec: StudyS
     spec = replace(spec, study=replace(spec.study, sampler="gain"))
     objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
     space = space_of(spec, objective.model)
-    proposer = Proposer(spec.study.plan(spec.objectives.names, spec.task.steps), objective, space)
+    proposer = Proposer(
+        spec.study.plan(spec.objectives.names, spec.task.steps, spec.wanted), objective, space
+    )
     known = set(proposer.ladder)
     shown = [
         TrialView(space.project(policy), 1e-3, 1.1, 0.9) for policy, _ in proposer.ladder.values()

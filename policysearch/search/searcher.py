@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.search.acquisition import Yardstick, expected_improvements
+from policysearch.search.goals import Goal
 from policysearch.search.hypervolume import Array, free_areas, front_of, places_of_front
 from policysearch.search.posterior import Belief, Sensitivity, fantasies
 from policysearch.space.options import Decisions, Row
@@ -39,6 +40,10 @@ FEW = 4
 
 DRAWS, LEAST_DRAWS, MOST_DRAWN = 16, 2, 512
 """In so many ways, fewer where that takes more than so many drawn gaps, but never below."""
+
+
+FRONT_EVERY = 2
+"""Each so many-th ask is for the front, the others for the goal."""
 
 
 class Pool(Protocol):
@@ -89,8 +94,9 @@ class Searcher:
         start: Sequence[tuple[Row, Costs]] = (),
         hints: Array | None = None,
         few: float = FEW,
+        goal: Goal | None = None,
     ) -> None:
-        self._few = few
+        self._few, self._goal = few, goal
         self._decisions, self._pool, self._measure = decisions, pool, measure
         self._start, self._hints = [(row, costs) for row, costs in start], hints
         self._told: dict[Row, Costs] = {}
@@ -115,11 +121,14 @@ class Searcher:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
         self._told.setdefault(row, costs)
 
-    def copy(self, start: Sequence[tuple[Row, Costs]]) -> Searcher:
-        """Return a searcher with another `start` that was told and asked the same, fitted once."""
+    def copy(self, start: Sequence[tuple[Row, Costs]], goal: Goal | None = None) -> Searcher:
+        """Return a searcher with another `start` that was told and asked the same, fitted once.
+
+        And with another `goal`.
+        """
         self._fit()
         other = copy.copy(self)
-        other._start = list(start)
+        other._start, other._goal = list(start), goal
         other._told, other._outside = dict(self._told), list(self._outside)
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
@@ -220,13 +229,27 @@ class Searcher:
         return np.array(rows, dtype=np.int64).reshape(len(rows), width)
 
     def _gains(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
-        """Return the expected new volume of each candidate: [n]."""
+        """Return the expected new volume, or gain for the goal, of each candidate: [n]."""
+        if self._goal is not None and len(self._told) % FRONT_EVERY:
+            gains = self._goal_gains(self._goal, belief, rows, costs)
+            if gains.any():
+                return gains
         gains, corner = np.zeros(len(rows)), self._measure.corner * (1.0, OUTER, OUTER)
         hopeful = np.flatnonzero((costs < corner[1:]).all(axis=1))
         for archive, beliefs in self._ways(belief, rows[hopeful]) if len(hopeful) else ():
             cuts, free = free_areas(archive, costs[hopeful], corner)
             gains[hopeful] += expected_improvements(beliefs, cuts, free, self._measure)
         return gains
+
+    def _goal_gains(
+        self, goal: Goal, belief: Sensitivity, rows: NDArray[np.int64], costs: Array
+    ) -> Array:
+        """Return by how much each candidate is expected to be better for the goal: [n]."""
+        small = self._measure.smallest_gap
+        known = np.array(self._known(self._expected)).reshape(-1, 3)
+        found = goal.values(known[:, 2], known[:, :2], small)
+        best = min(goal.worst(costs, self._measure), float(found.min(initial=np.inf)))
+        return goal.expected_improvements(belief.predict(rows), costs, best, small)
 
     def _ways(
         self, belief: Sensitivity, rows: NDArray[np.int64]
@@ -247,9 +270,12 @@ class Searcher:
 
     def _archive(self, gaps: Mapping[Row, float]) -> Array:
         """Return the points of policies with these gaps, and of those that are none of the pool."""
-        known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
-        points = np.array(known).reshape(len(known), 3)
+        points = np.array(self._known(gaps)).reshape(-1, 3)
         return self._measure.points(points[:, 2], points[:, :2])
+
+    def _known(self, gaps: Mapping[Row, float]) -> list[tuple[float, float, float]]:
+        """Return (time, memory, gap) of policies with these gaps, and of those outside the pool."""
+        return [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
 
 
 def _means(beliefs: Sequence[Belief], smallest_gap: float) -> Array:

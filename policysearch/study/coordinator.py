@@ -160,7 +160,7 @@ class Coordinator:
         if not self._in_order and digest != self._runs.float32.digest:
             waiting = self._waiting(digest)
         for asked in waiting:
-            if self._runs.ended(asked):
+            if self._runs.ended(asked, jittered=self._in_order):
                 self._session.record(asked)
                 self._finished -= len(self._seeds)
                 self._history.append(self._session.view(asked))
@@ -177,7 +177,8 @@ class Coordinator:
             views = self._settled_goal(count if self._in_order else told)
             if views is None:
                 return None
-            self.reason = self._limits.reached(known, views, self.low_fidelity.trials)
+            spent = self.low_fidelity.trials
+            self.reason = self._limits.reached(known, views, self._session.aims.now, spent)
             if self.reason:
                 return None
             proposal = self.proposed(self._asked, count)
@@ -198,8 +199,8 @@ class Coordinator:
 
         None while runs of these are missing: they are made ready. One seed may be luck.
         """
-        views, seeds = self._history.first(count), self._runs.seeds
-        places = [place for place, view in enumerate(views) if self._limits.meets(view)]
+        views, seeds, aim = self._history.first(count), self._runs.seeds, self._session.aims.now
+        places = [place for place, view in enumerate(views) if aim.ended_by(view)]
         asked = self._records.searched
         runs = self._runs.missing([asked[place] for place in places], seeds)
         self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
@@ -225,5 +226,7 @@ class Coordinator:
         ]
         known = {each.digest for each in asked}
         shown, promised = self._history.shown(told), self.low_fidelity.promised(digests)
-        proposal = self._proposer.propose(len(asked), shown, pending, known, promised)
+        aim = self._session.aims.now
+        goal = aim.of_search(self._history.first(told)) if aim.asked else None
+        proposal = self._proposer.propose(len(asked), shown, pending, known, promised, goal=goal)
         return proposal and (replace(proposal[0], told=told), proposal[1])

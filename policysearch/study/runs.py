@@ -71,10 +71,14 @@ class Runs:
         reference = [RunKey(digest, s, j) for j in (0.0, JITTER) for s in self.seeds]
         return {key: self.float32 for key in reference if key not in self.records.runs}
 
-    def ended(self, asked: Asked) -> bool:
-        """Whether the runs that the policy is scored by have ended, float32's among them."""
+    def ended(self, asked: Asked, jittered: bool = False) -> bool:
+        """Whether the runs that the policy is scored by have ended, float32's among them.
+
+        With `jittered` those under jitter too: they say which gap matters.
+        """
         keys = [RunKey(asked.trained, seed) for seed in self.searched]
-        keys += [RunKey(self.float32.digest, seed) for seed in self.seeds]
+        jitters = (0.0, JITTER) if jittered else (0.0,)
+        keys += [RunKey(self.float32.digest, s, j) for s in self.seeds for j in jitters]
         return all(key in self.records.runs for key in keys)
 
     def trained(

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
+from policysearch.study.aim import Aims
 from policysearch.study.journal.records import Asked, Records, RunKey
 from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
 from policysearch.study.optuna_samplers import distributions
@@ -15,7 +16,7 @@ from policysearch.study.optuna_view import TrialView, params_of, trial_view
 from policysearch.study.prices import Prices, References
 from policysearch.study.results.results import Results
 from policysearch.study.runs import Runs
-from policysearch.study.scoring import read_results, scored
+from policysearch.study.scoring import noise_gap, read_results, scored
 from policysearch.study.specification import StudySpec, space_of
 
 
@@ -40,17 +41,22 @@ class Session:
         records: Records,
         folder: Path | None = None,
     ) -> None:
-        study, steps = spec.study, spec.task.steps
-        self._spec, self.plan = spec, study.plan(spec.objectives.names, steps)
+        study = spec.study
+        self._spec = spec
+        self.plan = study.plan(spec.objectives.names, spec.task.steps, spec.wanted)
         self.objective, self.records = objective, records
         self.space = space_of(spec, objective.model)
         self.runs = Runs(records, objective.float32, study.seeds, study.searched, folder)
+        self.aims = Aims(spec, objective, self.space, self._noise)
         references = References(study.baseline, spec.space.accumulators[0], study.target)
         self.prices = Prices(objective, records, references)
 
     def results(self) -> Results:
         """Return what the study has found so far."""
         return read_results(self.records, self._spec, self.prices, self.prices.references)
+
+    def _noise(self) -> float | None:
+        return noise_gap(self.records.runs, self.runs.float32.digest, self.runs.seeds)
 
     def settling(self) -> dict[RunKey, Policy]:
         """Return the runs that members of the front lack: of the seeds it was not searched with.
@@ -115,5 +121,7 @@ class Session:
         What failed has the worst gap.
         """
         result = self._scored(asked, seeds)
-        gap = result.loss_gap if isinstance(result, Trial) else None
-        return trial_view(params_of(asked, self.space), gap, self.prices(asked))
+        params, price = params_of(asked, self.space), self.prices(asked)
+        if isinstance(result, Trial):
+            return trial_view(params, result.loss_gap, price, result.validation_accuracy)
+        return trial_view(params, None, price)

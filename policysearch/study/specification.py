@@ -17,11 +17,20 @@ from policysearch.space.parallel import ParallelSection, spread_space
 from policysearch.space.rules import rules_from_data
 from policysearch.space.section import SpaceSection
 from policysearch.space.space import Space
-from policysearch.study.sections import CostSection, ObjectivesSection, StudySection
+from policysearch.study.sections import (
+    CostSection,
+    GoalSection,
+    ObjectivesSection,
+    StudySection,
+    default_goal,
+)
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, one_of, shown
 
 T = TypeVar("T")
+
+OLD_GOALS = ("goal_gap", "goal_speedup")
+"""Keys of [study] that say a goal."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,10 @@ class StudySpec:
     objectives: ObjectivesSection = field(default_factory=ObjectivesSection)
     rules: tuple[FormatRule, ...] = ()
     parallel: ParallelSection = ParallelSection()
+    goal: GoalSection | None = None
 
     def __post_init__(self) -> None:
+        self._check_goal()
         try:
             self.parallel.check_batch(self.priced_batch_size)
         except InputError as error:
@@ -57,6 +68,33 @@ class StudySpec:
                 f"cost.batch_size_reason: {shown(self.cost.batch_size_reason)} with equal batches "
                 f"of {trained}; expected none"
             )
+
+    def _check_goal(self) -> None:
+        """Raise InputError for a goal in what this study does not weigh, or given twice."""
+        if self.goal is None:
+            return
+        old = [name for name in OLD_GOALS if getattr(self.study, name) is not None]
+        if old:
+            raise InputError(f"goal: given beside study.{old[0]}; expected one of them")
+        self.goal.check(self.objectives.names, self.priced_batch_size)
+
+    @property
+    def wanted(self) -> GoalSection:
+        """The goal: that of the file, what its older keys mean, or to beat the baseline."""
+        study = self.study
+        if self.goal is not None:
+            return self.goal
+        if study.goal_gap is not None:
+            limits = study.goal_gap, None, study.goal_speedup
+            return GoalSection("any", *limits, over="float32")
+        return default_goal(self.objectives.names)
+
+    @property
+    def notices(self) -> list[str]:
+        """What is to be said of older keys of the file, one line each."""
+        if self.study.goal_gap is None:
+            return []
+        return [f"study.goal_gap, study.goal_speedup: read as [goal] {self.wanted.words!r}"]
 
     @property
     def priced_batch_size(self) -> int:
@@ -118,6 +156,7 @@ def spec_from_data(data: Mapping[str, object], where: str) -> StudySpec:
         _section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
         rules_from_data(data, where),
         _section(ParallelSection, {"parallel": {}, **data}, "parallel", where),
+        _section(GoalSection, data, "goal", where) if "goal" in data else None,
     )
     try:
         return StudySpec(*sections)

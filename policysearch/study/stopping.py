@@ -1,10 +1,14 @@
-"""Why a search asks for no more: budget, time, too little to expect, goal met, nothing left."""
+"""Why a search asks for no more: budget, time, too little to expect, goal met, nothing left.
+
+The reasons are words: a journal keeps them, and every view says them as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
+from policysearch.study.aim import Aim
 from policysearch.study.optuna_view import TrialView
 from policysearch.study.plan import Budget
 
@@ -22,15 +26,17 @@ class Limits:
         self._budget, self._ladder, self._clock = budget, ladder, clock
         self._began = clock()
 
-    def reached(self, known: AbstractSet[str], told: Sequence[TrialView], spent: int = 0) -> str:
+    def reached(
+        self, known: AbstractSet[str], told: Sequence[TrialView], aim: Aim, spent: int = 0
+    ) -> str:
         """Return the limit that is reached, in words; "" where none is.
 
         `known` are the digests of all that was asked for, `told` what the search knows of them,
         `spent` how many trials evaluations of low fidelity were worth.
         """
         budget = self._budget
-        if any(self.meets(trial) for trial in told):
-            return f"goal met: {budget.goal_speedup:g} times at a gap up to {budget.goal_gap:g}"
+        if any(aim.ended_by(trial) for trial in told):
+            return f"goal met: {aim.words}"
         room = budget.trials - spent - len(known)
         if budget.trials >= len(self._ladder):
             # A preset that is still untried was added to the study file after its trials were done.
@@ -53,10 +59,3 @@ class Limits:
     def expected(self) -> str:
         """The reason to stop where what is expected stays too small."""
         return f"expected gain below {self._budget.least_gain:g} of the volume found"
-
-    def meets(self, trial: TrialView) -> bool:
-        """Whether the policy is as fast and as close to float32 as the study asks."""
-        gap, speedup = self._budget.goal_gap, self._budget.goal_speedup
-        if gap is None or speedup is None:
-            return False
-        return trial.loss_gap <= gap and trial.speedup >= speedup
