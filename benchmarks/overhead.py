@@ -46,6 +46,7 @@ STUDY = """
 [study]
 name = "overhead"
 trials = {trials}
+least_gain = 0
 sampler = "{sampler}"
 seeds = [0]
 

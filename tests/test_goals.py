@@ -30,13 +30,16 @@ from policysearch.values import InputError
 from tests.studies import TINY, replaced_training, write_study
 
 GAIN = ('sampler = "random"', 'sampler = "gain"')
+FREE = ("least_gain = 0\n", "")
 WIDE = (
+    FREE,
     ("widths = [8]", "widths = [96, 64, 48]"),
     ("batch_size = 4096", "batch_size = 65536"),
     ('ops = ["tanh"]\nmaster_weights = [true, false]', "master_weights = [true]"),
     ('["none", "fixed", "dynamic"]\ngrowth_intervals = [10, 100]', '["none"]'),
     ('["bfloat16", "mindspore.O0", "apex.O3"]', '["bfloat16"]'),
 )
+TEXT = TINY.replace(*FREE)
 NATS = {"float32": 0.0, "bfloat16": 1e-4, "float8_e4m3fn": 4e-3}
 
 
@@ -104,7 +107,7 @@ def test_wrong_words_are_refused_in_one_line(words: str) -> None:
 
 
 def test_a_study_file_has_a_goal_as_the_command_line_has_it(spec: StudySpec) -> None:
-    text = f'{TINY}\n[goal]\nwant = "smallest"\ngap = 0.01\nspeedup = 1.1\ntrainings = 5\n'
+    text = f'{TEXT}\n[goal]\nwant = "smallest"\ngap = 0.01\nspeedup = 1.1\ntrainings = 5\n'
     read = spec_from_text(text, "x")
     said = with_goal(spec, "smallest gap<=0.01 speedup>=1.1 trainings<=5")
     assert read.goal == said.goal == said.wanted
@@ -126,7 +129,7 @@ REFUSED = {
 @pytest.mark.parametrize("table", REFUSED)
 def test_a_goal_that_the_study_cannot_weigh_is_refused(table: str) -> None:
     with pytest.raises(InputError, match=REFUSED[table]):
-        spec_from_text(f"{TINY}\n{table}\n", "x")
+        spec_from_text(f"{TEXT}\n{table}\n", "x")
 
 
 def test_older_keys_are_read_as_the_goal_that_they_mean(spec: StudySpec) -> None:
@@ -159,7 +162,7 @@ BELIEFS = [
     Belief(0.3, np.array([1.0, 2.0, 5.0]), np.array([0.5, 2.0, 1.0])),
     Belief(0.7, np.array([1.5, 0.1, 4.0]), np.array([0.7, 0.3, 0.2])),
 ]
-PRICES = np.array([[0.5, 0.7], [0.4, 0.5], [0.3, 0.4]])
+PRICES = np.array([[0.35, 0.7], [0.4, 0.5], [0.3, 0.4]])
 SMALL = 1e-4
 
 
@@ -207,7 +210,7 @@ def test_an_accuracy_is_the_gap_up_to_which_it_holds() -> None:
     assert separating(gaps[::-1], [False, False, True, True]) == pytest.approx(8e-4)
     assert separating(gaps, [True, False, True, False]) == pytest.approx(3.2e-3)
     assert 0.0 < separating(gaps, [False] * 4) < 1e-4
-    aim = Aim(Goal("time"), "fastest accuracy>=0.9", 0.9)
+    aim = Aim(Goal("time"), "fastest accuracy>=0.9", accuracy=0.9)
     views = [
         TrialView({}, gap, 2.0, 0.5, a)
         for gap, a in zip(gaps, (0.95, 0.91, 0.8, math.nan), strict=True)
@@ -225,7 +228,9 @@ def test_goals_take_fewer_trainings_than_filtering() -> None:
     assert asked <= 0.65 * filtered
 
 
-@pytest.mark.parametrize("words", ["closest speedup>=2 over=float32", "smallest gap<=0.009"])
+@pytest.mark.parametrize(
+    "words", ["closest speedup>=2 over=float32 left<=0", "smallest gap<=0.009 left<=0"]
+)
 def test_a_study_asks_for_its_goal_and_the_same_when_interrupted(
     words: str, spec: StudySpec, tmp_path: Path
 ) -> None:
@@ -255,7 +260,7 @@ def test_the_command_line_takes_a_goal_and_says_what_older_keys_mean(
     from policysearch.cli import main
 
     old = ('name = "tiny"', 'name = "tiny"\ngoal_gap = 9.0\ngoal_speedup = 0.5')
-    path = write_study(tmp_path, GAIN, old)
+    path = write_study(tmp_path, GAIN, FREE, old)
     common = ["--storage", str(tmp_path / "j"), "--out", str(tmp_path), "--processes", "1"]
     assert main(["run", str(path), *common]) == 0
     assert capsys.readouterr().err.count(f"read as [goal] {OLD!r}") == 1

@@ -89,12 +89,6 @@ def test_trials_are_spent_by_policies_and_looks(
     assert limits(spec, trials=trials, short_runs=True).reached(asked, (), BEST, looks) == reason
 
 
-def test_too_little_is_less_than_the_least_gain(spec: StudySpec) -> None:
-    found = limits(spec, least_gain=0.01)
-    assert (found.too_small(0.0099), found.too_small(0.01)) == (True, False)
-    assert found.expected == "expected gain below 0.01 of the volume found"
-
-
 def test_a_search_that_goes_on_has_not_ended(spec: StudySpec, tmp_path: Path) -> None:
     path, calls = tmp_path / "j", 0
 

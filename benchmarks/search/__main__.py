@@ -29,6 +29,7 @@ from dataclasses import replace
 import numpy as np
 import optuna
 
+from benchmarks.search import stops
 from benchmarks.search.goals import report
 from benchmarks.search.rivals import RIVALS, SCORED
 from benchmarks.search.searches import OWN, Step, front, steps_within
@@ -44,6 +45,7 @@ from benchmarks.search.tables import (
     with_idle,
     without,
 )
+from benchmarks.search.traps import TRAPS
 from policysearch.search.acquisition import regret
 
 SHARES = (0.95, 0.99)
@@ -171,7 +173,7 @@ def _options() -> argparse.Namespace:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tables", nargs="+", choices=(*NAMES, *FRESH))
+    parser.add_argument("--tables", nargs="+", choices=(*NAMES, *FRESH, *TRAPS))
     parser.add_argument("--searches", nargs="+", default=(*SEARCHES, *RIVALS))
     parser.add_argument("--seeds", type=int, default=10, help="of each sampler")
     parser.add_argument("--trials", type=int, default=200, help="at most")
@@ -180,6 +182,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--without", metavar="KIND", help="of decisions, compared with")
     parser.add_argument("--brief", action="store_true", help="without regret and noise")
     parser.add_argument("--curve", action="store_true", help="shares after so many trainings")
+    parser.add_argument("--stops", action="store_true", help="whether what is left is as said")
     parser.add_argument("--goals", action="store_true", help="trainings to goals, on all tables")
     return parser.parse_args()
 
@@ -189,6 +192,9 @@ def main() -> int:
     options = _options()
     if options.goals:
         report(options.tables or [*NAMES, *FRESH], options.trials)
+        return 0
+    if options.stops:
+        stops.report(options.tables or [*NAMES, *FRESH, *TRAPS], options.trials)
         return 0
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for name in options.tables or NAMES:

@@ -96,6 +96,18 @@ WORSE = 0.05
 """By so much worse than the worst candidate is it, in log, to have found nothing."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """At 95 % no more than `share` is left, and `chance` bounds that anything is.
+
+    `share` of the goal: by which part of it a policy may be better than the best found, 1 where
+    none is found and one may be. Of the front: the part of the volume that is not found yet.
+    """
+
+    share: float
+    chance: float
+
+
 def separating(gaps: Sequence[float], holds: Sequence[bool]) -> float:
     """Return the gap in nats up to which something holds, as these gaps where it does say.
 

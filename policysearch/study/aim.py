@@ -28,12 +28,13 @@ AXES: Mapping[Want, Axis] = MappingProxyType(
 class Aim:
     """A goal in the units of a search, and the least validation accuracy beside it.
 
-    `words` says it. With `enough` any policy that meets it will do. If it is not `asked` for,
-    policies are asked for the front.
+    `words` says it. The search ends once no more than `left` can be left. With `enough` any policy
+    that meets it will do. If it is not `asked` for, policies are asked for the front.
     """
 
     goal: Goal
     words: str
+    left: float = 0.0
     accuracy: float | None = None
     enough: bool = False
     asked: bool = True
@@ -84,7 +85,7 @@ def aim_of(
         held = DEVICES[section.fits.partition("@")[0]].memory_bytes
         memory = min(memory, held / float32_bytes)
     goal = Goal(AXES[section.want], gap, time, memory)
-    return Aim(goal, section.words, section.accuracy, section.want == "any", asked)
+    return Aim(goal, section.words, section.left, section.accuracy, section.want == "any", asked)
 
 
 class Aims:

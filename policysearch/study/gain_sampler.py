@@ -19,7 +19,7 @@ from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.acquisition import FLOAT32, SMALLEST_GAP, Yardstick, yardstick
 from policysearch.search.candidates import SpacePool, SpacePrices, price_of
-from policysearch.search.goals import Goal
+from policysearch.search.goals import Goal, Left
 from policysearch.search.objectives import UNCOUNTED, ObjectiveName, counted
 from policysearch.search.searcher import Searcher
 from policysearch.space.decided.base import Params
@@ -103,11 +103,25 @@ class GainSampler(BaseSampler):
         weighs them, and asks for the `goal` beside the front.
         """
         with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
-            return self._following(known, start, goal)
+            searcher, volume = self._told(known, start, goal)
+            proposals = searcher.ask()
+        self.expected_share = searcher.expected_gain / volume if volume else np.inf
+        return dict(self._pool.params_of(proposals[0][0])) if proposals else {}
 
-    def _following(
+    def left(
+        self,
+        known: Iterable[Observation],
+        start: Iterable[Params] = (),
+        goal: Goal | None = None,
+    ) -> Left:
+        """Return what may be left of the goal, or of the front; arguments as of `following`."""
+        with self._blas.limit(limits=1):
+            return self._told(known, start, goal)[0].left()
+
+    def _told(
         self, known: Iterable[Observation], start: Iterable[Params], goal: Goal | None
-    ) -> Params:
+    ) -> tuple[Searcher, float]:
+        """Return a searcher that is told what is known, and the volume of that."""
         rows = [(row, trial) for trial in known if (row := self._row(trial.params)) is not None]
         measure = self._yardstick(rows)
         ended = [(row, trial) for row, trial in rows if trial.values]
@@ -120,9 +134,7 @@ class GainSampler(BaseSampler):
         for row, trial in rows:
             if not trial.values and (costs := self._pool.costs(row)) is not None:
                 searcher.expect(row, costs)
-        proposals = searcher.ask()
-        self.expected_share = searcher.expected_gain / volume if volume else np.inf
-        return dict(self._pool.params_of(proposals[0][0])) if proposals else {}
+        return searcher, volume
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any

@@ -2,8 +2,8 @@
 
 The words are what is wanted ("fastest", "smallest", "closest" or "any"), then limits without
 spaces, each as the key of [goal] has it: `gap<=0.01`, `accuracy>=0.97`, `speedup>=1.2`,
-`over=float32`, `memory<=0.6`, `fits=RTX-4090`, `trainings<=40`, `hours<=2`. Numbers are plain:
-a gap in nats, shares and ratios without a percent sign.
+`over=float32`, `memory<=0.6`, `fits=RTX-4090`, `trainings<=40`, `hours<=2`, `left<=0.05`. Numbers
+are plain: a gap in nats, shares and ratios without a percent sign.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIMIT = re.compile(r"([a-z_]+)(<=|>=|=)(\S+)")
 
 def with_goal(spec: StudySpec, words: str) -> StudySpec:
     """Return a study with the goal in words (`goal_from_words`), whatever its file says."""
-    study = replace(spec.study, goal_gap=None, goal_speedup=None)
+    study = replace(spec.study, goal_gap=None, goal_speedup=None, least_gain=None)
     return replace(spec, study=study, goal=goal_from_words(words))
 
 

@@ -17,7 +17,6 @@ class Budget:
 
     trials: int
     hours: float | None = None
-    least_gain: float = 0.0
     low_fidelity: str = ""
 
 

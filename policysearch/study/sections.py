@@ -34,7 +34,7 @@ class StudySection:
     says. A loss gap up to `gap_that_matters` nats is none; by default up to the noise floor,
     which is ten times what a jitter of the initial weights does to float32. Older keys are read as
     the goal that they mean: `goal_speedup` times as fast as float32 at a gap up to `goal_gap` as
-    any such policy, and `least_gain` as what may be left. `seed` drives the
+    any such policy, and `least_gain` as what may be `left`. `seed` drives the
     `sampler`: "gain" asks for what promises most new volume with prices known, the others are
     Optuna's. `baseline` is the preset that is in use today: always among the policies that are
     trained, and speedups are given against it as well. `fast` is what emulates: "c", "numpy" or,
@@ -133,8 +133,7 @@ class StudySection:
         fidelity = self.fidelity(steps)
         trials = min(self.trials, goal.trainings or self.trials)
         hours = min((h for h in (self.hours, goal.hours) if h is not None), default=None)
-        least = self.least_gain or 0.0
-        budget = Budget(trials, hours, least, fidelity.name if fidelity else "")
+        budget = Budget(trials, hours, fidelity.name if fidelity else "")
         asks = self.sampler, self.seed, self.baseline, objectives, self.workers
         return SearchPlan(*asks, budget, fidelity)
 
@@ -199,6 +198,7 @@ LIMITS = MappingProxyType(
         "fits": "=",
         "trainings": "<=",
         "hours": "<=",
+        "left": "<=",
     }
 )
 """What a goal can be subject to, with the sign that it has in words."""
@@ -214,8 +214,10 @@ class GoalSection:
     nats, `accuracy` the least validation accuracy, `speedup` the least over the baseline (or
     `over` "float32"), `memory` the largest peak over float32's, and `fits` a device whose memory
     the step must fit, at the batch that is priced; "DEVICE@B" says that batch. The search ends
-    after so many `trainings` of policies, or so many `hours`. Every other policy
-    is asked for the goal, the rest for the front.
+    after so many `trainings` of policies, or so many `hours`, or once, at 95 %, no more than the
+    share `left` can be left of the goal: a policy that was not trained is better than the best by
+    no more. Without this table it is a share of the volume of the front. 0 goes on to the end.
+    Every other policy is asked for the goal, the rest for the front.
     """
 
     want: Want = "fastest"
@@ -227,8 +229,10 @@ class GoalSection:
     fits: str = ""
     trainings: int | None = None
     hours: float | None = None
+    left: float = 0.05
 
     def __post_init__(self) -> None:
+        number("left", self.left, 0.0, 1.0)
         for name, most in (("gap", 1e6), ("accuracy", 1.0), ("speedup", 1e6), ("memory", 1e6)):
             if (value := getattr(self, name)) is not None:
                 number(name, value, 0.0, most)

@@ -29,7 +29,7 @@ from policysearch.values import InputError, from_plain, one_of, shown
 
 T = TypeVar("T")
 
-OLD_GOALS = ("goal_gap", "goal_speedup")
+OLD_GOALS = ("goal_gap", "goal_speedup", "least_gain")
 """Keys of [study] that say a goal."""
 
 
@@ -84,17 +84,21 @@ class StudySpec:
         study = self.study
         if self.goal is not None:
             return self.goal
+        goal = default_goal(self.objectives.names)
         if study.goal_gap is not None:
             limits = study.goal_gap, None, study.goal_speedup
-            return GoalSection("any", *limits, over="float32")
-        return default_goal(self.objectives.names)
+            goal = GoalSection("any", *limits, over="float32")
+        return goal if study.least_gain is None else replace(goal, left=study.least_gain)
 
     @property
     def notices(self) -> list[str]:
-        """What is to be said of older keys of the file, one line each."""
-        if self.study.goal_gap is None:
+        """What is to be said of older keys of the file that mean something else now."""
+        old = [f"study.{name}" for name in OLD_GOALS if getattr(self.study, name)]
+        if not old:
             return []
-        return [f"study.goal_gap, study.goal_speedup: read as [goal] {self.wanted.words!r}"]
+        words = repr(self.wanted.words) if self.study.goal_gap is not None else ""
+        said = words or f"left = {self.wanted.left:g}"
+        return [f"{', '.join(old)}: read as [goal] {said}"]
 
     @property
     def priced_batch_size(self) -> int:
@@ -109,6 +113,12 @@ class StudySpec:
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""
         return replace(self, study=replace(self.study, trials=trials))
+
+    def to_the_end(self) -> StudySpec:
+        """Return a copy whose search goes on whatever may be left."""
+        if self.goal is not None:
+            return replace(self, goal=replace(self.goal, left=0.0))
+        return replace(self, study=replace(self.study, least_gain=0.0))
 
 
 def objective_of(
