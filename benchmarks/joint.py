@@ -78,7 +78,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     joint = load_spec(options.study)
     results = [
-        run_study(spec, options.out / f"{spec.study.name}.journal")
+        run_study(spec.to_the_end(), options.out / f"{spec.study.name}.journal")
         for spec in (joint, *alone(joint))
     ]
     print(page(*results))

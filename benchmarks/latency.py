@@ -141,7 +141,9 @@ def trial_seconds(table: Table, task: Live) -> tuple[Array, int]:
         ):
             stack.enter_context(mock.patch.object(owner, method, call))
         journal = Path(name) / "latency.journal"
-        run_study(task.spec.with_trials(TRIALS), journal, processes=0, progress=progress)
+        run_study(
+            task.spec.with_trials(TRIALS).to_the_end(), journal, processes=0, progress=progress
+        )
     return np.diff(np.array(marks), axis=0), listed[0] - 1
 
 

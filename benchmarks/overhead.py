@@ -46,6 +46,7 @@ STUDY = """
 [study]
 name = "overhead"
 trials = {trials}
+least_gain = 0
 sampler = "{sampler}"
 seeds = [0]
 
@@ -111,7 +112,7 @@ def ask_seconds(layers: int, asks: int) -> tuple[list[float], int]:
     spec = spec_from_text(LARGE.format(widths=[512] * (layers - 1)), "large")
     objective = objective_of(spec)
     space = space_of(spec, objective.model)
-    plan = spec.study.plan(spec.objectives.names, spec.task.steps)
+    plan = spec.study.plan(spec.objectives.names, spec.task.steps, spec.wanted)
     proposer, rng = Proposer(plan, objective, space), np.random.default_rng(0)
     shown: list[TrialView] = []
     known: set[str] = set()

@@ -61,7 +61,7 @@ def without(spec: StudySpec, keys: Sequence[str]) -> StudySpec:
 def searched(spec: StudySpec, folder: Path) -> Results:
     """Search a study and confirm its front on seeds of its own."""
     storage = folder / f"{spec.study.name}.journal"
-    run_study(spec, storage)
+    run_study(spec.to_the_end(), storage)
     return confirm_study(spec, storage, factor=spec.study.confirm_factor, seeds=SEEDS)
 
 

@@ -60,7 +60,7 @@ TASK = Task(
     tail_steps=15,
 )
 SPEC = StudySpec(
-    StudySection("two-rules", seeds=(0, 1), workers=1, confirm_share=0.0),
+    StudySection("two-rules", seeds=(0, 1), workers=1, confirm_share=0.0, least_gain=0.0),
     TASK,
     CostSection("H100-SXM5", "torch.compile", 8192, "kernels as a large net has them"),
     SpaceSection(("bfloat16",), ladder=()),

@@ -22,6 +22,7 @@ from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
 from policysearch.search.objectives import DIRECTIONS
 from policysearch.space.target import differences, named_as_run
+from policysearch.study.goal import with_goal
 from policysearch.study.journal.storage import Repair, repair
 from policysearch.study.journal.trials import Trial as Trial
 from policysearch.study.opening import load_results as read_journal
@@ -59,6 +60,7 @@ def run_study(
     storage: str | Path | None = None,
     *,
     trials: int | None = None,
+    goal: str | None = None,
     processes: int | None = None,
     fast: Fast | None = None,
     progress: Progress | None = None,
@@ -69,7 +71,8 @@ def run_study(
     """Run a study, or go on with it, and return its results.
 
     `storage` is the journal file (default: results/<name>.journal), whose folder is made where it
-    is missing; `trials` replaces the number in the study file, and `fast` ("c", "numpy" or "off")
+    is missing; `trials` replaces the number in the study file, `goal` its goal ("fastest
+    gap<=0.01 memory<=0.6"), and `fast` ("c", "numpy" or "off")
     what emulates. Results depend neither on `fast` nor on `processes`: None takes one per core, 0
     trains in this process. With a Dask client as `executor` its workers train, and are told as they
     end. Every run that ended is used again.
@@ -78,6 +81,7 @@ def run_study(
     `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
+    spec = spec if goal is None else with_goal(spec, goal)
     spec = spec if fast is None else replace(spec, study=replace(spec.study, fast=fast))
     path = _journal(study, storage)
     make_folder(path.parent)

@@ -24,6 +24,7 @@ sampler = "random"
 workers = 2
 seeds = [0, 1]
 confirm_share = 0
+least_gain = 0
 
 [task]
 model = "mlp"

@@ -19,7 +19,6 @@ from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
 from policysearch.search import searcher
 from policysearch.search.posterior import Sensitivity
-from policysearch.space.decided.base import Params
 from policysearch.space.options import Decisions
 from policysearch.study.coordinator import Coordinator
 from policysearch.study.gain_sampler import GainSampler
@@ -186,8 +185,11 @@ def test_a_study_stopped_while_results_come_in_any_order_loses_none(
 STOPS: dict[str, dict[str, Any]] = {
     "budget: 15 trials": {},
     "time: 0.5 hours": {"hours": 0.5},
-    "goal met: 0.9 times at a gap up to 0.01": {"goal_gap": 0.01, "goal_speedup": 0.9},
-    "expected gain below 0.05 of the volume found": {"least_gain": 0.05},
+    "goal met: any gap<=0.01 speedup>=0.9 over=float32 left<=0": {
+        "goal_gap": 0.01,
+        "goal_speedup": 0.9,
+    },
+    "settled: by price alone nothing else can be better": {"least_gain": 0.05},
     "the space has no other policy": {"trials": 500},
 }
 
@@ -220,14 +222,14 @@ def test_asks_take_one_thread_for_threads_change_bits(
     spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, counts = replace(spec, study=replace(spec.study, sampler="gain")), set[int]()
-    following = GainSampler._following
+    following = GainSampler._told
 
-    def noted(self: GainSampler, *given: Any) -> Params:
+    def noted(self: GainSampler, *given: Any) -> tuple[searcher.Searcher, float]:
         every = threadpool_info()
         counts.update(row["num_threads"] for row in every if row["user_api"] == "blas")
         return following(self, *given)
 
-    monkeypatch.setattr(GainSampler, "_following", noted)
+    monkeypatch.setattr(GainSampler, "_told", noted)
     with threadpool_limits(2):
         run_study(spec, tmp_path / "a.journal", executor=Drawn(7, in_order=False))
     assert counts == {1}
@@ -238,7 +240,9 @@ def test_a_policy_that_is_known_but_not_shown_is_not_proposed_again(spec: StudyS
     spec = replace(spec, study=replace(spec.study, sampler="gain"))
     objective = Objective(spec.task, spec.cost.device, spec.cost.stack, spec.cost.batch_size)
     space = space_of(spec, objective.model)
-    proposer = Proposer(spec.study.plan(spec.objectives.names, spec.task.steps), objective, space)
+    proposer = Proposer(
+        spec.study.plan(spec.objectives.names, spec.task.steps, spec.wanted), objective, space
+    )
     known = set(proposer.ladder)
     shown = [
         TrialView(space.project(policy), 1e-3, 1.1, 0.9) for policy, _ in proposer.ladder.values()

@@ -50,7 +50,7 @@ STUDY_MISTAKES = (
     ('data = "digits"', 'data = "mnist"', "task.data: 'mnist'; expected one of"),
     ('steps = 6', 'steps = 6.5', "task.steps: 6.5; expected int"),
     ('rate = 0.1', 'rate = nan', "task.learning_rate: nan; expected a finite number"),
-    ('trials = 6', 'trials = 6\nleast_gain = 0.1', "least_gain: 0.1 with sampler 'random'; expe"),
+    ('least_gain = 0', 'least_gain = 0.1', "least_gain: 0.1 with sampler 'random'; expe"),
     ('batch_size = 32', 'batch_size = 1438', "batch_size: 1438; expected 1 to 1437, the exam"),
     ('[study]', '[study', "expected TOML"),
     ('[study]', '[study]\nseed = 1\nseed = 2', "expected TOML"),

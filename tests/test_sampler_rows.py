@@ -40,7 +40,7 @@ def named(spec: StudySpec, sampler: str, seed: int = 0) -> StudySpec:
 def proposed(spec: StudySpec, count: int = 6, pending: int = 0) -> list[Params]:
     """Return what is proposed one after the other, each told before the next but the `pending`."""
     objective = objective_of(spec)
-    plan = spec.study.plan(spec.objectives.names, spec.task.steps)
+    plan = spec.study.plan(spec.objectives.names, spec.task.steps, spec.wanted)
     proposer = Proposer(plan, objective, space_of(spec, objective.model))
     known, shown, asked = {*proposer.ladder}, list[TrialView](), list[Params]()
     gaps = np.random.default_rng(0)

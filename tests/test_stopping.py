@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from policysearch.search.goals import Goal
+from policysearch.study.aim import Aim
 from policysearch.study.opening import load_results
 from policysearch.study.optuna_view import TrialView
 from policysearch.study.specification import StudySpec, load_spec
@@ -24,8 +26,13 @@ def spec(tmp_path: Path) -> StudySpec:
 
 
 def limits(spec: StudySpec, clock: Any = lambda: 0.0, **study: Any) -> Limits:
-    plan = replace(spec.study, **study).plan(spec.objectives.names, spec.task.steps)
+    spec = replace(spec, study=replace(spec.study, **study))
+    plan = spec.study.plan(spec.objectives.names, spec.task.steps, spec.wanted)
     return Limits(plan.budget, LADDER, clock)
+
+
+ANY = Aim(Goal("gap", gap=1e-3, time=1.0 / 1.5), "any gap<=0.001", enough=True)
+BEST = replace(ANY, enough=False)
 
 
 def known(count: int, *of_ladder: str) -> set[str]:
@@ -35,7 +42,7 @@ def known(count: int, *of_ladder: str) -> set[str]:
 def test_hours_count_from_the_beginning(spec: StudySpec) -> None:
     moments = iter((1000.0, 1000.0 + 1799.9, 1000.0 + 1800.0))
     found = limits(spec, lambda: next(moments), hours=0.5)
-    assert [found.reached(known(1), ()) for _ in range(2)] == ["", "time: 0.5 hours"]
+    assert [found.reached(known(1), (), BEST) for _ in range(2)] == ["", "time: 0.5 hours"]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +63,9 @@ def test_a_goal_is_met_by_one_policy_that_has_both(
         TrialView({}, gap, speedup, 1.0),
         TrialView({}, 0.0, 1.0, 1.0),
     ]
-    found = limits(spec, goal_gap=1e-3, goal_speedup=1.5)
-    reason = "goal met: 1.5 times at a gap up to 0.001"
-    assert found.reached(known(3), told) == (reason if met else "")
-    assert limits(spec).reached(known(3), told) == ""
+    found, reason = limits(spec), "goal met: any gap<=0.001"
+    assert found.reached(known(3), told, ANY) == (reason if met else "")
+    assert found.reached(known(3), told, BEST) == ""
 
 
 @pytest.mark.parametrize(
@@ -80,13 +86,7 @@ def test_a_goal_is_met_by_one_policy_that_has_both(
 def test_trials_are_spent_by_policies_and_looks(
     trials: int, asked: set[str], looks: int, reason: str, spec: StudySpec
 ) -> None:
-    assert limits(spec, trials=trials, short_runs=True).reached(asked, (), looks) == reason
-
-
-def test_too_little_is_less_than_the_least_gain(spec: StudySpec) -> None:
-    found = limits(spec, least_gain=0.01)
-    assert (found.too_small(0.0099), found.too_small(0.01)) == (True, False)
-    assert found.expected == "expected gain below 0.01 of the volume found"
+    assert limits(spec, trials=trials, short_runs=True).reached(asked, (), BEST, looks) == reason
 
 
 def test_a_search_that_goes_on_has_not_ended(spec: StudySpec, tmp_path: Path) -> None:

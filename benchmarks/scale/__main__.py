@@ -52,6 +52,7 @@ STUDY = """
 [study]
 name = "scale"
 trials = {trials}
+least_gain = 0
 seeds = [0, 1, 2]
 [task]
 model = "mlp"

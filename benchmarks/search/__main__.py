@@ -29,9 +29,12 @@ from dataclasses import replace
 import numpy as np
 import optuna
 
+from benchmarks.search import stops
+from benchmarks.search.goals import report
 from benchmarks.search.rivals import RIVALS, SCORED
 from benchmarks.search.searches import OWN, Step, front, steps_within
 from benchmarks.search.tables import (
+    FRESH,
     NAMES,
     Problem,
     Table,
@@ -42,6 +45,7 @@ from benchmarks.search.tables import (
     with_idle,
     without,
 )
+from benchmarks.search.traps import TRAPS
 from policysearch.search.acquisition import regret
 
 SHARES = (0.95, 0.99)
@@ -163,14 +167,13 @@ def skipped(table: Table, search: str) -> str:
     return "its task cannot be run here" if needs and table.probes is None else ""
 
 
-def main() -> int:
-    """Run the command; return its exit code."""
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tables", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--tables", nargs="+", choices=(*NAMES, *FRESH, *TRAPS))
     parser.add_argument("--searches", nargs="+", default=(*SEARCHES, *RIVALS))
     parser.add_argument("--seeds", type=int, default=10, help="of each sampler")
     parser.add_argument("--trials", type=int, default=200, help="at most")
@@ -179,9 +182,22 @@ def main() -> int:
     parser.add_argument("--without", metavar="KIND", help="of decisions, compared with")
     parser.add_argument("--brief", action="store_true", help="without regret and noise")
     parser.add_argument("--curve", action="store_true", help="shares after so many trainings")
-    options = parser.parse_args()
+    parser.add_argument("--stops", action="store_true", help="whether what is left is as said")
+    parser.add_argument("--goals", action="store_true", help="trainings to goals, on all tables")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the command; return its exit code."""
+    options = _options()
+    if options.goals:
+        report(options.tables or [*NAMES, *FRESH], options.trials)
+        return 0
+    if options.stops:
+        stops.report(options.tables or [*NAMES, *FRESH, *TRAPS], options.trials)
+        return 0
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    for name in options.tables:
+    for name in options.tables or NAMES:
         table = with_idle(load(name), options.idle)
         least = [floor(each, SHARES) for each in problems(table)]
         print(f"{name}: {len(table.costs)} policies, {len(table.gaps)} training seeds")

@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from benchmarks.search.rivals import RIVALS
 from benchmarks.search.runs import RunSearcher
 from benchmarks.search.tables import Problem, Table
+from policysearch.search.goals import Goal
 from policysearch.search.hypervolume import Array, non_dominated
 from policysearch.search.searcher import Listed, Searcher
 from policysearch.space.options import Row
@@ -78,10 +79,10 @@ class Choice:
         time, memory = self._table.costs[place].tolist()
         return time, memory
 
-    def searcher(self) -> Searcher:
+    def searcher(self, goal: Goal | None = None) -> Searcher:
         table = self._table
         start = [(self.row(i), self.costs(i)) for i in table.start if not table.exact[i]]
-        return Searcher(table.decisions, self._listed, table.measure, start, self._hints)
+        return Searcher(table.decisions, self._listed, table.measure, start, self._hints, goal=goal)
 
     def row(self, place: int) -> Row:
         return tuple(self._table.rows[place].tolist())

@@ -44,6 +44,8 @@ NAMES = (
     "transformer-ops",
     "tanh-mlp-roles",
 )
+FRESH = ("gelu-mlp-masters", "relu-mlp-adam", "gpt-sums-masters", "lenet5-layers")
+"""Tables made after the searcher was, to see whether it holds on others."""
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def layers_of(name: str, count: int, trials: int, folder: Path) -> list[Layer]:
     assert task is not None
     known, storage = Known(load(name), task), folder / f"{name}.journal"
     if trials:
-        run_study(task.spec.with_trials(trials), storage, processes=0)
+        run_study(task.spec.with_trials(trials).to_the_end(), storage, processes=0)
     ask = [group.layers[0] for group in task.space.groups]
     base = task.space.policy(task.params[0])
     whole = known.results(why(task.spec, storage, base, ask[0], processes=0))

@@ -38,6 +38,9 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
     add_study(run)
     run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
+    run.add_argument(
+        "--goal", metavar="WORDS", help='what to search for, as "fastest gap<=0.01 memory<=0.6"'
+    )
     add_processes(run, " (one per core)")
     run.add_argument(
         "--cluster", metavar="ADDRESS|local:N", help="train on the workers of a dask scheduler"
@@ -60,12 +63,16 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from policysearch.report.table import front_table
+    from policysearch.study.goal import with_goal
     from policysearch.study.results.idle import idle_lines
     from policysearch.study.specification import space_of
 
     spec = policysearch.load_study(options.study)
+    spec = spec if options.goal is None else with_goal(spec, options.goal)
     at_least_one(options, "trials", "processes")
     make_folder(options.out)
+    for line in spec.notices:
+        say(line)
     _say_overruled(spec)
     _say_estimate(options, spec)
     on = f" --cluster {options.cluster}" if options.cluster else ""

@@ -133,12 +133,12 @@ def expected_improvements(
     gains = np.zeros(free.shape[1])
     for belief in beliefs:
         mean, sd = belief.mean / unit, belief.sd / unit
-        below = _integrated((cuts[:, None] - mean) / sd) * sd
+        below = integrated((cuts[:, None] - mean) / sd) * sd
         gains += belief.weight * (free * np.diff(below, axis=0)).sum(axis=0)
     return gains
 
 
-def _integrated(z: Array) -> Array:
+def integrated(z: Array) -> Array:
     """Return the integral of the standard normal distribution function up to `z`."""
     # By parts: z Phi(z) less the integral of z phi(z), which is -phi(z).
     return np.asarray(z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
 from policysearch.search.hypervolume import Array
 from policysearch.search.price_estimate import PriceEstimate, Rows
 from policysearch.search.price_table import Lookup, lookup_of
@@ -19,6 +20,7 @@ from policysearch.space.options import Row
 from policysearch.space.section import MODIFYING as SCALES
 from policysearch.space.section import SHARED, is_named
 from policysearch.space.space import Space
+from policysearch.values import InputError
 
 THETA_SD = 1.0
 """How far sensitivities are moved, in nats, to draw policies that a sure fit would not."""
@@ -140,6 +142,15 @@ Costs = Callable[[Params], tuple[float, float] | None]
 
 A price table can serve it: nothing here asks how a price is made.
 """
+
+
+def price_of(objective: Objective, policy: Policy) -> tuple[float, float] | None:
+    """Return (time, memory) of a policy over float32's; None where it has no price."""
+    try:
+        modeled = objective.price(policy)
+    except InputError:
+        return None
+    return 1.0 / modeled.speedup, modeled.memory_ratio
 
 
 class SpacePrices:

@@ -17,6 +17,7 @@ approximation) on a logarithmic scale of the gap. Hyperparameters are averaged b
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -26,7 +27,14 @@ from scipy.linalg import solve_triangular
 
 from policysearch.search.fit import Fit, fit_at, observations_of, settled
 from policysearch.search.hypervolume import Array
-from policysearch.search.surrogate import KNOWN_NOISE, Hyperparameters, Rows, prior_of, with_hints
+from policysearch.search.surrogate import (
+    KNOWN_NOISE,
+    OWN_SD,
+    Hyperparameters,
+    Rows,
+    prior_of,
+    with_hints,
+)
 from policysearch.space.options import Decisions
 
 COARSE_PAIRS = (0.4, 1.0)
@@ -85,11 +93,13 @@ class Sensitivity:
         smallest_gap: float,
         largest_gap: float,
         hints: Array | None = None,
+        own_sds: Sequence[float] = (OWN_SD,),
     ) -> None:
         self._decisions = decisions
-        priors = [prior_of(decisions, smallest_gap, largest_gap)]
+        prior = prior_of(decisions, smallest_gap, largest_gap)
+        priors = [replace(prior, own_sd=own_sd) for own_sd in own_sds]
         if hints is not None and np.isfinite(hints).any():
-            priors.append(with_hints(priors[0], decisions, hints))
+            priors += [with_hints(each, decisions, hints) for each in priors]
         data = observations_of(self.rows(rows), gaps, smallest_gap)
         # A grid of hyperparameters, averaged by evidence: with a dozen observations one best set
         # would be far too sure (MacKay, Neural Computation 4(3), 1992, on evidence as a weight).
@@ -150,6 +160,10 @@ class Sensitivity:
         together, singly = self.rows(some), self.rows(rows)
         return [_joint(fit, float(w), together, singly) for w, fit in pairs if w >= least]
 
+    def drawn(self, rows: NDArray[np.int64], draws: int, rng: np.random.Generator) -> Array:
+        """Return draws of the scaled gaps of policies, of all of them together: [draws, n]."""
+        return np.array([each.gaps for each in fantasies(self, rows, rows[:0], draws, rng)])
+
     def theta(self) -> Array:
         """Return the fitted logarithms of the sensitivities in nats, as `Decisions.counted`."""
         fits = zip(self.weights, self._fits, strict=True)
@@ -200,6 +214,11 @@ def fantasies(
         for joint, count in zip(joints, np.diff(ends, prepend=0).tolist(), strict=True)
         for fantasy in _samples(joint, count, draws, rng)
     ]
+
+
+def nats(scaled: Array, smallest_gap: float) -> Array:
+    """Return the gaps in nats of scaled ones."""
+    return np.asarray(np.sign(scaled) * np.expm1(np.abs(scaled)) * smallest_gap)
 
 
 def _samples(joint: Joint, count: int, draws: int, rng: np.random.Generator) -> list[Fantasy]:

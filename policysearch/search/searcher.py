@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.search.acquisition import Yardstick, expected_improvements
+from policysearch.search.failures import failures
+from policysearch.search.goals import Goal, Left
 from policysearch.search.hypervolume import Array, free_areas, front_of, places_of_front
-from policysearch.search.posterior import Belief, Sensitivity, fantasies
+from policysearch.search.left import DRAWS as DRAWN
+from policysearch.search.left import left_of_front, left_of_goal
+from policysearch.search.posterior import Belief, Sensitivity, fantasies, nats
+from policysearch.search.surrogate import OWN_SD
 from policysearch.space.options import Decisions, Row
 
 Costs = tuple[float, float]
@@ -39,6 +45,15 @@ FEW = 4
 
 DRAWS, LEAST_DRAWS, MOST_DRAWN = 16, 2, 512
 """In so many ways, fewer where that takes more than so many drawn gaps, but never below."""
+
+
+FRONT_EVERY = 2
+"""Each so many-th ask is for the front, the others for the goal."""
+
+
+WIDE = (OWN_SD, 2.0)
+"""Standard deviations of what each decision has of its own in theta, of what bounds what is left:
+the usual one, and one for spaces where formats mean little."""
 
 
 class Pool(Protocol):
@@ -89,8 +104,9 @@ class Searcher:
         start: Sequence[tuple[Row, Costs]] = (),
         hints: Array | None = None,
         few: float = FEW,
+        goal: Goal | None = None,
     ) -> None:
-        self._few = few
+        self._few, self._goal = few, goal
         self._decisions, self._pool, self._measure = decisions, pool, measure
         self._start, self._hints = [(row, costs) for row, costs in start], hints
         self._told: dict[Row, Costs] = {}
@@ -115,11 +131,14 @@ class Searcher:
         """Count a policy as outstanding: asked for elsewhere, and not told yet."""
         self._told.setdefault(row, costs)
 
-    def copy(self, start: Sequence[tuple[Row, Costs]]) -> Searcher:
-        """Return a searcher with another `start` that was told and asked the same, fitted once."""
+    def copy(self, start: Sequence[tuple[Row, Costs]], goal: Goal | None = None) -> Searcher:
+        """Return a searcher with another `start` that was told and asked the same, fitted once.
+
+        And with another `goal`.
+        """
         self._fit()
         other = copy.copy(self)
-        other._start = list(start)
+        other._start, other._goal = list(start), goal
         other._told, other._outside = dict(self._told), list(self._outside)
         other._gaps = {row: list(gaps) for row, gaps in self._gaps.items()}
         return other
@@ -146,32 +165,58 @@ class Searcher:
             self.expected_gain = np.inf
             return start[0]
         belief = self._belief()
-        rows, costs = self._pool.propose(self._members(), belief.theta())
-        known = self._told.keys() | {row for row, _ in start}
-        fresh = np.array([tuple(row) not in known for row in rows.tolist()], dtype=bool)
-        first = self._array([row for row, _ in start])
-        prices = np.array([price for _, price in start]).reshape(len(start), 2)
-        rows, costs = np.concatenate([rows[fresh], first]), np.concatenate([costs[fresh], prices])
+        rows, costs = self._candidates(belief, self._told.keys())
         if not len(rows):
             return None
         self.expected_gain, row, price = self._most(belief, rows, costs)
         if whole_start and start:
-            _, row, price = self._most(belief, first, prices)
+            first = len(rows) - len(start)
+            _, row, price = self._most(belief, rows[first:], costs[first:])
         return row, price
+
+    def _candidates(
+        self, belief: Sensitivity, known: AbstractSet[Row]
+    ) -> tuple[NDArray[np.int64], Array]:
+        """Return the policies that are none of `known`, with their costs: the start at the end."""
+        start = [each for each in self._start if each[0] not in known]
+        rows, costs = self._pool.propose(self._members(), belief.theta())
+        others = known | {row for row, _ in start}
+        fresh = np.array([tuple(row) not in others for row in rows.tolist()], dtype=bool)
+        first = self._array([row for row, _ in start])
+        prices = np.array([price for _, price in start]).reshape(len(start), 2)
+        return np.concatenate([rows[fresh], first]), np.concatenate([costs[fresh], prices])
 
     def _most(
         self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array
     ) -> tuple[float, Row, Costs]:
         """Return what the policy that promises most promises, the policy, and its costs."""
-        gains = self._gains(belief, rows, costs)
+        gains = self._hopes(belief, rows, costs)
         best_few = np.argsort(-gains, kind="stable")[:FINALISTS]
         exact = self._pool.exact(rows[best_few])
         if exact is not None:
             rows, costs = rows[best_few], exact
-            gains = self._gains(belief, rows, costs)
+            gains = self._hopes(belief, rows, costs)
         best = int(np.flatnonzero(gains >= gains.max() - TIED * abs(gains.max()))[0])
         time, memory = costs[best].tolist()
         return float(gains[best]), tuple(rows[best].tolist()), (time, memory)
+
+    def _hopes(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
+        """Return the gains of candidates; while all that was trained failed, what is likely not to.
+
+        Of those that promise anything.
+        """
+        gains, told = self._gains(belief, rows, costs), self._known_gaps()
+        if not self._all_failed:
+            return gains
+        rng = np.random.default_rng(len(told))
+        failed = self._array(list(self._gaps))
+        failing = failures(self._decisions, failed, failed[:0], DRAWN, rng)
+        return np.where(gains > 0.0, 1.0 - failing.dead(rows, rng).mean(axis=0), 0.0)
+
+    @property
+    def _all_failed(self) -> bool:
+        """Whether all that was told, and something was, has failed."""
+        return bool(self._gaps) and bool((self._known_gaps() >= self._failed_from).all())
 
     def _belief(self) -> Sensitivity:
         """Return what is believed, once the few that are outstanding came out as expected."""
@@ -201,6 +246,22 @@ class Searcher:
         """Return what was asked for, here or elsewhere, and not told yet."""
         return [row for row in self._told if row not in self._gaps]
 
+    def left(self) -> Left:
+        """Return what may be left of the goal, or of the front where there is none.
+
+        By the policies that the pool proposes now, of those told.
+        """
+        rng = np.random.default_rng(len(self._gaps))
+        told, gaps, measure = self._array(list(self._gaps)), self._known_gaps(), self._measure
+        failed = gaps >= self._failed_from
+        scale = measure.smallest_gap, measure.largest_gap, self._hints, WIDE
+        belief = Sensitivity(self._decisions, told[~failed], gaps[~failed], *scale)
+        failing = failures(self._decisions, told[failed], told[~failed], DRAWN, rng)
+        rows, costs = self._candidates(self._fit(), self._gaps.keys())
+        known = np.array(self._known(dict(zip(self._gaps, gaps.tolist(), strict=True))))
+        given = belief, failing, rows, costs, known.reshape(-1, 3), measure, rng
+        return left_of_front(*given) if self._goal is None else left_of_goal(self._goal, *given)
+
     def members(self) -> list[Row]:
         """Return the front of what was told, and is expected of what is outstanding."""
         self._belief()
@@ -213,20 +274,38 @@ class Searcher:
         return [rows[i] for i in places_of_front(points)]
 
     def _learnable(self, gaps: Array) -> Array:
-        return np.minimum(gaps, WORST * self._measure.largest_gap)
+        return np.minimum(gaps, self._failed_from)
+
+    @property
+    def _failed_from(self) -> float:
+        return WORST * self._measure.largest_gap
 
     def _array(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         width = len(self._decisions.places) + len(self._decisions.modifiers)
         return np.array(rows, dtype=np.int64).reshape(len(rows), width)
 
     def _gains(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
-        """Return the expected new volume of each candidate: [n]."""
+        """Return the expected new volume, or gain for the goal, of each candidate: [n]."""
+        if self._goal is not None and (len(self._told) % FRONT_EVERY or self._all_failed):
+            gains = self._goal_gains(self._goal, belief, rows, costs)
+            if gains.any():
+                return gains
         gains, corner = np.zeros(len(rows)), self._measure.corner * (1.0, OUTER, OUTER)
         hopeful = np.flatnonzero((costs < corner[1:]).all(axis=1))
         for archive, beliefs in self._ways(belief, rows[hopeful]) if len(hopeful) else ():
             cuts, free = free_areas(archive, costs[hopeful], corner)
             gains[hopeful] += expected_improvements(beliefs, cuts, free, self._measure)
         return gains
+
+    def _goal_gains(
+        self, goal: Goal, belief: Sensitivity, rows: NDArray[np.int64], costs: Array
+    ) -> Array:
+        """Return by how much each candidate is expected to be better for the goal: [n]."""
+        small = self._measure.smallest_gap
+        known = np.array(self._known(self._expected)).reshape(-1, 3)
+        found = goal.values(known[:, 2], known[:, :2], small)
+        best = min(goal.worst(costs, self._measure), float(found.min(initial=np.inf)))
+        return goal.expected_improvements(belief.predict(rows), costs, best, small)
 
     def _ways(
         self, belief: Sensitivity, rows: NDArray[np.int64]
@@ -241,24 +320,22 @@ class Searcher:
         front = front_of(self._archive({row: self._expected[row] for row in self._gaps}))
         costs = np.array([self._told[row] for row in outstanding])
         for fantasy in fantasies(belief, self._array(outstanding), rows, draws, rng):
-            gaps = _nats(fantasy.gaps, self._measure.smallest_gap)
+            gaps = nats(fantasy.gaps, self._measure.smallest_gap)
             drawn = self._measure.points(gaps, costs)
             yield front_of(np.concatenate([front, drawn])), [fantasy.belief]
 
     def _archive(self, gaps: Mapping[Row, float]) -> Array:
         """Return the points of policies with these gaps, and of those that are none of the pool."""
-        known = [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
-        points = np.array(known).reshape(len(known), 3)
+        points = np.array(self._known(gaps)).reshape(-1, 3)
         return self._measure.points(points[:, 2], points[:, :2])
+
+    def _known(self, gaps: Mapping[Row, float]) -> list[tuple[float, float, float]]:
+        """Return (time, memory, gap) of policies with these gaps, and of those outside the pool."""
+        return [(*self._told[row], gap) for row, gap in gaps.items()] + self._outside
 
 
 def _means(beliefs: Sequence[Belief], smallest_gap: float) -> Array:
     """Return the expected gaps in nats, at the mean of their scale: [n]."""
     mean = sum(belief.weight * belief.mean for belief in beliefs)
     total = sum(belief.weight for belief in beliefs)
-    return _nats(np.asarray(mean / total), smallest_gap)
-
-
-def _nats(scaled: Array, smallest_gap: float) -> Array:
-    """Return the gaps in nats of scaled ones."""
-    return np.asarray(np.sign(scaled) * np.expm1(np.abs(scaled)) * smallest_gap)
+    return nats(np.asarray(mean / total), smallest_gap)

@@ -48,6 +48,7 @@ class Prior:
     smallest_gap: float
     noise: float = 0.0
     hints: Array | None = None
+    own_sd: float = OWN_SD
 
     def spread(self, slopes: Array) -> Array:
         """Return `slopes` [n, decisions] times the covariance [decisions, decisions].
@@ -58,7 +59,7 @@ class Prior:
         # the covariance is a block of ones: slopes are summed over the block and handed back to it.
         counts = np.diff(self.starts, append=slopes.shape[1])
         placed = np.add.reduceat(slopes, self.starts, axis=1) if len(counts) else slopes
-        spread = LEVEL_SD**2 * slopes.sum(axis=1)[:, None] + OWN_SD**2 * slopes
+        spread = LEVEL_SD**2 * slopes.sum(axis=1)[:, None] + self.own_sd**2 * slopes
         spread += KIND_SD**2 * ((slopes @ self.kinds) @ self.kinds.T)
         spread += PLACE_SD**2 * np.repeat(placed, counts, axis=1)
         if self.hints is not None:
@@ -228,7 +229,7 @@ def gaps_near(theta: Array, by: Hyperparameters, rows: Rows) -> Gaps:
     terms = near(roots, prior.neighbours)
     # What theta and pairs each have of a decision by itself are multiples of one column, so that
     # one column with the sum of their variances stands for both.
-    alone = slopes * np.sqrt(OWN_SD**2 + BY_ITSELF * size**2)
+    alone = slopes * np.sqrt(prior.own_sd**2 + BY_ITSELF * size**2)
     # Noise grows with the gap, and has a floor; of float32 itself only rounding is left.
     absolute = np.where(gap > 0.0, prior.noise, KNOWN_NOISE) * prior.smallest_gap
     noise = ((RELATIVE_NOISE * gap) ** 2 + absolute**2) / level**2

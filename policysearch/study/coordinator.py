@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import deque
@@ -10,12 +11,13 @@ from dataclasses import replace
 
 from policysearch.objective.score import Outcome
 from policysearch.policy.policy import Policy
+from policysearch.space.decided.base import Params
 from policysearch.study.journal.records import Asked, RunKey
 from policysearch.study.low_fidelity import LowFidelitySearch
 from policysearch.study.optuna_view import History, TrialView, params_of
 from policysearch.study.proposer import Proposer
 from policysearch.study.session import Progress, Session
-from policysearch.study.stopping import EXHAUSTED, Clock, Limits
+from policysearch.study.stopping import EXHAUSTED, Clock, Limits, due, settled
 from policysearch.study.workers.executors import Executor, Job
 
 
@@ -68,6 +70,9 @@ def _settling(session: Session, executor: Executor) -> Iterator[None]:
             session.records.add_run(key, outcome)
             yield
 
+
+LADDER_LOOKS = 2
+"""Up to so many trials, float32 and the baseline, prices may say that nothing else is worth it."""
 
 BATCHES = 8
 """Out of order, policies are asked for from the same trials until so small a share of those under
@@ -160,7 +165,7 @@ class Coordinator:
         if not self._in_order and digest != self._runs.float32.digest:
             waiting = self._waiting(digest)
         for asked in waiting:
-            if self._runs.ended(asked):
+            if self._runs.ended(asked, jittered=self._in_order):
                 self._session.record(asked)
                 self._finished -= len(self._seeds)
                 self._history.append(self._session.view(asked))
@@ -177,7 +182,8 @@ class Coordinator:
             views = self._settled_goal(count if self._in_order else told)
             if views is None:
                 return None
-            self.reason = self._limits.reached(known, views, self.low_fidelity.trials)
+            spent = self.low_fidelity.trials
+            self.reason = self._limits.reached(known, views, self._session.aims.now, spent)
             if self.reason:
                 return None
             proposal = self.proposed(self._asked, count)
@@ -185,21 +191,35 @@ class Coordinator:
                 self.reason = EXHAUSTED
                 return None
             asked, gain = proposal
-            if not self._limits.too_small(gain):
+            ending = self._ending(count, gain == math.inf)
+            if not ending:
                 self._passed = -1
                 return asked
             self._passed = count
-        if self._passed == place:  # With nothing outstanding that could raise it.
-            self.reason = self._limits.expected
+            if count == place:  # With nothing outstanding that could say otherwise.
+                self.reason = ending
         return None
+
+    def _ending(self, count: int, first: bool) -> str:
+        """Return why so little is left after `count` trials that no more is asked for, or "".
+
+        What comes `first` is left out only where prices alone say so.
+        """
+        aim, place = self._session.aims.now, len(self._asked)
+        if not (aim.left and count and due(place)) or (first and count > LADDER_LOOKS):
+            return ""
+        told, (pending, known) = self._history.first(count), self._pending(self._asked, count)
+        goal = aim.of_search(told) if aim.asked else None
+        left = self._proposer.left(told, pending, known, goal)
+        return "" if left is None or (first and left.chance) else settled(left, aim, told)
 
     def _settled_goal(self, count: int) -> list[TrialView] | None:
         """Return the first `count` trials, those that meet the goal as all seeds have them.
 
         None while runs of these are missing: they are made ready. One seed may be luck.
         """
-        views, seeds = self._history.first(count), self._runs.seeds
-        places = [place for place, view in enumerate(views) if self._limits.meets(view)]
+        views, seeds, aim = self._history.first(count), self._runs.seeds, self._session.aims.now
+        places = [place for place, view in enumerate(views) if aim.ended_by(view)]
         asked = self._records.searched
         runs = self._runs.missing([asked[place] for place in places], seeds)
         self._ready.extend((key, runs[key]) for key in runs if key not in self._begun)
@@ -207,6 +227,13 @@ class Coordinator:
         for place in places if not runs else ():
             views[place] = self._session.view(asked[place], seeds)
         return None if runs else views
+
+    def _pending(self, asked: Sequence[Asked], told: int) -> tuple[list[Params], set[str]]:
+        """Return what of `asked` is none of the first `told` trials, and the digests of it all."""
+        digests = {trial.digest for trial in self._records.searched[:told]}
+        space = self._session.space
+        pending = [params_of(each, space) for each in asked if each.digest not in digests]
+        return pending, {each.digest for each in asked}
 
     def _asked_from(self, told: int) -> int:
         """Return from how many of the trials `told` to ask, where their order is that of coming."""
@@ -219,11 +246,10 @@ class Coordinator:
         See `Proposer.propose`. What is asked for and not told counts as under way, also where it
         has ended since.
         """
+        pending, known = self._pending(asked, told)
         digests = {trial.digest for trial in self._records.searched[:told]}
-        pending = [
-            params_of(each, self._session.space) for each in asked if each.digest not in digests
-        ]
-        known = {each.digest for each in asked}
         shown, promised = self._history.shown(told), self.low_fidelity.promised(digests)
-        proposal = self._proposer.propose(len(asked), shown, pending, known, promised)
+        aim = self._session.aims.now
+        goal = aim.of_search(self._history.first(told)) if aim.asked else None
+        proposal = self._proposer.propose(len(asked), shown, pending, known, promised, goal=goal)
         return proposal and (replace(proposal[0], told=told), proposal[1])

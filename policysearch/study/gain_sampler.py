@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from threadpoolctl import ThreadpoolController
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.search.acquisition import FLOAT32, SMALLEST_GAP, Yardstick, yardstick
-from policysearch.search.candidates import SpacePool, SpacePrices
+from policysearch.search.candidates import SpacePool, SpacePrices, price_of
+from policysearch.search.goals import Goal, Left
 from policysearch.search.objectives import UNCOUNTED, ObjectiveName, counted
 from policysearch.search.searcher import Searcher
 from policysearch.space.decided.base import Params
@@ -25,7 +27,6 @@ from policysearch.space.encoding import Encoding
 from policysearch.space.options import Row
 from policysearch.space.space import Space
 from policysearch.study.optuna_samplers import distributions
-from policysearch.values import InputError
 
 Price = Callable[[Policy], tuple[float, float] | None]
 """(step time, peak memory) of a policy over float32's; None where it has no price."""
@@ -90,16 +91,37 @@ class GainSampler(BaseSampler):
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         return self.following(_observation(other) for other in others if self._counts(other))
 
-    def following(self, known: Iterable[Observation], start: Iterable[Params] = ()) -> Params:
+    def following(
+        self,
+        known: Iterable[Observation],
+        start: Iterable[Params] = (),
+        goal: Goal | None = None,
+    ) -> Params:
         """Return the parameters of the policy to train next, none where there is no new one.
 
         `start` are policies to begin with, those of them that are not asked for yet: `Searcher`
-        weighs them.
+        weighs them, and asks for the `goal` beside the front.
         """
         with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
-            return self._following(known, start)
+            searcher, volume = self._told(known, start, goal)
+            proposals = searcher.ask()
+        self.expected_share = searcher.expected_gain / volume if volume else np.inf
+        return dict(self._pool.params_of(proposals[0][0])) if proposals else {}
 
-    def _following(self, known: Iterable[Observation], start: Iterable[Params]) -> Params:
+    def left(
+        self,
+        known: Iterable[Observation],
+        start: Iterable[Params] = (),
+        goal: Goal | None = None,
+    ) -> Left:
+        """Return what may be left of the goal, or of the front; arguments as of `following`."""
+        with self._blas.limit(limits=1):
+            return self._told(known, start, goal)[0].left()
+
+    def _told(
+        self, known: Iterable[Observation], start: Iterable[Params], goal: Goal | None
+    ) -> tuple[Searcher, float]:
+        """Return a searcher that is told what is known, and the volume of that."""
         rows = [(row, trial) for trial in known if (row := self._row(trial.params)) is not None]
         measure = self._yardstick(rows)
         ended = [(row, trial) for row, trial in rows if trial.values]
@@ -108,13 +130,11 @@ class GainSampler(BaseSampler):
             volume = self._volume(measure, [trial for _, trial in ended])
             self._last = state, self._searcher(measure, ended), volume
         first = [(row, c) for row in map(self._row, start) if row and (c := self._pool.costs(row))]
-        searcher, volume = self._last[1].copy(first), self._last[2]
+        searcher, volume = self._last[1].copy(first, goal), self._last[2]
         for row, trial in rows:
             if not trial.values and (costs := self._pool.costs(row)) is not None:
                 searcher.expect(row, costs)
-        proposals = searcher.ask()
-        self.expected_share = searcher.expected_gain / volume if volume else np.inf
-        return dict(self._pool.params_of(proposals[0][0])) if proposals else {}
+        return searcher, volume
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
@@ -206,15 +226,7 @@ def sampler_of(
     ladder = [
         policy for policy, presets in space.ladder(baseline).values() if "float32" not in presets
     ]
-
-    def price(policy: Policy) -> tuple[float, float] | None:
-        try:
-            modeled = objective.price(policy)
-        except InputError:
-            return None
-        return 1.0 / modeled.speedup, modeled.memory_ratio
-
     # Tables and estimates are of both costs; where one does not count policies are priced singly.
     both = {"speedup", "memory_ratio"} <= set(names)
     prices = SpacePrices(objective, space, seed) if both else None
-    return GainSampler(space, price, names, ladder, gap_of, seed, prices)
+    return GainSampler(space, partial(price_of, objective), names, ladder, gap_of, seed, prices)

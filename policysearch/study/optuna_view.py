@@ -37,12 +37,16 @@ Optuna's samplers take time that grows with every trial they see.
 
 @dataclass(frozen=True)
 class TrialView:
-    """One trial as the sampler sees it; a gap of DIVERGED_GAP means that nothing was learned."""
+    """One trial as the sampler sees it; a gap of DIVERGED_GAP means that nothing was learned.
+
+    `accuracy` is that on validation data, NaN where there is none.
+    """
 
     params: Params
     loss_gap: float
     speedup: float
     memory_ratio: float
+    accuracy: float = math.nan
 
     def values(self, names: Sequence[ObjectiveName]) -> list[float]:
         """Return the objectives called `names`, the gap on the sampler's scale."""
@@ -59,11 +63,16 @@ def gap_of(value: float) -> float:
     return math.sinh(value) * GAP_UNIT
 
 
-def trial_view(params: Params, loss_gap: float | None, cost: PolicyCost | None) -> TrialView:
+def trial_view(
+    params: Params,
+    loss_gap: float | None,
+    cost: PolicyCost | None,
+    accuracy: float | None = None,
+) -> TrialView:
     """Return a trial of this gap and modeled cost; what has none of one is as bad as can be."""
     speedup, memory_ratio = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
     gap = DIVERGED_GAP if loss_gap is None else loss_gap
-    return TrialView(params, gap, speedup, memory_ratio)
+    return TrialView(params, gap, speedup, memory_ratio, math.nan if accuracy is None else accuracy)
 
 
 class History:

@@ -10,16 +10,13 @@ from policysearch.search.objectives import ObjectiveName
 
 @dataclass(frozen=True)
 class Budget:
-    """When a search asks for no more; each as in `StudySection`.
+    """How much a search may spend; each as in `StudySection`.
 
     `low_fidelity` is what evaluations of low fidelity are called, "" where there are none.
     """
 
     trials: int
     hours: float | None = None
-    least_gain: float = 0.0
-    goal_gap: float | None = None
-    goal_speedup: float | None = None
     low_fidelity: str = ""
 
 

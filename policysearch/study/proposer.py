@@ -14,6 +14,7 @@ from optuna.trial import TrialState
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import LISTS
+from policysearch.search.goals import Goal, Left
 from policysearch.space.decided.base import Params
 from policysearch.space.section import ALL_UNIFORM
 from policysearch.space.space import Space
@@ -75,12 +76,14 @@ class Proposer:
         known: Collection[str],
         promised: Sequence[Asked] = (),
         whole: bool = False,
+        goal: Goal | None = None,
     ) -> tuple[Asked, float] | None:
         """Return the policy to ask for and what it is expected to add; None where there is none.
 
         `shown` is what the search is told, `pending` what it asked for and is not told yet, `known`
         the digests of all it has asked for, `promised` what comes after `first`, or after the
-        `whole` ladder. The gain is a share of the volume that the policies told dominate, infinity
+        `whole` ladder, `goal` what is asked for beside the front. The gain is a share of the volume
+        that the policies told dominate, infinity
         where the sampler does not say. The sampler is made anew for every place, from the study's
         seed and the place.
         """
@@ -92,8 +95,20 @@ class Proposer:
                 return replace(first, place=place), np.inf
         if self._plan.sampler != OWN:
             return self._sampled(place, shown, pending, known)
-        chosen = self._chosen(place, shown, pending, known)
+        chosen = self._chosen(place, shown, pending, known, goal)
         return chosen or self._sampled(place, (), (), known, PATIENCE)
+
+    def left(
+        self,
+        told: Sequence[TrialView],
+        pending: Sequence[Params],
+        known: Collection[str],
+        goal: Goal | None,
+    ) -> Left | None:
+        """Return what may be left of the goal, or of the front; None where no sampler can say."""
+        if self._plan.sampler != OWN:
+            return None
+        return self._own.left(*self._observed(told, pending, known), goal)
 
     def _is_known(self, policy: Policy, known: Collection[str]) -> bool:
         """Whether it was asked for, or one of the ladder whose op lists are ordered otherwise."""
@@ -111,15 +126,12 @@ class Proposer:
         shown: Sequence[TrialView],
         pending: Sequence[Params],
         known: Collection[str],
+        goal: Goal | None,
     ) -> tuple[Asked, float] | None:
         """Return what the package's own sampler proposes; None where all of it is known."""
-        names = self._plan.objectives
-        trials = [Observation(each.params, each.values(names)) for each in shown]
-        trials += [Observation(params) for params in pending]
-        weighed = self._weighed.items()
-        start = [each for k, each in weighed if not any(d in known for d in self._alike[k])]
+        trials, start = self._observed(shown, pending, known)
         for _ in range(PATIENCE):
-            params = self._own.following(trials, start)
+            params = self._own.following(trials, start, goal)
             if not params:
                 break
             policy = self._space.policy(params)
@@ -131,6 +143,16 @@ class Proposer:
                 return asked, self._own.expected_share
             trials.append(Observation(params))  # Of the trials that are not shown.
         return None
+
+    def _observed(
+        self, shown: Sequence[TrialView], pending: Sequence[Params], known: Collection[str]
+    ) -> tuple[list[Observation], list[Params]]:
+        """Return trials as the package's own sampler has them, and what is left of the start."""
+        names = self._plan.objectives
+        trials = [Observation(each.params, each.values(names)) for each in shown]
+        trials += [Observation(params) for params in pending]
+        weighed = self._weighed.items()
+        return trials, [e for k, e in weighed if not any(d in known for d in self._alike[k])]
 
     def _sampled(
         self,

@@ -9,6 +9,7 @@ from pathlib import Path
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Failure, Outcome
 from policysearch.policy.policy import Policy
+from policysearch.study.float32_runs import noise_gap
 from policysearch.study.journal.records import Asked, Records, RunKey, trained_digest
 from policysearch.study.journal.trials import Trial
 from policysearch.study.workers.executors import Executor, Job
@@ -47,6 +48,10 @@ class Runs:
         self.records, self.float32, self.folder = records, float32, folder
         self.seeds, self.searched = tuple(seeds), tuple(searched)
 
+    def noise_gap(self) -> float | None:
+        """Return how far noise moves float32, in nats; None before its runs under jitter ended."""
+        return noise_gap(self.records.runs, self.float32.digest, self.seeds)
+
     def forget_failed(self) -> None:
         """Let the runs that failed be missing: they are tried again."""
         runs = self.records.runs
@@ -71,10 +76,14 @@ class Runs:
         reference = [RunKey(digest, s, j) for j in (0.0, JITTER) for s in self.seeds]
         return {key: self.float32 for key in reference if key not in self.records.runs}
 
-    def ended(self, asked: Asked) -> bool:
-        """Whether the runs that the policy is scored by have ended, float32's among them."""
+    def ended(self, asked: Asked, jittered: bool = False) -> bool:
+        """Whether the runs that the policy is scored by have ended, float32's among them.
+
+        With `jittered` those under jitter too: they say which gap matters.
+        """
         keys = [RunKey(asked.trained, seed) for seed in self.searched]
-        keys += [RunKey(self.float32.digest, seed) for seed in self.seeds]
+        jitters = (0.0, JITTER) if jittered else (0.0,)
+        keys += [RunKey(self.float32.digest, s, j) for s in self.seeds for j in jitters]
         return all(key in self.records.runs for key in keys)
 
     def trained(

@@ -1,8 +1,11 @@
-"""The tables [study], [cost] and [objectives] of a study file, each checked by itself."""
+"""The tables [study], [cost], [objectives] and [goal] of a study file, each checked by itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 from policysearch.cost.device_file import device_at, is_device_file
 from policysearch.cost.devices import DEVICES
@@ -30,9 +33,11 @@ class StudySection:
     `name` is part of the names of result files. `trials` policies are trained, each with every
     training seed of `seeds`. `workers` of them are under way at once: each is asked for as soon as
     all but `workers` - 1 of those before it are told. Results depend on that number, never on how
-    many processes the machine can run. The search ends earlier after `hours`, once a policy is
-    `goal_speedup` times as fast as float32 at a gap up to `goal_gap` nats, or where the expected
-    gain of the best policy stays below `least_gain` of the volume found. `seed` drives the
+    many processes the machine can run. The search ends earlier after `hours`, or as its [goal]
+    says. A loss gap up to `gap_that_matters` nats is none; by default up to the noise floor,
+    which is ten times what a jitter of the initial weights does to float32. Older keys are read as
+    the goal that they mean: `goal_speedup` times as fast as float32 at a gap up to `goal_gap` as
+    any such policy, and `least_gain` as what may be `left`. `seed` drives the
     `sampler`: "gain" asks for what promises most new volume with prices known, the others are
     Optuna's. `baseline` is the preset that is in use today: always among the policies that are
     trained, and speedups are given against it as well. `fast` is what emulates: "c", "numpy" or,
@@ -62,9 +67,10 @@ class StudySection:
     confirm_share: float = 0.5
     target: str | None = None
     hours: float | None = None
-    least_gain: float = 0.0
+    least_gain: float | None = None
     goal_gap: float | None = None
     goal_speedup: float | None = None
+    gap_that_matters: float | None = None
     short_runs: bool = False
     search_seeds: int | None = None
     narrow: float | None = None
@@ -91,13 +97,12 @@ class StudySection:
         number("workers", self.workers, 1, 1024)
         number("confirm_factor", self.confirm_factor, 1.0, 1e6)
         number("confirm_share", self.confirm_share, 0.0, 1e3)
-        number("least_gain", self.least_gain, 0.0, 1.0)
         if self.search_seeds is not None:
             number("search_seeds", self.search_seeds, 1, len(self.seeds))
-        for name in ("hours", "goal_gap", "goal_speedup"):
+        for name in ("hours", "goal_gap", "goal_speedup", "gap_that_matters", "least_gain"):
             value = getattr(self, name)
             if value is not None:
-                number(name, value, 0.0, 1e6)
+                number(name, value, 0.0, 1.0 if name == "least_gain" else 1e6)
         if (self.goal_gap is None) != (self.goal_speedup is None):
             raise InputError("goal_gap and goal_speedup: one of them; expected both or neither")
         for seed in self.seeds:
@@ -124,11 +129,14 @@ class StudySection:
             return None
         return Fidelity(self.seeds[0], steps, self.narrow)
 
-    def plan(self, objectives: tuple[ObjectiveName, ...], steps: int) -> SearchPlan:
-        """Return how the search goes, of a task that trains over `steps` steps."""
+    def plan(
+        self, objectives: tuple[ObjectiveName, ...], steps: int, goal: GoalSection
+    ) -> SearchPlan:
+        """Return how the search goes, of a task that trains over `steps` steps, for a goal."""
         fidelity = self.fidelity(steps)
-        ends = self.hours, self.least_gain, self.goal_gap, self.goal_speedup
-        budget = Budget(self.trials, *ends, fidelity.name if fidelity else "")
+        trials = min(self.trials, goal.trainings or self.trials)
+        hours = min((h for h in (self.hours, goal.hours) if h is not None), default=None)
+        budget = Budget(trials, hours, fidelity.name if fidelity else "")
         asks = self.sampler, self.seed, self.baseline, objectives, self.workers
         return SearchPlan(*asks, budget, fidelity)
 
@@ -185,3 +193,111 @@ class ObjectivesSection:
     def resolutions(self) -> tuple[float, ...]:
         """Per objective, the least relative difference that counts; 0 for one not modeled."""
         return tuple(MODEL_RESOLUTION.get(name, 0.0) for name in self.names)
+
+
+Want = Literal["fastest", "smallest", "closest", "any"]
+Over = Literal["baseline", "float32"]
+
+LIMITS = MappingProxyType(
+    {
+        "gap": "<=",
+        "accuracy": ">=",
+        "speedup": ">=",
+        "over": "=",
+        "memory": "<=",
+        "fits": "=",
+        "trainings": "<=",
+        "hours": "<=",
+        "left": "<=",
+    }
+)
+"""What a goal can be subject to, with the sign that it has in words."""
+
+
+@dataclass(frozen=True)
+class GoalSection:
+    """What is searched for; without this table policies faster than the baseline at no loss.
+
+    `want` is the "fastest", the "smallest" (peak memory) or the "closest" policy to float32 that is
+    within the limits, or "any" that is. A limit that is left out is none, but for the gap of what
+    is fastest, smallest or any: that of `study.gap_that_matters`. `gap` is the largest loss gap in
+    nats, `accuracy` the least validation accuracy, `speedup` the least over the baseline (or
+    `over` "float32"), `memory` the largest peak over float32's, and `fits` a device whose memory
+    the step must fit, at the batch that is priced; "DEVICE@B" says that batch. The search ends
+    after so many `trainings` of policies, or so many `hours`, or once, at 95 %, no more than the
+    share `left` can be left of the goal: a policy that was not trained is better than the best by
+    no more. Without this table it is a share of the volume of the front. 0 goes on to the end.
+    Every other policy is asked for the goal, the rest for the front.
+    """
+
+    want: Want = "fastest"
+    gap: float | None = None
+    accuracy: float | None = None
+    speedup: float | None = None
+    over: Over = "baseline"
+    memory: float | None = None
+    fits: str = ""
+    trainings: int | None = None
+    hours: float | None = None
+    left: float = 0.05
+
+    def __post_init__(self) -> None:
+        number("left", self.left, 0.0, 1.0)
+        for name, most in (("gap", 1e6), ("accuracy", 1.0), ("speedup", 1e6), ("memory", 1e6)):
+            if (value := getattr(self, name)) is not None:
+                number(name, value, 0.0, most)
+        if self.trainings is not None:
+            number("trainings", self.trainings, 1, 10**6)
+        if self.hours is not None:
+            number("hours", self.hours, 0.0, 1e6)
+        if self.over == "float32" and self.speedup is None:
+            raise InputError("over: 'float32' without speedup; expected both or neither")
+        if self.want == "any" and not self.limited:
+            raise InputError("want: 'any' without a limit; expected speedup, memory or fits")
+        if self.fits:
+            self._check_fits()
+
+    def _check_fits(self) -> None:
+        name, at, batch = self.fits.partition("@")
+        one_of("fits", name, DEVICES)
+        if at and not (batch.isdecimal() and int(batch) > 0):
+            raise InputError(f"fits: {shown(self.fits)}; expected DEVICE or DEVICE@BATCH")
+
+    @property
+    def limited(self) -> bool:
+        """Whether a price is limited."""
+        return self.speedup is not None or self.memory is not None or bool(self.fits)
+
+    def check(self, objectives: Sequence[str], priced: int) -> None:
+        """Raise InputError for what a search of these objectives, at this batch, cannot weigh."""
+        if "speedup" not in objectives and (self.want == "fastest" or self.speedup is not None):
+            raise InputError("goal: of speed, without speedup in objectives.names; expected it")
+        memory = self.want == "smallest" or self.memory is not None or self.fits
+        if "memory_ratio" not in objectives and memory:
+            raise InputError(
+                "goal: of memory, without memory_ratio in objectives.names; expected it"
+            )
+        batch = self.fits.partition("@")[2]
+        if batch and int(batch) != priced:
+            raise InputError(
+                f"goal.fits: {shown(self.fits)} where steps are priced at a batch of {priced}; "
+                f"expected that batch, or cost.batch_size = {batch}"
+            )
+
+    @property
+    def words(self) -> str:
+        """The goal in one line, as `goal_from_words` reads it."""
+        default = GoalSection()
+        said = [
+            f"{name}{sign}{value:g}" if isinstance(value, float) else f"{name}{sign}{value}"
+            for name, sign in LIMITS.items()
+            if (value := getattr(self, name)) != getattr(default, name)
+        ]
+        return " ".join([self.want, *said])
+
+
+def default_goal(objectives: Sequence[str]) -> GoalSection:
+    """Return the goal of a study that says none: to beat the baseline at no loss that matters."""
+    if "speedup" in objectives:
+        return GoalSection("fastest", speedup=1.0)
+    return GoalSection("smallest")

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
+from policysearch.study.aim import Aims
 from policysearch.study.journal.records import Asked, Records, RunKey
 from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
 from policysearch.study.optuna_samplers import distributions
@@ -40,11 +41,13 @@ class Session:
         records: Records,
         folder: Path | None = None,
     ) -> None:
-        study, steps = spec.study, spec.task.steps
-        self._spec, self.plan = spec, study.plan(spec.objectives.names, steps)
+        study = spec.study
+        self._spec = spec
+        self.plan = study.plan(spec.objectives.names, spec.task.steps, spec.wanted)
         self.objective, self.records = objective, records
         self.space = space_of(spec, objective.model)
         self.runs = Runs(records, objective.float32, study.seeds, study.searched, folder)
+        self.aims = Aims(spec, objective, self.space, self.runs.noise_gap)
         references = References(study.baseline, spec.space.accumulators[0], study.target)
         self.prices = Prices(objective, records, references)
 
@@ -115,5 +118,7 @@ class Session:
         What failed has the worst gap.
         """
         result = self._scored(asked, seeds)
-        gap = result.loss_gap if isinstance(result, Trial) else None
-        return trial_view(params_of(asked, self.space), gap, self.prices(asked))
+        params, price = params_of(asked, self.space), self.prices(asked)
+        if isinstance(result, Trial):
+            return trial_view(params, result.loss_gap, price, result.validation_accuracy)
+        return trial_view(params, None, price)

@@ -17,11 +17,20 @@ from policysearch.space.parallel import ParallelSection, spread_space
 from policysearch.space.rules import rules_from_data
 from policysearch.space.section import SpaceSection
 from policysearch.space.space import Space
-from policysearch.study.sections import CostSection, ObjectivesSection, StudySection
+from policysearch.study.sections import (
+    CostSection,
+    GoalSection,
+    ObjectivesSection,
+    StudySection,
+    default_goal,
+)
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, one_of, shown
 
 T = TypeVar("T")
+
+OLD_GOALS = ("goal_gap", "goal_speedup", "least_gain")
+"""Keys of [study] that say a goal."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,10 @@ class StudySpec:
     objectives: ObjectivesSection = field(default_factory=ObjectivesSection)
     rules: tuple[FormatRule, ...] = ()
     parallel: ParallelSection = ParallelSection()
+    goal: GoalSection | None = None
 
     def __post_init__(self) -> None:
+        self._check_goal()
         try:
             self.parallel.check_batch(self.priced_batch_size)
         except InputError as error:
@@ -58,6 +69,37 @@ class StudySpec:
                 f"of {trained}; expected none"
             )
 
+    def _check_goal(self) -> None:
+        """Raise InputError for a goal in what this study does not weigh, or given twice."""
+        if self.goal is None:
+            return
+        old = [name for name in OLD_GOALS if getattr(self.study, name) is not None]
+        if old:
+            raise InputError(f"goal: given beside study.{old[0]}; expected one of them")
+        self.goal.check(self.objectives.names, self.priced_batch_size)
+
+    @property
+    def wanted(self) -> GoalSection:
+        """The goal: that of the file, what its older keys mean, or to beat the baseline."""
+        study = self.study
+        if self.goal is not None:
+            return self.goal
+        goal = default_goal(self.objectives.names)
+        if study.goal_gap is not None:
+            limits = study.goal_gap, None, study.goal_speedup
+            goal = GoalSection("any", *limits, over="float32")
+        return goal if study.least_gain is None else replace(goal, left=study.least_gain)
+
+    @property
+    def notices(self) -> list[str]:
+        """What is to be said of older keys of the file that mean something else now."""
+        old = [f"study.{name}" for name in OLD_GOALS if getattr(self.study, name)]
+        if not old:
+            return []
+        words = repr(self.wanted.words) if self.study.goal_gap is not None else ""
+        said = words or f"left = {self.wanted.left:g}"
+        return [f"{', '.join(old)}: read as [goal] {said}"]
+
     @property
     def priced_batch_size(self) -> int:
         """The batch of the priced step."""
@@ -71,6 +113,12 @@ class StudySpec:
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""
         return replace(self, study=replace(self.study, trials=trials))
+
+    def to_the_end(self) -> StudySpec:
+        """Return a copy whose search goes on whatever may be left."""
+        if self.goal is not None:
+            return replace(self, goal=replace(self.goal, left=0.0))
+        return replace(self, study=replace(self.study, least_gain=0.0))
 
 
 def objective_of(
@@ -119,6 +167,7 @@ def spec_from_data(data: Mapping[str, object], where: str) -> StudySpec:
         _section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
         rules_from_data(data, where),
         _section(ParallelSection, {"parallel": {}, **data}, "parallel", where),
+        _section(GoalSection, data, "goal", where) if "goal" in data else None,
     )
     try:
         return StudySpec(*sections)

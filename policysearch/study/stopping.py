@@ -1,10 +1,16 @@
-"""Why a search asks for no more: budget, time, too little to expect, goal met, nothing left."""
+"""Why a search asks for no more: budget, time, too little to expect, goal met, nothing left.
+
+The reasons are words: a journal keeps them, and every view says them as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
+from policysearch.search.acquisition import LARGEST_GAP
+from policysearch.search.goals import Left
+from policysearch.study.aim import Aim
 from policysearch.study.optuna_view import TrialView
 from policysearch.study.plan import Budget
 
@@ -22,15 +28,17 @@ class Limits:
         self._budget, self._ladder, self._clock = budget, ladder, clock
         self._began = clock()
 
-    def reached(self, known: AbstractSet[str], told: Sequence[TrialView], spent: int = 0) -> str:
+    def reached(
+        self, known: AbstractSet[str], told: Sequence[TrialView], aim: Aim, spent: int = 0
+    ) -> str:
         """Return the limit that is reached, in words; "" where none is.
 
         `known` are the digests of all that was asked for, `told` what the search knows of them,
         `spent` how many trials evaluations of low fidelity were worth.
         """
         budget = self._budget
-        if any(self.meets(trial) for trial in told):
-            return f"goal met: {budget.goal_speedup:g} times at a gap up to {budget.goal_gap:g}"
+        if any(aim.ended_by(trial) for trial in told):
+            return f"goal met: {aim.words}"
         room = budget.trials - spent - len(known)
         if budget.trials >= len(self._ladder):
             # A preset that is still untried was added to the study file after its trials were done.
@@ -42,21 +50,29 @@ class Limits:
             return f"time: {budget.hours:g} hours"
         return ""
 
-    def too_small(self, gain: float) -> bool:
-        """Whether so little is expected of a policy that it is not asked for now.
 
-        `gain` as a share of the volume that the policies told dominate.
-        """
-        return gain < self._budget.least_gain
+def _counts(trial: TrialView) -> bool:
+    """Whether the gap is none of those from which on a policy adds nothing."""
+    return trial.loss_gap < LARGEST_GAP
 
-    @property
-    def expected(self) -> str:
-        """The reason to stop where what is expected stays too small."""
-        return f"expected gain below {self._budget.least_gain:g} of the volume found"
 
-    def meets(self, trial: TrialView) -> bool:
-        """Whether the policy is as fast and as close to float32 as the study asks."""
-        gap, speedup = self._budget.goal_gap, self._budget.goal_speedup
-        if gap is None or speedup is None:
-            return False
-        return trial.loss_gap <= gap and trial.speedup >= speedup
+def due(place: int) -> bool:
+    """Whether what is left is looked at before the policy at this place: a tenth as often later."""
+    return place % max(1, place // 10) == 0
+
+
+def settled(left: Left, aim: Aim, told: Sequence[TrialView]) -> str:
+    """Return why no more than `left` is little enough to end the search; "" where it is not."""
+    if left.share > aim.left:
+        return ""
+    if not left.chance:
+        return "settled: by price alone nothing else can be better"
+    trained = [trial for trial in told if trial.speedup != 1.0 or trial.memory_ratio != 1.0]
+    found = aim.meets if aim.asked else _counts
+    if not any(map(found, trained)):
+        chance = f"the chance that something is left is below {left.chance:.2g}"
+        return f"nothing found after {len(trained)}; {chance}"
+    if not aim.asked:
+        return f"settled: at 95 % at most {left.share:.1%} of the volume is left"
+    than = {"time": "faster", "memory": "smaller", "gap": "closer"}[aim.goal.axis]
+    return f"settled: at 95 % no other policy is more than {left.share:.1%} {than} than the best"

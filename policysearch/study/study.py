@@ -9,6 +9,7 @@ from pathlib import Path
 
 from policysearch.objective.objective import Objective
 from policysearch.study.coordinator import search
+from policysearch.study.derived import write_derived
 from policysearch.study.gain_sampler import GainSampler, sampler_of
 from policysearch.study.opening import opened
 from policysearch.study.results.picks import candidates, within_budget
@@ -47,7 +48,9 @@ def run_study(
         make = executor or partial(make_executor, processes=processes, jobs=jobs)
         with make(objective) as running:
             search(session, running, progress, retry_failed, clock)
-        return session.results()
+        results = session.results()
+        write_derived(session, results, storage)
+        return results
 
 
 def confirm_study(
@@ -86,7 +89,9 @@ def confirm_study(
                 records.add_run(key, outcome)
                 if progress is not None:
                     progress(count, session.results)
-        return session.results()
+        results = session.results()
+        write_derived(session, results, storage)
+        return results
 
 
 def gain_sampler(

@@ -9,8 +9,8 @@ import numpy as np
 
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import DIVERGED_GAP
-from policysearch.policy.policy import Policy
 from policysearch.search.acquisition import yardstick
+from policysearch.search.candidates import price_of
 from policysearch.search.searcher import Listed, Searcher
 from policysearch.space.decided.base import Params
 from policysearch.space.encoding import Encoding
@@ -50,7 +50,7 @@ def next_decisions(
     encoding = Encoding(space)
     named = _changes(params, space, encoding, results)
     policies = {row: space.policy(params) for row, (_, _, params) in named.items()}
-    costs = {row: cost for row, each in policies.items() if (cost := _cost(objective, each))}
+    costs = {row: cost for row, each in policies.items() if (cost := price_of(objective, each))}
     if not costs:
         return []
     rows = np.array(list(costs), dtype=np.int64).reshape(len(costs), -1)
@@ -92,16 +92,8 @@ def _changes(
     return changes
 
 
-def _cost(objective: Objective, policy: Policy) -> tuple[float, float] | None:
-    try:
-        cost = objective.price(policy)
-    except InputError:
-        return None
-    return 1.0 / cost.speedup, cost.memory_ratio
-
-
 def _ladder(results: Results, space: Space, objective: Objective) -> np.ndarray:
     ladder = space.ladder(results.spec.study.baseline).values()
-    costs = [_cost(objective, policy) for policy, names in ladder if "float32" not in names]
+    costs = [price_of(objective, policy) for policy, names in ladder if "float32" not in names]
     known = [each for each in costs if each]
     return np.array(known or [(1.0 / t.cost.speedup, t.cost.memory_ratio) for t in results.trials])
