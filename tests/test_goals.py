@@ -234,7 +234,7 @@ def test_goals_take_fewer_trainings_than_filtering() -> None:
 def test_a_study_asks_for_its_goal_and_the_same_when_interrupted(
     words: str, spec: StudySpec, tmp_path: Path
 ) -> None:
-    small = replace(spec, study=replace(spec.study, trials=12, gap_that_matters=1e-3))
+    small = replace(spec, study=replace(spec.study, trials=12))
     goal = with_goal(small, words)
 
     def stop(done: float, _: object) -> None:

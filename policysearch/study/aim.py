@@ -13,7 +13,6 @@ from policysearch.objective.objective import Objective
 from policysearch.search.goals import Axis, Goal, separating
 from policysearch.space.space import Space
 from policysearch.study.optuna_view import TrialView
-from policysearch.study.results.ranking import RESOLUTION
 from policysearch.study.sections import GoalSection, Want
 from policysearch.study.specification import StudySpec
 from policysearch.values import InputError
@@ -89,27 +88,25 @@ def aim_of(
 
 
 class Aims:
-    """The aim of an open study: the gap that matters follows float32's runs unless it is given."""
+    """The aim of an open study: the gap that matters follows float32's runs."""
 
     def __init__(
         self,
         spec: StudySpec,
         objective: Objective,
         space: Space,
-        noise: Callable[[], float | None],
+        matters: Callable[[], float],
     ) -> None:
-        """`noise` returns the noise floor in nats by now; None where it is not known."""
+        """`matters` returns the least gap that matters, in nats, by what is known now."""
         self._spec, self._objective, self._space = spec, objective, space
-        self._noise = noise
+        self._matters = matters
 
     @property
     def now(self) -> Aim:
         """The aim by what is recorded."""
-        spec, matters = self._spec, self._spec.study.gap_that_matters
-        if matters is None:
-            matters = RESOLUTION * (self._noise() or 0.0)
+        spec = self._spec
         asked = spec.goal is not None or spec.study.goal_gap is not None
-        return aim_of(spec.wanted, asked, matters, *self._priced)
+        return aim_of(spec.wanted, asked, self._matters(), *self._priced)
 
     @cached_property
     def _priced(self) -> tuple[float, int]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Failure, Outcome
 from policysearch.policy.policy import Policy
-from policysearch.study.float32_runs import noise_gap
+from policysearch.study.float32_runs import learned, noise_gap
 from policysearch.study.journal.records import Asked, Records, RunKey, trained_digest
 from policysearch.study.journal.trials import Trial
+from policysearch.study.results.ranking import matters_gap
 from policysearch.study.workers.executors import Executor, Job
 
 
@@ -48,9 +49,10 @@ class Runs:
         self.records, self.float32, self.folder = records, float32, folder
         self.seeds, self.searched = tuple(seeds), tuple(searched)
 
-    def noise_gap(self) -> float | None:
-        """Return how far noise moves float32, in nats; None before its runs under jitter ended."""
-        return noise_gap(self.records.runs, self.float32.digest, self.seeds)
+    def matters_gap(self, share: float) -> float:
+        """Return the least gap that matters, in nats, by the runs of float32 that ended by now."""
+        of_float32 = self.records.runs, self.float32.digest, self.seeds
+        return matters_gap(share, learned(*of_float32), noise_gap(*of_float32))
 
     def forget_failed(self) -> None:
         """Let the runs that failed be missing: they are tried again."""

@@ -31,26 +31,25 @@ class StudySection:
     """How long and how the search goes.
 
     `name` is part of the names of result files. `trials` policies are trained, each with every
-    training seed of `seeds`. `workers` of them are under way at once: each is asked for as soon as
-    all but `workers` - 1 of those before it are told. Results depend on that number, never on how
-    many processes the machine can run. The search ends earlier after `hours`, or as its [goal]
-    says. A loss gap up to `gap_that_matters` nats is none; by default up to the noise floor,
-    which is ten times what a jitter of the initial weights does to float32. Older keys are read as
-    the goal that they mean: `goal_speedup` times as fast as float32 at a gap up to `goal_gap` as
-    any such policy, and `least_gain` as what may be `left`. `seed` drives the
-    `sampler`: "gain" asks for what promises most new volume with prices known, the others are
-    Optuna's. `baseline` is the preset that is in use today: always among the policies that are
-    trained, and speedups are given against it as well. `fast` is what emulates: "c", "numpy" or,
-    with the reference alone, "off"; by default the fastest there is, for the bits are the same. At
-    its end the front is confirmed over `confirm_factor` times the steps, for at most
-    `confirm_share` of the training steps that the search took; 0 leaves that out. With a `target`
-    to export to, only what runs there is searched: every policy is trained and priced as the
-    target obeys it. With `short_runs` policies are evaluated at low fidelity first: over a quarter
-    of the steps with the first of `seeds`, if float32 learns by then. What promises most there is
-    gone on with to its end, so long as these runs rank policies as whole runs do; they count as
-    `trials` by their steps. With `narrow`, say 0.25, runs of low fidelity are whole ones of a net
-    of that share of the widths instead, if float32 learns in it; they count by that share, and
-    what they propose is trained from its start.
+    training seed of `seeds`. `workers` of them are under way at once: each is asked for as soon
+    as all but `workers` - 1 of those before it are told. Results depend on that number, never
+    on how many processes the machine can run. The search ends earlier after `hours`, or as its
+    [goal] says. Older keys are read as the goal that they mean: `goal_speedup` times as fast as
+    float32 at a gap up to `goal_gap` as any such policy, and `least_gain` as what may be
+    `left`. `seed` drives the `sampler`: "gain" asks for what promises most new volume with
+    prices known, the others are Optuna's. `baseline` is the preset that is in use today: always
+    among the policies that are trained, and speedups are given against it as well. `fast` is
+    what emulates: "c", "numpy" or, with the reference alone, "off"; by default the fastest
+    there is, for the bits are the same. At its end the front is confirmed over `confirm_factor`
+    times the steps, for at most `confirm_share` of the training steps that the search took; 0
+    leaves that out. With a `target` to export to, only what runs there is searched: every
+    policy is trained and priced as the target obeys it. With `short_runs` policies are
+    evaluated at low fidelity first: over a quarter of the steps with the first of `seeds`, if
+    float32 learns by then. What promises most there is gone on with to its end, so long as
+    these runs rank policies as whole runs do; they count as `trials` by their steps. With
+    `narrow`, say 0.25, runs of low fidelity are whole ones of a net of that share of the widths
+    instead, if float32 learns in it; they count by that share, and what they propose is trained
+    from its start.
     The search trains each policy with the first `search_seeds` of the `seeds`, by default with all;
     when it ends, members of the front are trained with the others, until all of them are.
     """
@@ -70,7 +69,6 @@ class StudySection:
     least_gain: float | None = None
     goal_gap: float | None = None
     goal_speedup: float | None = None
-    gap_that_matters: float | None = None
     short_runs: bool = False
     search_seeds: int | None = None
     narrow: float | None = None
@@ -99,7 +97,7 @@ class StudySection:
         number("confirm_share", self.confirm_share, 0.0, 1e3)
         if self.search_seeds is not None:
             number("search_seeds", self.search_seeds, 1, len(self.seeds))
-        for name in ("hours", "goal_gap", "goal_speedup", "gap_that_matters", "least_gain"):
+        for name in ("hours", "goal_gap", "goal_speedup", "least_gain"):
             value = getattr(self, name)
             if value is not None:
                 number(name, value, 0.0, 1.0 if name == "least_gain" else 1e6)
@@ -218,16 +216,17 @@ LIMITS = MappingProxyType(
 class GoalSection:
     """What is searched for; without this table policies faster than the baseline at no loss.
 
-    `want` is the "fastest", the "smallest" (peak memory) or the "closest" policy to float32 that is
-    within the limits, or "any" that is. A limit that is left out is none, but for the gap of what
-    is fastest, smallest or any: that of `study.gap_that_matters`. `gap` is the largest loss gap in
-    nats, `accuracy` the least validation accuracy, `speedup` the least over the baseline (or
-    `over` "float32"), `memory` the largest peak over float32's, and `fits` a device whose memory
-    the step must fit, at the batch that is priced; "DEVICE@B" says that batch. The search ends
-    after so many `trainings` of policies, or so many `hours`, or once, at 95 %, no more than the
-    share `left` can be left of the goal: a policy that was not trained is better than the best by
-    no more. Without this table it is a share of the volume of the front. 0 goes on to the end.
-    Every other policy is asked for the goal, the rest for the front.
+    `want` is the "fastest", the "smallest" (peak memory) or the "closest" policy to float32
+    that is within the limits, or "any" that is. A limit that is left out is none, but for the
+    gap of what is fastest, smallest or any: the least that matters (`objectives.matters`).
+    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy, `speedup`
+    the least over the baseline (or `over` "float32"), `memory` the largest peak over float32's,
+    and `fits` a device whose memory the step must fit, at the batch that is priced; "DEVICE@B"
+    says that batch. The search ends after so many `trainings` of policies, or so many `hours`,
+    or once, at 95 %, no more than the share `left` can be left of the goal: a policy that was
+    not trained is better than the best by no more. Without this table it is a share of the
+    volume of the front. 0 goes on to the end. Every other policy is asked for the goal, the
+    rest for the front.
     """
 
     want: Want = "fastest"

@@ -47,13 +47,16 @@ class Session:
         self.objective, self.records = objective, records
         self.space = space_of(spec, objective.model)
         self.runs = Runs(records, objective.float32, study.seeds, study.searched, folder)
-        self.aims = Aims(spec, objective, self.space, self.runs.noise_gap)
+        self.aims = Aims(spec, objective, self.space, self._matters)
         references = References(study.baseline, spec.space.accumulators[0], study.target)
         self.prices = Prices(objective, records, references)
 
     def results(self) -> Results:
         """Return what the study has found so far."""
         return read_results(self.records, self._spec, self.prices, self.prices.references)
+
+    def _matters(self) -> float:
+        return self.runs.matters_gap(self._spec.objectives.matters)
 
     def settling(self) -> dict[RunKey, Policy]:
         """Return the runs that members of the front lack: of the seeds it was not searched with.

@@ -126,3 +126,12 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     if np.ptp(first) == 0.0 or np.ptp(second) == 0.0:
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])
+
+
+def matters_gap(share: float, learned: Learned | None, noise_gap: float | None) -> float:
+    """Return the least loss gap that matters, in nats: a share of what float32 learns.
+
+    Never below what noise leaves to be told, and that where it is not known what float32 learns.
+    """
+    drop = max(0.0, learned.drop) if learned else 0.0
+    return max(share * drop, RESOLUTION * (noise_gap or 0.0))

@@ -15,7 +15,13 @@ from policysearch.search.hypervolume import Point, covers, knee, thinned
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.noise import Interval, intervals
-from policysearch.study.results.ranking import RESOLUTION, WANTED_SHARE, Learned, cannot_rank
+from policysearch.study.results.ranking import (
+    RESOLUTION,
+    WANTED_SHARE,
+    Learned,
+    cannot_rank,
+    matters_gap,
+)
 from policysearch.study.results.trend import Trend, columns, later_trends, trends
 from policysearch.study.results.verdict import Verdict, training_verdict, verdict_of
 from policysearch.study.specification import StudySpec
@@ -192,12 +198,8 @@ class Results:
 
     @property
     def matters_gap(self) -> float:
-        """The least loss gap that matters, in nats: `objectives.matters` of what float32 learns.
-
-        Never below `resolution_gap`, and that where it is not known what float32 learns.
-        """
-        drop = max(0.0, self.learned.drop) if self.learned else 0.0
-        return max(self.spec.objectives.matters * drop, self.resolution_gap)
+        """The least loss gap that matters, in nats: `objectives.matters` of what float32 learns."""
+        return matters_gap(self.spec.objectives.matters, self.learned, self.noise_gap)
 
     @property
     def accumulators(self) -> tuple[str, ...]:
