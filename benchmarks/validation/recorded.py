@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from benchmarks.validation.layers.precision import Precision
+from benchmarks.validation.recorded_table import RECORDED, Recorded
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import is_convolution
 from policysearch.cost.price import StepPrice, step_price
+from policysearch.cost.roofline import joined_seconds
 from policysearch.cost.stacks import Stack
 from policysearch.graph import Graph
 from policysearch.importers.record import model_of
@@ -18,23 +21,48 @@ from policysearch.policy.policy import Policy
 from policysearch.policy.presets import TF32, preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step
-from policysearch.values import InputError
+from policysearch.values import InputError, one_of
 
 RECORDS = Path(__file__).parent / "records"
 """Where `python -m benchmarks.validation.record` writes one file per network and length."""
 
-MIXED = {"float16": "torch.autocast.float16", "bfloat16": "torch.autocast.bfloat16"}
+AUTOCAST = {"float16": "torch.autocast.float16", "bfloat16": "torch.autocast.bfloat16"}
+"""Presets of stacks that compute norms and softmax in float32."""
+
+STORED_NARROW = {"float16": "apex.O2", "bfloat16": "torch.autocast.bfloat16"}
+"""Presets of stacks that store all between layers in the narrow format."""
 
 
 def record_path(name: str, length: int = 0) -> Path:
     """Return the file of a network at a sequence length, 0 for one without sequences."""
-    spelled = name.replace(" ", "-")
-    return RECORDS / (f"{spelled}.{length}.json.gz" if length else f"{spelled}.json.gz")
+    return RECORDS / (f"{name}.{length}.json.gz" if length else f"{name}.json.gz")
 
 
-@lru_cache(maxsize=8)
+@dataclass(frozen=True)
+class Run:
+    """One run of a published row: a recorded network at a batch, in a precision, on a stack."""
+
+    name: str
+    length: int
+    batch: int
+    precision: Precision
+    device: Device
+    stack: Stack
+
+    @property
+    def row(self) -> Recorded:
+        one_of("network", self.name, tuple(RECORDED))
+        return RECORDED[self.name]
+
+    @property
+    def recorded_length(self) -> int:
+        """The length it is recorded at, its first where none is asked for."""
+        return self.length if self.row.lengths != (0,) and self.length else self.row.lengths[0]
+
+
+@lru_cache(maxsize=64)
 def recorded_model(name: str, length: int = 0) -> TorchModel:
-    """Return a recorded network; InputError where it has no record."""
+    """Return a recorded network; InputError where it has no record of that length."""
     path = record_path(name, length)
     if not path.exists():
         there = f" of length {length}" if length else ""
@@ -43,43 +71,48 @@ def recorded_model(name: str, length: int = 0) -> TorchModel:
 
 
 @lru_cache(maxsize=4)
-def recorded_step(name: str, length: int, batch: int, optimizer: Optimizer) -> Graph:
+def recorded_step(name: str, length: int, batch: int) -> Graph:
     """Return the float32 step of a recorded network."""
     model = recorded_model(name, length)
-    return trace_step(model, model.loss, optimizer, batch)
+    return trace_step(model, model.loss, Optimizer(RECORDED[name].optimizer), batch)
 
 
-def policy_of(precision: Precision, step: Graph, layers: tuple[str, ...]) -> Policy:
+def policy_of(precision: Precision, stack: Stack, step: Graph, layers: tuple[str, ...]) -> Policy:
     """Return the policy under which products, convolutions and activations are in these formats.
 
-    Mixed ones are torch.autocast's; all in half precision is apex's O3.
+    Where all is in half precision it is apex's O3.
     """
     if precision.activations != "float32":
-        if precision.masters:
-            return preset(MIXED[precision.activations], layers)
-        return preset("apex.O3", layers)
+        if not precision.masters:
+            return preset("apex.O3", layers)
+        rows = AUTOCAST if stack.float32_norms else STORED_NARROW
+        return preset(rows[precision.activations], layers)
     narrow = {
         node.layer
         for node in step.nodes
         if node.op.kind == "gemm"
-        and "tfloat32" in (precision.convolutions if is_convolution(node) else precision.products)
+        and "tfloat32" == (precision.convolutions if is_convolution(node) else precision.products)
     }
     strict = {k: row for k, row in preset("float32", layers).layers if k not in narrow}
     return preset(TF32, layers).with_layers(strict)
 
 
-def recorded_price(
-    name: str,
-    length: int,
-    batch: int,
-    optimizer: Optimizer,
-    precision: Precision,
-    device: Device,
-    stack: Stack,
-) -> StepPrice:
+@lru_cache(maxsize=4096)
+def recorded_price(run: Run) -> StepPrice:
     """Return the modeled step of a recorded network as one of a user's policies is priced."""
-    step = recorded_step(name, length, batch, optimizer)
-    policy = policy_of(precision, step, recorded_model(name, length).layer_names)
-    return step_price(apply_policy(step, policy), device, stack, policy)
+    length = run.recorded_length
+    step = recorded_step(run.name, length, run.batch)
+    layers = recorded_model(run.name, length).layer_names
+    policy = policy_of(run.precision, run.stack, step, layers)
+    return step_price(apply_policy(step, policy), run.device, run.stack, policy)
 
 
+def micro_batch_seconds(run: Run) -> float:
+    """Return the seconds of one micro-batch, of which each has its share of the update."""
+    time = recorded_price(run).time
+    share = 1 / run.row.micro_batches if run.precision.update else 0.0
+    parts = [share if kernel.role == "update" else 1.0 for kernel in time.kernels]
+    kernels = sum(part * k.seconds for part, k in zip(parts, time.kernels, strict=True))
+    counted = sum(part * k.launches for part, k in zip(parts, time.kernels, strict=True))
+    launched = counted / sum(kernel.launches for kernel in time.kernels)
+    return float(joined_seconds(kernels, time.launch_seconds * launched, run.device))
