@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from policysearch.cost.stacks import Stack
 from policysearch.graph import Graph
 from policysearch.importers.record import model_of
 from policysearch.importers.torch_model import TorchModel
-from policysearch.optimizers.optimizer import Optimizer
+from policysearch.optimizers.optimizer import Optimizer, rules, trained
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import TF32, preset
 from policysearch.rewrite.policy_pass import apply_policy
@@ -31,6 +31,9 @@ AUTOCAST = {"float16": "torch.autocast.float16", "bfloat16": "torch.autocast.bfl
 
 STORED_NARROW = {"float16": "apex.O2", "bfloat16": "torch.autocast.bfloat16"}
 """Presets of stacks that store all between layers in the narrow format."""
+
+BY_ADAM = "adam"
+"""What emits the update of an optimizer that the step graph lacks, scaled by the bytes it moves."""
 
 
 def record_path(name: str, length: int = 0) -> Path:
@@ -74,7 +77,8 @@ def recorded_model(name: str, length: int = 0) -> TorchModel:
 def recorded_step(name: str, length: int, batch: int) -> Graph:
     """Return the float32 step of a recorded network."""
     model = recorded_model(name, length)
-    return trace_step(model, model.loss, Optimizer(RECORDED[name].optimizer), batch)
+    kind = RECORDED[name].optimizer
+    return trace_step(model, model.loss, Optimizer(kind if kind in trained() else BY_ADAM), batch)
 
 
 def policy_of(precision: Precision, stack: Stack, step: Graph, layers: tuple[str, ...]) -> Policy:
@@ -85,8 +89,9 @@ def policy_of(precision: Precision, stack: Stack, step: Graph, layers: tuple[str
     if precision.activations != "float32":
         if not precision.masters:
             return preset("apex.O3", layers)
-        rows = AUTOCAST if stack.float32_norms else STORED_NARROW
-        return preset(rows[precision.activations], layers)
+        if stack.float32_norms:
+            return preset(AUTOCAST[precision.activations], layers)
+        return _stored_narrow(preset(STORED_NARROW[precision.activations], layers))
     narrow = {
         node.layer
         for node in step.nodes
@@ -95,6 +100,19 @@ def policy_of(precision: Precision, stack: Stack, step: Graph, layers: tuple[str
     }
     strict = {k: row for k, row in preset("float32", layers).layers if k not in narrow}
     return preset(TF32, layers).with_layers(strict)
+
+
+def _stored_narrow(policy: Policy) -> Policy:
+    """Return the policy with batch norm on narrow tensors, as libraries' kernels take them.
+
+    Their statistics and weights are float32 within the kernel; no cast passes the memory.
+    """
+    return replace(
+        policy,
+        low_precision_ops=(*policy.low_precision_ops, "batch_norm"),
+        fp32_ops=tuple(op for op in policy.fp32_ops if op != "batch_norm"),
+        promote_ops=tuple(op for op in policy.promote_ops if op != "batch_norm"),
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -108,11 +126,17 @@ def recorded_price(run: Run) -> StepPrice:
 
 
 def micro_batch_seconds(run: Run) -> float:
-    """Return the seconds of one micro-batch, of which each has its share of the update."""
-    time = recorded_price(run).time
-    share = 1 / run.row.micro_batches if run.precision.update else 0.0
+    """Return the seconds of one micro-batch, of which each has its share of the update.
+
+    What the device waits for its host in every example is among them.
+    """
+    time, row = recorded_price(run).time, run.row
+    share = 1 / row.micro_batches if run.precision.update else 0.0
+    if row.optimizer not in trained():
+        share *= rules()[row.optimizer].fused_tensors / rules()[BY_ADAM].fused_tensors
     parts = [share if kernel.role == "update" else 1.0 for kernel in time.kernels]
     kernels = sum(part * k.seconds for part, k in zip(parts, time.kernels, strict=True))
+    kernels += row.host_seconds * run.batch
     counted = sum(part * k.launches for part, k in zip(parts, time.kernels, strict=True))
     launched = counted / sum(kernel.launches for kernel in time.kernels)
     return float(joined_seconds(kernels, time.launch_seconds * launched, run.device))

@@ -99,7 +99,7 @@ class MaskRcnn(nn.Module):
 
     def regions(self, x: Any, count: int, side: int) -> Any:
         """Return pieces of a map [batch, 256, 200, 336] as [batch * count, 256, side, side]."""
-        rows = x.flatten(2)[:, :, : count * side * side] if count * side * side <= 67200 else x
+        rows = x.flatten(2)[:, :, : count * side * side]
         return rows.unflatten(2, (count, side, side)).transpose(1, 2).flatten(0, 1)
 
     def forward(self, images: Any) -> Any:

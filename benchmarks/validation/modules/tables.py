@@ -61,7 +61,7 @@ class WideAndDeep(nn.Module):
 
 
 class VaeCf(nn.Module):
-    """A variational autoencoder of 600 and 200 over the items a user has seen (Liang, 2018)."""
+    """A variational autoencoder of 600 and 200 over the items a user has seen (Liang, 2018); own loss."""
 
     def __init__(self, items: int = 20108) -> None:
         super().__init__()
@@ -73,7 +73,9 @@ class VaeCf(nn.Module):
             2, 1
         )
         drawn = mean + torch.exp(0.5 * spread) * torch.randn_like(spread)
-        return torch.log_softmax(self.out(torch.tanh(self.down(drawn))), 1)
+        shares = torch.log_softmax(self.out(torch.tanh(self.down(drawn))), 1)
+        distance = (spread.exp() + mean.square() - 1 - spread).mean()
+        return distance - (shares * seen).mean()
 
 
 def ncf() -> tuple[nn.Module, tuple[Any, ...]]:
