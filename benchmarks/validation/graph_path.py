@@ -44,7 +44,7 @@ UNLISTED = {
 
 
 def recorded_named(name: str) -> Network:
-    """Return the network of the catalogue, or one that is recorded alone; InputError for neither."""
+    """Return the network of the catalogue, or one that is recorded alone."""
     if name not in UNLISTED:
         return network_named(name)
     fused = ("torch",) if name == "nnunet-2d" else ()

@@ -96,7 +96,7 @@ def policy_of(precision: Precision, stack: Stack, step: Graph, layers: tuple[str
         node.layer
         for node in step.nodes
         if node.op.kind == "gemm"
-        and "tfloat32" == (precision.convolutions if is_convolution(node) else precision.products)
+        and (precision.convolutions if is_convolution(node) else precision.products) == "tfloat32"
     }
     strict = {k: row for k, row in preset("float32", layers).layers if k not in narrow}
     return preset(TF32, layers).with_layers(strict)

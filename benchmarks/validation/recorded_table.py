@@ -80,12 +80,8 @@ RECORDED: Mapping[str, Recorded] = MappingProxyType(
         "ncf": Recorded("tables.ncf", loss=_BINARY, optimizer="adam"),
         "wide-and-deep": Recorded("tables.wide_and_deep", loss=_BINARY, optimizer="adam"),
         "vae-cf": Recorded("tables.vae_cf", loss="own", optimizer="adam"),
-        "nnunet-2d": Recorded(
-            "volumes.unet", (2,), loss="token_cross_entropy", optimizer="adam"
-        ),
-        "nnunet-3d": Recorded(
-            "volumes.unet", (3,), loss="token_cross_entropy", optimizer="adam"
-        ),
+        "nnunet-2d": Recorded("volumes.unet", (2,), loss="token_cross_entropy", optimizer="adam"),
+        "nnunet-3d": Recorded("volumes.unet", (3,), loss="token_cross_entropy", optimizer="adam"),
         "unet3d-medical": Recorded(
             "volumes.unet", (3,), loss="token_cross_entropy", optimizer="adam"
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -69,9 +70,7 @@ class TransformerXl(nn.Module):
             layers += [RelativeAttention(width, heads), FeedForward(width, inner, gelu=False)]
         self.blocks = nn.ModuleList(layers)
         cuts = CUTS[size]
-        self.parts = nn.ModuleList(
-            nn.Linear(width, end - start) for start, end in zip(cuts, cuts[1:], strict=False)
-        )
+        self.parts = nn.ModuleList(nn.Linear(width, end - start) for start, end in pairwise(cuts))
 
     def forward(self, words: Any, memory: Any) -> Any:
         x = F.dropout(self.words(words), 0.1, self.training)

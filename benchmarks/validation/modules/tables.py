@@ -61,7 +61,7 @@ class WideAndDeep(nn.Module):
 
 
 class VaeCf(nn.Module):
-    """A variational autoencoder of 600 and 200 over the items a user has seen (Liang, 2018); own loss."""
+    """A variational autoencoder of 600 and 200 over items seen (Liang, 2018); own loss."""
 
     def __init__(self, items: int = 20108) -> None:
         super().__init__()
