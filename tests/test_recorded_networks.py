@@ -14,7 +14,13 @@ from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.precision import FLOAT16, FLOAT32, TFLOAT32, Precision
 from benchmarks.validation.networks.catalogue import network_named
 from benchmarks.validation.published_stacks import TORCH
-from benchmarks.validation.recorded import RECORDS, Run, micro_batch_seconds, recorded_model
+from benchmarks.validation.recorded import (
+    RECORDS,
+    Run,
+    micro_batch_seconds,
+    recorded_model,
+    recorded_price,
+)
 from benchmarks.validation.recorded_table import records
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.roofline import FITTED, kernel_seconds, load_of
@@ -93,13 +99,21 @@ def test_graph_and_list_agree(name: str, device: str, precision: Precision) -> N
     assert micro_batch_seconds(run) == pytest.approx(listed_seconds(run), rel=tolerance)
 
 
-def test_the_update_of_a_micro_batch_is_a_share_of_the_step(
-    ,
-) -> None:
+def test_the_update_of_a_micro_batch_is_a_share_of_the_step() -> None:
     run = Run("bert-large", 128, 8, FLOAT32, DEVICES["V100-SXM2"], STACK)
     without = replace(run, precision=replace(FLOAT32, update=False))
     whole, none = micro_batch_seconds(run), micro_batch_seconds(without)
     assert none < whole < none * 1.02
+
+
+def test_fused_norms_take_the_passes_of_sum_and_relu_along() -> None:
+    plain = Run("resnet50", 0, 256, FLOAT16, DEVICES["A100-SXM4-80GB"], STACK)
+    fused = replace(plain, stack=replace(STACK, norm_fusion=True))
+    saved = micro_batch_seconds(plain) - micro_batch_seconds(fused)
+    by_list = listed_seconds(plain) - listed_seconds(fused)
+    assert saved == pytest.approx(by_list, rel=0.25)
+    kernels = [k.op for k in recorded_price(fused).time.kernels if k.role == "fprop"]
+    assert "relu" not in kernels and "add" not in kernels
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,16 @@ class Fusion:
 
 
 _GEMM, _ANY = fits(kind="gemm"), fits()
+_NORM, _NORM_GRAD = fits(op="batch_norm"), fits(op="batch_norm_grad")
+_RELU_GRAD = fits(op="relu_grad")
 
 FUSIONS = (
     Fusion("bias into its product", _GEMM, fits(op="bias"), "bias_fusion", 0, "apart"),
     Fusion("cast behind a product", _GEMM, fits(op="cast"), "cast_fusion"),
     Fusion("activation into its product", _GEMM, fits(kind="elementwise"), "epilogue_fusion"),
     Fusion("else into a product", _GEMM, _ANY, ""),
+    Fusion("sum or ReLU behind a norm", _NORM, fits(op=("add", "relu")), "norm_fusion"),
+    Fusion("norm behind the gradient of ReLU", _RELU_GRAD, _NORM_GRAD, "norm_fusion"),
     Fusion("cast into the op before it", _ANY, fits(op="cast"), "cast_fusion"),
     Fusion("op behind a cast", fits(op="cast"), _ANY, "cast_fusion"),
     Fusion("op of an update", _ANY, fits(role="update"), "fused_optimizer"),
