@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from benchmarks.validation.recorded import (
 from benchmarks.validation.recorded_table import records
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.roofline import FITTED, kernel_seconds, load_of
+from policysearch.cost.stacks import STACKS
 from policysearch.importers.record import model_of, record_of
 from policysearch.values import InputError
 
@@ -114,6 +117,30 @@ def test_fused_norms_take_the_passes_of_sum_and_relu_along() -> None:
     assert saved == pytest.approx(by_list, rel=0.25)
     kernels = [k.op for k in recorded_price(fused).time.kernels if k.role == "fprop"]
     assert "relu" not in kernels and "add" not in kernels
+
+
+@pytest.mark.parametrize("stack", ["torch.compile", "mindspore.graph"])
+def test_compilers_fuse_what_is_behind_a_norm_as_any_chain(stack: str) -> None:
+    run = Run("resnet18", 0, 8, FLOAT16, DEVICES["A100-SXM4-80GB"], STACKS[stack])
+    kernels = [k.op for k in recorded_price(run).time.kernels if k.role == "fprop"]
+    assert "relu" not in kernels
+
+
+@pytest.mark.torch
+def test_a_network_recorded_again_is_the_same_file() -> None:
+    pytest.importorskip("torch")
+    from benchmarks.validation.record import recorded
+
+    assert recorded("vae-cf", 0) == (RECORDS / "vae-cf.json.gz").read_bytes()
+
+
+def test_records_are_priced_without_torch() -> None:
+    told = (
+        "import sys; from benchmarks.validation.recorded import recorded_step; "
+        "recorded_step('vgg11', 0, 2); print('torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(

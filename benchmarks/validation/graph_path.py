@@ -100,8 +100,8 @@ def graph_page(judged: Sequence[GraphJudged], refused: Sequence[tuple[Row, str]]
             lines.append(_line(name, rows))
     lines += ["", f"{len(judged)} rows priced, {len(refused)} not:"]
     counts: dict[str, int] = defaultdict(int)
-    for row, reason in refused:
-        counts[f"{row.model}: {reason}"] += 1
+    for unpriced, reason in refused:
+        counts[f"{unpriced.model}: {reason}"] += 1
     return "\n".join([*lines, *(f"{count:4} {reason}" for reason, count in sorted(counts.items()))])
 
 

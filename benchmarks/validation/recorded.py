@@ -21,7 +21,7 @@ from policysearch.policy.policy import Policy
 from policysearch.policy.presets import TF32, preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError
 
 RECORDS = Path(__file__).parent / "records"
 """Where `python -m benchmarks.validation.record` writes one file per network and length."""
@@ -54,7 +54,8 @@ class Run:
 
     @property
     def row(self) -> Recorded:
-        one_of("network", self.name, tuple(RECORDED))
+        if self.name not in RECORDED:
+            raise InputError(f"network {self.name}: no record")
         return RECORDED[self.name]
 
     @property
@@ -69,7 +70,7 @@ def recorded_model(name: str, length: int = 0) -> TorchModel:
     path = record_path(name, length)
     if not path.exists():
         there = f" of length {length}" if length else ""
-        raise InputError(f"network {name}{there}: no record; expected one of RECORDED")
+        raise InputError(f"network {name}{there}: no record")
     return model_of(path.read_bytes())
 
 

@@ -26,8 +26,8 @@ class Stack:
     of the ReLU.
 
     The rest concerns layer lists. `composite_kernels`: layer norm, GELU and the like are one kernel
-    each way instead of a chain of ops. `float32_norms`: layer norm and softmax run in float32 under mixed precision.
-    `cell_kernels`: kernels of one step of a recurrence beside its product.
+    each way instead of a chain of ops. `float32_norms`: layer norm and softmax run in float32 under
+    mixed precision. `cell_kernels`: kernels of one step of a recurrence beside its product.
     """
 
     name: str
