@@ -32,7 +32,7 @@ def _models() -> Any:
     if found is None or found.origin is None:
         raise ModuleNotFoundError("torchvision")
     try:
-        from torchvision import models
+        return import_module("torchvision.models")
     except RuntimeError:
         source = Path(found.origin).with_name("_meta_registrations.py").read_text(encoding="utf-8")
         names = re.findall(r'torchvision::(\w+)"', source)
@@ -42,8 +42,7 @@ def _models() -> Any:
             if not hasattr(torch.ops.torchvision, name):
                 library.define(f"{name}(Tensor x) -> Tensor")
         _declared.append(library)
-        from torchvision import models
-    return models
+        return import_module("torchvision.models")
 
 
 _declared: list[Any] = []
