@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.validation.graph_path import graph_judged, graph_page
 from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
 from benchmarks.validation.pages.ranks_page import ranks_page
@@ -49,6 +50,9 @@ def parser() -> Parser:
     kinds.add_argument(
         "--ranks", action="store_true", help="speedups on several devices over those on one"
     )
+    kinds.add_argument(
+        "--graph", action="store_true", help="networks as recorded graphs, beside their lists"
+    )
     kinds.add_argument("--measured", action="store_true", help="train policies in torch here")
     _add_measured(command)
     command.set_defaults(run=_validate)
@@ -68,10 +72,14 @@ def _validate(options: argparse.Namespace) -> None:
         _measured(options)
         return
     refuse(options, ("device", "place", "rounds", "seed"), "without --measured; expected both")
-    if options.memory or options.ranks or options.narrow:
-        refuse(
-            options, ("anchor",), "with --memory, --ranks or --narrow; expected no anchors there"
-        )
+    if options.memory or options.ranks or options.narrow or options.graph:
+        kinds = "--memory, --ranks, --narrow or --graph"
+        refuse(options, ("anchor",), f"with {kinds}; expected no anchors there")
+    if options.graph:
+        by_graph, refused = graph_judged(read_rows(options.rows))
+        _need(by_graph, [reason for _, reason in refused], options.rows)
+        print(graph_page(by_graph, refused))
+        return
     if options.memory:
         memory = validate_memory(read_memory_rows(options.rows))
         _need(memory.judged, [reason for _, reason in memory.unbuilt], options.rows)

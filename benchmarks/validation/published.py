@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -139,13 +139,15 @@ def device_labelled(label: str) -> Device:
     )
 
 
-def setting_of(row: Row) -> Setting:
+def setting_of(row: Row, named: Callable[[str], Network] = network_named) -> Setting:
     """Return what a row was run with; InputError says what of it is not known.
+
+    `named` finds its network.
 
     Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
     tfloat32 is what the framework makes of it by default.
     """
-    network, device = network_named(LENGTH.sub("", row.model)), device_labelled(row.hardware)
+    network, device = named(LENGTH.sub("", row.model)), device_labelled(row.hardware)
     for batch in row.batches:
         if batch < 1:
             raise InputError(f"a batch of {batch}")

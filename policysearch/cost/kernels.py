@@ -32,6 +32,7 @@ class Fusion:
     `lead`, where the stack `allows` it (a field of `Stack`, never where that is empty).
 
     With `input`, only where it is that input of the node; `unless` the node has that attribute.
+    Where the stack does not allow an `optional` one, the next that fits decides.
     """
 
     name: str
@@ -40,15 +41,24 @@ class Fusion:
     allows: str
     input: int | None = None
     unless: str = ""
+    optional: bool = False
 
 
 _GEMM, _ANY = fits(kind="gemm"), fits()
+_NORM, _NORM_GRAD = fits(op="batch_norm"), fits(op="batch_norm_grad")
+_RELU_GRAD = fits(op="relu_grad")
 
 FUSIONS = (
     Fusion("bias into its product", _GEMM, fits(op="bias"), "bias_fusion", 0, "apart"),
     Fusion("cast behind a product", _GEMM, fits(op="cast"), "cast_fusion"),
     Fusion("activation into its product", _GEMM, fits(kind="elementwise"), "epilogue_fusion"),
     Fusion("else into a product", _GEMM, _ANY, ""),
+    Fusion(
+        "sum or ReLU behind a norm", _NORM, fits(op=("add", "relu")), "norm_fusion", optional=True
+    ),
+    Fusion(
+        "norm behind the gradient of ReLU", _RELU_GRAD, _NORM_GRAD, "norm_fusion", optional=True
+    ),
     Fusion("cast into the op before it", _ANY, fits(op="cast"), "cast_fusion"),
     Fusion("op behind a cast", fits(op="cast"), _ANY, "cast_fusion"),
     Fusion("op of an update", _ANY, fits(role="update"), "fused_optimizer"),
@@ -85,6 +95,7 @@ class Fusing:
             and row.lead.fits_kind(lead)
             and row.input in (None, place)
             and row.unless not in joins.attributes
+            and not (row.optional and not getattr(self.stack, row.allows))
         )
         return row.name if row.allows and getattr(self.stack, row.allows) else ""
 

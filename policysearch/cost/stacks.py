@@ -22,10 +22,12 @@ class Stack:
     `float32_convolutions`: what the framework makes of float32 on a device that has tfloat32.
     `sources` says where each number and choice comes from.
 
+    `norm_fusion`: batch norm takes the ReLU and the addition behind it along, and its gradient that
+    of the ReLU.
+
     The rest concerns layer lists. `composite_kernels`: layer norm, GELU and the like are one kernel
-    each way instead of a chain of ops. `norm_fusion`: batch norm takes the ReLU and the addition
-    behind it along. `float32_norms`: layer norm and softmax run in float32 under mixed precision.
-    `cell_kernels`: kernels of one step of a recurrence beside its product.
+    each way instead of a chain of ops. `float32_norms`: layer norm and softmax run in float32 under
+    mixed precision. `cell_kernels`: kernels of one step of a recurrence beside its product.
 
     Raises InputError for a negative `launch_seconds`.
     """

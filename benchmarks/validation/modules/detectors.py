@@ -1,0 +1,117 @@
+"""Mask R-CNN: a pyramid over ResNet-50 with frozen norms, and heads of regions.
+
+Proposals, matching and suppression, and the sampling of regions are no part of the graph: a region
+is a piece of the finest map, of the size that the heads read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+EXTENT = (800, 1344)
+PROPOSALS = 512
+CLASSES = 81
+
+
+class Frozen(nn.Module):
+    """A batch norm that nothing moves: a scale and an offset."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1, width, 1, 1))
+        self.register_buffer("offset", torch.zeros(1, width, 1, 1))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale + self.offset
+
+
+class Bottleneck(nn.Module):
+    """A residual block of three convolutions, the stride on the second."""
+
+    def __init__(self, c_in: int, mid: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(c_in, mid, 1, bias=False)
+        self.second = nn.Conv2d(mid, mid, 3, stride, 1, bias=False)
+        self.third = nn.Conv2d(mid, 4 * mid, 1, bias=False)
+        self.norms = nn.ModuleList(Frozen(width) for width in (mid, mid, 4 * mid))
+        self.shortcut = nn.Sequential()
+        if c_in != 4 * mid:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(c_in, 4 * mid, 1, stride, bias=False), Frozen(4 * mid)
+            )
+
+    def forward(self, x: Any) -> Any:
+        inner = F.relu(self.norms[0](self.first(x)))
+        inner = F.relu(self.norms[1](self.second(inner)))
+        return F.relu(self.norms[2](self.third(inner)) + self.shortcut(x))
+
+
+class MaskRcnn(nn.Module):
+    """Mask R-CNN, images of 800 x 1344, two stages (He et al., 2017); returns its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False), Frozen(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        self.stem[0].weight.requires_grad_(False)
+        stages: list[nn.Module] = []
+        c_in = 64
+        for place, (mid, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+            blocks = []
+            for i in range(count):
+                blocks.append(Bottleneck(c_in, mid, 2 if place and not i else 1))
+                c_in = 4 * mid
+            stages.append(nn.Sequential(*blocks))
+        for parameter in stages[0].parameters():
+            parameter.requires_grad_(False)
+        self.stages = nn.ModuleList(stages)
+        self.inner = nn.ModuleList(nn.Conv2d(256 * 2**i, 256, 1) for i in range(4))
+        self.outer = nn.ModuleList(nn.Conv2d(256, 256, 3, 1, 1) for _ in range(4))
+        self.seen = nn.Conv2d(256, 256, 3, 1, 1)
+        self.told = nn.Conv2d(256, 15, 1)
+        self.boxes = nn.Sequential(
+            nn.Linear(256 * 49, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()
+        )
+        self.classes = nn.Linear(1024, 5 * CLASSES)
+        masks: list[nn.Module] = []
+        for _ in range(4):
+            masks += [nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU()]
+        self.masks = nn.Sequential(*masks, nn.ConvTranspose2d(256, 256, 2, 2), nn.ReLU())
+        self.drawn = nn.Conv2d(256, CLASSES, 1)
+
+    def maps(self, x: Any) -> list[Any]:
+        """Return the maps of the pyramid, the finest first."""
+        x, found = self.stem(x), []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x)
+        sums = [self.inner[3](found[3])]
+        for place in (2, 1, 0):
+            wider = F.interpolate(sums[0], scale_factor=2.0, mode="nearest")
+            sums.insert(0, self.inner[place](found[place]) + wider)
+        maps = [outer(x) for outer, x in zip(self.outer, sums, strict=True)]
+        return [*maps, F.max_pool2d(maps[3], 1, 2)]
+
+    def regions(self, x: Any, count: int, side: int) -> Any:
+        """Return pieces of a map [batch, 256, 200, 336] as [batch * count, 256, side, side]."""
+        rows = x.flatten(2)[:, :, : count * side * side]
+        return rows.unflatten(2, (count, side, side)).transpose(1, 2).flatten(0, 1)
+
+    def forward(self, images: Any) -> Any:
+        maps = self.maps(images)
+        told = [self.told(F.relu(self.seen(x))) for x in maps]
+        first = sum(x.square().mean() for x in told)
+        hidden = self.boxes(self.regions(maps[0], PROPOSALS, 7).flatten(1))
+        second = self.classes(hidden).square().mean()
+        masks = self.drawn(self.masks(self.regions(maps[0], PROPOSALS // 4, 14)))
+        return first + second + masks.square().mean()
+
+
+def mask_rcnn() -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return the net and example inputs: images."""
+    return MaskRcnn(), (torch.zeros(2, 3, *EXTENT),)
