@@ -182,7 +182,7 @@ def test_what_is_gone_on_with_is_what_it_were_in_one_piece(tmp_path: Path) -> No
     whole = sum(key.until is None for key in records.runs)
     looks = len(records.runs) - whole
     assert results.fidelity.worth == pytest.approx(whole + (looks - resumed) / 4)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["j", "tiny.toml"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["j", "j.front", "tiny.toml"]
 
 
 def test_a_net_that_learns_too_late_is_not_looked_at(tmp_path: Path) -> None:
