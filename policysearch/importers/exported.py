@@ -411,13 +411,16 @@ def adds_apart(node: Any) -> bool:
 
     torch adds it before the one rounding to rows of two axes, or that lie side by side in memory
     (`aten/src/ATen/native/Linear.cpp`). So does a recurrent layer, whose steps of a batch that
-    comes first do not lie so.
+    comes first do not lie so; but not an LSTM without projections, which oneDNN runs.
     """
     if op_of(node) not in ADDING:
         return False
     rows = node.args[0].meta["val"]
-    if len(node.args) == RECURRENT_ARGUMENTS and node.args[-1]:
-        rows = rows.transpose(0, 1)
+    if len(node.args) == RECURRENT_ARGUMENTS:
+        states = [x.meta["val"].shape for x in node.args[1]] if op_of(node) == "aten.lstm" else []
+        if len(set(states)) == 1:
+            return False
+        rows = rows.transpose(0, 1) if node.args[-1] else rows
     return rows.dim() > 2 and not rows.is_contiguous()
 
 

@@ -64,9 +64,10 @@ def evaluation(
     inputs, labels = examples
     named = loss_of(model, loss)
     graph = apply_policy(trace_forward(model, batch_size), policy)
-    outputs = of_one_example(graph.output("logits").shape, batch_size)
+    shape = graph.output("logits").shape
+    outputs = of_one_example(shape, batch_size)
     axis = class_axis(outputs, labels.shape[1:], named) if labels.dtype == np.int64 else -1
-    if axis is None or not any_counts(labels):
+    if not shape or axis is None or not any_counts(labels):  # none: a loss of the model's own
         return Evaluation(None, None)
     executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
     feed_constants(executable, model)
