@@ -134,7 +134,7 @@ def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
 def _dearest_first(objective: Objective, space: Space, spec: StudySpec) -> list[Policy]:
     """Return float32 and then the policies of the ladder, those of most nodes first."""
     ladder = [policy for policy, _ in space.ladder(spec.study.baseline).values()]
-    others = [policy for policy in ladder if policy.digest != objective.float32.digest]
+    others = [policy for policy in ladder if policy.name != objective.float32.name]
     size_of = {p.digest: len(objective.step_graph(p).nodes) for p in others}
     return [objective.float32, *sorted(others, key=lambda p: size_of[p.digest], reverse=True)]
 
