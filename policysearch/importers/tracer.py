@@ -125,7 +125,10 @@ class Tracer:
             constant = self._constants[name]
             value = self._constant(constant)
             return Complex(value) if constant.kind == COMPLEX else value
-        node = self._fed[self._names.get(name, name)]
+        known = self._names.get(name, name)
+        if known not in self._fed:
+            raise InputError(f"{name}: made anew in forward, of no input; make it in __init__")
+        node = self._fed[known]
         return Tensor(node, self.b.shape(node))
 
     def _constant(self, constant: Constant) -> Tensor:
