@@ -1,7 +1,7 @@
 """Single ops, losses and layers of everyday nets, each in a small net of its own.
 
-The ops and losses are one expression each of `h` [batch, 4, 8] (in some of `x`, the same in whole
-numbers from 0, or of labels drawn from it), so that a table by name says which go in.
+The ops are one expression each of `h` [batch, 4, 8] and the module, the losses of `h` and the input
+`x`, so that a table by name says which go in.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ class Piece(nn.Module):
 
 
 class Loss(nn.Module):
-    """A linear and a loss of its result; `does` draws what it needs besides from the result."""
+    """A linear and a loss of its result and its input."""
 
     def __init__(self, does: Does) -> None:
         super().__init__()
         self.first, self.does = nn.Linear(WIDTH, WIDTH), does
-        self.register_buffer("share", torch.rand(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.does(self.first(x), x)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from policysearch.commands.registry import Command
@@ -24,11 +26,13 @@ DATA = ("data", "dataset", "load_data", "build_data", "make_data", "get_data")
 EXAMPLE = ("own_net.py", "own-net.toml")
 """The shipped study of an own net, and its file."""
 
-SAID: dict[str, str] = {
-    "device": "where it will run, see `policysearch hardware`",
-    "batch": "the batch as you train it",
-    "baseline": "the preset that you run today, see `policysearch presets`",
-}
+SAID: Mapping[str, str] = MappingProxyType(
+    {
+        "device": "where it will run, see `policysearch hardware`",
+        "batch": "the batch as you train it",
+        "baseline": "the preset that you run today, see `policysearch presets`",
+    }
+)
 """What is asked for on a terminal where no option says it."""
 
 
@@ -119,14 +123,15 @@ def _named(path: str, said: str, usual: Sequence[str], what: str) -> str:
 
 
 def _text_and_lines(study: FirstStudy) -> tuple[str, list[str]]:
-    """Return the study in TOML, and what it says in words; it is read once, as `run` will."""
+    """Return the study in TOML, and what it says in words; it is checked as `run` will."""
     from policysearch.study.specification import spec_from_text
     from policysearch.train.user_code import own_dataset, own_model
 
     dataset = own_dataset(study.data)
     model = own_model(study.model, dataset, "")
     text = study.text(model, dataset)
-    spec_from_text(text, "init").task.build_model(dataset)
+    task = spec_from_text(text, "init").task
+    replace(task, model=model, data=dataset).build_model(dataset)
     return text, study.words(model, dataset)
 
 

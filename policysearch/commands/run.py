@@ -101,7 +101,6 @@ def _say_estimate(options: argparse.Namespace, spec: StudySpec) -> None:
     make_folder(storage.parent)
     spec = spec if options.trials is None else spec.with_trials(options.trials)
     found = estimate(spec, options.processes)
-    found.check()
     for line in found.lines() if found.seconds >= LONG_SECONDS else found.lines()[:1]:
         say(f"policysearch: {line}")
     asked = sys.stdin.isatty() and sys.stderr.isatty() and not options.yes

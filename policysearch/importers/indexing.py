@@ -10,7 +10,7 @@ import numpy as np
 
 from policysearch.graph import size
 from policysearch.importers.elementwise import multiply
-from policysearch.importers.shapes import expand, unsqueeze
+from policysearch.importers.shapes import expand, slice_of, unsqueeze
 from policysearch.importers.tracer import Rule, Tensor, Tracer, refuse
 from policysearch.ops import gather, indexing, masks
 from policysearch.ops import scatter as scatter_ops
@@ -136,12 +136,10 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
-    axis = dim % len(x.shape)
-    first, stop, _ = slice(start, end).indices(x.shape[axis])
-    if (first, stop, step) == (0, x.shape[axis], 1):
+    where = slice_of(x, dim, start, end, step)
+    if where is None:
         return value
     x, values = _values(t, x, value)
-    where: dict[str, Any] = {"axis": axis, "start": first, "stop": stop, "step": step}
     return t.emit(indexing.slice_put, x, values, **where)
 
 

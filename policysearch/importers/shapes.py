@@ -89,11 +89,19 @@ def part(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
+    where = slice_of(x, dim, start, end, step)
+    return t.emit(take_slice, x, **where) if where else x
+
+
+def slice_of(
+    x: Tensor, dim: int, start: int | None, end: int | None, step: int
+) -> dict[str, Any] | None:
+    """Return where a slice of x is, None for all of x."""
     axis = dim % len(x.shape)
     first, stop, _ = slice(start, end).indices(x.shape[axis])
     if (first, stop, step) == (0, x.shape[axis], 1):
-        return x
-    return t.emit(take_slice, x, axis=axis, start=first, stop=stop, step=step)
+        return None
+    return {"axis": axis, "start": first, "stop": stop, "step": step}
 
 
 def select(t: Tracer, x: Tensor, dim: int, index: int) -> Tensor:

@@ -14,9 +14,7 @@ from policysearch.policy.policy import Policy
 from policysearch.space.space import Space
 from policysearch.study.specification import StudySpec, objective_of, space_of
 from policysearch.study.workers.executors import cores
-from policysearch.train.tasks import machine_bytes
 from policysearch.train.training import train
-from policysearch.values import InputError
 
 LONG_SECONDS, MANY_STEPS, FEW_STEPS = 1.0, 41, 5
 """Of a training whose first step took less, many are timed, else a few."""
@@ -45,14 +43,13 @@ class Estimate:
     """What the whole budget of a study takes: every trial, every seed and the longer runs.
 
     `timed` are the policies that were timed, the cheapest first; `process_bytes` is the memory of
-    one training process, `machine_bytes` that of the machine, None where it does not say.
+    one training process.
     """
 
     spec: StudySpec
     timed: tuple[Timed, ...]
     processes: int
     process_bytes: int
-    machine_bytes: int | None
 
     @cached_property
     def seconds(self) -> float:
@@ -62,17 +59,9 @@ class Estimate:
         runs = study.trials * len(study.searched)
         return RELOADED_SECONDS + runs * each * (1.0 + study.confirm_share) / self.processes
 
-    @property
-    def fitting(self) -> int:
-        """How many processes the memory of the machine holds."""
-        there = self.machine_bytes
-        if there is None or not self.process_bytes:
-            return self.processes
-        return there // self.process_bytes
-
     def lines(self) -> list[str]:
         """Return the estimate in words, and what would shorten it."""
-        spec, (cheap, *_, dear) = self.spec, (*self.timed, self.timed[-1])
+        spec, cheap, dear = self.spec, self.timed[0], self.timed[-1]
         runs = f"{spec.study.trials} policies x {len(spec.study.searched)} seeds"
         return [
             f"{runs} x {spec.task.steps} steps, and longer runs for "
@@ -99,15 +88,6 @@ class Estimate:
             half = task.batch_size // 2
             yield f"task.batch_size = {half} saves up to half; the gap is then that of this batch"
 
-    def check(self) -> None:
-        """Raise InputError where no process fits the memory of the machine."""
-        if self.fitting < 1:
-            given, there = (x / 2**30 for x in (self.process_bytes, self.machine_bytes or 0))
-            raise InputError(
-                f"task: a training takes {given:.3g} GiB; expected at most the {there:.3g} GiB "
-                "of this machine; try a smaller batch or net"
-            )
-
 
 def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
     """Time a few steps of float32 and of the ladder, the dearest first; return what comes of it.
@@ -127,7 +107,6 @@ def estimate(spec: StudySpec, processes: int | None = None) -> Estimate:
         tuple(sorted(timed, key=lambda row: row.step_seconds)),
         min(processes or cores(), jobs),
         _peak_bytes(),
-        machine_bytes(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from string import Template
 
@@ -133,7 +133,7 @@ class FirstStudy:
 
     def _loss_scales(self) -> Sequence[str]:
         """Return the kinds: float16 has gradients that vanish without a scale."""
-        return ("none",) if "bfloat16" in self.device.formats else ("none", "dynamic")
+        return ("none", *["dynamic"] * (sixteen_bits(self.device) == "float16"))
 
     def _ladder(self) -> Iterator[str]:
         yield "uniform"
@@ -147,15 +147,18 @@ class FirstStudy:
 
 def formats_on(device: Device) -> tuple[str, ...]:
     """Return the formats to search on a device: one of 16 bits, and one of 8 where it has it."""
-    low = "bfloat16" if "bfloat16" in device.formats else "float16"
     eight = tuple(name for name in ("float8_e4m3fn",) if name in device.formats)
-    return ("float32", low, *eight)
+    return ("float32", sixteen_bits(device), *eight)
 
 
 def usual_baseline(device: Device) -> str:
     """Return what is run most on a device."""
-    low = "bfloat16" if "bfloat16" in device.formats else "float16"
-    return f"torch.autocast.{low}"
+    return f"torch.autocast.{sixteen_bits(device)}"
+
+
+def sixteen_bits(device: Device) -> str:
+    """Return the format of 16 bits to train in on a device: bfloat16 where it has it."""
+    return "bfloat16" if "bfloat16" in device.formats else "float16"
 
 
 def grouping(model: Model) -> tuple[str, str]:
@@ -170,5 +173,5 @@ def grouping(model: Model) -> tuple[str, str]:
     return "type", f"{len(types)} types of {len(layers)} layers"
 
 
-def _listed(names: Sequence[str] | Iterator[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)

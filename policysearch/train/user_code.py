@@ -52,8 +52,8 @@ def said_without_folder(name: str) -> str:
 def result_of(where: str, name: str) -> Any:
     """Call the function "file.py:function", which runs the file, and return what it gives.
 
-    Raises InputError, in one line
-    that begins with `where`, for a file or function that is not there, and one that fails.
+    Raises InputError, in one line that begins with `where`, for a file or function that is not
+    there, and one that fails.
     """
     path, _, function = name.rpartition(":")
     call = function_of(where, path, function)

@@ -1,0 +1,57 @@
+"""How long a study is said to take, and that a long one is asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from policysearch.cli import main
+from policysearch.commands import run as run_command
+from policysearch.study.estimate import RELOADED_SECONDS, Estimate, Timed, estimate, said
+from policysearch.study.specification import load_spec
+from tests.studies import write_study
+
+
+def test_seconds_are_of_all_trainings_and_the_longer_runs() -> None:
+    spec = load_spec(Path("studies:lenet5-digits"))  # 24 trials, 3 seeds, 160 steps, share 1
+    found = Estimate(spec, (Timed("cheap", 0.01, 0.5), Timed("dear", 0.03, 0.7)), 2, 2**30)
+    of_one = (0.5 + 160 * 0.01 + 0.7 + 160 * 0.03) / 2
+    assert found.seconds == pytest.approx(RELOADED_SECONDS + 24 * 3 * of_one * 2 / 2)
+    first, second, *others = found.lines()
+    assert f"about {said(found.seconds)} in all on 2 processes of 1 GiB" in first
+    assert second == "a step takes 10 ms under cheap, 30 ms under dear"
+    assert len(others) == 4 and "task.batch_size = 64" in others[-1]
+
+
+def test_float32_and_the_ladder_are_timed_each_once(tmp_path: Path) -> None:
+    found = estimate(load_spec(write_study(tmp_path)), processes=3)
+    names = [timed.name for timed in found.timed]
+    assert "float32" in names and len(names) == len(set(names)) > 1
+    steps = [timed.step_seconds for timed in found.timed]
+    assert steps == sorted(steps) and steps[-1] > 0.0
+    assert found.processes == 3 and found.process_bytes > 2**20
+
+
+@pytest.mark.parametrize(("answer", "begins"), [("n", False), ("", False), ("y", True)])
+def test_a_long_study_is_asked_for_on_a_terminal(
+    answer: str, begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, journal = write_study(tmp_path), tmp_path / "x.journal"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_command, "LONG_SECONDS", 0.0)
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: answer)
+    searched: list[object] = []
+
+    def search(*arguments: object) -> None:
+        searched.append(arguments)
+        sys.exit(7)
+
+    monkeypatch.setattr(run_command, "_search", search)
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", str(study), "--storage", str(journal)])
+    assert bool(searched) is begins and stopped.value.code == (7 if begins else 130)
+    assert not journal.exists()
