@@ -51,6 +51,9 @@ growth_intervals = [10, 100]
 ladder = ["bfloat16", "mindspore.O0", "apex.O3"]
 """
 
+WITHOUT_TF32 = ('device = "H100-SXM5"', 'device = "MI300X"')
+"""A change of TINY: where tfloat32 is no rival, its ladder is what the file names."""
+
 
 def write_study(folder: Path, *changes: tuple[str, str], name: str = "tiny.toml") -> Path:
     """Write TINY with texts replaced to a file in `folder`; return its path."""

@@ -108,7 +108,7 @@ def test_export_writes_the_policy_its_schema_and_a_torch_file(
 def test_explain_takes_a_policy_file_a_preset_a_study_or_a_model(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["export", *places(done), "--trial", "1", "--out", str(tmp_path)])
+    main(["export", *places(done), "--trial", "2", "--out", str(tmp_path)])
     capsys.readouterr()
     policy, study = str(tmp_path / "tiny-policy.json"), str(done / "tiny.toml")
     assert main(["explain", policy, "--study", study]) == 0

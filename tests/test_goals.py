@@ -27,7 +27,7 @@ from policysearch.study.sections import GoalSection
 from policysearch.study.specification import StudySpec, load_spec, spec_from_text
 from policysearch.study.study import run_study
 from policysearch.values import InputError
-from tests.studies import TINY, replaced_training, write_study
+from tests.studies import TINY, WITHOUT_TF32, replaced_training, write_study
 
 GAIN = ('sampler = "random"', 'sampler = "gain"')
 FREE = ("least_gain = 0\n", "")
@@ -89,7 +89,7 @@ WRONG = {
 
 @pytest.fixture
 def spec(tmp_path: Path) -> StudySpec:
-    return load_spec(write_study(tmp_path, GAIN, *WIDE))
+    return load_spec(write_study(tmp_path, WITHOUT_TF32, GAIN, *WIDE))
 
 
 @pytest.mark.parametrize("words", RIGHT)

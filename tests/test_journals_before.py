@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 
 from policysearch.cli import main
+from policysearch.study.journal.records import FORMAT
+from policysearch.study.journal.storage import read_line, sealed
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
+from tests.studies import replaced_training, write_study
 
 JOURNALS = Path(__file__).parent / "data" / "journals"
 VIEWS = (
@@ -88,3 +93,26 @@ def test_the_verdict_of_an_old_journal_guesses_nothing_of_learning(
     assert verdict["text"].endswith("that float32 learned is not checked: its records are older")
     assert main(["show", "before.toml"]) == 0
     assert capsys.readouterr().out.startswith(f"verdict: {verdict['text']}\n")
+
+
+def test_a_journal_begins_with_its_format_and_a_newer_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec, journal = load_spec(write_study(tmp_path)), tmp_path / "results" / "tiny.journal"
+    journal.parent.mkdir()
+    with replaced_training():
+        run_study(spec, journal, processes=0)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    own = next(place for place, line in enumerate(lines) if b"policysearch:" in line)
+    assert b"policysearch:format" in lines[own]
+    read = read_line(lines[own].rstrip(b"\n"))
+    assert read is not None and read.place is not None
+    newer = {**read.record, "system_attr": {"policysearch:format": FORMAT + 1}}
+    lines[own] = sealed(newer, read.place)
+    journal.write_bytes(b"".join(lines))
+    for command in ("show", "run"):
+        assert main([command, "tiny.toml"]) == 2
+        said = capsys.readouterr().err
+        assert f"a journal of format {FORMAT + 1}; expected 1 to {FORMAT}" in said
+        assert said.count("\n") == 1

@@ -20,9 +20,10 @@ from policysearch.study.results.gain import gain_over_start, ladder_costs
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.study import run_study
-from tests.studies import replaced_training, write_study
+from tests.studies import WITHOUT_TF32, replaced_training, write_study
 
 CHANGES = (
+    WITHOUT_TF32,
     ("trials = 6", "trials = 14"),
     ('sampler = "random"', 'sampler = "gain"'),
     ("widths = [8]", "widths = [2048, 2048]"),

@@ -28,7 +28,7 @@ from tests.looks import (
     is_look,
     records_at,
 )
-from tests.studies import write_study
+from tests.studies import WITHOUT_TF32, write_study
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
@@ -40,7 +40,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(scope="module")
 def spec(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
     looks = ("short_runs = true", kind.key)
-    return load_spec(write_study(tmp_path_factory.mktemp("study"), *CHANGES, looks))
+    return load_spec(write_study(tmp_path_factory.mktemp("study"), WITHOUT_TF32, *CHANGES, looks))
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ from policysearch.policy.policy import Policy
 from policysearch.study.questions.next_decision import next_decisions
 from policysearch.study.specification import load_spec, objective_of, space_of
 from policysearch.study.study import run_study
-from tests.studies import replaced_training, write_study
+from tests.studies import WITHOUT_TF32, replaced_training, write_study
 
 CHANGES = (
+    WITHOUT_TF32,
     ("widths = [8]", "widths = [512]"),
     ('loss_scales = ["none", "fixed", "dynamic"]\ngrowth_intervals = [10, 100]\n', ""),
     ('["bfloat16", "mindspore.O0", "apex.O3"]', '["uniform"]'),

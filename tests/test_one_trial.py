@@ -16,7 +16,7 @@ from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from policysearch.values import InputError
-from tests.studies import measured, replaced_training, write_study
+from tests.studies import WITHOUT_TF32, measured, replaced_training, write_study
 
 
 def stand(policy: Policy, seed: int) -> Measurement:
@@ -32,7 +32,7 @@ def stand(policy: Policy, seed: int) -> Measurement:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("one")
-    spec = load_spec(write_study(folder, ("trials = 6", "trials = 12")))
+    spec = load_spec(write_study(folder, WITHOUT_TF32, ("trials = 6", "trials = 12")))
     with replaced_training(stand):
         return run_study(spec, folder / "x.journal", processes=0)
 
@@ -61,7 +61,7 @@ def test_time_is_by_layer_format_and_cast_and_memory_says_whether_it_fits(
     assert f"optimizer {cost.optimizer_share:.1%}" in page
     assert f"{cost.low_precision_share:.1%} of the FLOPs" in page
     bound = "launches by the host" if cost.host_bound else "the kernels"
-    assert f"set by {bound}" in page and "fits on H100-SXM5 (80 GiB)" in page
+    assert f"set by {bound}" in page and "fits on MI300X (192 GiB)" in page
     assert f"peak {cost.peak_bytes / 2**20:.4g} MiB" in page and "reserved" in page
     assert "not confirmed" in page and "loss scale: none" in page
     assert cost.summary in page
@@ -148,7 +148,7 @@ def test_show_takes_a_trial_or_a_policy(
     from policysearch.cli import main
 
     monkeypatch.chdir(tmp_path)
-    study = str(write_study(tmp_path))
+    study = str(write_study(tmp_path, WITHOUT_TF32))
     assert main(["run", study, "--processes", "1"]) == 0
     assert main(["export", study, "--trial", "1"]) == 0
     capsys.readouterr()

@@ -19,6 +19,7 @@ from policysearch.cli import main
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.policy_file import read_policy
+from policysearch.policy.presets import TF32
 from policysearch.study.journal.records import trained_digest
 from policysearch.study.opening import load_results
 from policysearch.study.questions.by_hand import try_policy
@@ -42,7 +43,7 @@ CHANGES = (
     ("batch_size = 32\nlearning_rate = 0.1", 'optimizer = "adam"\nbatch_size = 32'),
     ("widths = [8]", "widths = [512, 512]"),
     (', "float8_e4m3fn"]', "]"),
-    ("trials = 6", "trials = 14"),
+    ("trials = 6", "trials = 15"),
     ('sampler = "random"', 'sampler = "gain"'),
     ('ops = ["tanh"]\n', ""),
     ('loss_scales = ["none", "fixed", "dynamic"]\ngrowth_intervals = [10, 100]\n', ""),
@@ -75,7 +76,7 @@ def test_a_spread_costs_no_training(joint: Results, storage: Path) -> None:
     runs = storage.read_text(encoding="utf-8").count('"policysearch:run:')
     trained = {trained_digest(trial.policy) for trial in joint.trials}
     seeds = len(joint.spec.study.seeds)
-    assert len(trained) < len(joint.trials) == 14
+    assert len(trained) < len(joint.trials) == 15
     assert runs == len(trained) * seeds + seeds  # float32 once more, jittered
     gaps: dict[str, set[float]] = {}
     for trial in joint.trials:
@@ -120,7 +121,8 @@ def test_the_joint_front_has_what_neither_search_finds(
         for each in alone(spec)
     )
     assert {trial.policy.parallel for trial in formats.trials} == {spec.parallel.base}
-    assert {layer for t in spread.trials for _, layer in t.policy.layers} == {LayerPolicy()}
+    own = [trial for trial in spread.trials if TF32 not in trial.presets]  # the rival is of both
+    assert {layer for t in own for _, layer in t.policy.layers} == {LayerPolicy()}
     assert {t.policy.parallel for t in spread.trials} == set(spec.parallel.strategies())
     found = only_joint(joint, [formats, spread])
     assert found

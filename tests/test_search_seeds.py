@@ -27,7 +27,7 @@ from tests.studies import replaced_training, write_study
 
 SEEDS = (3, 0, 5)
 CHANGES = (
-    ("trials = 6", "trials = 16"),
+    ("trials = 6", "trials = 17"),
     ("seeds = [0, 1]", "seeds = [3, 0, 5]\nsearch_seeds = 1"),
     ("widths = [8]", "widths = [2048]"),
     ("[space]", "[objectives]\nmatters = 0.0\n\n[space]"),  # gaps here are a hundredth
@@ -46,6 +46,8 @@ def lucky(policy: Policy, seed: int) -> Measurement:
     # of the layers alone: what ops there are is no part of it
     digest = hashlib.sha256(repr(policy.layers).encode()).hexdigest()
     gap = 0.001 + 0.009 * int(digest[:6], 16) / 2**24 + 1e-5 * seed
+    if any(layer.compute == "tfloat32" for _, layer in policy.layers):
+        gap = 0.02  # the rival would meet the goal before anything is searched
     if not policy.master_weights:
         gap = 0.02 + gap if seed != SEEDS[0] else 0.1 * gap
     return Measurement(0.5 + gap, 0.9, None, 0, (), (), first_loss=2.3)

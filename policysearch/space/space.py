@@ -15,7 +15,7 @@ from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import PlacedRule
 from policysearch.space.decided.base import Group, Params, Setting, nearest
 from policysearch.space.decided.loss_scales import Scale
-from policysearch.space.decided.products import check_accumulators
+from policysearch.space.decided.products import check_accumulators, takes_operands
 from policysearch.space.equivalence import canonical
 from policysearch.space.section import ALL_UNIFORM, DECIDED, UNIFORM, SpaceSection
 from policysearch.space.target import as_run
@@ -39,7 +39,8 @@ class Space:
     A flat space, because samplers learn little from decisions that exist in some trials only:
     what a policy does not use (the scale of loss-scale kind "none") is dropped in `policy`.
     `steps` are those of the run, `op_layers` the layers that use an op of the section; None where
-    not known.
+    not known. `rivals` are presets that one switch of the device gives: they are tried with the
+    ladder, whether it names them or not, unless the accumulator cannot take their operands.
     """
 
     section: SpaceSection
@@ -51,6 +52,7 @@ class Space:
     target: str | None = None
     steps: int | None = None
     op_layers: Mapping[str, tuple[str, ...]] | None = None
+    rivals: tuple[str, ...] = ()
 
     @cached_property
     def setting(self) -> Setting:
@@ -98,11 +100,12 @@ class Space:
     def ladder(self, baseline: str | None = None) -> dict[str, tuple[Policy, tuple[str, ...]]]:
         """Return what is tried first, by digest, each with the presets that it is.
 
-        That is float32, the preset `baseline` and the ladder. Raises InputError where the first
-        accumulator of the section cannot take the operands of one.
+        That is float32, the preset `baseline`, the rivals and the ladder. Raises InputError where
+        the first accumulator of the section cannot take the operands of one that a file names.
         """
         ladder: dict[str, tuple[Policy, tuple[str, ...]]] = {}
-        first = ("float32", *([baseline] if baseline else []))
+        rivals = (name for name in self.rivals if takes_operands(self.preset(name)))
+        first = ("float32", *([baseline] if baseline else []), *rivals)
         for name in dict.fromkeys((*first, *self.section.ladder)):
             uniform = name in (UNIFORM, ALL_UNIFORM)
             known_as = () if uniform else (name,)

@@ -12,7 +12,7 @@ from policysearch.cost.devices import DEVICES
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.cost.stacks import STACKS
 from policysearch.export.targets import targets
-from policysearch.policy.presets import PRESETS
+from policysearch.policy.presets import PRESETS, TF32
 from policysearch.rounding.rounder import Fast
 from policysearch.search.fidelity import Fidelity
 from policysearch.search.objectives import ObjectiveName
@@ -166,6 +166,11 @@ class CostSection:
         one_of("stack", self.stack, STACKS)
         if self.batch_size is not None:
             number("batch_size", self.batch_size, 1, 2**24)
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The presets that one switch of the device gives: TF32 where it has such products."""
+        return (TF32,) if "tfloat32" in device_at(self.device).formats else ()
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,15 @@ class Scalings:
         return [policy.scaling.recipe] if len(section.scalings) > 1 else []
 
 
+def takes_operands(policy: Policy) -> bool:
+    """Whether every layer's accumulator can take its operands' formats."""
+    try:
+        check_accumulators(policy)
+    except InputError:
+        return False
+    return True
+
+
 def check_accumulators(policy: Policy) -> None:
     """Raise InputError where a layer's accumulator cannot take its operands' formats."""
     for layer in {layer for _, layer in policy.layers}:

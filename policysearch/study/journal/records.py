@@ -23,7 +23,7 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, from_json
 from policysearch.study.journal.storage import Line, OpenJournal
 from policysearch.train.constant import Constant
-from policysearch.values import from_plain, to_plain
+from policysearch.values import InputError, from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,13 @@ class RunKey:
         counts = (int(steps) if steps else None, int(until) if until else None)
         return RunKey(digest, int(seed), float(jitter), *counts, float(width or 1.0))
 
+
+FORMAT = 1
+"""Version of what the facts of a journal look like; what is added to them is optional on reading.
+
+It is raised where an older version of the package would read a journal wrongly. Journals from
+before it was recorded are read like those of format 1.
+"""
 
 PREFIX = "policysearch:"
 _SET_STUDY_SYSTEM_ATTR = 3
@@ -120,6 +127,7 @@ class Records:
         self.stops: list[str] = []
         self.stopped = ""  # Why the search has ended; nothing once it asks for more again.
         self.prices: dict[tuple[str, str], PolicyCost] = {}
+        self.format: int | None = None
         self.identities: list[dict[str, Any]] = []
         self.constant: Constant | None = None  # Journals of before have none.
         for line in lines:
@@ -163,6 +171,8 @@ class Records:
             self.stopped = value
         elif kind == "identity":
             self.identities.append(value)
+        elif kind == "format":
+            self.format = _known_format(value)
         elif kind == "constant":
             self.constant = from_plain(Constant, value, key)
 
@@ -193,7 +203,10 @@ class Records:
             self.prices[attrs["priced_on"], digest] = cost
 
     def add_identity(self, identity: dict[str, Any]) -> None:
-        """Record what the runs from here on belong to."""
+        """Record what the runs from here on belong to, in a new journal after its format."""
+        if self.format is None and not self.identities:
+            self._add_fact("format", FORMAT)
+            self.format = FORMAT
         self._add_fact(f"identity:{len(self.identities)}", identity)
         self.identities.append(identity)
 
@@ -294,6 +307,15 @@ class Records:
         self.trials.append(replace(asked, number=self._trials_made))
         self._trials_made += 1
         self._end(self.trials[-1])
+
+
+def _known_format(value: Any) -> int:
+    if not isinstance(value, int) or not 1 <= value <= FORMAT:
+        raise InputError(
+            f"storage: a journal of format {value!r}; expected 1 to {FORMAT}, which this version "
+            f"of policysearch reads"
+        )
+    return value
 
 
 def compact(policy: Policy) -> str:
