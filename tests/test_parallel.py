@@ -33,7 +33,7 @@ from policysearch.graph import Graph, size
 from policysearch.nn.models import mlp
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.parallel import Parallel
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import trace_step
@@ -206,7 +206,7 @@ def test_zero_keeps_one_copy_of_a_parameter() -> None:
 
 def test_tfloat32_is_reduced_as_float32_is() -> None:
     """It is stored as float32 is: no buffer of its own, and no cast but the buffer's copies."""
-    layers = dict.fromkeys(NET.layer_names, uniform_layer("tfloat32"))
+    layers = dict.fromkeys(NET.layer_names, LayerPolicy(*("tfloat32",) * 4))
     policy = preset("torch.tf32", NET.layer_names).with_layers(layers)
     policy = replace(policy, parallel=Parallel(8))
     assert {g.format for g in gradients_of(_graph(policy))} == {"tfloat32"}

@@ -12,6 +12,7 @@ from policysearch.export.torch_runs import (
     DTYPES,
     FLOAT8,
     MOVES,
+    TF32,
     holders,
     is_stored_wide,
     low_losses,
@@ -19,6 +20,7 @@ from policysearch.export.torch_runs import (
     refused,
     runs,
     runs_in,
+    strict_products,
     why_not,
     with_free_moves,
 )
@@ -28,7 +30,7 @@ from policysearch.graph import Graph, Node
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding
+from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.loss_scale import first_scale
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
@@ -54,13 +56,21 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
 
 def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -> Iterator[str]:
     """Only the ops in the low-precision list have the formats of their layer."""
+    strict = strict_products(policy, model)
     low = [n for n in nodes if n.source in policy.low_precision_ops and n.op.kind != "move"]
     if not low:
         return
     formats, multiplies = policy.layer(layer), any(n.op.kind == "gemm" for n in low)
     compute, output = formats.compute, formats.output
-    runs = runs_in(formats) if multiplies else output
+    runs = runs_in(formats, not strict) if multiplies else output
     if multiplies and compute == DTYPE and not why_not(policy, layer, model):
+        return
+    if multiplies and formats == uniform_layer("tfloat32"):
+        if strict:
+            yield (
+                f"layer {layer}: TF32 is one switch of torch for all float32 products, and "
+                f"{strict[0]} has strict ones; it runs in float32"
+            )
         return
     if multiplies and compute != runs:
         why = f" ({why_not(policy, layer, model)})" if compute == DTYPE else ""
@@ -230,8 +240,9 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     rows = {name: _row(running, name) for name in model.layer_names}
     owners = {name: row for name, row in rows.items() if model.parameters_of(name)}
     owners |= {name: rows.get(held, UNREAD) for name, held in holders(model) if name not in rows}
-    narrow = any(row[0] == DTYPE for row in rows.values())
-    whole = TEMPLATE + text(model.attention) + (FLOAT8 if narrow else "")
+    computed = {row[0] for row in rows.values()}
+    own = (x for name, x in ((DTYPE, FLOAT8), ("tfloat32", TF32)) if name in computed)
+    whole = "".join((TEMPLATE, text(model.attention), *own))
     return Template(whole).substitute(
         kernels=kernels(model.attention),
         power_of_two=running.scaling.power_of_two,

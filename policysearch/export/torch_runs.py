@@ -16,6 +16,7 @@ from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRound
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 DTYPE = "float8_e4m3fn"
 """The format of the operands that torchao takes, `float8_e5m2` for gradients."""
@@ -88,6 +89,43 @@ FORWARDS["{DTYPE}"] = _Float8Forward
 """The text of the file that needs torchao."""
 
 
+TF32 = '''\
+
+class _TF32Forward(_Forward):
+    """The forward of a layer whose float32 products are TF32 on a GPU that has them.
+
+    That is one switch of torch for all products, which backward reads too: it stays on until
+    `remove_policy`.
+    """
+
+    def __init__(self, part, row, device_type, result):
+        super().__init__(part, ("float32", *row[1:]), device_type, result)
+        self.switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+    def put_back(self):
+        super().put_back()
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.switches
+
+
+FORWARDS["tfloat32"] = _TF32Forward
+'''
+"""The text of the file in which float32 products are TF32."""
+
+
+def strict_products(policy: Policy, model: Model) -> tuple[str, ...]:
+    """Return the layers with products in strict float32, where others have them in tfloat32.
+
+    Of the two torch has one, for all products of a process.
+    """
+    computed = {formats.compute for _, formats in policy.layers}
+    if not {"float32", "tfloat32"} <= computed:
+        return ()
+    nodes = trace_forward(model, SMALLEST_BATCH).nodes
+    layers = dict.fromkeys(node.layer for node in nodes if node.op.kind == "gemm")
+    return tuple(name for name in layers if policy.layer(name).compute == "float32")
+
+
 def is_float8(formats: LayerPolicy) -> bool:
     """Return whether these are the formats of torchao's linears: those of `uniform_layer`."""
     wanted = uniform_layer(DTYPE)
@@ -129,14 +167,15 @@ def runs(policy: Policy, model: Model) -> Policy:
     """Return the policy that the exported file obeys in a module of `model`.
 
     Products of a layer torch has no dtype for take that of their result, but for the linears that
-    torchao computes in float8 (`why_not`); gradients follow the operands; values are moved in the
-    format they have, biases added by the product before its one rounding; every op casts what it
-    reads, norms have float32 inside, losses are float32. Optimizers round every operation on
-    parameters stored low, as torch's do unless made with `fused=True`, and keep their state as the
-    parameter is stored; beside `refused` gradients there is no loss scale. It is its own:
-    `runs(runs(p)) == runs(p)`.
+    torchao computes in float8 (`why_not`) and tfloat32 without `strict_products`; gradients follow
+    the operands; values are moved in the format they have, biases added by the product before its
+    one rounding; every op casts what it reads, norms have float32 inside, losses are float32.
+    Optimizers round every operation on parameters stored low, as torch's do unless made with
+    `fused=True`, and keep their state as the parameter is stored; beside `refused` gradients there
+    is no loss scale. It is its own: `runs(runs(p)) == runs(p)`.
     """
-    layers = tuple((name, _layer(name, policy, model)) for name, _ in policy.layers)
+    tf32 = not strict_products(policy, model)
+    layers = tuple((name, _layer(name, policy, model, tf32)) for name, _ in policy.layers)
     narrow = any(formats.compute == DTYPE for _, formats in layers)
     power_of_two = policy.scaling.power_of_two
     lists = dict.fromkeys(LOSS_OPS, LISTS["fp32"])
@@ -175,32 +214,41 @@ def refused(policy: Policy, model: Model) -> tuple[str, ...]:
     return tuple(name for name in stored if name in trained)
 
 
+def is_tf32(formats: LayerPolicy) -> bool:
+    """Return whether these are the formats of a float32 product of torch with TF32 on."""
+    return formats.compute == "tfloat32" and formats.output == "float32"
+
+
 def offers(formats: LayerPolicy, layer_type: str) -> bool:
     """Return whether torch, or torchao in a linear, computes and returns in these formats."""
     if formats.output not in DTYPES:
         return False
-    return formats.compute in DTYPES or (layer_type == "Linear" and is_float8(formats))
+    return (
+        formats.compute in DTYPES
+        or is_tf32(formats)
+        or (layer_type == "Linear" and is_float8(formats))
+    )
 
 
-def runs_in(formats: LayerPolicy) -> str:
-    """Return the format that the products of a layer run in."""
-    if formats.compute in DTYPES:
+def runs_in(formats: LayerPolicy, tf32: bool) -> str:
+    """Return the format that the products of a layer run in, where TF32 may be switched on."""
+    if formats.compute in DTYPES or (tf32 and is_tf32(formats)):
         return formats.compute
     return formats.output if formats.output in DTYPES else "float32"
 
 
-def _layer(name: str, policy: Policy, model: Model) -> LayerPolicy:
+def _layer(name: str, policy: Policy, model: Model, tf32: bool) -> LayerPolicy:
     formats = policy.layer(name)
-    if offers(formats, "Linear") and not why_not(policy, name, model):
+    if is_float8(formats) and offers(formats, "Linear") and not why_not(policy, name, model):
         return formats
     # under autograd a gradient has the dtype of the value it belongs to: there is no other choice
-    compute = runs_in(formats)
+    compute = runs_in(formats, tf32)
     stored = formats.param if formats.param in DTYPES and not policy.master_weights else "float32"
     return LayerPolicy(
         compute=compute,
         output=formats.output if formats.output in DTYPES else "float32",
         grad=compute,
-        wgrad=compute,
+        wgrad="float32" if compute == "tfloat32" else compute,
         param=stored,
     )
 

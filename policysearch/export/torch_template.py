@@ -152,7 +152,7 @@ def apply_policy(module, prefix="", strict=True, device_type="cpu"):
         raise ValueError("a policy has already been applied to this module; remove it first")
     rows = _rows(module, prefix, strict)
     for part, row in rows.items():
-        if row[0] in FORWARDS and (type(part) is not torch.nn.Linear or "forward" in vars(part)):
+        if "float8" in row[0] and (type(part) is not torch.nn.Linear or "forward" in vars(part)):
             raise ValueError(f"policy: a layer in {row[0]} is {part}; expected a torch.nn.Linear")
     rows.setdefault(module, (None, None, None, False))
     for part, row in rows.items():
@@ -169,7 +169,7 @@ def remove_policy(module):
     Parameters that it stored low get their old dtype back, not the bits they lost. Raises
     ValueError where something else has replaced a `forward` since.
     """
-    parts = _applied(module)
+    parts = _applied(module)[::-1]
     for part in parts:
         if not hasattr(getattr(vars(part).get("forward"), "__self__", None), "put_back"):
             raise ValueError(f"forward of {type(part).__name__} was replaced; put it back first")

@@ -70,8 +70,10 @@ def uniform_layer(
     """Return a layer that computes in format `name` throughout.
 
     Formats below 16 bits are operands only, as in Transformer Engine: results stay bfloat16, and
-    float8_e4m3fn takes float8_e5m2 for gradients ("hybrid").
+    float8_e4m3fn takes float8_e5m2 for gradients ("hybrid"). Results of tfloat32 are float32.
     """
+    if name == "tfloat32":
+        return LayerPolicy(name, "float32", name, "float32", param, accumulator)
     if format_named(name).bits >= 16:
         return LayerPolicy(name, name, name, name, param, accumulator)
     # gradients need range more than precision: E5M2 for them, E4M3 for the rest (arXiv 2209.05433)
@@ -81,6 +83,8 @@ def uniform_layer(
 
 def usual_storage(compute: str) -> str:
     """Return where parameters of a layer in this format are stored without masters."""
+    if compute == "tfloat32":
+        return "float32"
     return compute if format_named(compute).bits >= 16 else "bfloat16"
 
 

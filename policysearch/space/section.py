@@ -37,7 +37,8 @@ class SpaceSection(PhaseFormats, Products, LossScales, StoredFormats, OpLists, L
     `ladder` is what a study begins with: presets by name, which are all trained, and "uniform"
     for each of the `formats` on every layer, with and without masters as `master_weights` has it.
     Of "uniform" the sampler "gain" trains each where it promises more than any other policy, and
-    leaves the rest; "uniform.all" is trained whole.
+    leaves the rest; "uniform.all" is trained whole. "torch.tf32" is trained beside it on every
+    device that has it.
     """
 
     base: str = "bfloat16"

@@ -99,9 +99,8 @@ class Prices:
         names = dict.fromkeys(("float32", *tf32, self._against.baseline or "float32"))
         summed = self._against.accumulator
         policies = [with_accumulator(preset(name, layers), summed) for name in names]
-        if self._against.target is not None:  # tfloat32 is a switch there, and stays itself
-            model, target = self._objective.model, self._against.target
-            policies = [p if p.name == TF32 else as_run(p, model, target) for p in policies]
+        model, target = self._objective.model, self._against.target
+        policies = [as_run(policy, model, target) for policy in policies]
         if (parallel := self._objective.parallel).devices > 1:
             policies = [replace(policy, parallel=parallel) for policy in policies]
         named = zip(names, policies, strict=True) if layers else ()

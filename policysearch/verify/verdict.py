@@ -18,7 +18,7 @@ import numpy as np
 
 from policysearch.export.targets import target_named
 from policysearch.nn.model import Model
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.feeding import batch_order
 from policysearch.train.run import Run
@@ -209,15 +209,28 @@ def verify(
         formats=_formats(running, model, set(result["leaves"]) & set(result["dtypes"])),
         state_keys=result["keys"],
         same_keys=result["same_keys"],
-        unlike=exporter.losses(running, model),
+        unlike=(*exporter.losses(running, model), *_not_there(exporter.runs(policy, model), place)),
     )
 
 
 def _on_place(running: Policy, place: str) -> Policy:
-    """Return the policy with the numbers of updates as optimizers have them on that place."""
+    """Return the policy as that place runs it.
+
+    Optimizers have the numbers of updates otherwise there, and a CPU has no TF32.
+    """
+    if place == "cpu":
+        running = running.with_layers(
+            {name: LayerPolicy() for name, row in running.layers if row.compute == "tfloat32"}
+        )
     if running.optimizer_order == "fused":
         return running
     return replace(running, optimizer_scalars="storage" if place == "cpu" else "float32")
+
+
+def _not_there(running: Policy, place: str) -> Iterator[str]:
+    layers = [name for name, row in running.layers if row.compute == "tfloat32"]
+    if layers and place == "cpu":
+        yield f"{layers[0]}: products in TF32 ({len(layers)} such layers) are float32 on a CPU"
 
 
 def _formats(policy: Policy, model: Model, names: set[str]) -> dict[str, str]:
