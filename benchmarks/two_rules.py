@@ -31,8 +31,9 @@ from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.acquisition import yardstick
 from policysearch.space.section import SpaceSection
+from policysearch.study.cost_section import CostSection
 from policysearch.study.optuna_samplers import SAMPLERS
-from policysearch.study.sections import CostSection, ObjectivesSection, StudySection
+from policysearch.study.sections import ObjectivesSection, StudySection
 from policysearch.study.specification import StudySpec, objective_of, space_of
 from policysearch.study.study import run_study
 from policysearch.train.tasks import Task

@@ -28,7 +28,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.search.price_table import format_table, formats_of
 from policysearch.space.model_space import make_space
 from policysearch.space.section import SpaceSection
-from policysearch.study.sections import CostSection
+from policysearch.study.cost_section import CostSection
 from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError

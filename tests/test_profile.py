@@ -22,13 +22,12 @@ from policysearch.cost.memory import (
 )
 from policysearch.cost.price import step_price
 from policysearch.objective.objective import Objective
-from policysearch.objective.pricing import default_float32
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase
 from policysearch.policy.presets import preset
 from policysearch.report.causes import Changes, narrower, wider
 from policysearch.report.profile_page import largest_batches, largest_lines, memory_at, profile_page
-from policysearch.report.step_cost import default_line
+from policysearch.report.step_cost import default_float32, default_line
 from policysearch.train.tasks import Task
 
 FOUR = Parallel(4)

@@ -71,8 +71,8 @@ def _init(options: argparse.Namespace) -> None:
 def _study_of(options: argparse.Namespace, path: str, model: str) -> FirstStudy:
     from policysearch.cost.device_file import device_at
     from policysearch.policy.presets import PRESETS
+    from policysearch.study.cost_section import CostSection
     from policysearch.study.first_study import STEPS, FirstStudy, usual_baseline
-    from policysearch.study.sections import CostSection
 
     device_name = str(_asked(options, "device", DEVICE))
     device = device_at(CostSection(device_name, options.stack).device)

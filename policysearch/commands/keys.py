@@ -128,7 +128,7 @@ def _type(hint: Any) -> str:
     """Return the type as TOML has it, or the values there are."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if _table_in(hint) is not None:
-        return "list of tables" if inside else "table"
+        return "list of tables" if origin is tuple else "table"
     if names := choices(hint):
         return " or ".join(f'`"{name}"`' for name in names)
     if origin is tuple and inside[-1] is Ellipsis:

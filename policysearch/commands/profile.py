@@ -40,8 +40,8 @@ def _arguments(profile: argparse.ArgumentParser) -> None:
 def _profile(options: argparse.Namespace) -> None:
     from policysearch.objective.objective import Objective
     from policysearch.report.causes import Changes
+    from policysearch.report.optimizer_prices import optimizer_lines
     from policysearch.report.profile_page import largest_lines, profile_page
-    from policysearch.report.step_cost import optimizer_lines
     from policysearch.space.parallel import ParallelSection
     from policysearch.space.target import as_run
 
@@ -55,6 +55,7 @@ def _profile(options: argparse.Namespace) -> None:
         cost.batch_size if options.batch is None else options.batch,
         parallel=parallel.base,
         recompute=tuple(options.recompute or cost.recompute),
+        net=cost.net,
     )
     policy = parallel.spread(policy_of(options, objective.model))
     target = study.study.target if study else None

@@ -16,8 +16,8 @@ from policysearch.values import InputError, near_miss, one_of
 if TYPE_CHECKING:
     from policysearch.nn.model import Model
     from policysearch.policy.policy import Policy
+    from policysearch.study.cost_section import CostSection
     from policysearch.study.results.results import Results
-    from policysearch.study.sections import CostSection
     from policysearch.study.specification import StudySpec
     from policysearch.train.tasks import Task
 
@@ -118,7 +118,7 @@ def model_of(options: argparse.Namespace) -> Model:
 
 def cost_of(study: StudySpec | None) -> CostSection:
     """Return on what the step of a study is priced, or a step that no study names."""
-    from policysearch.study.sections import CostSection
+    from policysearch.study.cost_section import CostSection
 
     return study.cost if study else CostSection(DEVICE, STACK)
 

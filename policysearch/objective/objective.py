@@ -6,18 +6,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from policysearch.data.shared import shared
+from policysearch.objective.priced_net import PricedNet
 from policysearch.objective.pricing import Pricing
-from policysearch.objective.score import Measurement, Score, curve_of, score
+from policysearch.objective.score import Measurement, Score, measurement_of, score
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, stretched
 from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.constant import Constant, constant_of
-from policysearch.train.loss_scale import scale_changes
 from policysearch.train.losses import loss_of
-from policysearch.train.run import Run
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
 
@@ -42,9 +39,10 @@ class Objective(Pricing):
         fast: Fast | None = None,
         parallel: Parallel = Parallel(),
         recompute: tuple[str, ...] = (),
+        net: PricedNet | None = None,
     ) -> None:
         self.fast = check_fast(fast)
-        super().__init__(task, device, stack, cost_batch_size, parallel, recompute)
+        super().__init__(task, device, stack, cost_batch_size, parallel, recompute, net)
         self._baselines: dict[int, Measurement] = {}
         self._narrower: dict[float, Objective] = {}
 
@@ -95,7 +93,7 @@ class Objective(Pricing):
             until=until,
             checkpoint=checkpoint,
         )
-        return _measurement(run, task, policy)
+        return measurement_of(run, task, policy)
 
     def narrower(self, width: float) -> Objective:
         """Return the same for a net of `width` of the widths, made once; see `Task.narrower`."""
@@ -114,23 +112,3 @@ class Objective(Pricing):
     def evaluate(self, policy: Policy, seed: int) -> Score:
         """Return the score of `policy` with one training seed."""
         return score(self.measure(policy, seed), self.baseline(seed), self.price(policy))
-
-
-def _measurement(run: Run, task: Task, policy: Policy) -> Measurement:
-    return Measurement(
-        tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
-        validation_accuracy=run.validation_accuracy,
-        diverged_at=run.diverged_at,
-        skipped_steps=int(np.count_nonzero(run.skipped)),
-        overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
-        underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
-        curve=curve_of(run.losses, task.steps, task.tail_steps),
-        fast=run.fast,
-        swamped=run.swamped,
-        lost=run.lost,
-        scales=scale_changes(policy.loss_scale, run.scales),
-        skips=tuple(int(step) for step in np.flatnonzero(run.skipped)),
-        first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
-        resumed_at=run.resumed_at,
-        validation_gain=run.validation_gain,
-    )

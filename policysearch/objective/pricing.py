@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
-from policysearch.cost.gemm import is_convolution
 from policysearch.cost.price import (
     PolicyCost,
     StepPrice,
@@ -18,13 +17,13 @@ from policysearch.cost.price import (
 from policysearch.data.datasets import Dataset
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
+from policysearch.objective.priced_net import PricedNet, for_priced, stand_ins
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import TF32, preset
+from policysearch.policy.presets import preset
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
-from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.tasks import Task, Tracing
-from policysearch.values import number
+from policysearch.values import InputError, number
 
 LARGEST_BATCH = 2**30
 """No step of more examples is priced."""
@@ -35,7 +34,8 @@ class Pricing:
 
     `cost_batch_size` is the batch of the priced step, by default that of the task; in it the blocks
     of `recompute` are computed again in backward (`rewrite.recompute`), in float32 too. `parallel`
-    is how float32 is spread over devices; a policy is priced spread as it says itself.
+    is how float32 is spread over devices; a policy is priced spread as it says itself. With a
+    `net` the step is that of another net, whose layers have the formats of those that are trained.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Pricing:
         cost_batch_size: int | None,
         parallel: Parallel,
         recompute: tuple[str, ...],
+        net: PricedNet | None = None,
     ) -> None:
         self.task = task
         self.parallel = parallel
@@ -53,6 +54,7 @@ class Pricing:
         self.cost_batch_size = task.batch_size if cost_batch_size is None else cost_batch_size
         number("batch of the priced step", self.cost_batch_size, 1, LARGEST_BATCH)
         self.recompute = recompute
+        self.net = net
         self._tracings: dict[int, Tracing] = {}
         self._prices: dict[str, PolicyCost] = {}
 
@@ -65,6 +67,29 @@ class Pricing:
     def model(self) -> Model:
         """The task's model for its data."""
         return self.task.build_model(self.dataset)
+
+    @cached_property
+    def priced_task(self) -> Task:
+        """The task of the net that is priced."""
+        return self.task if self.net is None else self.net.task(self.task, self.dataset)
+
+    @cached_property
+    def priced_model(self) -> Model:
+        """The net that is priced; InputError where it cannot be made."""
+        if self.net is None:
+            return self.model
+        try:
+            return self.priced_task.untrained_model(self.priced_task.load_dataset())
+        except InputError as error:
+            raise InputError(f"cost.net: {error}") from None
+
+    @cached_property
+    def _stand_ins(self) -> dict[str, str]:
+        return {} if self.net is None else stand_ins(self.priced_model, self.model)
+
+    def trained_layer(self, name: str) -> str:
+        """Return the layer of the trained net that a priced layer has its formats from."""
+        return self._stand_ins.get(name, name)
 
     @cached_property
     def float32(self) -> Policy:
@@ -82,14 +107,17 @@ class Pricing:
 
     def step_graph(self, policy: Policy) -> Graph:
         """Return the priced step under `policy`, every cast a node, on the batch of one group."""
-        batch = policy.parallel.batch(self.cost_batch_size)
-        if batch not in self._tracings:
-            self._tracings[batch] = Tracing(self.task, self.model, batch)
-        return self.recomputed(self._tracings[batch].step_graph(policy))
+        return self.graph_at(policy, policy.parallel.batch(self.cost_batch_size))
 
-    def recomputed(self, graph: Graph) -> Graph:
-        """Return a step of the model in which its blocks are computed again in backward."""
-        return recomputed(graph, layers_of_blocks(self.model.layer_names, self.recompute))
+    def graph_at(self, policy: Policy, batch: int) -> Graph:
+        """Return the same step on another batch; the blocks of `recompute` are computed again."""
+        if batch not in self._tracings:
+            self._tracings[batch] = Tracing(self.priced_task, self.priced_model, batch)
+        if self.net is not None:
+            policy.check_layers(self.model.layer_names)
+            policy = for_priced(policy, self._stand_ins)
+        blocks = layers_of_blocks(self.priced_model.layer_names, self.recompute)
+        return recomputed(self._tracings[batch].step_graph(policy), blocks)
 
     def price(self, policy: Policy) -> PolicyCost:
         """Return the modeled cost of a step, the mean one over its phases; nothing is trained.
@@ -120,17 +148,3 @@ class Pricing:
     def step_price(self, policy: Policy) -> StepPrice:
         """Return the modeled first step kernel by kernel, and its memory part by part."""
         return step_price(self.step_graph(policy), self.device, self.stack, policy)
-
-
-def default_float32(objective: Pricing) -> Policy:
-    """Return what the stack makes of float32 unless told otherwise: some products in tfloat32.
-
-    The layers without such products, all of them where the device lacks tfloat32, compute in
-    float32.
-    """
-    gemms = [n for n in trace_forward(objective.model, SMALLEST_BATCH).nodes if n.op.kind == "gemm"]
-    narrow = {n.layer for n in gemms if objective.stack.float32_of(is_convolution(n)) == "tfloat32"}
-    if "tfloat32" not in objective.device.formats:
-        narrow = set()
-    strict = {name: row for name, row in objective.float32.layers if name not in narrow}
-    return preset(TF32, objective.model.layer_names).with_layers(strict, "default float32")

@@ -9,8 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.cost.price import PolicyCost
+from policysearch.policy.policy import Policy
+from policysearch.train.loss_scale import scale_changes
 from policysearch.train.lost_values import LostValues
+from policysearch.train.run import Run
 from policysearch.train.swamped import NOT_COUNTED, Swamped
+from policysearch.train.tasks import Task
 
 DIVERGED_GAP = 100.0
 """Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
@@ -159,4 +163,25 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         scales=measurement.scales,
         skips=measurement.skips,
         gap_curve=gap_curve(measurement, baseline),
+    )
+
+
+def measurement_of(run: Run, task: Task, policy: Policy) -> Measurement:
+    """Return what a training of `task` under `policy` showed."""
+    return Measurement(
+        tail_loss=float(run.tail_loss) if np.isfinite(run.tail_loss) else None,
+        validation_accuracy=run.validation_accuracy,
+        diverged_at=run.diverged_at,
+        skipped_steps=int(np.count_nonzero(run.skipped)),
+        overflows=tuple((str(layer), int(count)) for layer, count in run.overflows),
+        underflows=tuple((str(layer), int(count)) for layer, count in run.underflows),
+        curve=curve_of(run.losses, task.steps, task.tail_steps),
+        fast=run.fast,
+        swamped=run.swamped,
+        lost=run.lost,
+        scales=scale_changes(policy.loss_scale, run.scales),
+        skips=tuple(int(step) for step in np.flatnonzero(run.skipped)),
+        first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
+        resumed_at=run.resumed_at,
+        validation_gain=run.validation_gain,
     )

@@ -62,7 +62,8 @@ class Changes:
 
     def layers(self) -> tuple[LayerMargins, ...]:
         """Return the margins of the layers with products, in the order of the model."""
-        with_products = {n.layer for n in self.graph.nodes if n.op.kind == "gemm"}
+        gemms = (node for node in self.graph.nodes if node.op.kind == "gemm")
+        with_products = {self._objective.trained_layer(node.layer) for node in gemms}
         return tuple(
             self._margins(layer) for layer, _ in self.policy.layers if layer in with_products
         )
@@ -92,7 +93,8 @@ class Changes:
         return self.price.time.step_seconds / after.time.step_seconds
 
     def _margins(self, layer: str) -> LayerMargins:
-        kernels = [kernel for kernel in self.price.time.kernels if kernel.layer == layer]
+        trained = self._objective.trained_layer
+        kernels = [k for k in self.price.time.kernels if trained(k.layer) == layer]
         total, format = self.price.time.kernel_seconds, self.policy.layer(layer).compute
         return LayerMargins(
             layer,
@@ -123,7 +125,8 @@ class Changes:
 
     def _others(self) -> Iterator[Change]:
         layers = dict(self.policy.layers)  # the loss is in none: it stays float32
-        used = {node.source for node in self.graph.nodes if node.layer in layers}
+        trained = self._objective.trained_layer
+        used = {node.source for node in self.graph.nodes if trained(node.layer) in layers}
         for op in sorted(used.intersection(self.policy.fp32_ops)):
             lists = {
                 "fp32_ops": tuple(name for name in self.policy.fp32_ops if name != op),

@@ -33,7 +33,6 @@ from policysearch.report.step_cost import (
     time_lines,
 )
 from policysearch.report.text import aligned
-from policysearch.train.tasks import Tracing
 
 MOST_CAUSES = 8
 """So many changes are shown, the largest gain first."""
@@ -57,7 +56,7 @@ def profile_page(objective: Objective, changes: Changes) -> str:
     time = changes.price.time
     blocks = [
         [
-            f"{policy.name} on {objective.task.model_name}, batch {objective.cost_batch_size}",
+            f"{policy.name} on {_net(objective)}, batch {objective.cost_batch_size}",
             *phases,
         ],
         [*time_lines(cost, time), default_line(objective, cost)],
@@ -69,6 +68,11 @@ def profile_page(objective: Objective, changes: Changes) -> str:
         memory_moments(changes),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _net(objective: Objective) -> str:
+    name, net = objective.task.model_name, objective.net
+    return name if net is None else f"{name}, priced as {net.words}"
 
 
 def _shares(
@@ -146,9 +150,8 @@ def memory_at(objective: Objective, policy: Policy, batch_size: int) -> StepMemo
 
     Of the phases of a policy it is that with the largest peak, as in its price.
     """
-    tracing = Tracing(objective.task, objective.model, batch_size)
     starts = (0, *objective.phase_starts(policy))
-    graphs = (objective.recomputed(tracing.step_graph(policy.at_step(start))) for start in starts)
+    graphs = (objective.graph_at(policy.at_step(start), batch_size) for start in starts)
     parts = (shard(graph, policy.parallel.tensor)[0] for graph in graphs)
     memories = (spread_memory(part, policy.parallel, policy.all_reduce) for part in parts)
     return max(memories, key=lambda memory: memory.peak_bytes)

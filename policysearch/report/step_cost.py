@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import get_args
 
 from policysearch.cost.device_file import device_at
+from policysearch.cost.gemm import is_convolution
 from policysearch.cost.memory import Kind, StepMemory
 from policysearch.cost.price import PolicyCost, speedup_over
 from policysearch.cost.time import KernelTime, StepTime
-from policysearch.cost.update_price import Kernels, UpdatePrice, update_price
-from policysearch.graph import Graph, size
 from policysearch.objective.objective import Objective
-from policysearch.objective.pricing import default_float32
-from policysearch.optimizers.optimizer import rules
 from policysearch.policy.policy import Policy
+from policysearch.policy.presets import TF32, preset
 from policysearch.report.text import aligned
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 MIB = 2.0**20
 
@@ -57,6 +55,20 @@ def phase_lines(objective: Objective, policy: Policy) -> list[str]:
         f"{1 + len(starts)} phases: kernels, and what is live, are those of the first, "
         f"until step {starts[0]} of {objective.task.steps}"
     ]
+
+
+def default_float32(objective: Objective) -> Policy:
+    """Return what the stack makes of float32 unless told otherwise: some products in tfloat32.
+
+    The layers without such products, all of them where the device lacks tfloat32, compute in
+    float32.
+    """
+    gemms = [n for n in trace_forward(objective.model, SMALLEST_BATCH).nodes if n.op.kind == "gemm"]
+    narrow = {n.layer for n in gemms if objective.stack.float32_of(is_convolution(n)) == "tfloat32"}
+    if "tfloat32" not in objective.device.formats:
+        narrow = set()
+    strict = {name: row for name, row in objective.float32.layers if name not in narrow}
+    return preset(TF32, objective.model.layer_names).with_layers(strict, "default float32")
 
 
 def default_line(objective: Objective, cost: PolicyCost) -> str:
@@ -135,51 +147,3 @@ def live_line(memory: StepMemory) -> str:
     """Return what the bytes that are live at the peak belong to."""
     parts = [(KIND_NAMES[kind], bytes) for kind, bytes in memory.parts if bytes]
     return "live at the peak: " + ", ".join(f"{name} {b / MIB:.4g} MiB" for name, b in parts)
-
-
-def parameter_groups(graph: Graph, apart: bool) -> tuple[tuple[int, ...], ...]:
-    """Return the elements of the parameters that a step updates, by parameter group.
-
-    `apart`: matrices and the rest are groups of their own, as where weight decay is for the first.
-    """
-    nodes = [graph.nodes[old] for old, _ in graph.updates]
-    shapes = [node.shape for node in nodes if node.op.name == "parameter"]
-    if not apart:
-        return (tuple(size(shape) for shape in shapes),)
-    matrices = tuple(size(shape) for shape in shapes if len(shape) > 1)
-    others = tuple(size(shape) for shape in shapes if len(shape) <= 1)
-    return tuple(group for group in (matrices, others) if group)
-
-
-def optimizer_lines(objective: Objective, graph: Graph) -> list[str]:
-    """Return a line for each optimizer and form of its kernels.
-
-    Time is over that of torch's fused Adam, state and temporaries are float32.
-    """
-    groups = parameter_groups(graph, objective.task.weight_decay_for == "matrices")
-    if not groups or not groups[0]:
-        return ["no parameters are updated"]
-
-    def priced(name: str, kernels: Kernels) -> UpdatePrice:
-        return update_price(name, kernels, groups, objective.device, objective.stack)
-
-    reference = priced("adam", "fused").seconds
-    rows = []
-    for name, rule in rules().items():
-        for kernels in get_args(Kernels):
-            if kernels != "fused" or rule.fused:
-                price = priced(name, kernels)
-                rows.append(
-                    (
-                        name,
-                        kernels,
-                        f"{price.seconds / reference:.2f}",
-                        str(price.launches),
-                        f"{price.state_bytes / MIB:.4g}",
-                        f"{price.aside_bytes / MIB:.4g}",
-                    )
-                )
-    titles = ("update", "kernels", "time over fused Adam", "launches", "state MiB", "aside MiB")
-    tensors = sum(map(len, groups))
-    head = f"float32 update, {tensors} parameters, groups: {len(groups)}"
-    return [head, *aligned([titles, *rows])]

@@ -234,6 +234,8 @@ def batches(spec: StudySpec) -> str:
     trained, priced = spec.task.batch_size, spec.priced_batch_size
     blocks = ", ".join(spec.cost.recompute)
     again = f", {blocks} computed again in backward" if blocks else ""
+    if spec.cost.net is not None:
+        again = f"{again}; priced as {spec.cost.net.words}, and not as the net that is trained"
     if trained == priced:
         return f"trained and priced at batch {trained}{again}"
     why = spec.cost.batch_size_reason

@@ -52,7 +52,7 @@ class PriceEstimate:
         self._count = len(space.groups)
         graph = objective.step_graph(objective.float32)
         self._near = [
-            sorted(each.slots) for each in neighbours_in(graph, self._slots.get, self._count)
+            sorted(each.slots) for each in neighbours_in(graph, self._slot_of, self._count)
         ]
         places = {name: i for i, name in enumerate(encoding.places)}
         self._own = [
@@ -65,6 +65,9 @@ class PriceEstimate:
         drawn = _drawn(space, np.random.default_rng(seed))
         rows = np.array([encoding.row(params) for params in drawn], dtype=np.int64)
         self._fit(rows, [self._taken(space.policy(params)) for params in drawn])
+
+    def _slot_of(self, layer: str) -> int | None:
+        return self._slots.get(self._objective.trained_layer(layer))
 
     def costs(self, rows: Rows) -> Array:
         """Return time and memory [n, 2] of rows [n, places + modifiers]."""
@@ -120,7 +123,7 @@ class PriceEstimate:
         seconds, live = np.zeros(self._count + 1), dict[str, Array]()
         for start, end in pairwise([*starts, steps]):
             graph = objective.step_graph(policy.at_step(start))
-            where = self._slots.get, self._count, objective.device, objective.stack
+            where = self._slot_of, self._count, objective.device, objective.stack
             parts = slot_prices(graph, *where)
             # Kernels and launches overlap in the step as a whole, so its own seconds are shared out
             # in proportion to what each group takes by itself.

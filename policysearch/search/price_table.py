@@ -45,7 +45,11 @@ def format_table(
         return objective.step_graph(space.policy(others | formats_of(space, choices)))
 
     counts = [len(space.section.formats)] * len(space.groups)
-    return price_table(graph_of, counts, slots.get, objective.device, objective.stack, rng)
+
+    def slot_of(layer: str) -> int | None:
+        return slots.get(objective.trained_layer(layer))
+
+    return price_table(graph_of, counts, slot_of, objective.device, objective.stack, rng)
 
 
 def formats_of(space: Space, choices: Choices) -> Params:

@@ -11,8 +11,11 @@ from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.user_code import function_of, is_user_code
 from policysearch.values import InputError, from_plain, shown
 
+FormatRules = tuple[FormatRule, ...]
+"""The rules of a study file, in its order."""
 
-def rules_from_data(data: Mapping[str, object], where: str) -> tuple[FormatRule, ...]:
+
+def rules_from_data(data: Mapping[str, object], where: str) -> FormatRules:
     """Return the rules of the tables [[rules]] of `data`, none where there are none.
 
     Raises InputError, beginning with `where`, for what is not understood.

@@ -50,6 +50,7 @@ class Prices:
             "batch_size": objective.cost_batch_size,
             "parallel": to_plain(objective.parallel),
             "recompute": list(objective.recompute),
+            **({} if objective.net is None else {"net": objective.net.plain}),
             "task": objective.task.to_plain(),
             # as recorded: results are shown without making the model
             "model": [identity.get("model", "") for identity in records.identities[-1:]],

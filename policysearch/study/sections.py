@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from policysearch.cost.device_file import device_at, is_device_file
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.price import MODEL_RESOLUTION
-from policysearch.cost.stacks import STACKS
 from policysearch.export.targets import targets
-from policysearch.policy.presets import PRESETS, TF32
+from policysearch.policy.presets import PRESETS
 from policysearch.rounding.rounder import Fast
 from policysearch.search.fidelity import Fidelity
 from policysearch.search.objectives import ObjectiveName
@@ -137,40 +135,6 @@ class StudySection:
         budget = Budget(trials, hours, fidelity.name if fidelity else "")
         asks = self.sampler, self.seed, self.baseline, objectives, self.workers
         return SearchPlan(*asks, budget, fidelity)
-
-
-@dataclass(frozen=True)
-class CostSection:
-    """The `device` and software `stack` the step is priced on.
-
-    A device that ends in ".toml" is a file of your own, as `policysearch calibrate` writes it.
-    `batch_size` is the batch of the priced step. One that is not that of the training must come
-    with a `batch_size_reason`, which every view shows: the gap is then measured at one batch and
-    the speed modeled at another. `recompute` names blocks of layers whose activations are not kept
-    but computed again in the backward pass, in float32 too: a layer, what stands before a dot in
-    the names of several ("block1"), or all from one to another ("conv1..relu1"). It saves memory
-    and takes time in the priced step; training and files of exporters are as without.
-    """
-
-    device: str
-    stack: str
-    batch_size: int | None = None
-    batch_size_reason: str = ""
-    recompute: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if is_device_file(self.device):
-            device_at(self.device)
-        else:
-            one_of("device", self.device, DEVICES)
-        one_of("stack", self.stack, STACKS)
-        if self.batch_size is not None:
-            number("batch_size", self.batch_size, 1, 2**24)
-
-    @property
-    def rivals(self) -> tuple[str, ...]:
-        """The presets that one switch of the device gives: TF32 where it has such products."""
-        return (TF32,) if "tfloat32" in device_at(self.device).formats else ()
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 from policysearch.files import read_text, study_path
 from policysearch.nn.model import Model
 from policysearch.objective.objective import Objective
-from policysearch.rewrite.format_rules import FormatRule
 from policysearch.space.model_space import make_space
 from policysearch.space.parallel import ParallelSection, spread_space
-from policysearch.space.rules import rules_from_data
+from policysearch.space.rules import FormatRules, rules_from_data
 from policysearch.space.section import SpaceSection
 from policysearch.space.space import Space
+from policysearch.study.cost_section import CostSection
 from policysearch.study.sections import (
-    CostSection,
     GoalSection,
     ObjectivesSection,
     StudySection,
@@ -42,7 +41,7 @@ class StudySpec:
     cost: CostSection
     space: SpaceSection
     objectives: ObjectivesSection = field(default_factory=ObjectivesSection)
-    rules: tuple[FormatRule, ...] = ()
+    rules: FormatRules = ()
     parallel: ParallelSection = ParallelSection()
     goal: GoalSection | None = None
 
@@ -131,7 +130,14 @@ def objective_of(
     cost = spec.cost
     batch = cost.batch_size if batch_size is None else batch_size
     where = cost.device if device is None else device, cost.stack, batch
-    return Objective(spec.task, *where, spec.study.fast, spec.parallel.base, cost.recompute)
+    return Objective(
+        spec.task,
+        *where,
+        fast=spec.study.fast,
+        parallel=spec.parallel.base,
+        recompute=cost.recompute,
+        net=cost.net,
+    )
 
 
 def load_spec(path: Path) -> StudySpec:
@@ -141,7 +147,8 @@ def load_spec(path: Path) -> StudySpec:
     """
     file = study_path(path)
     spec = spec_from_text(read_text(file, "a study file in TOML"), str(path))
-    return replace(spec, task=spec.task.beside(file.parent))
+    net = spec.cost.net and spec.cost.net.beside(file.parent)
+    return replace(spec, task=spec.task.beside(file.parent), cost=replace(spec.cost, net=net))
 
 
 def spec_from_text(text: str, where: str) -> StudySpec:

@@ -248,10 +248,15 @@ class Task:
 
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
+        model = self.untrained_model(dataset)
+        check_memory("task", needed_bytes(model, self.steps, self.batch_size))
+        return model
+
+    def untrained_model(self, dataset: Dataset) -> Model:
+        """Return the model as `build_model`, however much memory its training would need."""
         model = self._ruled(self._model(dataset))
         outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
         check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
-        check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
 
     def _model(self, dataset: Dataset) -> Model:

@@ -1,0 +1,48 @@
+"""The `[cost]` section of a study file: where, and as which net, the step is priced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policysearch.cost.device_file import device_at, is_device_file
+from policysearch.cost.devices import DEVICES
+from policysearch.cost.stacks import STACKS
+from policysearch.objective.priced_net import PricedNet
+from policysearch.policy.presets import TF32
+from policysearch.values import number, one_of
+
+
+@dataclass(frozen=True)
+class CostSection:
+    """The `device` and software `stack` the step is priced on.
+
+    A device that ends in ".toml" is a file of your own, as `policysearch calibrate` writes it.
+    `batch_size` is the batch of the priced step. One that is not that of the training must come
+    with a `batch_size_reason`, which every view shows: the gap is then measured at one batch and
+    the speed modeled at another. `recompute` names blocks of layers whose activations are not kept
+    but computed again in the backward pass, in float32 too: a layer, what stands before a dot in
+    the names of several ("block1"), or all from one to another ("conv1..relu1"). It saves memory
+    and takes time in the priced step; training and files of exporters are as without. `net` says
+    what the net that is priced has other than the one that is trained: its sizes, or a function.
+    """
+
+    device: str
+    stack: str
+    batch_size: int | None = None
+    batch_size_reason: str = ""
+    recompute: tuple[str, ...] = ()
+    net: PricedNet | None = None
+
+    def __post_init__(self) -> None:
+        if is_device_file(self.device):
+            device_at(self.device)
+        else:
+            one_of("device", self.device, DEVICES)
+        one_of("stack", self.stack, STACKS)
+        if self.batch_size is not None:
+            number("batch_size", self.batch_size, 1, 2**24)
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The presets that one switch of the device gives: TF32 where it has such products."""
+        return (TF32,) if "tfloat32" in device_at(self.device).formats else ()
