@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from policysearch.api import *  # noqa: F403
 
 __all__ = (  # noqa: F405
+    "CostSection",
     "Dataset",
     "InputError",
     "LayerPolicy",

@@ -22,6 +22,7 @@ from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rounding.rounder import Fast
 from policysearch.search.objectives import DIRECTIONS
 from policysearch.space.target import differences, named_as_run
+from policysearch.study.cost_section import CostSection as CostSection
 from policysearch.study.goal import with_goal
 from policysearch.study.journal.storage import Repair, repair
 from policysearch.study.journal.trials import Trial as Trial

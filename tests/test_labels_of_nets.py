@@ -115,7 +115,7 @@ def test_a_study_and_a_model_that_name_two_losses(
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), torch.zeros(2, 1, 8, 8)
     said = "loss: 'mean_squared_error' in the task, but model Sequential has 'token_cross_entropy'"
     with pytest.raises(InputError, match=said):
-        study.with_values(ps.from_torch(net, x))
+        study.with_values(ps.from_torch(net, x), cost=study.cost)
     free = ps.from_torch(net, x, loss="")
-    assert study.with_values(free).task.loss == "mean_squared_error"
+    assert study.with_values(free, cost=study.cost).task.loss == "mean_squared_error"
     assert capsys.readouterr().err == ""

@@ -129,7 +129,9 @@ LEARNING = (
 
 def studied(net: Net, folder: Path) -> Results:
     spec = load_spec(write_study(folder, *SHORT, *LONGER, *net.changes))
-    return run_study(spec.with_values(data=net.data()), folder / "x.journal", processes=0)
+    return run_study(
+        spec.with_values(data=net.data(), cost=spec.cost), folder / "x.journal", processes=0
+    )
 
 
 @pytest.mark.parametrize("net", CHANCE, ids=lambda net: net.name)

@@ -81,7 +81,9 @@ def _blocks(titled: Mapping[str, Sequence[Row]]) -> list[str]:
 
 def search_lines(results: Results) -> list[str]:
     """Return why the search ended, and what it added to the policies it began with."""
-    lines = [f"search ended: {results.stopped}"] if results.stopped else []
+    goal = results.spec.goal
+    lines = [f"goal: {goal.words}"] if goal is not None else []
+    lines += [f"search ended: {results.stopped}"] if results.stopped else []
     lines += _runs(results.fidelity) if results.fidelity else []
     lines += _seeds(results)
     added = gain_over_start(results)

@@ -104,10 +104,15 @@ class StudySpec:
         """The batch of the priced step."""
         return self.cost.batch_size or self.task.batch_size
 
-    def with_values(self, model: Model | None = None, data: Any = None) -> StudySpec:
-        """Return a copy whose task trains this model, on this Dataset, instead of the named."""
+    def with_values(
+        self, model: Model | None = None, data: Any = None, *, cost: CostSection
+    ) -> StudySpec:
+        """Return a copy whose task trains this model, on this Dataset, instead of the named.
+
+        It is priced as `cost` says: the device, batch and reasons of this study are another net's.
+        """
         task = replace(self.task, model=model or self.task.model, data=data or self.task.data)
-        return replace(self, task=task)
+        return replace(self, task=task, cost=cost)
 
     def with_trials(self, trials: int) -> StudySpec:
         """Return a copy that goes on to `trials` trials."""
