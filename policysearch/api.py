@@ -35,7 +35,6 @@ from policysearch.study.study import confirm_study as confirm_spec
 from policysearch.study.study import run_study as run_spec
 from policysearch.study.workers.cluster import workers_of
 from policysearch.train.tasks import Task as Task
-from policysearch.train.tasks import Tracing
 from policysearch.values import InputError as InputError
 from policysearch.values import one_of
 from policysearch.verify.verdict import Verdict, verify
@@ -250,7 +249,7 @@ def verify_policy(
 def explain(policy: Policy, task: Task) -> str:
     """Return the training step of `task` under `policy` as text, every cast and step shown."""
     model = task.build_model(task.load_dataset())
-    return explain_graph(Tracing(task, model, task.batch_size).step_graph(policy), policy)
+    return explain_graph(task.tracing(model, task.batch_size).step_graph(policy), policy)
 
 
 def explain_passes(policy: Policy, task: Task, device: str, stack: str) -> str:

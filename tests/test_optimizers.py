@@ -14,7 +14,8 @@ from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import initial_parameters
-from policysearch.train.tasks import Schedule, Task
+from policysearch.train.schedule import Schedule
+from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 

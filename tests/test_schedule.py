@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policysearch.train.tasks import Schedule, Task
+from policysearch.train.schedule import Schedule
+from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, to_plain
 
 TASK = Task(steps=60, tail_steps=5, learning_rate=0.0123)

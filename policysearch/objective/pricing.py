@@ -22,8 +22,8 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import TF32, preset
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
-from policysearch.train.step import SMALLEST_BATCH, trace_forward
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.step import SMALLEST_BATCH, Tracing, trace_forward
+from policysearch.train.tasks import Task
 from policysearch.values import number
 
 LARGEST_BATCH = 2**30
@@ -84,7 +84,7 @@ class Pricing:
         """Return the priced step under `policy`, every cast a node, on the batch of one group."""
         batch = policy.parallel.batch(self.cost_batch_size)
         if batch not in self._tracings:
-            self._tracings[batch] = Tracing(self.task, self.model, batch)
+            self._tracings[batch] = self.task.tracing(self.model, batch)
         return self.recomputed(self._tracings[batch].step_graph(policy))
 
     def recomputed(self, graph: Graph) -> Graph:

@@ -33,7 +33,6 @@ from policysearch.report.step_cost import (
     time_lines,
 )
 from policysearch.report.text import aligned
-from policysearch.train.tasks import Tracing
 
 MOST_CAUSES = 8
 """So many changes are shown, the largest gain first."""
@@ -146,7 +145,7 @@ def memory_at(objective: Objective, policy: Policy, batch_size: int) -> StepMemo
 
     Of the phases of a policy it is that with the largest peak, as in its price.
     """
-    tracing = Tracing(objective.task, objective.model, batch_size)
+    tracing = objective.task.tracing(objective.model, batch_size)
     starts = (0, *objective.phase_starts(policy))
     graphs = (objective.recomputed(tracing.step_graph(policy.at_step(start))) for start in starts)
     parts = (shard(graph, policy.parallel.tensor)[0] for graph in graphs)

@@ -16,6 +16,8 @@ from policysearch.ops.source import (
 )
 from policysearch.ops.update import all_finite, clip, global_norm, scale_loss, unscale
 from policysearch.optimizers.optimizer import Optimizer, emit_states, emit_update
+from policysearch.policy.policy import Policy
+from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.rules import RuledModel
 from policysearch.train.losses import emit_loss
 
@@ -101,3 +103,19 @@ def _clipped(b: Builder, grads: Mapping[str, int], clip_norm: float) -> dict[str
             layer = b.nodes[grad].layer
             clipped[name] = b.emit(clip, grad, norm, attrs={"limit": clip_norm}, layer=layer)
     return clipped
+
+
+class Tracing:
+    """Traces the float32 step of a recipe, once for each norm that gradients are clipped to."""
+
+    def __init__(self, model: Model, loss: str, optimizer: Optimizer, batch_size: int) -> None:
+        self._model, self._recipe = model, (loss, optimizer, batch_size)
+        self._float32: dict[float | None, Graph] = {}
+
+    def step_graph(self, policy: Policy) -> Graph:
+        """Return one training step under `policy`; InputError where it does not fit the model."""
+        policy.check_layers(self._model.layer_names)
+        clip_norm = policy.gradient_clip_norm
+        if clip_norm not in self._float32:
+            self._float32[clip_norm] = trace_step(self._model, *self._recipe, clip_norm)
+        return apply_policy(self._float32[clip_norm], policy)

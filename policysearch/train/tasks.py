@@ -12,18 +12,15 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
-from policysearch.graph import Graph
 from policysearch.nn.model import USUAL_LOSS, WRITTEN, Attention, Input, Model
 from policysearch.nn.models import MODELS, narrower
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
-from policysearch.policy.policy import Policy
-from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.rules import Rule, RuledModel
 from policysearch.train.labels import (
     check_dtype,
@@ -32,7 +29,8 @@ from policysearch.train.labels import (
     check_name,
     of_one_example,
 )
-from policysearch.train.step import SMALLEST_BATCH, trace_forward, trace_step
+from policysearch.train.schedule import CONSTANT, Schedule
+from policysearch.train.step import SMALLEST_BATCH, Tracing, trace_forward, trace_step
 from policysearch.train.user_code import (
     found_from,
     is_user_code,
@@ -42,55 +40,6 @@ from policysearch.train.user_code import (
     value_of,
 )
 from policysearch.values import InputError, number, one_of, to_plain
-
-ScheduleKind = Literal["constant", "step", "cosine"]
-# Source: torch 2.13 `torch/optim/lr_scheduler.py`: `LinearLR`, then `StepLR`, `CosineAnnealingLR`
-# or nothing, joined by `SequentialLR`, with one `scheduler.step()` after every training step,
-# skipped or not. Its closed forms are evaluated here in float64; torch's recursive ones agree with
-# them to a few units in the last place of a float64: the float32 number a step reads is the same.
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What the learning rate is multiplied by, over steps counted from 0.
-
-    Of the values of `kind`, "step" multiplies by `factor` every `period_steps`; "cosine" falls
-    along half a cosine to `final_factor` of the rate within `period_steps`, 0 standing for the
-    rest of the training. Before either, `warmup_steps` rise in a line from `warmup_factor` of
-    the rate to all of it.
-    """
-
-    kind: ScheduleKind = "constant"
-    period_steps: int = 0
-    factor: float = 0.1
-    final_factor: float = 0.0
-    warmup_steps: int = 0
-    warmup_factor: float = 1.0 / 3.0
-
-    def __post_init__(self) -> None:
-        one_of("schedule kind", self.kind, get_args(ScheduleKind))
-        number("schedule period_steps", self.period_steps, 0, 2**31)
-        number("schedule factor", self.factor, 0.0, 1e6)
-        number("schedule final_factor", self.final_factor, 0.0, 1.0)
-        number("schedule warmup_steps", self.warmup_steps, 0, 2**31)
-        number("schedule warmup_factor", self.warmup_factor, 2.0**-126, 1.0)
-        if self.kind == "step" and not self.period_steps:
-            raise InputError("schedule period_steps: 0 with kind 'step'; expected at least 1")
-
-    def rate(self, learning_rate: float, step: int, steps: int) -> float:
-        """Return the learning rate of `step` in a training of `steps`."""
-        if step < self.warmup_steps:
-            gone = step / self.warmup_steps
-            return learning_rate * (self.warmup_factor + (1.0 - self.warmup_factor) * gone)
-        since = step - self.warmup_steps
-        if self.kind == "step":
-            return learning_rate * self.factor ** (since // self.period_steps)
-        if self.kind == "cosine":
-            period = self.period_steps or max(steps - self.warmup_steps, 1)
-            least = learning_rate * self.final_factor
-            return least + (learning_rate - least) * (1.0 + math.cos(math.pi * since / period)) / 2
-        return learning_rate
-
 
 DEEPEST = 10_000
 """Most hidden layers of a net."""
@@ -135,7 +84,7 @@ class Task:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     weight_decay_for: Decays = "all"
-    schedule: Schedule = Schedule()
+    schedule: Schedule = CONSTANT
     batch_size: int = 64
     steps: int = 200
     tail_steps: int = 50
@@ -253,6 +202,10 @@ class Task:
         check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
         check_memory("task", needed_bytes(model, self.steps, self.batch_size))
         return model
+
+    def tracing(self, model: Model, batch_size: int) -> Tracing:
+        """Return what traces the training step of `model`, on `batch_size` examples."""
+        return Tracing(model, self.loss, self.build_optimizer(), batch_size)
 
     def _model(self, dataset: Dataset) -> Model:
         if isinstance(self.model, Model) or is_user_code(self.model):
@@ -384,22 +337,3 @@ def check_memory(where: str, needed: int) -> None:
             f"{where}: needs about {needed / 2**30:.3g} GiB of memory; "
             f"expected at most the {there / 2**30:.3g} GiB of this machine"
         )
-
-
-class Tracing:
-    """Traces the float32 step of a task, once for each norm that gradients are clipped to."""
-
-    def __init__(self, task: Task, model: Model, batch_size: int) -> None:
-        self._task, self._model, self._batch_size = task, model, batch_size
-        self._float32: dict[float | None, Graph] = {}
-
-    def step_graph(self, policy: Policy) -> Graph:
-        """Return one training step under `policy`; InputError where it does not fit the model."""
-        policy.check_layers(self._model.layer_names)
-        clip_norm = policy.gradient_clip_norm
-        if clip_norm not in self._float32:
-            task, optimizer = self._task, self._task.build_optimizer()
-            self._float32[clip_norm] = trace_step(
-                self._model, task.loss, optimizer, self._batch_size, clip_norm
-            )
-        return apply_policy(self._float32[clip_norm], policy)
