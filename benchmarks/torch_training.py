@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from benchmarks.torch_nets import TorchNet
+from benchmarks.torch_schedules import torch_schedule
 from policysearch.data.datasets import Dataset
 from policysearch.policy.loss_scale import LossScale
 from policysearch.train.tasks import Task
@@ -41,24 +42,6 @@ def torch_optimizer(net: TorchNet, task: Task) -> Any:
     given |= {"betas": (task.beta1, task.beta2), "eps": task.epsilon}
     given["fused"] = net.policy.optimizer_order == "fused" and not net.policy.master_weights
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer](groups, **given)
-
-
-def torch_schedule(optimizer: Any, task: Task) -> Any:
-    """Return torch's scheduler of the task."""
-    row, of = task.schedule, torch.optim.lr_scheduler
-    after = {
-        "constant": lambda: of.ConstantLR(optimizer, 1.0),
-        "step": lambda: of.StepLR(optimizer, row.period_steps, row.factor),
-        "cosine": lambda: of.CosineAnnealingLR(
-            optimizer,
-            row.period_steps or task.steps - row.warmup_steps,
-            row.final_factor * task.learning_rate,
-        ),
-    }[row.kind]()
-    if not row.warmup_steps:
-        return after
-    warmup = of.LinearLR(optimizer, row.warmup_factor, 1.0, row.warmup_steps)
-    return of.SequentialLR(optimizer, [warmup, after], [row.warmup_steps])
 
 
 def torch_scaler(scale: LossScale) -> Any:

@@ -43,7 +43,8 @@ def test_optimizers_agree_with_torch(
     """A net with a convolution and a dense layer, ten steps of warm-up and half a cosine."""
     torch = pytest.importorskip("torch")
     from benchmarks.torch_nets import TorchNet
-    from benchmarks.torch_training import torch_optimizer, torch_schedule
+    from benchmarks.torch_schedules import torch_schedule
+    from benchmarks.torch_training import torch_optimizer
 
     layers = (Conv2d("conv", 1, 3, 3), Flatten("flatten"), Linear("fc", 3 * 36, 10))
     model = Chain("net", layers, (1, 8, 8), 10)

@@ -104,6 +104,7 @@ class Task:
         number("batch_size", self.batch_size, 1, 2**20)
         number("steps", self.steps, 1, 2**31)
         number("tail_steps", self.tail_steps, 1, self.steps)
+        self.schedule.check_length(self.steps)
         if self.data_folder is not None and "\0" in self.data_folder:
             raise InputError(f"data_folder: {self.data_folder!r}; expected the name of a folder")
         for width in self.widths:
@@ -141,13 +142,8 @@ class Task:
 
     def with_steps(self, steps: int) -> Task:
         """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
-        factor = steps / self.steps
-        schedule = replace(
-            self.schedule,
-            period_steps=math.ceil(self.schedule.period_steps * factor),
-            warmup_steps=round(self.schedule.warmup_steps * factor),
-        )
-        tail_steps = max(1, round(self.tail_steps * factor))
+        schedule = self.schedule.stretched(steps, self.steps)
+        tail_steps = max(1, round(self.tail_steps * (steps / self.steps)))
         return replace(self, steps=steps, tail_steps=tail_steps, schedule=schedule)
 
     def narrower(self, share: float) -> Task:
@@ -180,7 +176,7 @@ class Task:
     def smallest_rate(self) -> float:
         """The smallest learning rate after the warm-up, at least SMALLEST_RATE of the largest."""
         rates = [self.rate_at(step) for step in range(self.steps)]
-        settled = rates[self.schedule.warmup_steps :] or rates
+        settled = rates[self.schedule.settled_at(self.steps) :] or rates
         return max(min(settled), SMALLEST_RATE * max(rates))
 
     def load_dataset(self) -> Dataset:
@@ -247,6 +243,7 @@ class Task:
         fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
         del fields["data_folder"], fields["graph_rules"]
         fields["loss"] = self.loss or USUAL_LOSS
+        fields["schedule"] = self.schedule.to_plain()
         if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's
             fields["graph_rules"] = [_said(rule) for rule in self.graph_rules]
         if self.attention == WRITTEN:  # so, too, what older runs had no word for
