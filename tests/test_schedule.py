@@ -179,6 +179,13 @@ def test_a_schedule_is_stretched_with_the_run(row: Schedule) -> None:
             assert 0.0 <= min(rates) <= max(rates) <= TASK.learning_rate * (1.0 + 1e-15)
 
 
+def test_a_time_scale_that_nobody_gave_is_stretched_too() -> None:
+    task = replace(TASK, schedule=Schedule("hf.inverse_sqrt"))
+    assert task.with_steps(500).schedule.period_steps == 5000
+    warm = replace(TASK, schedule=Schedule("hf.inverse_sqrt", warmup_steps=10))
+    assert warm.with_steps(500).schedule.period_steps == 0  # It is the warm-up, then as now.
+
+
 def test_the_smallest_rate_is_one_after_the_rise() -> None:
     cycle = replace(TASK, schedule=Schedule("one_cycle", start_divisor=50.0, end_divisor=0.5))
     assert cycle.smallest_rate == pytest.approx(TASK.learning_rate / 25.0)
