@@ -204,13 +204,15 @@ def export_policy(
 ) -> tuple[Path, ...]:
     """Write the policy, its JSON Schema and a file that applies it; return their paths.
 
-    `notes` stand in the head of that file: what is known of the policy beside its formats.
+    `notes` stand in the head of that file: what is known of the policy beside its formats. Another
+    says how the recipe clips gradients, which is left to the training loop.
     Files of an earlier export with these names are replaced; nothing is written unless all can
     be made.
     """
     model = study.task.build_model(study.task.load_dataset())
     exporter = target_named(target)
     name = study.study.name
+    notes = (*notes, *filter(None, [study.task.clipping.in_torch]))
     files = {
         f"{name}-policy.json": policy.to_json(),
         "policy.schema.json": schema_text(),

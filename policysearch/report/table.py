@@ -134,7 +134,14 @@ def _runs(fidelity: FidelitySummary) -> list[str]:
 def warnings(results: Results) -> list[str]:
     """Return what makes the results worth less than they look, one line each."""
     fault = [f"warning: {results.cannot_rank}"] if results.cannot_rank else []
-    return fault + [f"warning: results of both sides of a change: {c}" for c in results.mixed]
+    mixed = [f"warning: results of both sides of a change: {c}" for c in results.mixed]
+    clipped = [
+        f"warning: trial {trial.number}: trained with gradients clipped to {trial.clipped_to:g}, "
+        "float32 without; clipping is of the recipe now (clip_norm), this policy goes on without"
+        for trial in results.trials
+        if trial.clipped_to is not None
+    ]
+    return fault + mixed + clipped
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from policysearch.train.labels import (
     of_one_example,
 )
 from policysearch.train.schedule import CONSTANT, Schedule
-from policysearch.train.step import SMALLEST_BATCH, Tracing, trace_forward, trace_step
+from policysearch.train.step import SMALLEST_BATCH, Clipping, Tracing, trace_forward, trace_step
 from policysearch.train.user_code import (
     found_from,
     is_user_code,
@@ -63,9 +63,12 @@ class Task:
     `policysearch.rewrite.rules.rule` made, or such rules in Python: **that runs the file**. They
     are applied in order, in float32 too. `learning_rate` is the rate of the `optimizer`, over the
     steps what `schedule` makes of it; the optimizer's own fields are those of `Optimizer`.
-    `weight_decay_for` "matrices" leaves out biases and the weights of norms. `attention` is what
-    runs a net's calls of torch's `scaled_dot_product_attention`: "written" out as products and a
-    softmax, what torch composes ("math", in float32) or its "flash" kernel for CPUs.
+    `weight_decay_for` "matrices" leaves out biases and the weights of norms. Gradients are clipped,
+    after they are unscaled and found finite, to a global norm of `clip_norm` or, each number of
+    them, to +-`clip_value`, as torch's `clip_grad_norm_` and `clip_grad_value_` do.
+    `attention` is what runs a net's calls of torch's `scaled_dot_product_attention`: "written" out
+    as products and a softmax, what torch composes ("math", in float32) or its "flash" kernel for
+    CPUs.
     """
 
     model: str | Model = "lenet5"
@@ -90,6 +93,8 @@ class Task:
     tail_steps: int = 50
     graph_rules: tuple[str | Rule, ...] = ()
     attention: Attention = WRITTEN
+    clip_norm: float | None = None
+    clip_value: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str) and not is_user_code(self.model):
@@ -112,6 +117,7 @@ class Task:
         if len(self.widths) > DEEPEST:
             raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
+        _ = self.clipping
 
     def _check_values(self) -> None:
         """Raise InputError where a model or data set that is there contradicts the loss."""
@@ -168,6 +174,11 @@ class Task:
             decays=self.weight_decay_for,
         )
 
+    @property
+    def clipping(self) -> Clipping:
+        """What the unscaled gradients are clipped to."""
+        return Clipping(self.clip_norm, self.clip_value)
+
     def rate_at(self, step: int) -> float:
         """Return the learning rate of `step`, counted from 0."""
         return self.schedule.rate(self.learning_rate, step, self.steps)
@@ -201,7 +212,7 @@ class Task:
 
     def tracing(self, model: Model, batch_size: int) -> Tracing:
         """Return what traces the training step of `model`, on `batch_size` examples."""
-        return Tracing(model, self.loss, self.build_optimizer(), batch_size)
+        return Tracing(model, self.loss, self.build_optimizer(), batch_size, self.clipping)
 
     def _model(self, dataset: Dataset) -> Model:
         if isinstance(self.model, Model) or is_user_code(self.model):
@@ -248,6 +259,9 @@ class Task:
             fields["graph_rules"] = [_said(rule) for rule in self.graph_rules]
         if self.attention == WRITTEN:  # so, too, what older runs had no word for
             del fields["attention"]
+        for name in ("clip_norm", "clip_value"):
+            if fields[name] is None:
+                del fields[name]
         return {**fields, "model": self.model_name, "data": self.data_name}
 
     @property

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score, share_of
-from policysearch.policy.policy import Policy, from_json
+from policysearch.policy.policy import CLIPPING, Policy, clipping_of, from_json
 
 GROWTH = 3.0
 """A gap that grew more than this many times has not come to rest."""
@@ -52,6 +52,11 @@ class Trial:
     def name(self) -> str:
         """The policy's name."""
         return policy_name(self.text)
+
+    @property
+    def clipped_to(self) -> float | None:
+        """The norm that the policy of an older journal clipped gradients to, float32 not."""
+        return clipping_of(json.loads(self.text)) if f'"{CLIPPING}"' in self.text else None
 
     @property
     def label(self) -> str:
