@@ -18,7 +18,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, from_json, to_data
 from policysearch.policy.policy_file import read_clipped, read_policy
 from policysearch.policy.presets import preset
-from policysearch.report.table import warnings
+from policysearch.report.one_trial import exported_notes, trial_page
+from policysearch.report.table import confirmed_table, warnings
 from policysearch.study.opening import load_results
 from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.specification import load_spec
@@ -170,11 +171,14 @@ def test_a_clipped_trial_of_an_older_journal_is_read_and_said(
     assert "gradient_clip_norm" in path.read_text()
     results = load_results(spec, path)
     trial = results.trial(number)
-    assert trial.clipped_to == clip_norm and trial.policy == policy
+    assert trial.policy == policy
     said = warnings(results)
     assert len(said) == (clip_norm is not None)
-    start = f"warning: trial {number}: trained with gradients clipped to 0.5, float32 without"
-    assert all(line.startswith(start) for line in said)
+    start = "trained with gradients clipped to 0.5, float32 without"
+    assert all(line.startswith(f"warning: trial {number}: {start}") for line in said)
+    assert (start in confirmed_table(results)) == (start in trial_page(results, number))
+    assert (start in trial_page(results, number)) == (clip_norm is not None)
+    assert any(line.startswith(start) for line in exported_notes(results, trial)) == bool(said)
 
 
 def test_an_exported_file_says_how_the_recipe_clips(tmp_path: Path) -> None:

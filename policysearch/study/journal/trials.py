@@ -54,9 +54,17 @@ class Trial:
         return policy_name(self.text)
 
     @property
-    def clipped_to(self) -> float | None:
-        """The norm that the policy of an older journal clipped gradients to, float32 not."""
-        return clipping_of(json.loads(self.text)) if f'"{CLIPPING}"' in self.text else None
+    def clipped(self) -> str:
+        """How the policy of an older journal clipped gradients, in words; "" where it did not."""
+        limit = clipping_of(json.loads(self.text)) if f'"{CLIPPING}"' in self.text else None
+        return (
+            ""
+            if limit is None
+            else (
+                f"trained with gradients clipped to {limit:g}, float32 without; clipping is of the "
+                "recipe now (clip_norm of the task), and this policy trains without from here on"
+            )
+        )
 
     @property
     def label(self) -> str:
