@@ -20,6 +20,7 @@ from policysearch.policy.policy_file import read_clipped, read_policy
 from policysearch.policy.presets import preset
 from policysearch.report.one_trial import exported_notes, trial_page
 from policysearch.report.table import confirmed_table, warnings
+from policysearch.space.rules_file import read_rules
 from policysearch.study.opening import load_results
 from policysearch.study.questions.by_hand import try_policy
 from policysearch.study.specification import load_spec
@@ -107,6 +108,13 @@ def test_the_clipping_of_an_older_policy_is_read_apart(tmp_path: Path) -> None:
     for wrong, message in ((-1.0, "from 1e-30 to 1e"), ("1", "expected a finite number")):
         with pytest.raises(InputError, match=rf"older.json.gradient_clip_norm: .*{message}"):
             read_clipped(older_file(tmp_path, wrong))
+
+
+def test_rules_files_say_nothing_of_clipping(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text('base = "bfloat16"\n[policy]\ngradient_clip_norm = 1.0\n')
+    with pytest.raises(InputError, match=r"rules.toml: policy.gradient_clip_norm: expected clip_"):
+        read_rules(path)
 
 
 def test_digests_are_those_before_clipping_left_the_policy() -> None:

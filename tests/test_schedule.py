@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from policysearch.study.specification import load_spec
 from policysearch.train.schedule import KINDS, Schedule
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, to_plain
+from tests.studies import write_study
 
 TASK = Task(steps=1000, tail_steps=5, learning_rate=0.0123)
 TORCH = [
@@ -197,6 +200,7 @@ def test_the_smallest_rate_is_one_after_the_rise() -> None:
 
 def test_a_rate_that_grows_too_large_is_infinite_as_torchs_is() -> None:
     assert replace(TASK, schedule=Schedule("exponential", factor=1e6)).rate_at(999) == np.inf
+    assert replace(TASK, schedule=Schedule("exponential", factor=1e6)).with_steps(5).steps == 5
 
 
 @pytest.mark.parametrize(
@@ -236,3 +240,16 @@ def test_a_decay_longer_than_the_run_is_an_input_error_of_the_task() -> None:
 
 def test_what_old_kinds_do_not_read_is_left_in_their_files() -> None:
     assert Schedule("constant", period_steps=5, final_factor=0.5).rate(0.1, 3, 9) == 0.1
+
+
+def test_study_files_say_schedules(tmp_path: Path) -> None:
+    table = '[task.schedule]\nkind = "hf.warmup_stable_decay"\ndecay_steps = 2\nwarmup_steps = 2'
+    spec = load_spec(write_study(tmp_path, ("[cost]", f"{table}\n\n[cost]")))
+    rates = [spec.task.rate_at(step) / spec.task.learning_rate for step in range(6)]
+    assert rates == [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]
+    for wrong, message in (
+        ('kind = "plateau"', r"task.schedule.schedule kind: 'plateau'; expected one whose rate"),
+        ('kind = "one_cycle"\npower = 2', r"schedule power: 2.0 with kind 'one_cycle', which"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_spec(write_study(tmp_path, ("[cost]", f"[task.schedule]\n{wrong}\n\n[cost]")))

@@ -36,7 +36,7 @@ OLDEST_FIELDS = (
 TIMESCALE = 10_000
 """Steps of "hf.inverse_sqrt" without a warm-up."""
 
-LONGEST = 2**31
+LONGEST, LARGEST_FACTOR = 2**31, 1e6
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,13 @@ class Schedule:
         if self.decay_steps:  # Both have to fit into the run, however they are rounded.
             decay_steps = max(decay_steps, 1)
             warmup_steps = min(warmup_steps, steps - decay_steps)
+        factor = self.factor
+        if self.kind == "exponential":  # Of every step.
+            factor = min(_power(factor, before / steps), LARGEST_FACTOR)
         return replace(
             self,
             period_steps=math.ceil(period_steps * share),
-            factor=self.factor ** (before / steps) if self.kind == "exponential" else self.factor,
+            factor=factor,
             warmup_steps=warmup_steps,
             milestones=tuple(max(1, round(step * share)) for step in self.milestones),
             decay_steps=decay_steps,
@@ -212,9 +215,9 @@ def _exponential(row: Schedule, most: float, since: int, rest: int) -> float:
     return most * _power(row.factor, since)
 
 
-def _power(factor: float, times: int) -> float:
+def _power(factor: float, times: float) -> float:
     try:
-        return factor**times
+        return float(factor**times)
     except OverflowError:  # torch multiplies, and comes to infinity
         return math.inf
 
@@ -372,7 +375,7 @@ REFUSED = ("plateau", "reduce_lr_on_plateau")
 
 RANGES = (
     ("period_steps", 0, LONGEST),
-    ("factor", 0.0, 1e6),
+    ("factor", 0.0, LARGEST_FACTOR),
     ("final_factor", 0.0, 1.0),
     ("warmup_steps", 0, LONGEST),
     ("warmup_factor", 0.0, 1.0),
