@@ -24,7 +24,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import initial_parameters
-from policysearch.train.tasks import Schedule, Task
+from policysearch.train.schedule import Schedule
+from policysearch.train.tasks import Task
 from policysearch.train.training import train
 
 STEPS = (1, 10, 50)

@@ -34,7 +34,6 @@ from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.study.specification import StudySpec, load_spec, objective_of
-from policysearch.train.tasks import Tracing
 
 DRAWS = 60
 MOST_REVERSED = 0.05
@@ -103,7 +102,7 @@ def memory_pairs(objective: Objective, policies: Sequence[Policy]) -> list[Pair]
     plain = step_memory(objective.step_graph(objective.float32)).peak_bytes
     for peak in PEAKS_GIB:
         batch = max(1, round(objective.cost_batch_size * peak * 2**30 / plain))
-        tracing = Tracing(objective.task, objective.model, batch)
+        tracing = objective.task.tracing(objective.model, batch)
         graphs = [tracing.step_graph(policy) for policy in policies]
         peaks = [float(step_memory(graph).peak_bytes) for graph in graphs]
         found += _pairs(peaks, [float(reserved_bytes(graph)) for graph in graphs])

@@ -24,7 +24,7 @@ from policysearch.policy.presets import preset
 from policysearch.space.model_space import make_space
 from policysearch.study.journal.trials import SHARE_OF_LOSS, SWAMPED
 from policysearch.study.specification import StudySpec, load_spec
-from policysearch.train.tasks import Schedule
+from policysearch.train.schedule import Schedule
 from policysearch.train.training import train
 from policysearch.values import InputError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from benchmarks.torch_nets import TorchNet
+from benchmarks.torch_schedules import torch_schedule
 from policysearch.data.datasets import Dataset
 from policysearch.policy.loss_scale import LossScale
 from policysearch.train.tasks import Task
@@ -18,11 +20,15 @@ from policysearch.train.tasks import Task
 
 @dataclass(frozen=True, eq=False)
 class TorchRun:
-    """What torch gave: one entry per step, losses before the update of their step."""
+    """What torch gave: one entry per step, losses before the update of their step.
+
+    `clipped`: whether clipping moved any gradient.
+    """
 
     losses: NDArray[np.float64]
     scales: NDArray[np.float64]
     skipped: NDArray[np.bool_]
+    clipped: NDArray[np.bool_]
 
 
 def torch_optimizer(net: TorchNet, task: Task) -> Any:
@@ -41,24 +47,6 @@ def torch_optimizer(net: TorchNet, task: Task) -> Any:
     given |= {"betas": (task.beta1, task.beta2), "eps": task.epsilon}
     given["fused"] = net.policy.optimizer_order == "fused" and not net.policy.master_weights
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer](groups, **given)
-
-
-def torch_schedule(optimizer: Any, task: Task) -> Any:
-    """Return torch's scheduler of the task."""
-    row, of = task.schedule, torch.optim.lr_scheduler
-    after = {
-        "constant": lambda: of.ConstantLR(optimizer, 1.0),
-        "step": lambda: of.StepLR(optimizer, row.period_steps, row.factor),
-        "cosine": lambda: of.CosineAnnealingLR(
-            optimizer,
-            row.period_steps or task.steps - row.warmup_steps,
-            row.final_factor * task.learning_rate,
-        ),
-    }[row.kind]()
-    if not row.warmup_steps:
-        return after
-    warmup = of.LinearLR(optimizer, row.warmup_factor, 1.0, row.warmup_steps)
-    return of.SequentialLR(optimizer, [warmup, after], [row.warmup_steps])
 
 
 def torch_scaler(scale: LossScale) -> Any:
@@ -83,15 +71,29 @@ def train_in_torch(
     images, labels = torch.from_numpy(np.array(array)), torch.from_numpy(np.array(classes))
     optimizer, scaler = torch_optimizer(net, task), torch_scaler(net.policy.loss_scale)
     schedule = torch_schedule(optimizer, task)
-    losses, scales, skipped = [], [], []
+    losses, scales, skipped, clipped = [], [], [], []
     for indices in order:
         optimizer.zero_grad()
         loss = functional.cross_entropy(net(images[indices]), labels[indices])
         losses.append(loss.item())
         scales.append(scaler.get_scale())
         scaler.scale(loss).backward()
+        if task.clip_norm is not None or task.clip_value is not None:
+            scaler.unscale_(optimizer)
+        clipped.append(clip_gradients(list(net.params.values()), task))
         scaler.step(optimizer)
         scaler.update()
         schedule.step()
         skipped.append(scaler.get_scale() < scales[-1])
-    return TorchRun(np.array(losses), np.array(scales), np.array(skipped))
+    return TorchRun(*map(np.array, (losses, scales, skipped, clipped)))
+
+
+def clip_gradients(params: Sequence[Any], task: Task) -> bool:
+    """Clip the unscaled gradients as the task says; return whether that moved any."""
+    of = torch.nn.utils
+    before = [x.grad.clone() for x in params]
+    if task.clip_norm is not None:
+        of.clip_grad_norm_(params, task.clip_norm)
+    if task.clip_value is not None:
+        of.clip_grad_value_(params, task.clip_value)
+    return any(bool((x.grad != grad).any()) for x, grad in zip(params, before, strict=True))

@@ -36,7 +36,6 @@ from policysearch.study.study import confirm_study as confirm_spec
 from policysearch.study.study import run_study as run_spec
 from policysearch.study.workers.cluster import workers_of
 from policysearch.train.tasks import Task as Task
-from policysearch.train.tasks import Tracing
 from policysearch.values import InputError as InputError
 from policysearch.values import one_of
 from policysearch.verify.verdict import Verdict, verify
@@ -206,13 +205,15 @@ def export_policy(
 ) -> tuple[Path, ...]:
     """Write the policy, its JSON Schema and a file that applies it; return their paths.
 
-    `notes` stand in the head of that file: what is known of the policy beside its formats.
+    `notes` stand in the head of that file: what is known of the policy beside its formats. Another
+    says how the recipe clips gradients, which is left to the training loop.
     Files of an earlier export with these names are replaced; nothing is written unless all can
     be made.
     """
     model = study.task.build_model(study.task.load_dataset())
     exporter = target_named(target)
     name = study.study.name
+    notes = (*notes, *filter(None, [study.task.clipping.in_torch]))
     files = {
         f"{name}-policy.json": policy.to_json(),
         "policy.schema.json": schema_text(),
@@ -251,7 +252,7 @@ def verify_policy(
 def explain(policy: Policy, task: Task) -> str:
     """Return the training step of `task` under `policy` as text, every cast and step shown."""
     model = task.build_model(task.load_dataset())
-    return explain_graph(Tracing(task, model, task.batch_size).step_graph(policy), policy)
+    return explain_graph(task.tracing(model, task.batch_size).step_graph(policy), policy)
 
 
 def explain_passes(policy: Policy, task: Task, device: str, stack: str) -> str:

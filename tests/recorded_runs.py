@@ -13,7 +13,8 @@ from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.train.tasks import Schedule, Task
+from policysearch.train.schedule import Schedule
+from policysearch.train.tasks import Task
 
 FILE = Path(__file__).parent / "data" / "oracle" / "mixes.npz"
 STEPS, BATCH = 50, 64

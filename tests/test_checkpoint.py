@@ -20,7 +20,8 @@ from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast
 from policysearch.train.checkpoint import Checkpoint
 from policysearch.train.run import Run
-from policysearch.train.tasks import Schedule, Task
+from policysearch.train.schedule import Schedule
+from policysearch.train.tasks import Task
 from policysearch.train.training import train
 from policysearch.values import InputError
 

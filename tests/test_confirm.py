@@ -24,7 +24,7 @@ from policysearch.study.results.results import Results
 from policysearch.study.runs import horizon_of
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import confirm_study, run_study
-from policysearch.train.tasks import Schedule
+from policysearch.train.schedule import Schedule
 from policysearch.values import InputError
 from tests.studies import replaced_training, write_study
 from tests.test_failures import is_float32

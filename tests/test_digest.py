@@ -23,7 +23,6 @@ POLICY = Policy(
     ("relu",),
     loss_scale=LossScale("schedule", 8.0, schedule=((0, 8.0), (5, 4.0))),
     scaling=Scaling("current"),
-    gradient_clip_norm=1.0,
     phases=(Phase(3, (("fc1", LayerPolicy("bfloat16")),)),),
     parallel=Parallel(devices=2),
 )

@@ -22,8 +22,8 @@ from policysearch.study.opening import load_results
 from policysearch.study.results.results import Results
 from policysearch.study.specification import StudySpec, load_spec
 from policysearch.study.study import confirm_study, run_study
+from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import Swamped
-from policysearch.train.tasks import Schedule
 from tests.studies import write_study
 from tests.test_confirm import CHANGES, decaying
 

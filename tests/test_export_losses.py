@@ -47,7 +47,6 @@ def test_what_adds_a_bias_without_a_product_is_named() -> None:
     ("changes", "loss"),
     [
         ({"phases": (Phase(5, (("fc1", LayerPolicy()),)),)}, "phases: the formats of step 0"),
-        ({"gradient_clip_norm": 1.0}, "gradient_clip_norm: the training loop has to clip to 1.0"),
         ({"all_reduce": "bfloat16"}, "all_reduce: gradients are reduced as float32"),
         ({"optimizer_state": "float16"}, "optimizer_state: torch keeps float32"),
         ({"optimizer_order": "eager", "optimizer_scalars": "storage"}, None),

@@ -72,7 +72,6 @@ POLICY: dict[str, Pair] = {
     "loss_scale": (LOW, DYNAMIC),
     "scaling": (LOW, replace(LOW, scaling=Scaling("current"))),
     "rounding": (LOW, replace(LOW, rounding=RoleRounding(wgrad=Rounding("stochastic")))),
-    "gradient_clip_norm": (LOW, replace(LOW, gradient_clip_norm=1.5)),
     "phases": (LOW, replace(LOW, phases=(Phase(3, (("fc1", LayerPolicy()),)),))),
 }
 LAYER: dict[str, Pair] = {

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from policysearch.emulator.compile import compile_graph
 from policysearch.ops.source import LOSS_SCALE, TARGETS
 from policysearch.policy.presets import preset
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from policysearch.verify.gpu_rounding import AsAGpu
 from tests.imported_steps import LOSS, imported
 
@@ -46,7 +46,7 @@ def test_gradients_of_powers_round_as_torchs(function: Any) -> None:
     net, x = Scaled(function), np.linspace(0.6, 1.2, WIDTH, dtype=np.float32)[np.newaxis]
     model = imported(net, (x,))
     task = Task(model=model, loss=LOSS, batch_size=1)
-    step = compile_graph(Tracing(task, model, 1).step_graph(preset("apex.O3", model.layer_names)))
+    step = compile_graph(task.tracing(model, 1).step_graph(preset("apex.O3", model.layer_names)))
     weight = net.half().weight.detach().float().numpy()
     step.arrays[model.inputs[0].name][...] = x
     for name, value in {"weight": weight, TARGETS: TARGET, LOSS_SCALE: SCALE}.items():

@@ -16,7 +16,6 @@ from policysearch.nn.models import lenet5
 from policysearch.policy.presets import preset
 from policysearch.report.graph_diff import diff_of, policy_passes
 from policysearch.rewrite.rules import node_lines
-from policysearch.train.tasks import Tracing
 
 
 def test_the_passes_end_at_the_step_that_is_trained() -> None:
@@ -25,7 +24,7 @@ def test_the_passes_end_at_the_step_that_is_trained() -> None:
         policy = preset(name, model.layer_names)
         passes = policy_passes(task, model, policy)
         assert [each.name for each in passes[:count]] == ["policy", "scaling"][:count]
-        whole = Tracing(task, model, task.batch_size).step_graph(policy)
+        whole = task.tracing(model, task.batch_size).step_graph(policy)
         assert passes[count - 1].after == whole
         assert [each.after for each in passes[:-1]] == [each.before for each in passes[1:]]
 

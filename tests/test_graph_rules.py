@@ -23,7 +23,7 @@ from policysearch.rewrite.rules import RuledModel, rule
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from policysearch.train.step import trace_forward, trace_step
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.studies import write_study
@@ -89,7 +89,7 @@ def test_a_ruled_task_trains_the_changed_net(folder: Path) -> None:
 def test_a_rule_of_the_step_is_in_every_step_of_the_task(folder: Path) -> None:
     task = ruled("clipped")
     model = task.build_model(task.load_dataset())
-    step = Tracing(task, model, 4).step_graph(preset("mindspore.O2", model.layer_names))
+    step = task.tracing(model, 4).step_graph(preset("mindspore.O2", model.layer_names))
     assert [n.op.name for n in step.nodes].count("clip") == 4
     assert [n.op.name for n in step.nodes].count("global_norm") == 2
     low = preset("float32", model.layer_names)

@@ -28,7 +28,7 @@ from policysearch.ops.source import LOSS_SCALE, TARGETS
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from policysearch.verify.gpu_rounding import AsAGpu
 from tests.imported_steps import Array, imported
 from tests.shape_rules import CUBES, GROUPS, PLANES, ROWS, Function
@@ -71,7 +71,7 @@ def both(model: Model, net: Many, x: Array, name: str) -> tuple[list[FloatArray]
     x = torch.from_numpy(x).to(dtype).float().numpy()
     task = Task(model=model, loss=LOSS, batch_size=len(x))
     policy = policy_of(model.layer_names, name)
-    step = compile_graph(Tracing(task, model, len(x)).step_graph(policy))
+    step = compile_graph(task.tracing(model, len(x)).step_graph(policy))
     feed_constants(step, model)
     low = copy.deepcopy(net).to(dtype)
     shape = step.arrays[TARGETS].shape

@@ -24,7 +24,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways
 from policysearch.train.feeding import feed_constants
 from policysearch.train.step import trace_forward
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 from tests.imported_steps import LOSS, evaluated, imported
 from tests.nets_of_torch import LlamaBlock, tokens
@@ -110,7 +110,7 @@ def test_nothing_is_dropped_in_evaluation() -> None:
 
 def graph_of(model: Model, name: str) -> Graph:
     task = Task(model=model, loss=LOSS)
-    return Tracing(task, model, 2).step_graph(preset(name, model.layer_names))
+    return task.tracing(model, 2).step_graph(preset(name, model.layer_names))
 
 
 def pinned(graph: Graph) -> list[Node]:

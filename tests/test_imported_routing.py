@@ -12,7 +12,7 @@ import torch
 from policysearch.nn.model import DRAWN as DRAWN_VALUES
 from policysearch.policy.presets import preset
 from policysearch.train.step import trace_forward
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from tests.imported_low_trainings import trained_low_as_torch
 from tests.imported_steps import assert_as_torch, evaluated, imported, tensors
 from tests.imported_trainings import Training, trained_as_torch
@@ -65,7 +65,7 @@ def test_what_is_drawn_has_the_format_of_what_it_meets_as_under_autocast() -> No
     model = imported(Dropping(), x)
     task = Task(model=model, loss="token_cross_entropy", batch_size=5)
     policy = preset("torch.autocast.bfloat16", model.layer_names)
-    graph = Tracing(task, model, 5).step_graph(policy)
+    graph = task.tracing(model, 5).step_graph(policy)
     read = [n for n in graph.nodes if n.op.name in ("like", "multiply") and n.role == "fprop"]
     assert {node.format for node in read} == {"bfloat16"}
     assert sum(node.op.name == "like" for node in read) == 4  # two paths, channels, values

@@ -19,7 +19,7 @@ from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, TARGETS, data
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.train.feeding import feed_constants
 from policysearch.train.losses import LOSSES
-from policysearch.train.step import trace_forward, trace_step
+from policysearch.train.step import Clipping, trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_an_input_error(build: Any, message: str) -> None:
 
 
 def test_every_node_knows_its_layer_and_role() -> None:
-    graph = trace_step(lenet5(), "softmax_cross_entropy", Optimizer(), 4, clip_norm=1.0)
+    graph = trace_step(lenet5(), "softmax_cross_entropy", Optimizer(), 4, Clipping(1.0))
     layers = {*lenet5().layer_names, "loss"}
     whole_net = ("all_finite", "global_norm")
     for node in graph.nodes:

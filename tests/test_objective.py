@@ -16,8 +16,8 @@ from policysearch.objective.score import DIVERGED_GAP, Measurement, gap, score
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.train import tasks
-from policysearch.train.step import trace_step
+from policysearch.train import step
+from policysearch.train.step import Clipping, trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
 
@@ -145,22 +145,22 @@ def test_a_loss_that_is_not_finite_is_no_tail_loss(objective: Objective) -> None
 def test_float32_is_traced_once_however_many_policies_are_priced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once for each norm that gradients are clipped to: that is part of the float32 step."""
-    traced: list[float | None] = []
+    traced: list[Clipping] = []
 
     def counted(*arguments: Any) -> Graph:
         traced.append(arguments[-1])
         return trace_step(*arguments)
 
-    monkeypatch.setattr(tasks, "trace_step", counted)
+    monkeypatch.setattr(step, "trace_step", counted)
     own = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
     layers = own.model.layer_names
     policies = [preset(name, layers) for name in ("float16", "bfloat16", "te.current")]
-    clipped = [replace(policy, gradient_clip_norm=1.0) for policy in policies]
-    costs = [own.price(policy) for policy in (*policies, *clipped)]
-    assert traced == [None, 1.0]
-    anew = Objective(TASK, "H100-SXM5", "torch.compile", 4096)
-    assert [anew.price(policy) for policy in (*clipped, *policies)] == [*costs[3:], *costs[:3]]
+    costs = [own.price(policy) for policy in policies]
+    assert traced == [Clipping()]
+    clipping = Objective(replace(TASK, clip_norm=1.0), "H100-SXM5", "torch.compile", 4096)
+    clipped = [clipping.price(policy) for policy in policies]
+    assert traced == [Clipping(), Clipping(1.0)]
+    assert all(c.step_seconds > p.step_seconds for c, p in zip(clipped, costs, strict=True))
 
 
 def test_equal_policies_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from policysearch.nn.layers import Conv2d, Flatten, Linear
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import initial_parameters
-from policysearch.train.tasks import Schedule, Task
+from policysearch.train.schedule import Schedule
+from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 
@@ -34,24 +34,25 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "decay", [{}, {"weight_decay": 0.05}, {"weight_decay": 0.5, "weight_decay_for": "matrices"}]
 )
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("clipping", [{}, {"clip_norm": 0.5}, {"clip_value": 0.02}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_optimizers_agree_with_torch(
-    kind: str, clip_norm: float | None, decay: dict[str, Any]
+    kind: str, clipping: dict[str, Any], decay: dict[str, Any]
 ) -> None:
     """A net with a convolution and a dense layer, ten steps of warm-up and half a cosine."""
     torch = pytest.importorskip("torch")
     from benchmarks.torch_nets import TorchNet
-    from benchmarks.torch_training import torch_optimizer, torch_schedule
+    from benchmarks.torch_schedules import torch_schedule
+    from benchmarks.torch_training import clip_gradients, torch_optimizer
 
     layers = (Conv2d("conv", 1, 3, 3), Flatten("flatten"), Linear("fc", 3 * 36, 10))
     model = Chain("net", layers, (1, 8, 8), 10)
-    fields: dict[str, Any] = {"optimizer": kind.split(",")[0], **KINDS[kind], **decay}
+    fields: dict[str, Any] = {"optimizer": kind.split(",")[0], **KINDS[kind], **decay, **clipping}
     schedule = Schedule("cosine", warmup_steps=3)
     task = Task(
         learning_rate=0.02, batch_size=32, steps=10, tail_steps=5, schedule=schedule, **fields
     )
-    policy = replace(preset("float32", model.layer_names), gradient_clip_norm=clip_norm)
+    policy = preset("float32", model.layer_names)
     given = Trainer(model, task, policy, seed=0)
     initial = initial_parameters(model, 0)
     given.load(initial)
@@ -66,8 +67,7 @@ def test_optimizers_agree_with_torch(
         logits = net(torch.from_numpy(images[part].copy()))
         expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels[part].copy()))
         expected.backward()
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(net.params.values(), clip_norm)
+        assert clip_gradients(list(net.params.values()), task) == bool(clipping)
         optimizer.step()
         scheduler.step()
         assert loss == pytest.approx(expected.item(), rel=2e-5)

@@ -21,6 +21,7 @@ from policysearch.policy.policy import (
 )
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Scaling
+from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 POLICY = preset("float32", ("fc1",))
@@ -36,7 +37,8 @@ RANGES: tuple[tuple[str, type, float, float], ...] = (
     ("max_scale", LossScale, 2.0**-126, 2.0**127),
     ("margin", Scaling, 0, 64),
     ("history", Scaling, 1, 65536),
-    ("gradient_clip_norm", Policy, 1e-30, 1e30),
+    ("clip_norm", Task, 1e-30, 1e30),
+    ("clip_value", Task, 1e-30, 1e30),
 )
 
 

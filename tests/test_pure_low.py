@@ -20,7 +20,7 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import quantise
-from policysearch.train.step import trace_step
+from policysearch.train.step import UNCLIPPED, Clipping, trace_step
 
 STEPS, BATCH, RATE = 20, 8, 0.05
 NET = mlp((64, 64, 64), "tanh")
@@ -68,10 +68,10 @@ def optimizer_of(given: dict[str, Any], kind: str) -> Optimizer:
 
 
 def started(
-    policy: Policy, optimizer: Optimizer, name: str, clip_norm: float | None = None
+    policy: Policy, optimizer: Optimizer, name: str, clipping: Clipping = UNCLIPPED
 ) -> Step:
     """Return the compiled step with random parameters of the format."""
-    step = trace_step(NET, "softmax_cross_entropy", optimizer, BATCH, clip_norm)
+    step = trace_step(NET, "softmax_cross_entropy", optimizer, BATCH, clipping)
     executable = compile_graph(apply_policy(step, policy))
     for key, value in NET.init(np.random.default_rng(0)).items():
         executable.arrays[key][...] = quantise(value, format_named(name))
@@ -166,7 +166,7 @@ def test_adam_in_one_pass_is_torchs_fused(kind: str) -> None:
 def test_clipping_is_torchs_bit_for_bit(name: str, limit: float) -> None:
     """Norms of single tensors, their norm and the factor all have the format of the gradients."""
     torch = pytest.importorskip("torch")
-    executable = started(pure(name, "eager", "storage"), Optimizer("sgd"), name, limit)
+    executable = started(pure(name, "eager", "storage"), Optimizer("sgd"), name, Clipping(limit))
     tensors = torch_tensors(executable, name)
     sgd, norms = torch.optim.SGD(tensors.values(), lr=RATE), []
 
@@ -180,10 +180,33 @@ def test_clipping_is_torchs_bit_for_bit(name: str, limit: float) -> None:
     assert all(norm != exact and (norm > limit) == (limit < 1) for norm, exact in norms)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("limit", [0.0123, 1e3])
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_clipping_by_value_is_torchs_bit_for_bit(name: str, limit: float) -> None:
+    """The limit has the format of the gradients, in which 0.0123 is no number."""
+    torch = pytest.importorskip("torch")
+    clipping = Clipping(value=limit)
+    executable = started(pure(name, "eager", "storage"), Optimizer("sgd"), name, clipping)
+    tensors = torch_tensors(executable, name)
+    sgd, moved = torch.optim.SGD(tensors.values(), lr=RATE), []
+
+    def step() -> None:
+        before = [x.grad.clone() for x in tensors.values()]
+        torch.nn.utils.clip_grad_value_(tensors.values(), limit)
+        pairs = zip(tensors.values(), before, strict=True)
+        moved.append(any(bool((x.grad != grad).any()) for x, grad in pairs))
+        sgd.step()
+
+    assert list(both_updated(executable, tensors, SimpleNamespace(step=step))) == [0] * STEPS
+    assert moved == [limit < 1] * STEPS
+
+
 def test_a_norm_beyond_float16_leaves_no_gradient() -> None:
     """As torch.nn.utils.clip_grad_norm_ has it: limit / infinity is 0, and nothing moves."""
     for order, moves in (("eager", False), ("fused", True)):
-        executable = started(pure("float16", order, "float32"), Optimizer("sgd"), "float16", 1.0)  # type: ignore[arg-type]
+        policy = pure("float16", order, "float32")  # type: ignore[arg-type]
+        executable = started(policy, Optimizer("sgd"), "float16", Clipping(1.0))
         executable.arrays["images"][...] = np.random.default_rng(0).random((BATCH, 64))
         executable.arrays[TARGETS][...] = np.eye(64)[:BATCH]
         before = executable.arrays["fc1.weight"].copy()

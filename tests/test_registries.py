@@ -18,7 +18,7 @@ from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rounding.rounder import FASTS, fast_ways
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from policysearch.train.training import train
 from policysearch.values import InputError
 from tests.emulated_steps import assert_gives_the_bits_of_the_reference, started
@@ -39,7 +39,7 @@ def test_a_model_runs_alike_in_every_way(name: str, policy: str) -> None:
     made = preset("bfloat16" if policy == "five" else policy, model.layer_names)
     if policy == "five":
         made = made.with_layers(dict.fromkeys(model.layer_names, FIVE))
-    graph = Tracing(Task(), model, 4).step_graph(made).wanting("loss", "finite")
+    graph = Task().tracing(model, 4).step_graph(made).wanting("loss", "finite")
     for fast in fast_ways():
         assert_gives_the_bits_of_the_reference(graph, started(graph, model), fast)
 
@@ -49,7 +49,7 @@ def test_a_model_runs_alike_in_every_way(name: str, policy: str) -> None:
 def test_a_model_has_a_price_and_is_exported(name: str, preset_name: str) -> None:
     model = _model(name)
     policy = preset(preset_name, model.layer_names)
-    graph = Tracing(Task(), model, 8).step_graph(policy)
+    graph = Task().tracing(model, 8).step_graph(policy)
     assert {node.source for node in graph.nodes if node.role == "fprop"} <= {
         *FORWARD_OPS,
         *("cast", "scale_loss"),

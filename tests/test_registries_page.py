@@ -10,6 +10,7 @@ from policysearch.optimizers.optimizer import rules
 from policysearch.policy.loss_scale import RULES
 from policysearch.report.registries import registries_page
 from policysearch.study.optuna_samplers import SAMPLERS
+from policysearch.train.schedule import KINDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "registries.md"
 
@@ -18,7 +19,7 @@ def test_the_page_is_what_is_generated() -> None:
     assert PAGE.read_text(encoding="utf-8") == registries_page() + "\n", "run `make docs`"
 
 
-@pytest.mark.parametrize("name", [*rules(), *RULES, *SAMPLERS])
+@pytest.mark.parametrize("name", [*rules(), *KINDS, *RULES, *SAMPLERS])
 def test_every_row_is_on_the_page_with_all_its_columns(name: str) -> None:
     lines = registries_page().split("\n")
     (at,) = (i for i, line in enumerate(lines) if line.startswith(f"| `{name}` |"))

@@ -70,7 +70,6 @@ SPOILT = [
     ("loss_scale", {"min_scale": "none"}),
     ("scaling", {"recipe": "mx8"}),
     ("rounding", {"fprop": {"mode": "up"}}),
-    ("gradient_clip_norm", "1"),
 ]
 
 

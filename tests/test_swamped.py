@@ -22,8 +22,9 @@ from policysearch.rounding.rounder import Fast, quantise
 from policysearch.train import trainer as trainer_module
 from policysearch.train.feeding import initial_parameters
 from policysearch.train.run import Run
+from policysearch.train.schedule import Schedule
 from policysearch.train.swamped import NOT_COUNTED, SwampedCounter, half_unit
-from policysearch.train.tasks import Schedule, Task
+from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 from policysearch.train.training import train
 from tests.rounding_oracle import FASTS

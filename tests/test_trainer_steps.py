@@ -190,15 +190,13 @@ def test_a_phase_is_entered_at_its_step_and_once(digits: Dataset) -> None:
     assert stored == [False, False, False, True, True, False, False]
 
 
-def test_gradients_are_clipped_to_the_norm_of_the_policy(digits: Dataset) -> None:
+def test_gradients_are_clipped_to_the_norm_of_the_task(digits: Dataset) -> None:
     """At rate 1 the whole update is the clipped gradient: its norm is the limit."""
     task = replace(TASK, optimizer="sgd", learning_rate=1.0)
     plain = preset("float32", task.build_model(digits).layer_names)
     lengths = []
     for limit in (None, 0.125):
-        trainer = Trainer(
-            task.build_model(digits), task, replace(plain, gradient_clip_norm=limit), 0
-        )
+        trainer = Trainer(task.build_model(digits), replace(task, clip_norm=limit), plain, 0)
         start = initial_parameters(trainer.model, 0)
         trainer.load(start)
         trainer.step(*batch(digits, 0))

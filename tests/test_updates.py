@@ -13,7 +13,7 @@ from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data
 from policysearch.optimizers.optimizer import Optimizer, OptimizerKind, trained
-from policysearch.train.step import trace_step
+from policysearch.train.step import Clipping, trace_step
 
 N = 12
 
@@ -21,6 +21,7 @@ N = 12
 PER_ELEMENT = {
     "unscale": 1,  # gradient * inverse
     "clip": 1,  # gradient * factor
+    "clip_value": 1,  # a comparison
     "sgd_velocity": 2,  # momentum * velocity + gradient
     "sgd_step": 2,  # parameter - rate * direction
     "sgd_nesterov": 2,  # gradient + momentum * velocity
@@ -57,13 +58,13 @@ def test_what_updates_compute_in_float32_is_placed_there(name: str) -> None:
     assert OPS[name].placement == "fp32"
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("clipping", [Clipping(), Clipping(1.0), Clipping(value=1.0)])
 @pytest.mark.parametrize("kind", trained())
 def test_every_op_of_a_traced_update_is_counted_here(
-    kind: OptimizerKind, clip_norm: float | None
+    kind: OptimizerKind, clipping: Clipping
 ) -> None:
     optimizer = Optimizer(kind, weight_decay=0.1)
-    graph = trace_step(mlp((4, 3)), "softmax_cross_entropy", optimizer, 2, clip_norm)
+    graph = trace_step(mlp((4, 3)), "softmax_cross_entropy", optimizer, 2, clipping)
     update = [n for n in graph.nodes if n.role == "update"]
     used = {n.op.name for n in update if n.op.name in OPS}
     assert len(used) >= 3 and used <= {*PER_ELEMENT, "all_finite", "global_norm"}

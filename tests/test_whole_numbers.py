@@ -16,7 +16,7 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, STEP_NUMBER, WHOLE
 from policysearch.policy.presets import preset
 from policysearch.train.feeding import feed_constants, feed_inputs
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 
 PRESETS = ("float32", "bfloat16", "apex.O3", "mindspore.O3", "mindspore.O2.graph", "te.current")
 ROWS, BATCH = 5000, 4
@@ -35,7 +35,7 @@ def step_of(model: Model, name: str, inputs: tuple[Any, ...], labels: Any) -> St
     """Return a step under a preset, forward and backward done."""
     loss = "" if model.loss else "token_cross_entropy"
     task = Task(model=model, loss=loss, steps=4, tail_steps=2, batch_size=BATCH)
-    step = compile_graph(Tracing(task, model, BATCH).step_graph(preset(name, model.layer_names)))
+    step = compile_graph(task.tracing(model, BATCH).step_graph(preset(name, model.layer_names)))
     initial = model.init(np.random.default_rng(0))
     scalars: dict[str, Any] = {LOSS_SCALE: 1, INVERSE_SCALE: 1, STEP_NUMBER: 1}
     for key, value in {**initial, **scalars}.items():
@@ -139,7 +139,7 @@ def test_whole_numbers_and_single_ones_do_not_widen_what_they_multiply() -> None
     model = ps.from_torch(Pooled(), (torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.long)))
     task = Task(model=model, loss="token_cross_entropy")
     policy = preset("torch.autocast.bfloat16", model.layer_names)
-    graph = Tracing(task, model, 2).step_graph(policy)
+    graph = task.tracing(model, 2).step_graph(policy)
     products = [n for n in graph.nodes if n.op.name == "multiply" and n.role == "fprop"]
     kept = torch.ones(2, 3, dtype=torch.long)
     low = kept.to(torch.bfloat16)

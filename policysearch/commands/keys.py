@@ -40,6 +40,7 @@ def registries() -> Mapping[str, Iterable[str]]:
     from policysearch.space.decided.base import SAME
     from policysearch.study.optuna_samplers import SAMPLERS
     from policysearch.train.losses import LOSSES
+    from policysearch.train.schedule import KINDS
 
     formats = (*FORMATS, "e<2-8>m<1-23>[fn]")
     return {
@@ -48,6 +49,7 @@ def registries() -> Mapping[str, Iterable[str]]:
         "task.activation": ACTIVATIONS,
         "task.data": LOADERS,
         "task.loss": LOSSES,
+        "task.schedule.kind": KINDS,
         "cost.device": DEVICES,
         "cost.stack": STACKS,
         "space.formats": formats,

@@ -17,6 +17,7 @@ from policysearch.commands.shared import (
     say,
     source,
     task_of,
+    with_clipping,
 )
 
 
@@ -27,7 +28,8 @@ def _explain_arguments(explain: argparse.ArgumentParser) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    policy, task = policy_of(options, model_of(options)), task_of(options)
+    task = with_clipping(task_of(options), options.policy)
+    policy = policy_of(options, task.build_model(task.load_dataset()))
     if options.diff:
         cost = cost_of(policysearch.load_study(options.study) if options.study else None)
         page = policysearch.explain_passes(policy, task, cost.device, cost.stack)

@@ -14,7 +14,8 @@ from policysearch.commands.shared import (
     add_task,
     cost_of,
     policy_of,
-    task_for,
+    task_of,
+    with_clipping,
 )
 from policysearch.files import write_whole
 
@@ -46,7 +47,7 @@ def _profile(options: argparse.Namespace) -> None:
     from policysearch.space.target import as_run
 
     study = policysearch.load_study(options.study) if options.study else None
-    task = study.task if study else task_for(options.model)
+    task = with_clipping(task_of(options), options.policy)
     cost, parallel = cost_of(study), study.parallel if study else ParallelSection()
     objective = Objective(
         task,

@@ -15,8 +15,8 @@ from policysearch.commands.shared import (
     add_study_option,
     at_least_one,
     places,
-    policy_in,
     source,
+    study_and_policy,
 )
 from policysearch.files import make_folder
 
@@ -35,9 +35,8 @@ def _try_arguments(command: argparse.ArgumentParser) -> None:
 def _try(options: argparse.Namespace) -> None:
     from policysearch.report.one_trial import tried_page
 
-    spec = policysearch.load_study(options.study)
     at_least_one(options, "processes")
-    policy = policy_in(spec, options.policy)
+    spec, policy = study_and_policy(options)
     results, number, new = policysearch.try_policy(
         policy, spec, options.storage, processes=options.processes
     )
@@ -59,12 +58,12 @@ def _why(options: argparse.Namespace) -> None:
     from policysearch.report.why_page import why_page
     from policysearch.study.questions.why import why
 
-    spec = policysearch.load_study(options.study)
     at_least_one(options, "processes")
     if options.policy.isdecimal():
+        spec = policysearch.load_study(options.study)
         policy = policysearch.load_results(spec, options.storage).trial(int(options.policy)).policy
     else:
-        policy = policy_in(spec, options.policy)
+        spec, policy = study_and_policy(options)
     if options.layer is None:
         print(_one_more(spec, options.storage, policy, options.policy))
         return

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,27 @@ def task_of(options: argparse.Namespace) -> Task:
     return task_for(options.model)
 
 
+def with_clipping(task: Task, source: str) -> Task:
+    """Return the recipe with the clipping of an older policy file in it, and say so.
+
+    Raises InputError where the task clips otherwise.
+    """
+    from policysearch.policy.policy_file import read_clipped
+
+    if source.startswith(PRESET_PREFIX) or not Path(source).exists():
+        return task
+    limit = read_clipped(Path(source))[1]
+    if limit is None or limit == task.clip_norm:
+        return task
+    if task.clip_norm is not None or task.clip_value is not None:
+        raise InputError(
+            f"{source}: gradient_clip_norm: {limit:g}; expected null, for the task has "
+            f"{'clip_value' if task.clip_norm is None else 'another clip_norm'}"
+        )
+    say(f"{source}: clipping is of the recipe now: clip_norm = {limit:g} is added to the task here")
+    return replace(task, clip_norm=limit)
+
+
 def task_for(model: str) -> Task:
     """Return a small task with the model called `model`, to show policies on."""
     from policysearch.nn.models import MODELS
@@ -124,26 +146,34 @@ def cost_of(study: StudySpec | None) -> CostSection:
 
 
 def policy_of(options: argparse.Namespace, model: Model) -> Policy:
-    """Return the policy that the command was given; of a study, as that trains and prices it."""
+    """Return the policy that the command was given; of a study, as that trains and prices it.
+
+    What an older file says of clipping is in the task by now (see `with_clipping`).
+    """
     if options.study:
-        return policy_in(policysearch.load_study(options.study), options.policy)
-    return policy_from(options.policy, model)
+        return policy_in(policysearch.load_study(options.study), options.policy, clipped=True)
+    return policy_from(options.policy, model, clipped=True)
 
 
-def policy_in(study: StudySpec, source: str) -> Policy:
+def policy_in(study: StudySpec, source: str, clipped: bool = False) -> Policy:
     """Return `policy_for` the study, and say where its target runs another than was given."""
     if study.study.target is not None:
-        policy = policy_from(source, study.task.build_model(study.task.load_dataset()))
+        model = study.task.build_model(study.task.load_dataset())
+        policy = policy_from(source, model, clipped)
         _, different = policysearch.as_exported(policy, study, study.study.target)
         if different:
             first = f"{different[0]} ({len(different)} such)"
             say(f"as {study.study.target}, the study's target, runs it, and not as given: {first}")
-    return policy_for(source, study)
+    return policy_for(source, study, clipped)
 
 
-def policy_from(source: str, model: Model) -> Policy:
-    """Return the policy `preset:NAME` for `model`, or the one in the JSON file `source`."""
-    from policysearch.policy.policy_file import read_policy
+def policy_from(source: str, model: Model, clipped: bool = False) -> Policy:
+    """Return the policy `preset:NAME` for `model`, or the one in the JSON file `source`.
+
+    `clipped`: what an older file says of clipping is in the task (see `with_clipping`); else it is
+    an InputError.
+    """
+    from policysearch.policy.policy_file import read_clipped, read_policy
     from policysearch.policy.presets import PRESETS, preset
 
     if source.startswith(PRESET_PREFIX):
@@ -151,16 +181,26 @@ def policy_from(source: str, model: Model) -> Policy:
     if not Path(source).exists() and (hint := near_miss(source, PRESETS)):
         hint = hint.replace(" '", f" '{PRESET_PREFIX}")
         raise InputError(f"{source}: no such file; expected a policy file, or preset:NAME{hint}")
-    return read_policy(Path(source))
+    return read_clipped(Path(source))[0] if clipped else read_policy(Path(source))
 
 
-def policy_for(source: str, study: StudySpec) -> Policy:
+def study_and_policy(options: argparse.Namespace) -> tuple[StudySpec, Policy]:
+    """Return the study that a command trains in, and the policy as it trains there.
+
+    The clipping of an older policy file is moved into the study's task.
+    """
+    study = policysearch.load_study(options.study)
+    study = replace(study, task=with_clipping(study.task, options.policy))
+    return study, policy_in(study, options.policy, clipped=True)
+
+
+def policy_for(source: str, study: StudySpec, clipped: bool = False) -> Policy:
     """Return `policy_from` for a study: a preset with the accumulator its ladder has there."""
     from policysearch.policy.policy import with_accumulator
     from policysearch.space.target import named_as_run
 
     model = study.task.build_model(study.task.load_dataset())
-    policy = policy_from(source, model)
+    policy = policy_from(source, model, clipped)
     if source.startswith(PRESET_PREFIX):
         policy = with_accumulator(policy, study.space.accumulators[0])
     return study.parallel.spread(named_as_run(policy, model, study.study.target))

@@ -6,7 +6,7 @@ import argparse
 
 import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_policy, add_study_option, policy_in
+from policysearch.commands.shared import add_policy, add_study_option, study_and_policy
 
 FAILED, UNDECIDED = 1, 3
 """Exit codes; a mistake of the user's has 2."""
@@ -24,8 +24,7 @@ def _arguments(verify: argparse.ArgumentParser) -> None:
 def _verify(options: argparse.Namespace) -> None:
     from policysearch.verify.page import verdict_page
 
-    spec = policysearch.load_study(options.study)
-    policy = policy_in(spec, options.policy)
+    spec, policy = study_and_policy(options)
     verdict = policysearch.verify_policy(
         policy,
         spec,

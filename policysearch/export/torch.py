@@ -183,11 +183,6 @@ def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str
         yield f"scaling: no tensor is scaled ({policy.scaling.recipe!r} asked)"
     if policy.phases:
         yield "phases: the formats of step 0 stay in force"
-    if policy.gradient_clip_norm is not None:
-        yield (
-            f"gradient_clip_norm: the training loop has to clip to {policy.gradient_clip_norm} "
-            "after scaler.unscale_"
-        )
     yield from _scale_losses(policy, model)
 
 

@@ -22,7 +22,8 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.rewrite.recompute import layers_of_blocks, recomputed
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.step import Tracing
+from policysearch.train.tasks import Task
 from policysearch.values import InputError, number
 
 LARGEST_BATCH = 2**30
@@ -112,7 +113,7 @@ class Pricing:
     def graph_at(self, policy: Policy, batch: int) -> Graph:
         """Return the same step on another batch; the blocks of `recompute` are computed again."""
         if batch not in self._tracings:
-            self._tracings[batch] = Tracing(self.priced_task, self.priced_model, batch)
+            self._tracings[batch] = self.priced_task.tracing(self.priced_model, batch)
         if self.net is not None:
             policy.check_layers(self.model.layer_names)
             policy = for_priced(policy, self._stand_ins)

@@ -27,6 +27,9 @@ from policysearch.values import (
 )
 
 VERSION = 1
+CLIPPING = "gradient_clip_norm"
+"""A field of older files: what gradients were clipped to, which is of the recipe now."""
+
 LATER = MappingProxyType({"casts": "op", "norm_inner": "float32", "parallel": to_plain(Parallel())})
 """Fields that older files lack, with what holds there: so said, they are not in the digest."""
 
@@ -159,7 +162,6 @@ class Policy:
     loss_scale: LossScale = LossScale()
     scaling: Scaling = Scaling()
     rounding: RoleRounding = RoleRounding()
-    gradient_clip_norm: float | None = None
     phases: tuple[Phase, ...] = ()
     version: int = field(default=VERSION)
 
@@ -176,8 +178,6 @@ class Policy:
         names_once("layers", [name for name, _ in self.layers])
         lists = (self.low_precision_ops, self.fp32_ops, self.promote_ops)
         names_once("op lists", [name for ops in lists for name in ops])
-        if self.gradient_clip_norm is not None:
-            number("gradient_clip_norm", self.gradient_clip_norm, 1e-30, 1e30)
         firsts = [phase.first_step for phase in self.phases]
         if firsts != sorted(set(firsts)) or any(step < 1 for step in firsts):
             raise InputError(f"phases: first steps {firsts}; expected rising steps from 1")
@@ -234,6 +234,7 @@ class Policy:
         # results stored under them, outlive new fields.
         left_out = {"name": self.name, **LATER}
         plain = {k: v for k, v in to_data(self).items() if k not in left_out or v != left_out[k]}
+        plain[CLIPPING] = None  # What it said in nearly all policies, while they had the field.
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -256,14 +257,24 @@ def to_data(policy: Policy) -> dict[str, Any]:
 
 
 def from_data(data: object, where: str = "policy") -> Policy:
-    """Return the policy read from plain data as `to_data` gives it."""
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: {shown(data)}; expected an object")
+    """Return the policy read from plain data as `to_data` gives it, `clipping_of` left out."""
+    clipping_of(data, where)
     given: dict[str, Any] = {**_with_pairs(data, where)}
+    given.pop(CLIPPING, None)
     if isinstance(given.get("phases"), list):
         phases = enumerate(given["phases"])
         given["phases"] = [_with_pairs(phase, f"{where}.phases[{i}]") for i, phase in phases]
     return from_plain(Policy, given, where)
+
+
+def clipping_of(data: object, where: str = "policy") -> float | None:
+    """Return the norm that an older policy, as plain data, clips gradients to; None where none."""
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: {shown(data)}; expected an object")
+    limit = data.get(CLIPPING)
+    if limit is not None:
+        number(f"{where}.{CLIPPING}", limit, 1e-30, 1e30)
+    return limit
 
 
 def _with_pairs(data: Any, where: str) -> Any:

@@ -13,8 +13,17 @@ from typing import Any
 from policysearch.accumulators import ACCUMULATORS
 from policysearch.files import read_text, write_whole
 from policysearch.formats import FORMATS
-from policysearch.policy.policy import AS_STORED, VERSION, LayerPolicy, Layers, Policy, from_json
-from policysearch.values import InputError, choices
+from policysearch.policy.policy import (
+    AS_STORED,
+    CLIPPING,
+    VERSION,
+    LayerPolicy,
+    Layers,
+    Policy,
+    clipping_of,
+    from_data,
+)
+from policysearch.values import InputError, choices, json_value
 
 
 def write_policy(policy: Policy, path: Path, *, overwrite: bool = False) -> None:
@@ -31,7 +40,22 @@ def write_policy(policy: Policy, path: Path, *, overwrite: bool = False) -> None
 
 def read_policy(path: Path) -> Policy:
     """Return the policy in the file `path`; InputError names the file and the place in it."""
-    return from_json(read_text(path, "a policy file in JSON"), str(path))
+    policy, clip_norm = read_clipped(path)
+    if clip_norm is not None:
+        raise InputError(
+            f"{path}: {CLIPPING}: {clip_norm:g}; expected null, and clip_norm = {clip_norm:g} in "
+            "the task: clipping is of the recipe"
+        )
+    return policy
+
+
+def read_clipped(path: Path) -> tuple[Policy, float | None]:
+    """Return the policy, and the norm that an older file clips gradients to, None for most.
+
+    That is of the recipe now. InputError as of `read_policy`.
+    """
+    data = json_value(read_text(path, "a policy file in JSON"), str(path), "a policy")
+    return from_data(data, str(path)), clipping_of(data, str(path))
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -17,7 +17,6 @@ from policysearch.report.step_cost import MIB
 from policysearch.rewrite.cast_rules import cancel_casts, sink_casts
 from policysearch.rewrite.policy_pass import policy_pass
 from policysearch.rewrite.rules import Pass, apply_rules, node_lines
-from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 
 IDLE = " (not done in training)"
@@ -29,8 +28,7 @@ def policy_passes(task: Task, model: Model, policy: Policy) -> tuple[Pass, ...]:
     Those are the cast rules, which would change no bit of it. InputError where it does not fit.
     """
     policy.check_layers(model.layer_names)
-    optimizer, clip_norm = task.build_optimizer(), policy.gradient_clip_norm
-    step = trace_step(model, task.loss, optimizer, task.batch_size, clip_norm)
+    step = task.tracing(model, task.batch_size).float32
     passes = [policy_pass(step, replace(policy, scaling=Scaling()))]
     if policy.scaling.recipe != "none":
         whole, by_rule = policy_pass(step, policy), dict(passes[0].by_rule)

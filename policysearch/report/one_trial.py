@@ -44,7 +44,7 @@ def trial_page(results: Results, number: int) -> str:
     blocks = [
         [f"verdict: {results.training_verdict(trial)}"],
         [_title(trial), standing(results, trial), results.outlook(trial)],
-        [_settings(trial.policy), _mean(results, trial)],
+        [_settings(trial.policy), *filter(None, [trial.clipped]), _mean(results, trial)],
         _seeds(results, trial),
         trend_lines(results, trial),
         scale_lines(results, trial),
@@ -77,6 +77,7 @@ def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
     gap += _fewer_seeds(results, trial)
     return (
         f"trial {trial.number} of study {results.spec.study.name}: {gap}",
+        *filter(None, [trial.clipped]),
         speedups(results, trial),
         batches(results.spec),
         results.outlook(trial),

@@ -1,4 +1,4 @@
-"""The page of what is registered: optimizers, loss-scale rules, samplers.
+"""The page of what is registered: optimizers, schedules, loss-scale rules, samplers.
 
 `python -m policysearch.report.registries` prints it.
 """
@@ -12,6 +12,7 @@ from policysearch.optimizers.optimizer import rules
 from policysearch.policy.loss_scale import RULES
 from policysearch.policy.loss_scale import Rule as ScaleRule
 from policysearch.study.optuna_samplers import OWN, STOCK
+from policysearch.train.schedule import KINDS, REFUSED
 
 OPTIMIZERS = """# What is registered
 
@@ -23,6 +24,15 @@ This page is made from the code by `make docs`.
 are what the update of a float32 parameter reads and writes in one kernel, `-` where no library has
 one; passes are its kernels op by op. Without a class of torch, `verify` refuses it; what is priced
 only is listed by `profile --optimizers` and trains nowhere."""
+
+SCHEDULES = f"""## Learning-rate schedules
+
+`kind` of a task's schedule: classes of torch 2.13's `torch/optim/lr_scheduler.py` and, after "hf.",
+what Hugging Face's Trainer calls so, functions of transformers 5.23's `optimization.py`. The rates
+are theirs to the last bit of float32. Fields are those of `[task.schedule]` in docs/study-file.md;
+what a kind does not read is refused, but for `constant`, `step` and `cosine` with each other's.
+{" and ".join(f"`{name}`" for name in REFUSED)} are refused: they follow losses, which
+differ from policy to policy, so that policies would be compared under different recipes."""
 
 LOSS_SCALES = """## Loss-scale rules
 
@@ -44,6 +54,14 @@ def registries_page() -> str:
         _table(
             "name update states settings decay torch bytes passes source",
             map(_optimizer, rules().values()),
+        ),
+        SCHEDULES,
+        _table(
+            "name is fields",
+            (
+                (name, f"`{row.source}`", ", ".join(f"`{field}`" for field in row.reads))
+                for name, row in KINDS.items()
+            ),
         ),
         LOSS_SCALES,
         _table(

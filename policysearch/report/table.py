@@ -136,7 +136,12 @@ def _runs(fidelity: FidelitySummary) -> list[str]:
 def warnings(results: Results) -> list[str]:
     """Return what makes the results worth less than they look, one line each."""
     fault = [f"warning: {results.cannot_rank}"] if results.cannot_rank else []
-    return fault + [f"warning: results of both sides of a change: {c}" for c in results.mixed]
+    mixed = [f"warning: results of both sides of a change: {c}" for c in results.mixed]
+    return fault + mixed + _clipped(results)
+
+
+def _clipped(results: Results) -> list[str]:
+    return [f"warning: trial {t.number}: {t.clipped}" for t in results.trials if t.clipped]
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -188,6 +193,7 @@ def confirmed_table(results: Results) -> str:
     why = dict(results.unconfirmed)
     missing = [t for t in results.trials if t.digest in why]
     blocks += [[f"trial {t.number} not confirmed: {why[t.digest]}" for t in missing]]
+    blocks += [_clipped(results)]
     pages = "\n\n".join("\n".join(block) for block in blocks if block)
     return f"verdict: {results.verdict}\n\n{pages or 'nothing confirmed yet'}"
 

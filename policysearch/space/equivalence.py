@@ -99,7 +99,6 @@ def _is_float32(policy: Policy) -> bool:
         and policy.optimizer_state == policy.all_reduce == "float32"
         and policy.optimizer_order == "fused"
         and policy.loss_scale.kind == "none"
-        and policy.gradient_clip_norm is None
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from policysearch.files import read_text
 from policysearch.nn.model import Model
-from policysearch.policy.policy import Policy, from_data, to_data
+from policysearch.policy.policy import CLIPPING, Policy, from_data, to_data
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.format_rules import (
     LISTS,
@@ -100,6 +100,8 @@ def read_rules(path: Path) -> RulesFile:
     settings = data.get("policy", {})
     if not isinstance(settings, dict) or "layers" in settings:
         raise InputError(f"{where}: policy: expected a table without layers, which rules say")
+    if CLIPPING in settings:
+        raise InputError(f"{where}: policy.{CLIPPING}: expected clip_norm of a task in its place")
     return RulesFile(base, rules_from_data(data, where), settings)
 
 

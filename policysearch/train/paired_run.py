@@ -26,7 +26,7 @@ from policysearch.train.feeding import (
     initial_parameters,
 )
 from policysearch.train.loss_scale import initial_state
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 
 Gradients = Mapping[str, NDArray[np.float64]]
@@ -53,7 +53,7 @@ class PairedRun:
     def __init__(
         self, task: Task, model: Model, policy: Policy, seed: int, observer: Observer | None = None
     ) -> None:
-        graph = Tracing(task, model, task.batch_size).step_graph(policy)
+        graph = task.tracing(model, task.batch_size).step_graph(policy)
         self._names = [name for name, _ in graph.outputs if name.startswith("grad:")]
         wanted = graph.wanting("loss", *self._names)
         self._step = compile_graph(wanted, seed=seed, observer=observer)

@@ -12,18 +12,15 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import LOADERS, Dataset, load_dataset
-from policysearch.graph import Graph
 from policysearch.nn.model import USUAL_LOSS, WRITTEN, Attention, Input, Model
 from policysearch.nn.models import MODELS, narrower
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
-from policysearch.policy.policy import Policy
-from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rewrite.rules import Rule, RuledModel
 from policysearch.train.labels import (
     check_dtype,
@@ -32,7 +29,8 @@ from policysearch.train.labels import (
     check_name,
     of_one_example,
 )
-from policysearch.train.step import SMALLEST_BATCH, trace_forward, trace_step
+from policysearch.train.schedule import CONSTANT, Schedule
+from policysearch.train.step import SMALLEST_BATCH, Clipping, Tracing, trace_forward, trace_step
 from policysearch.train.user_code import (
     found_from,
     is_user_code,
@@ -42,55 +40,6 @@ from policysearch.train.user_code import (
     value_of,
 )
 from policysearch.values import InputError, number, one_of, to_plain
-
-ScheduleKind = Literal["constant", "step", "cosine"]
-# Source: torch 2.13 `torch/optim/lr_scheduler.py`: `LinearLR`, then `StepLR`, `CosineAnnealingLR`
-# or nothing, joined by `SequentialLR`, with one `scheduler.step()` after every training step,
-# skipped or not. Its closed forms are evaluated here in float64; torch's recursive ones agree with
-# them to a few units in the last place of a float64: the float32 number a step reads is the same.
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What the learning rate is multiplied by, over steps counted from 0.
-
-    Of the values of `kind`, "step" multiplies by `factor` every `period_steps`; "cosine" falls
-    along half a cosine to `final_factor` of the rate within `period_steps`, 0 standing for the
-    rest of the training. Before either, `warmup_steps` rise in a line from `warmup_factor` of
-    the rate to all of it.
-    """
-
-    kind: ScheduleKind = "constant"
-    period_steps: int = 0
-    factor: float = 0.1
-    final_factor: float = 0.0
-    warmup_steps: int = 0
-    warmup_factor: float = 1.0 / 3.0
-
-    def __post_init__(self) -> None:
-        one_of("schedule kind", self.kind, get_args(ScheduleKind))
-        number("schedule period_steps", self.period_steps, 0, 2**31)
-        number("schedule factor", self.factor, 0.0, 1e6)
-        number("schedule final_factor", self.final_factor, 0.0, 1.0)
-        number("schedule warmup_steps", self.warmup_steps, 0, 2**31)
-        number("schedule warmup_factor", self.warmup_factor, 2.0**-126, 1.0)
-        if self.kind == "step" and not self.period_steps:
-            raise InputError("schedule period_steps: 0 with kind 'step'; expected at least 1")
-
-    def rate(self, learning_rate: float, step: int, steps: int) -> float:
-        """Return the learning rate of `step` in a training of `steps`."""
-        if step < self.warmup_steps:
-            gone = step / self.warmup_steps
-            return learning_rate * (self.warmup_factor + (1.0 - self.warmup_factor) * gone)
-        since = step - self.warmup_steps
-        if self.kind == "step":
-            return learning_rate * self.factor ** (since // self.period_steps)
-        if self.kind == "cosine":
-            period = self.period_steps or max(steps - self.warmup_steps, 1)
-            least = learning_rate * self.final_factor
-            return least + (learning_rate - least) * (1.0 + math.cos(math.pi * since / period)) / 2
-        return learning_rate
-
 
 DEEPEST = 10_000
 """Most hidden layers of a net."""
@@ -114,9 +63,12 @@ class Task:
     `policysearch.rewrite.rules.rule` made, or such rules in Python: **that runs the file**. They
     are applied in order, in float32 too. `learning_rate` is the rate of the `optimizer`, over the
     steps what `schedule` makes of it; the optimizer's own fields are those of `Optimizer`.
-    `weight_decay_for` "matrices" leaves out biases and the weights of norms. `attention` is what
-    runs a net's calls of torch's `scaled_dot_product_attention`: "written" out as products and a
-    softmax, what torch composes ("math", in float32) or its "flash" kernel for CPUs.
+    `weight_decay_for` "matrices" leaves out biases and the weights of norms. Gradients are clipped,
+    after they are unscaled and found finite, to a global norm of `clip_norm` or, each number of
+    them, to +-`clip_value`, as torch's `clip_grad_norm_` and `clip_grad_value_` do.
+    `attention` is what runs a net's calls of torch's `scaled_dot_product_attention`: "written" out
+    as products and a softmax, what torch composes ("math", in float32) or its "flash" kernel for
+    CPUs.
     """
 
     model: str | Model = "lenet5"
@@ -135,12 +87,14 @@ class Task:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     weight_decay_for: Decays = "all"
-    schedule: Schedule = Schedule()
+    schedule: Schedule = CONSTANT
     batch_size: int = 64
     steps: int = 200
     tail_steps: int = 50
     graph_rules: tuple[str | Rule, ...] = ()
     attention: Attention = WRITTEN
+    clip_norm: float | None = None
+    clip_value: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str) and not is_user_code(self.model):
@@ -155,6 +109,7 @@ class Task:
         number("batch_size", self.batch_size, 1, 2**20)
         number("steps", self.steps, 1, 2**31)
         number("tail_steps", self.tail_steps, 1, self.steps)
+        self.schedule.check_length(self.steps)
         if self.data_folder is not None and "\0" in self.data_folder:
             raise InputError(f"data_folder: {self.data_folder!r}; expected the name of a folder")
         for width in self.widths:
@@ -162,6 +117,7 @@ class Task:
         if len(self.widths) > DEEPEST:
             raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
+        _ = self.clipping
 
     def _check_values(self) -> None:
         """Raise InputError where a model or data set that is there contradicts the loss."""
@@ -192,13 +148,8 @@ class Task:
 
     def with_steps(self, steps: int) -> Task:
         """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
-        factor = steps / self.steps
-        schedule = replace(
-            self.schedule,
-            period_steps=math.ceil(self.schedule.period_steps * factor),
-            warmup_steps=round(self.schedule.warmup_steps * factor),
-        )
-        tail_steps = max(1, round(self.tail_steps * factor))
+        schedule = self.schedule.stretched(steps, self.steps)
+        tail_steps = max(1, round(self.tail_steps * (steps / self.steps)))
         return replace(self, steps=steps, tail_steps=tail_steps, schedule=schedule)
 
     def narrower(self, share: float) -> Task:
@@ -223,6 +174,11 @@ class Task:
             decays=self.weight_decay_for,
         )
 
+    @property
+    def clipping(self) -> Clipping:
+        """What the unscaled gradients are clipped to."""
+        return Clipping(self.clip_norm, self.clip_value)
+
     def rate_at(self, step: int) -> float:
         """Return the learning rate of `step`, counted from 0."""
         return self.schedule.rate(self.learning_rate, step, self.steps)
@@ -231,7 +187,7 @@ class Task:
     def smallest_rate(self) -> float:
         """The smallest learning rate after the warm-up, at least SMALLEST_RATE of the largest."""
         rates = [self.rate_at(step) for step in range(self.steps)]
-        settled = rates[self.schedule.warmup_steps :] or rates
+        settled = rates[self.schedule.settled_at(self.steps) :] or rates
         return max(min(settled), SMALLEST_RATE * max(rates))
 
     def load_dataset(self) -> Dataset:
@@ -258,6 +214,10 @@ class Task:
         outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
         check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
         return model
+
+    def tracing(self, model: Model, batch_size: int) -> Tracing:
+        """Return what traces the training step of `model`, on `batch_size` examples."""
+        return Tracing(model, self.loss, self.build_optimizer(), batch_size, self.clipping)
 
     def _model(self, dataset: Dataset) -> Model:
         if isinstance(self.model, Model) or is_user_code(self.model):
@@ -299,10 +259,14 @@ class Task:
         fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
         del fields["data_folder"], fields["graph_rules"]
         fields["loss"] = self.loss or USUAL_LOSS
+        fields["schedule"] = self.schedule.to_plain()
         if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's
             fields["graph_rules"] = [_said(rule) for rule in self.graph_rules]
         if self.attention == WRITTEN:  # so, too, what older runs had no word for
             del fields["attention"]
+        for name in ("clip_norm", "clip_value"):
+            if fields[name] is None:
+                del fields[name]
         return {**fields, "model": self.model_name, "data": self.data_name}
 
     @property
@@ -389,22 +353,3 @@ def check_memory(where: str, needed: int) -> None:
             f"{where}: needs about {needed / 2**30:.3g} GiB of memory; "
             f"expected at most the {there / 2**30:.3g} GiB of this machine"
         )
-
-
-class Tracing:
-    """Traces the float32 step of a task, once for each norm that gradients are clipped to."""
-
-    def __init__(self, task: Task, model: Model, batch_size: int) -> None:
-        self._task, self._model, self._batch_size = task, model, batch_size
-        self._float32: dict[float | None, Graph] = {}
-
-    def step_graph(self, policy: Policy) -> Graph:
-        """Return one training step under `policy`; InputError where it does not fit the model."""
-        policy.check_layers(self._model.layer_names)
-        clip_norm = policy.gradient_clip_norm
-        if clip_norm not in self._float32:
-            task, optimizer = self._task, self._task.build_optimizer()
-            self._float32[clip_norm] = trace_step(
-                self._model, task.loss, optimizer, self._batch_size, clip_norm
-            )
-        return apply_policy(self._float32[clip_norm], policy)

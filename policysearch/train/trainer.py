@@ -26,7 +26,7 @@ from policysearch.train.feeding import (
 from policysearch.train.loss_scale import initial_state, next_state, skips_update
 from policysearch.train.lost_values import Probe, Tally
 from policysearch.train.swamped import SwampedCounter, with_update_sources
-from policysearch.train.tasks import Task, Tracing
+from policysearch.train.tasks import Task
 
 PROBE_INTERVAL = 20
 """Steps between those whose roundings are all observed: observing them takes time."""
@@ -47,7 +47,7 @@ class Trainer:
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = self.step_index = 0
         self.probe, self.watch = Probe(), SwampedCounter()
-        self.arena, self._tracing = Arena(), Tracing(task, model, task.batch_size)
+        self.arena, self._tracing = Arena(), task.tracing(model, task.batch_size)
         self._compiled: dict[bool, Step] = {}
         self._shared: dict[str, Array] = {}
         self.phase = policy.at_step(0)

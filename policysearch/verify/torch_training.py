@@ -181,9 +181,12 @@ def _steps(
             scaler.scale(loss).backward()
         _check_masks(dropout.drawn, masks)
         updated.take_gradients()
-        if job.policy.gradient_clip_norm is not None:
+        if task.clip_norm is not None:
             scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(updated.tensors, job.policy.gradient_clip_norm)
+            torch.nn.utils.clip_grad_norm_(updated.tensors, task.clip_norm)
+        if task.clip_value is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_value_(updated.tensors, task.clip_value)
         scaler.step(optimizer)
         scaler.update()
         yield loss.item(), scale, scaler.skipped > skipped

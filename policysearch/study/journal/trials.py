@@ -9,7 +9,7 @@ from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score, share_of
-from policysearch.policy.policy import Policy, from_json
+from policysearch.policy.policy import CLIPPING, Policy, clipping_of, from_json
 
 GROWTH = 3.0
 """A gap that grew more than this many times has not come to rest."""
@@ -52,6 +52,19 @@ class Trial:
     def name(self) -> str:
         """The policy's name."""
         return policy_name(self.text)
+
+    @property
+    def clipped(self) -> str:
+        """How the policy of an older journal clipped gradients, in words; "" where it did not."""
+        limit = clipping_of(json.loads(self.text)) if f'"{CLIPPING}"' in self.text else None
+        return (
+            ""
+            if limit is None
+            else (
+                f"trained with gradients clipped to {limit:g}, float32 without; clipping is of the "
+                "recipe now (clip_norm of the task), and this policy trains without from here on"
+            )
+        )
 
     @property
     def label(self) -> str:
