@@ -14,10 +14,10 @@ from benchmarks.validation.networks.catalogue import network_named
 from benchmarks.validation.networks.network import Network
 from benchmarks.validation.published_stacks import Pair, channels_last, compiled, pair_named
 from benchmarks.validation.row_file import Fields, rows_in
-from policysearch.cost.devices import DEVICES, Device
+from policysearch.cost.devices import Device, device_labelled
 from policysearch.cost.gemm import OLDEST_UNALIGNED_LIBRARY
 from policysearch.cost.stacks import Stack
-from policysearch.values import InputError, near_miss
+from policysearch.values import InputError
 
 SHIPPED = ("published_speedups.json", "published_speedups_more_devices.json")
 """Files of rows that come with the package; constants are fitted to the first."""
@@ -124,19 +124,6 @@ def _speedup(row: Fields) -> float:
     """Return the published speedup, that of the throughputs where there is none."""
     wide, mixed = _throughputs(row)
     return row.positive("speedup") if row.has("speedup") else mixed / wide
-
-
-def device_labelled(label: str) -> Device:
-    """Return the device that published rows call `label`, or its own name."""
-    spelled = label.replace("_", " ").lower()
-    for device in DEVICES.values():
-        names = (device.name, *device.labels)
-        if spelled in (name.replace("_", " ").lower() for name in names):
-            return device
-    raise InputError(
-        f"unknown device {label!r}; expected one that `policysearch hardware` lists"
-        f"{near_miss(label, DEVICES)}"
-    )
 
 
 def setting_of(row: Row, named: Callable[[str], Network] = network_named) -> Setting:

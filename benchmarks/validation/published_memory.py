@@ -14,9 +14,9 @@ from benchmarks.validation.layers.layer_memory import LayerMemory, Weights
 from benchmarks.validation.layers.precision import FLOAT16, FLOAT32, Precision
 from benchmarks.validation.networks.catalogue import network_named
 from benchmarks.validation.networks.network import Network
-from benchmarks.validation.published import device_labelled
 from benchmarks.validation.published_stacks import pair_named
 from benchmarks.validation.row_file import Fields, rows_in
+from policysearch.cost.devices import device_labelled
 from policysearch.cost.update_price import Kernels
 from policysearch.values import InputError
 

@@ -11,9 +11,9 @@ from benchmarks.validation.layers.parallel import Run, waited_seconds
 from benchmarks.validation.layers.precision import Precision
 from benchmarks.validation.layers.scalings import SCALINGS, Scaling, scaling_named
 from benchmarks.validation.networks.decoders import DECODERS, Decoder, block, decoder
-from benchmarks.validation.published import FORMATS, device_labelled
+from benchmarks.validation.published import FORMATS
 from benchmarks.validation.row_file import Fields, rows_in
-from policysearch.cost.devices import Device
+from policysearch.cost.devices import Device, device_labelled
 from policysearch.cost.gemm import Extents
 from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of

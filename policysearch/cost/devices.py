@@ -13,7 +13,7 @@ from typing import Any, Literal
 from policysearch.cost.timings import NO_TIMINGS, Timings
 from policysearch.formats import FORMATS, format_named
 from policysearch.rounding.inclusion import contains, join
-from policysearch.values import InputError, near_miss
+from policysearch.values import InputError, near_miss, shown
 
 HOST_ARCH = "x86"
 """Architecture of a device that is its own host."""
@@ -207,10 +207,55 @@ MINIMUM_KERNEL = _sourced(_TABLE["minimum_kernel_seconds"])
 DEVICES: dict[str, Device] = {row["name"]: _device(row) for row in _TABLE["devices"]}
 
 
-def device_named(name: str) -> Device:
-    """Return the device called `name`; InputError with the valid names where there is none."""
+SOLD_BY = ("nvidia", "geforce", "tesla", "amd", "instinct", "huawei", "google", "cloud", "intel")
+"""Words of a device's name that tell no two devices apart."""
+
+
+def plain_name(name: str) -> str:
+    """Return the letters and digits of a device's name, without the words of SOLD_BY."""
+    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+    return "".join(word for word in words if word not in SOLD_BY)
+
+
+_ALIKE = {
+    plain_name(name): row.name for row in DEVICES.values() for name in (*row.labels, row.name)
+}
+
+
+def device_named(name: str, key: str = "") -> Device:
+    """Return the device called `name`; InputError with the valid names where there is none.
+
+    `key` is the place that it is given at, for the message.
+    """
     if isinstance(name, str) and name in DEVICES:
         return DEVICES[name]
-    raise InputError(
-        f"unknown device {name!r}; expected one of {', '.join(DEVICES)}{near_miss(name, DEVICES)}"
-    )
+    given = f"{key}: {shown(name)}" if key else f"unknown device {shown(name)}"
+    raise InputError(f"{given}; expected one of {', '.join(DEVICES)}{device_hint(name)}")
+
+
+def device_labelled(label: str) -> Device:
+    """Return the device that others call `label`, as its row has it or spelled alike."""
+    found = _ALIKE.get(plain_name(label))
+    if found is None:
+        raise InputError(
+            f"unknown device {shown(label)}; expected one that `policysearch hardware` lists"
+            f"{device_hint(label)}"
+        )
+    return DEVICES[found]
+
+
+def device_hint(name: object) -> str:
+    """Return the end of a message that names the devices that may be meant; "" for none.
+
+    The one of that label; those whose name begins so, as "A100" has several; else the likeliest of
+    those with the same numbers: a device of another number is another device.
+    """
+    if not isinstance(name, str) or not (spelled := plain_name(name)):
+        return ""
+    if spelled in _ALIKE:
+        return f"; did you mean {_ALIKE[spelled]!r}?"
+    longer = [row for row in DEVICES if re.match(rf"{spelled}(?!\d)", plain_name(row))]
+    if longer:
+        return f"; did you mean {' or '.join(map(repr, longer))}?"
+    digits = re.sub(r"\D", "", name)
+    return near_miss(name, [row for row in DEVICES if re.sub(r"\D", "", row).startswith(digits)])

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from policysearch.cost.device_file import device_at, is_device_file
-from policysearch.cost.devices import DEVICES
+from policysearch.cost.devices import device_named
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.cost.stacks import STACKS
 from policysearch.export.targets import targets
@@ -162,7 +162,7 @@ class CostSection:
         if is_device_file(self.device):
             device_at(self.device)
         else:
-            one_of("device", self.device, DEVICES)
+            device_named(self.device, "device")
         one_of("stack", self.stack, STACKS)
         if self.batch_size is not None:
             number("batch_size", self.batch_size, 1, 2**24)
@@ -258,7 +258,7 @@ class GoalSection:
 
     def _check_fits(self) -> None:
         name, at, batch = self.fits.partition("@")
-        one_of("fits", name, DEVICES)
+        device_named(name, "fits")
         if at and not (batch.isdecimal() and int(batch) > 0):
             raise InputError(f"fits: {shown(self.fits)}; expected DEVICE or DEVICE@BATCH")
 
