@@ -9,12 +9,14 @@ from math import isclose
 from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks.validation.aliases import device_of
+from benchmarks.validation.layers.as_run import said_as_run
 from benchmarks.validation.layers.precision import FLOAT32, TFLOAT32, Precision
 from benchmarks.validation.networks.catalogue import network_named
 from benchmarks.validation.networks.network import Network
 from benchmarks.validation.published_stacks import Pair, channels_last, compiled, pair_named
-from benchmarks.validation.row_file import Fields, rows_in
-from policysearch.cost.devices import Device, device_labelled
+from benchmarks.validation.row_file import Fields, read_file
+from policysearch.cost.devices import Device
 from policysearch.cost.gemm import OLDEST_UNALIGNED_LIBRARY
 from policysearch.cost.stacks import Stack
 from policysearch.values import InputError
@@ -88,10 +90,11 @@ def read_rows(path: Path | None = None, shipped: str = SHIPPED[0]) -> tuple[Row,
 
     InputError where the file cannot be read or a row lacks a field, with its place.
     """
-    return tuple(_row(row) for row in rows_in(path, shipped))
+    return read_file(path, shipped, row_of).all
 
 
-def _row(row: Fields) -> Row:
+def row_of(row: Fields) -> Row:
+    """Return a row; InputError names the field that is wrong."""
     return Row(
         id=row.id,
         model=row.text("model"),
@@ -134,7 +137,7 @@ def setting_of(row: Row, named: Callable[[str], Network] = network_named) -> Set
     Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
     tfloat32 is what the framework makes of it by default.
     """
-    network, device = named(LENGTH.sub("", row.model)), device_labelled(row.hardware)
+    network, device = named(LENGTH.sub("", row.model)), device_of(row.hardware)
     for batch in row.batches:
         if batch < 1:
             raise InputError(f"a batch of {batch}")
@@ -150,6 +153,11 @@ def setting_of(row: Row, named: Callable[[str], Network] = network_named) -> Set
     half = FORMATS[narrow]
     mixed = Precision(half, half, half, masters=not row.pure, update=not row.pure)
     return Setting(row, network, device, stacks, (replace(wide, update=not row.pure), mixed))
+
+
+def emulated(setting: Setting) -> list[str]:
+    """Return what the device of a row runs its formats as, where it lacks them."""
+    return said_as_run((p.products for p in setting.precisions), setting.device)
 
 
 def _of_recipe(stacks: Pair, network: Network) -> Pair:

@@ -6,14 +6,16 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.validation.aliases import device_of
+from benchmarks.validation.layers.as_run import as_run, said_as_run
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.parallel import Run, waited_seconds
 from benchmarks.validation.layers.precision import Precision
 from benchmarks.validation.layers.scalings import SCALINGS, Scaling, scaling_named
-from benchmarks.validation.networks.decoders import DECODERS, Decoder, block, decoder
+from benchmarks.validation.networks.decoders import Decoder, block, decoder, decoder_named
 from benchmarks.validation.published import FORMATS
-from benchmarks.validation.row_file import Fields, rows_in
-from policysearch.cost.devices import Device, device_labelled
+from benchmarks.validation.row_file import Fields, read_file
+from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
 from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
@@ -30,9 +32,6 @@ EIGHT_BIT = ("fp8", "nvfp4", "mxfp8")
 
 FLAGS = re.compile(r"flags differ: bf16 (.*)\| fp8 (.*)")
 """A note on runs that were started with different flags."""
-
-SAME = {"llama3 8b": ("llama3-8b", "llama 3 8b", "llama 3.1 8b", "llama 3 8b fine-tune")}
-"""Other spellings of decoders."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,11 @@ class NarrowRow:
 
 def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
     """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
-    return tuple(_row(row) for row in rows_in(path, SHIPPED))
+    return read_file(path, SHIPPED, narrow_row_of).all
 
 
-def _row(row: Fields) -> NarrowRow:
+def narrow_row_of(row: Fields) -> NarrowRow:
+    """Return a row; InputError names the field that is wrong."""
     batch = row.table("batch_per_gpu")
     micro = batch.get("micro", batch.get("tokens"))
     batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
@@ -109,7 +109,7 @@ def _whole(value: object) -> int:
 
 def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
     """Return the modeled speedup of a row; InputError says what of it is not known."""
-    device = device_labelled(row.hardware)
+    device = device_of(row.hardware)
     baseline, mixed = _precisions(row)
     seconds = []
     for precision, batch in zip((baseline, mixed), row.batches, strict=True):
@@ -125,7 +125,7 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
 
 
 def _seconds(step: Layers, device: Device, constants: Constants) -> float:
-    load = load_of(step.works, device, step.stack)
+    load = load_of(as_run(step.works, device), device, step.stack)
     each = kernel_seconds(load, constants)
     launches = float((load.launch_seconds * load.count).sum()) * constants.launch_factor
     kernels = ((each.kernel + each.shift) * load.count).sum()
@@ -143,6 +143,13 @@ def _precisions(row: NarrowRow) -> tuple[Precision, Precision]:
     if "pre-quantized" in row.model and scaling.name != "delayed":
         scaling = SCALINGS["quantised"]
     return BFLOAT16, replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+
+
+def emulated(row: NarrowRow) -> list[str]:
+    """Return what the device of a row runs its formats as, where it lacks them."""
+    precisions = _precisions(row)
+    scaled = [p.scaling.format for p in precisions if p.scaling]
+    return said_as_run([*(p.products for p in precisions), *scaled], device_of(row.hardware))
 
 
 def is_eight_bit(row: NarrowRow) -> bool:
@@ -163,13 +170,12 @@ def _stack(row: NarrowRow, mixed: bool) -> Stack:
 
 
 def _build(row: NarrowRow, step: Layers, batch: int) -> None:
-    name = re.sub(r" \(.*\)", "", row.model).lower()
-    name = next((key for key, others in SAME.items() if name in others), name)
+    sizes = decoder_named(re.sub(r" \(.*\)", "", row.model))
     shards, (m, n, k, groups) = row.shards, row.sizes
-    if name in DECODERS and row.kind == "end-to-end":
+    if sizes is not None and row.kind == "end-to-end":
         flags = _flags(row, step.precision.scaling is not None)
         again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
-        decoder(step, batch, row.length or 2048, DECODERS[name], shards, again)
+        decoder(step, batch, row.length or 2048, sizes, shards, again)
     elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
         width, inner = int(found[1]), int(found[2])
         _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))

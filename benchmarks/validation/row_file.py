@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+from benchmarks.validation.aliases import Aliases, read_aliases
 from policysearch.files import read_text
 from policysearch.values import InputError, number, shown
 
@@ -34,7 +35,10 @@ class Fields:
     @property
     def id(self) -> str:
         """The row's own id, else its place in the file."""
-        return str(self.data.get("id", self.where.rsplit(" ", 1)[1]))
+        given = self.data.get("id")
+        if isinstance(given, bool) or not isinstance(given, int | str):
+            return self.where.rsplit(" ", 1)[1]
+        return given if isinstance(given, str) else shown(given)
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -96,11 +100,48 @@ class Fields:
         return InputError(f"{self.where}: {key}: {shown(given)}; expected {valid}")
 
 
-def rows_in(path: Path | None, shipped: str) -> tuple[Fields, ...]:
-    """Return the rows of a JSON file, or without one those of a file of the package.
+@dataclass(frozen=True)
+class Read(Generic[T]):
+    """The rows of a file that could be read, and for each other one a line with the reason."""
 
-    InputError where it cannot be read or is no list of objects.
+    rows: tuple[T, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[T, ...]:
+        """The rows; InputError where one could not be read."""
+        if self.refused:
+            raise InputError(self.refused[0])
+        return self.rows
+
+
+def read_file(
+    path: Path | None,
+    shipped: str,
+    build: Callable[[Fields], T | None],
+    aliases: Aliases | None = None,
+) -> Read[T]:
+    """Return what `build` makes of the rows of a JSON file, or of one of the package; None is none.
+
+    `aliases` are other names of devices and networks, by default the package's. InputError where
+    the file cannot be read or is no list.
     """
+    rows: list[T] = []
+    refused: list[str] = []
+    aliases = aliases or read_aliases()
+    for where, data in _entries(path, shipped):
+        try:
+            if not isinstance(data, Mapping):
+                raise InputError(f"{where}: {shown(data)}; expected an object of fields")
+            row = build(Fields(where, aliases.applied(data)))
+        except InputError as error:
+            refused.append(one_line(error))
+        else:
+            rows += [row] if row is not None else []
+    return Read(tuple(rows), tuple(refused))
+
+
+def _entries(path: Path | None, shipped: str) -> list[tuple[str, object]]:
     where = str(path or shipped)
     text = read_text(path, EXPECTED) if path else _shipped(shipped)
     try:
@@ -109,10 +150,11 @@ def rows_in(path: Path | None, shipped: str) -> tuple[Fields, ...]:
         raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
     if not isinstance(data, list):
         raise InputError(f"{where}: a JSON {type(data).__name__}; expected a list of rows")
-    for i, row in enumerate(data):
-        if not isinstance(row, Mapping):
-            raise InputError(f"{where}: row {i}: {shown(row)}; expected an object of fields")
-    return tuple(Fields(f"{where}: row {i}", row) for i, row in enumerate(data))
+    return [(f"{where}: row {i}", row) for i, row in enumerate(data)]
+
+
+def one_line(error: InputError) -> str:
+    return " ".join(str(error).split())
 
 
 def built_of(rows: Iterable[T], build: Callable[[T], B]) -> tuple[list[B], list[tuple[T, str]]]:
@@ -123,7 +165,7 @@ def built_of(rows: Iterable[T], build: Callable[[T], B]) -> tuple[list[B], list[
         try:
             built.append(build(row))
         except InputError as error:
-            unbuilt.append((row, str(error)))
+            unbuilt.append((row, one_line(error)))
     return built, unbuilt
 
 

@@ -257,5 +257,6 @@ def device_hint(name: object) -> str:
     longer = [row for row in DEVICES if re.match(rf"{spelled}(?!\d)", plain_name(row))]
     if longer:
         return f"; did you mean {' or '.join(map(repr, longer))}?"
-    digits = re.sub(r"\D", "", name)
-    return near_miss(name, [row for row in DEVICES if re.sub(r"\D", "", row).startswith(digits)])
+    numbers = re.findall(r"\d+", name)
+    like = [row for row in DEVICES if re.findall(r"\d+", row)[: len(numbers)] == numbers]
+    return near_miss(name, like)
