@@ -129,6 +129,19 @@ class Device:
         """Return the FLOP/s of a format the device runs; KeyError for any other."""
         return self._peaks[peak_key(name)]
 
+    @property
+    def plain_peak(self) -> float:
+        """Float32 FLOP/s of the units without matrices; the row's "float32" where it has no own.
+
+        A row has "float32_vector" apart where "float32" is the rate of its matrix unit, as the cube
+        of Ascend 910B has it.
+        """
+        return self._peaks.get("float32_vector", self._peaks["float32"])
+
+    def on_matrix_unit(self, name: str) -> bool:
+        """Whether the matrix unit multiplies the format: all but float32, and that where faster."""
+        return name != "float32" or self._peaks[name] > self.plain_peak
+
     def align(self, name: str) -> int:
         """Return the alignment in elements for a format; 1 where there is none to keep."""
         return dict(self.alignment).get(peak_key(name), 1)
