@@ -19,19 +19,21 @@ HOST_ARCH = "x86"
 """Architecture of a device that is its own host."""
 
 
+Mark = Literal["", "memory", "unsourced"]
+"""How far a number is to be trusted; see `Sourced`."""
+
+
 @dataclass(frozen=True)
 class Sourced:
-    """A number, where it comes from, and how far that can be trusted."""
+    """A number, where it comes from, and how far that can be trusted.
+
+    `mark`: "memory" for a vendor's value that nobody has looked up again, "unsourced" for one that
+    is assumed or derived from what is.
+    """
 
     value: float
     source: str
-
-    @property
-    def mark(self) -> str:
-        """ "unsourced", "wp" (a vendor's value that was not looked up again), or ""."""
-        if "UNSOURCED" in self.source:
-            return "unsourced"
-        return "wp" if re.search(r"\bwp\b", self.source) else ""
+    mark: Mark = ""
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,17 @@ class Device:
         return cache.value * 2**20 if cache else 0.0
 
     @property
-    def marks(self) -> tuple[tuple[str, str, str], ...]:
-        """(number, mark, source) of every number that is "wp" or "unsourced"."""
+    def numbers(self) -> tuple[tuple[str, Sourced], ...]:
+        """Every number that has a source, under its name."""
         rows = [("bandwidth", self.bandwidth), ("multiprocessors", self.multiprocessors)]
         rows += [(f"peak {name}", number) for name, number in self.peaks]
         rows += [(f"achieved {name}", number) for name, number in self.achieved]
-        rows += list(self.other)
-        return tuple((name, row.mark, row.source) for name, row in rows if row.mark)
+        return (*rows, *self.other)
+
+    @property
+    def marks(self) -> tuple[tuple[str, Mark, str], ...]:
+        """(number, mark, source) of every number with a mark."""
+        return tuple((name, row.mark, row.source) for name, row in self.numbers if row.mark)
 
 
 def peak_key(name: str) -> str:
@@ -186,7 +192,7 @@ def peak_key(name: str) -> str:
 
 
 def _sourced(data: Mapping[str, Any]) -> Sourced:
-    return Sourced(float(data["value"]), str(data["source"]))
+    return Sourced(float(data["value"]), str(data["source"]), data.get("mark", ""))
 
 
 def _numbers(data: Mapping[str, Any]) -> tuple[tuple[str, Sourced], ...]:
