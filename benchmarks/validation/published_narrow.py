@@ -21,12 +21,17 @@ from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.policy.parallel import Parallel
-from policysearch.values import InputError
+from policysearch.values import InputError, number
 
 SHIPPED = "published_narrow.json"
 """Rows that come with the package."""
 
 BFLOAT16 = Precision("bfloat16", "bfloat16", "bfloat16", masters=False)
+
+LARGEST_SIZE = 2**40
+"""No extent of a product and no batch is larger."""
+
+BATCH = "batch_per_gpu"
 
 EIGHT_BIT = ("fp8", "nvfp4", "mxfp8")
 
@@ -79,10 +84,10 @@ def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
 
 def narrow_row_of(row: Fields) -> NarrowRow:
     """Return a row; InputError names the field that is wrong."""
-    batch = row.table("batch_per_gpu")
+    batch = row.table(BATCH)
     micro = batch.get("micro", batch.get("tokens"))
     batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
-    m, n, k, groups = (_whole(row.data.get(key)) for key in ("M", "N", "K", "groups"))
+    m, n, k, groups = (_size(row, key, row.data.get(key)) for key in ("M", "N", "K", "groups"))
     return NarrowRow(
         row.id,
         row.text("kind"),
@@ -90,8 +95,8 @@ def narrow_row_of(row: Fields) -> NarrowRow:
         row.text("hardware"),
         row.text("parallelism", ""),
         row.count("seq_len") or 0,
-        (_whole(batches[0]) or 1, _whole(batches[1]) or 1),
-        _whole(batch.get("grad_accum_bf16")) or 1,
+        (_size(row, BATCH, batches[0]) or 1, _size(row, BATCH, batches[1]) or 1),
+        _size(row, BATCH, batch.get("grad_accum_bf16")) or 1,
         (row.text("dtype_baseline"), row.text("dtype_mixed")),
         row.text("recipe", ""),
         (m, n, k, groups),
@@ -102,9 +107,12 @@ def narrow_row_of(row: Fields) -> NarrowRow:
     )
 
 
-def _whole(value: object) -> int:
+def _size(row: Fields, key: str, value: object) -> int:
     """Return a size, 0 where it is missing or described in words."""
-    return value if isinstance(value, int) and value > 0 else 0
+    if not isinstance(value, int) or value <= 0:
+        return 0
+    number(f"{row.where}: {key}", value, 1, LARGEST_SIZE)
+    return value
 
 
 def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
@@ -115,6 +123,7 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
     for precision, batch in zip((baseline, mixed), row.batches, strict=True):
         step = Layers(_stack(row, precision is mixed), precision)
         _build(row, step, batch)
+        _check_shared(row, step)
         alone = _seconds(step, device, constants)
         micro = max(1, round(row.accumulation * row.batches[0] / batch))
         asynchronous = "async TP" in row.parallelism
@@ -191,6 +200,14 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
         step.single_product(Extents(1, m, n, k, (m, n, k)), m * n + m * k + n * k)
     else:
         step.linear(m // max(1, shards // 2), k, n // shards, bias=False)
+
+
+def _check_shared(row: NarrowRow, step: Layers) -> None:
+    """Raise InputError where a device has no part of a product."""
+    for e in (work.product for work in step.works if work.product):
+        if min(e.batch, e.rows, e.columns, e.depth) < 1:
+            sides = f"{e.batch} x {e.rows} x {e.columns} x {e.depth:g}"
+            raise InputError(f"a product of {sides}; expected one that {row.shards} devices share")
 
 
 def _flags(row: NarrowRow, mixed: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ T = TypeVar("T")
 B = TypeVar("B")
 
 EXPECTED = "a JSON list of published rows"
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no line can print."""
 
 LARGEST = 1e30
 """No number of a row is larger."""
@@ -36,9 +40,10 @@ class Fields:
     def id(self) -> str:
         """The row's own id, else its place in the file."""
         given = self.data.get("id")
-        if isinstance(given, bool) or not isinstance(given, int | str):
-            return self.where.rsplit(" ", 1)[1]
-        return given if isinstance(given, str) else shown(given)
+        if isinstance(given, str):
+            return self.text("id")
+        known = isinstance(given, int) and not isinstance(given, bool)
+        return shown(given) if known else self.where.rsplit(" ", 1)[1]
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -48,8 +53,8 @@ class Fields:
         if default is not None and not self.has(key):
             return default
         given = self._given(key, "a text")
-        if not isinstance(given, str):
-            raise self._wrong(key, given, "a text")
+        if not isinstance(given, str) or CONTROL.search(given):
+            raise self._wrong(key, given, "a text of one line")
         return given
 
     def texts(self, key: str) -> tuple[str, ...]:
