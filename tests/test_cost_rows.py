@@ -150,9 +150,9 @@ def test_marks_are_shown() -> None:
     assert {("peak float32", "unsourced"), ("bandwidth", "unsourced")} <= marks
     assert ("issues_per_second", "memory") in {(n, m) for n, m, _ in A100.marks}
     assert "bandwidth" not in {n for n, _, _ in A100.marks}
-    marks = {(d.name, name): mark for d in DEVICES.values() for name, mark, _ in d.marks}
+    every = {(d.name, name): mark for d in DEVICES.values() for name, mark, _ in d.marks}
     numbers = [row for d in DEVICES.values() for row in d.numbers]
-    assert (len(numbers), sum(mark == "memory" for mark in marks.values())) == (431, 125)
+    assert (len(numbers), sum(mark == "memory" for mark in every.values())) == (431, 125)
     # the words of a source and its mark say the same
     for device in DEVICES.values():
         for name, row in device.numbers:

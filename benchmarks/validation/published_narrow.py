@@ -73,7 +73,7 @@ class NarrowRow:
         """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
         tensor = self.shards if self.devices % self.shards == 0 else 1
         said = self.parallelism
-        zero = 3 if "FSDP" in said else 1 if re.search(r"\bDP\b", said) else 0
+        zero = 3 if re.search(r"FSDP(?!=0\b)", said) else 1 if re.search(r"\bDP\b", said) else 0
         return Parallel(self.devices, tensor, zero)
 
 
@@ -108,7 +108,9 @@ def narrow_row_of(row: Fields) -> NarrowRow:
 
 
 def _size(row: Fields, key: str, value: object) -> int:
-    """Return a size, 0 where it is missing or described in words."""
+    """Return a size, 0 where it is missing or described in words; a text of digits is a number."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
+        value = int(value)
     if not isinstance(value, int) or value <= 0:
         return 0
     number(f"{row.where}: {key}", value, 1, LARGEST_SIZE)
@@ -142,16 +144,29 @@ def _seconds(step: Layers, device: Device, constants: Constants) -> float:
 
 
 def _precisions(row: NarrowRow) -> tuple[Precision, Precision]:
-    """Return what both runs multiply in: named formats, or bfloat16 and a scaling recipe."""
+    """Return what both runs multiply in: named formats, or bfloat16 and scaling recipes."""
     words = [FORMATS.get(name) for name in row.formats]
     if words[0] and words[1]:
         return _plain(words[0]), _plain(words[1])
     if not is_eight_bit(row):
         raise InputError(f"{row.formats[0]} against {row.formats[1]}: no 8-bit or smaller format")
+    return _baseline(row), _mixed(row)
+
+
+def _baseline(row: NarrowRow) -> Precision:
+    """Return what the baseline multiplies in as it is stated: bfloat16 unless in 8 bits itself."""
+    said = row.formats[0]
+    if any(name in said.lower() for name in EIGHT_BIT):
+        return replace(BFLOAT16, scaling=scaling_named(said), accumulation=row.accumulation)
+    named = FORMATS.get(said, "bfloat16")
+    return BFLOAT16 if named == "bfloat16" else _plain(named)
+
+
+def _mixed(row: NarrowRow) -> Precision:
     scaling = scaling_named(f"{row.recipe} {row.formats[1]}")
     if "pre-quantized" in row.model and scaling.name != "delayed":
         scaling = SCALINGS["quantised"]
-    return BFLOAT16, replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+    return replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
 
 
 def emulated(row: NarrowRow) -> list[str]:
