@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -127,7 +128,7 @@ def test_explain_takes_a_policy_file_a_preset_a_study_or_a_model(
     [
         ("presets", PRESETS),
         ("formats", FORMATS),
-        ("hardware", ("V100-SXM2", "A100-SXM4-80GB", "Ascend-910A", "torch.compile")),
+        ("hardware", ("V100-SXM2", "A100-SXM4-80GB", "Ascend-910A", "torch.compile", "memory")),
     ],
 )
 def test_listings(command: str, names: object, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +136,18 @@ def test_listings(command: str, names: object, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert isinstance(names, dict | tuple)
     assert all(name in printed for name in names)
+
+
+def test_the_numbers_of_a_device_are_listed_with_marks_and_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["hardware", "NVIDIA GeForce RTX 5090"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^peak float4 +1\.676e\+15 +memory +NVIDIA RTX Blackwell", printed, re.M)
+    assert re.search(r"^multiprocessors +170 +- +gpumap$", printed, re.M)
+    assert "\ngpumap: github:lamonoai/gpumap@" in printed and "\nstas: " not in printed
+    assert main(["hardware", "A100"]) == 2
+    assert "did you mean 'A100-SXM4-40GB' or 'A100" in capsys.readouterr().err
 
 
 MISTAKES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from importlib.resources import files
 
 import pytest
@@ -88,6 +89,37 @@ def test_emulation_costs_the_conversion_of_both_operands() -> None:
     assert narrow.cast_seconds == first.seconds + second.seconds
 
 
+@pytest.mark.parametrize(
+    ("side", "published"), [(2048, 3.228), (4096, 3.731), (8192, 3.745), (10240, 3.776)]
+)
+def test_the_cube_of_ascend_910b_multiplies_float32(side: int, published: float) -> None:
+    """Squares in bfloat16 over float32 on a 910B2: zzc0721/torch-performance-test-data issue 109.
+
+    At 1024 the published ratio is 2.16 and the modeled one 3.5: it is not within 30 %.
+    """
+    device = DEVICES["Ascend-910B2"]
+    wide, narrow = (
+        step_time(product(side, side, side, name, name), device, EAGER).step_seconds
+        for name in ("float32", "bfloat16")
+    )
+    assert wide / narrow == pytest.approx(published, rel=0.3)
+
+
+def test_float32_is_of_the_plain_units_but_where_a_row_has_theirs_apart() -> None:
+    """910A has one vector rate for both, so that nothing of it is a matrix unit's."""
+    cubes = {row.name for row in DEVICES.values() if row.on_matrix_unit("float32")}
+    assert cubes == {"Ascend-910B2", "Ascend-910C", "Gaudi-3"}
+    device = DEVICES["Ascend-910B2"]
+    assert device.plain_peak == device.peak("float32_vector") < device.peak("float32")
+    assert V100.plain_peak == V100.peak("float32") and V100.on_matrix_unit("float16")
+    wide = product(2048, 2048, 2048, "float32", "float32")
+    peaks = tuple(row for row in device.peaks if row[0] != "float32_vector")
+    one = dataclasses.replace(device, peaks=peaks)
+    # without the vector unit's own number float32 would be bound by its instructions
+    ratio = step_time(wide, one, EAGER).step_seconds / step_time(wide, device, EAGER).step_seconds
+    assert 3 < ratio < 6
+
+
 def test_both_float8_formats_multiply_directly() -> None:
     graph = product(64, 64, 64, "float8_e4m3fn")
     left, right = graph.nodes[0], dataclasses.replace(graph.nodes[1], format="float8_e5m2")
@@ -109,17 +141,24 @@ def test_every_number_of_every_device_has_a_source() -> None:
         numbers += [row for _, row in (*device.peaks, *device.achieved, *device.other)]
         assert all(row.source and row.value > 0 for row in numbers)
         assert device.peak("float32") > 0 and device.memory_bytes > 0
-        assert device.issue_rate >= device.peak("float32") / 2 or device.arch == "davinci"
+        assert device.issue_rate >= device.plain_peak / 2 or device.arch == "davinci"
     assert "wp" in SOURCES
 
 
 def test_marks_are_shown() -> None:
     marks = {(name, mark) for name, mark, _ in DEVICES["Ascend-910A"].marks}
     assert {("peak float32", "unsourced"), ("bandwidth", "unsourced")} <= marks
-    assert ("multiprocessors", "wp") in {(n, m) for n, m, _ in A100.marks}
-    assert ("bandwidth", "") not in {(n, m) for n, m, _ in A100.marks}
-    unsourced = [m for d in DEVICES.values() for _, m, _ in d.marks if m == "unsourced"]
-    assert len(unsourced) == 11
+    assert ("issues_per_second", "memory") in {(n, m) for n, m, _ in A100.marks}
+    assert "bandwidth" not in {n for n, _, _ in A100.marks}
+    every = {(d.name, name): mark for d in DEVICES.values() for name, mark, _ in d.marks}
+    numbers = [row for d in DEVICES.values() for row in d.numbers]
+    assert (len(numbers), sum(mark == "memory" for mark in every.values())) == (431, 125)
+    # the words of a source and its mark say the same
+    for device in DEVICES.values():
+        for name, row in device.numbers:
+            words = re.findall(r"\w+", row.source)
+            assert "UNSOURCED" not in words or row.mark == "unsourced", (device.name, name)
+            assert not {"wp", "lanes"} & {*words} or row.mark, (device.name, name)
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)

@@ -37,8 +37,9 @@ PLAIN = """
 name = "mine"
 arch = "own"
 memory_gib = [8]
-peaks = [["float32", {value = 1e12, source = "wp"}], ["bfloat16", {value = 4e12, source = "me"}]]
-bandwidth = {value = 1e11, source = "UNSOURCED"}
+peaks = [["float32", {value = 1e12, source = "sheet", mark = "memory"}],
+         ["bfloat16", {value = 4e12, source = "me"}]]
+bandwidth = {value = 1e11, source = "guess", mark = "unsourced"}
 multiprocessors = {value = 4, source = "me"}
 alignment = []
 """
@@ -98,8 +99,8 @@ def test_a_study_takes_a_device_by_its_file_and_is_priced_on_it(tmp_path: Path) 
     assert CostSection(str(path), "torch.eager").device == str(path)
     device = device_at(str(path))
     assert device.marks == (
-        ("bandwidth", "unsourced", "UNSOURCED"),
-        ("peak float32", "wp", "wp"),
+        ("bandwidth", "unsourced", "guess"),
+        ("peak float32", "memory", "sheet"),
     )
     policy, float32 = graphs()
     cost = price(policy, float32, str(path), "torch.eager")

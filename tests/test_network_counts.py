@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.precision import FLOAT32
-from benchmarks.validation.networks.catalogue import NETWORKS, SAME, network_named, spelled_alike
+from benchmarks.validation.networks.catalogue import NETWORKS, SAME, network_named
+from benchmarks.validation.networks.network import spelled_alike
 from benchmarks.validation.published import read_rows, setting_of
 from policysearch.cost.stacks import STACKS
 from policysearch.values import InputError

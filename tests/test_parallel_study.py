@@ -173,7 +173,7 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str) ->
 
 def test_eight_devices_keep_the_published_speedup() -> None:
     """The bar is 5 % of speedup(8) / speedup(1)."""
-    rows, left = ranks_of()
+    rows, left, _ = ranks_of()
     eight = [row for row in rows if row.devices == 8]
     assert len(eight) == 5 and all(abs(row.error) <= 0.05 for row in eight), eight
     assert len(rows) == 21 and "no like row of one device" in left

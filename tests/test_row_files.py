@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from benchmarks.validation import published
 from benchmarks.validation.__main__ import validation
-from benchmarks.validation.published import read_rows
-from benchmarks.validation.published_memory import read_memory_rows
-from benchmarks.validation.published_narrow import read_narrow_rows
+from benchmarks.validation.published import read_rows, row_of
+from benchmarks.validation.published_memory import memory_row_of, read_memory_rows
+from benchmarks.validation.published_narrow import narrow_row_of, read_narrow_rows
+from benchmarks.validation.row_file import Fields, read_file
 
 SHIPPED: dict[str, dict[str, Any]] = {
     option: json.loads(Path(published.__file__).with_name(name).read_text(encoding="utf-8"))[0]
@@ -21,6 +23,12 @@ SHIPPED: dict[str, dict[str, Any]] = {
         ("--narrow", "published_narrow.json"),
         ("--memory", "published_memory.json"),
     )
+}
+
+BUILD: dict[str, Callable[[Fields], Any]] = {
+    "": row_of,
+    "--narrow": narrow_row_of,
+    "--memory": memory_row_of,
 }
 
 TEXTS = {
@@ -77,10 +85,33 @@ def refused(option: str, text: str, path: Path, capsys: pytest.CaptureFixture[st
 def test_a_wrong_field_is_one_line(
     option: str, key: str, given: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = SHIPPED[option]
-    text = json.dumps([good, {**good, key: given}])
-    said = refused(option, text, tmp_path / "rows.json", capsys)
-    assert "row 1: " in said and key in said and "; expected " in said
+    good, path = SHIPPED[option], tmp_path / "rows.json"
+    said = refused(option, json.dumps([{**good, key: given}]), path, capsys)
+    assert "row 0: " in said and key in said and "; expected " in said
+    path.write_text(json.dumps([good, {**good, key: given}, good]), encoding="utf-8")
+    read = read_file(path, "", BUILD[option])
+    assert len(read.rows) == 2 and len(read.refused) == 1
+    reason = said.partition("row 0: ")[2].rstrip("\n")
+    assert read.refused[0] == f"{path}: row 1: {reason}"
+
+
+@pytest.mark.parametrize("option", SHIPPED)
+def test_good_rows_are_priced_beside_bad_ones(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page is that of the good rows alone, and ends in a line for each bad one."""
+    good, path = SHIPPED[option], tmp_path / "rows.json"
+    bad = [3, {**good, "hardware": ["x"]}, {**good, "model": None}]
+    command = [*option.split(), "--rows", str(path)]
+    path.write_text(json.dumps([good]), encoding="utf-8")
+    assert validation(command) == 0
+    alone = capsys.readouterr().out
+    path.write_text(json.dumps([good, *bad]), encoding="utf-8")
+    assert validation(command) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(alone) and "\nnot read, 3:\n" in said
+    lines = said[len(alone) :].splitlines()[2:]
+    assert [line.partition(": row ")[2][0] for line in lines] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("option", SHIPPED)

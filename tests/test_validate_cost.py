@@ -18,7 +18,6 @@ from benchmarks.validation.published import SHIPPED, read_rows, setting_of
 from benchmarks.validation.published_memory import read_memory_rows
 from benchmarks.validation.published_narrow import read_narrow_rows
 from benchmarks.validation.published_stacks import pair_named
-from benchmarks.validation.ranks import ranks_of
 from benchmarks.validation.validate import Judged, Validation, settings_of, validate
 from policysearch.cost.price import SPEEDUP_INTERVAL
 from policysearch.cost.roofline import FITTED
@@ -142,7 +141,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "held out: 1 rows by family, 0 by device; 0 with anchors" in out
 
 
-@pytest.mark.parametrize("read", [read_rows, read_narrow_rows, read_memory_rows, ranks_of])
+@pytest.mark.parametrize("read", [read_rows, read_narrow_rows, read_memory_rows])
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

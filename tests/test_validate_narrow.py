@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.validation import published_narrow
 from benchmarks.validation.__main__ import validation
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.parallel import Run, waited_seconds
@@ -153,6 +154,36 @@ def test_a_larger_cache_is_never_slower() -> None:
     assert seconds == sorted(seconds, reverse=True) and len(set(seconds)) > 3
 
 
+def test_the_stated_baseline_is_priced() -> None:
+    """An 8-bit one by its own recipe, so that a recipe over itself gains nothing."""
+    row = next(row for row in read_narrow_rows() if row.id == "120")
+    assert row.formats[0].startswith("bf16") and narrow_speedup(row) > 1.2
+    current = dataclasses.replace(row, formats=("fp8 current scaling", "fp8"), recipe="current")
+    assert narrow_speedup(current) == 1.0
+    over, mx = (
+        dataclasses.replace(row, formats=(said, "mxfp8"), recipe="MXFP8", hardware="GB200")
+        for said in ("fp8 (current scaling, page label FP8)", "bf16")
+    )
+    plain = dataclasses.replace(mx, formats=("bf16", "fp8"), recipe="current")
+    ratio = narrow_speedup(mx) / narrow_speedup(plain)
+    assert narrow_speedup(over) == pytest.approx(ratio, rel=1e-6) and 0.9 < ratio < 1.1
+    with pytest.raises(InputError, match="unknown scaling recipe 'fp8 of some kind'"):
+        narrow_speedup(dataclasses.replace(row, formats=("fp8 of some kind", "mxfp8")))
+
+
+def test_layouts_and_batches_are_read_as_they_are_written(tmp_path: Path) -> None:
+    """FSDP=0 is none, and a batch may be a text of digits."""
+    shipped = Path(published_narrow.__file__).with_name("published_narrow.json")
+    row = json.loads(shipped.read_text(encoding="utf-8"))[0]
+    said = ("MBS=1 FSDP=0 TP=2", "MBS=1 FSDP=64 TP=2", "FSDP2", "DP=8")
+    rows = [{**row, "parallelism": text, "n_gpu": 64} for text in said]
+    rows[0]["batch_per_gpu"] = {"micro": "12"}
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    read = read_narrow_rows(path)
+    assert [one.parallel.zero for one in read] == [0, 3, 3, 1] and read[0].batches == (12, 12)
+
+
 def test_what_one_run_alone_computes_again_is_priced() -> None:
     row = next(r for r in read_narrow_rows() if r.id == "2")
     assert "bf16 --lmhead-chunks=4 --offload-opt-m --offload-opt-v --recompute-swiglu" in str(row)
@@ -238,4 +269,5 @@ def test_the_command_ends_with_the_error(
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"kind": "gemm"}]), encoding="utf-8")
     assert validation(["--narrow", "--rows", str(path)]) == 2
-    assert capsys.readouterr().err.endswith("rows.json: row 0: no 'model'; expected a text\n")
+    said = "rows.json: no row could be built: row 0: no 'model'; expected a text\n"
+    assert capsys.readouterr().err.endswith(said)

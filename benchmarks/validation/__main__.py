@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
+from benchmarks.validation.aliases import read_aliases
 from benchmarks.validation.graph_path import graph_judged, graph_page
 from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
 from benchmarks.validation.pages.ranks_page import ranks_page
 from benchmarks.validation.pages.speed_page import validation_page
-from benchmarks.validation.published import read_rows
-from benchmarks.validation.published_memory import read_memory_rows
-from benchmarks.validation.published_narrow import read_narrow_rows
+from benchmarks.validation.published import SHIPPED, Row, row_of
+from benchmarks.validation.published_memory import SHIPPED as MEMORY_ROWS
+from benchmarks.validation.published_memory import memory_row_of
+from benchmarks.validation.published_narrow import SHIPPED as NARROW_ROWS
+from benchmarks.validation.published_narrow import narrow_row_of
 from benchmarks.validation.ranks import ranks_of
+from benchmarks.validation.row_file import Fields, Read, read_file
 from benchmarks.validation.validate import settings_of, validate
 from benchmarks.validation.validate_memory import validate_memory
 from policysearch.cli import Parser, main
@@ -26,6 +32,8 @@ from policysearch.commands.calibrate import CALIBRATE_ROUNDS, place_of, say_prog
 from policysearch.commands.shared import refuse
 from policysearch.cost.device_file import read_device
 from policysearch.values import InputError, number
+
+T = TypeVar("T")
 
 MEASURED_ROUNDS = 20
 
@@ -39,6 +47,9 @@ def parser() -> Parser:
     command.add_argument("--rows", type=Path, metavar="FILE", help="JSON rows (the package's)")
     command.add_argument(
         "--anchor", type=Path, metavar="FILE", help="JSON rows of related runs, say your own"
+    )
+    command.add_argument(
+        "--aliases", type=Path, metavar="FILE", help="TOML: other names of devices and models"
     )
     kinds = command.add_mutually_exclusive_group()
     kinds.add_argument(
@@ -67,7 +78,9 @@ def validation(arguments: Sequence[str] | None = None) -> int:
 def _validate(options: argparse.Namespace) -> None:
     if options.measured:
         refuse(
-            options, ("rows", "anchor"), "with --measured, which trains here; expected one of them"
+            options,
+            ("rows", "anchor", "aliases"),
+            "with --measured, which trains here; expected one of them",
         )
         _measured(options)
         return
@@ -75,40 +88,76 @@ def _validate(options: argparse.Namespace) -> None:
     if options.memory or options.ranks or options.narrow or options.graph:
         kinds = "--memory, --ranks, --narrow or --graph"
         refuse(options, ("anchor",), f"with {kinds}; expected no anchors there")
-    if options.graph:
-        by_graph, refused = graph_judged(read_rows(options.rows))
-        _need(by_graph, [reason for _, reason in refused], options.rows)
-        print(graph_page(by_graph, refused))
-        return
-    if options.memory:
-        memory = validate_memory(read_memory_rows(options.rows))
-        _need(memory.judged, [reason for _, reason in memory.unbuilt], options.rows)
-        print(memory_validation_page(memory))
-        return
-    if options.ranks:
-        ranks, left = ranks_of(options.rows)
-        _need(ranks, list(left), options.rows)
-        print(ranks_page(ranks, left))
-        return
-    if options.narrow:
-        judged, unbuilt = judged_rows(read_narrow_rows(options.rows))
-        _need(judged, [reason for _, reason in unbuilt], options.rows)
-        print(narrow_page(judged, unbuilt))
-        return
-    rows = read_rows(options.rows)
-    anchors = read_rows(options.anchor) if options.anchor else ()
-    for path, given in ((options.rows, rows), (options.anchor, anchors)):
+    kind = next((kind for kind in PAGES if getattr(options, kind, False)), "speed")
+    page, refused = PAGES[kind](options)
+    print("\n".join([page, *refusals(refused)]))
+
+
+def refusals(refused: Sequence[str]) -> list[str]:
+    """Return the lines that end a page: rows that could not be read, each with the reason."""
+    return ["", f"not read, {len(refused)}:", *refused] if refused else []
+
+
+def _read(
+    options: argparse.Namespace,
+    path: Path | None,
+    shipped: str,
+    build: Callable[[Fields], T | None],
+) -> Read[T]:
+    return read_file(path, shipped, build, read_aliases(options.aliases))
+
+
+def _graph(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
+    read = _read(options, options.rows, SHIPPED[0], row_of)
+    by_graph, unpriced = graph_judged(read.rows)
+    _need(by_graph, [*read.refused, *(reason for _, reason in unpriced)], options.rows)
+    return graph_page(by_graph, unpriced), read.refused
+
+
+def _memory(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
+    read = _read(options, options.rows, MEMORY_ROWS, memory_row_of)
+    memory = validate_memory(read.rows)
+    _need(memory.judged, [*read.refused, *(reason for _, reason in memory.unbuilt)], options.rows)
+    return memory_validation_page(memory), read.refused
+
+
+def _ranks(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
+    ranks, left, refused = ranks_of(options.rows, read_aliases(options.aliases))
+    _need(ranks, [*refused, *left], options.rows)
+    return ranks_page(ranks, left), refused
+
+
+def _narrow(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
+    read = _read(options, options.rows, NARROW_ROWS, narrow_row_of)
+    judged, unbuilt = judged_rows(read.rows)
+    _need(judged, [*read.refused, *(reason for _, reason in unbuilt)], options.rows)
+    return narrow_page(judged, unbuilt), read.refused
+
+
+def _speed(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
+    rows = _read(options, options.rows, SHIPPED[0], row_of)
+    anchors: Read[Row] = Read((), ())
+    if options.anchor:
+        anchors = _read(options, options.anchor, "", row_of)
+    for path, read in ((options.rows, rows), (options.anchor, anchors)):
         if path:
-            built, left_out = settings_of(given)
-            _need(built, [reason for _, reason in left_out], path)
-    print(validation_page(validate(rows, anchors)))
+            built, left_out = settings_of(read.rows)
+            _need(built, [*read.refused, *(reason for _, reason in left_out)], path)
+    page = validation_page(validate(rows.rows, anchors.rows))
+    return page, (*rows.refused, *anchors.refused)
+
+
+PAGES: Mapping[str, Callable[[argparse.Namespace], tuple[str, Sequence[str]]]] = MappingProxyType(
+    {"graph": _graph, "memory": _memory, "ranks": _ranks, "narrow": _narrow, "speed": _speed}
+)
+"""By the option that asks for it, what makes a page and names the rows that could not be read."""
 
 
 def _need(built: Sized, reasons: Sequence[str], path: Path | None) -> None:
     """Raise InputError with the first of the reasons where not one row could be built."""
     if not built:
         reason = reasons[0] if reasons else "there are none; expected at least one"
-        raise InputError(f"{path}: no row could be built: {reason}")
+        raise InputError(f"{path}: no row could be built: {reason.removeprefix(f'{path}: ')}")
 
 
 def _add_measured(command: argparse.ArgumentParser) -> None:

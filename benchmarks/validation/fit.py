@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from benchmarks.validation.layers.as_run import as_run
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.published import Setting
 from policysearch.cost.roofline import FITTED, Array, Constants, Load, Work, kernel_seconds, load_of
@@ -65,7 +66,7 @@ def steps_of(settings: Sequence[Setting]) -> Steps:
         for stack, precision, batch in zip(stacks, s.precisions, s.row.batches, strict=True):
             step = Layers(stack, precision)
             s.network.build(step, batch, s.length)
-            loads.append(load_of(_alike_once(step.works), s.device, stack))
+            loads.append(load_of(as_run(_alike_once(step.works), s.device), s.device, stack))
     batches = np.array([s.row.batches for s in settings], np.float64)
     return Steps(
         joined(loads),

@@ -12,7 +12,7 @@ from benchmarks.validation.fit import speedups, steps_of
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.networks.catalogue import network_named
 from benchmarks.validation.networks.network import Network
-from benchmarks.validation.published import Row, Setting, setting_of
+from benchmarks.validation.published import Row, Setting, emulated, setting_of
 from benchmarks.validation.recorded import Run, micro_batch_seconds
 from benchmarks.validation.row_file import built_of
 from policysearch.cost.roofline import FITTED
@@ -98,7 +98,8 @@ def graph_page(judged: Sequence[GraphJudged], refused: Sequence[tuple[Row, str]]
     for name, rows in [*sorted(families.items()), ("all", list(judged))]:
         if rows:
             lines.append(_line(name, rows))
-    lines += ["", f"{len(judged)} rows priced, {len(refused)} not:"]
+    lines += ["", *dict.fromkeys(line for row in judged for line in emulated(row.setting))]
+    lines += [f"{len(judged)} rows priced, {len(refused)} not:"]
     counts: dict[str, int] = defaultdict(int)
     for unpriced, reason in refused:
         counts[f"{unpriced.model}: {reason}"] += 1

@@ -9,15 +9,17 @@ from math import isclose
 from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks.validation.aliases import device_of
+from benchmarks.validation.layers.as_run import said_as_run
 from benchmarks.validation.layers.precision import FLOAT32, TFLOAT32, Precision
 from benchmarks.validation.networks.catalogue import network_named
 from benchmarks.validation.networks.network import Network
 from benchmarks.validation.published_stacks import Pair, channels_last, compiled, pair_named
-from benchmarks.validation.row_file import Fields, rows_in
-from policysearch.cost.devices import DEVICES, Device
+from benchmarks.validation.row_file import Fields, read_file
+from policysearch.cost.devices import Device
 from policysearch.cost.gemm import OLDEST_UNALIGNED_LIBRARY
 from policysearch.cost.stacks import Stack
-from policysearch.values import InputError, near_miss
+from policysearch.values import InputError
 
 SHIPPED = ("published_speedups.json", "published_speedups_more_devices.json")
 """Files of rows that come with the package; constants are fitted to the first."""
@@ -88,10 +90,11 @@ def read_rows(path: Path | None = None, shipped: str = SHIPPED[0]) -> tuple[Row,
 
     InputError where the file cannot be read or a row lacks a field, with its place.
     """
-    return tuple(_row(row) for row in rows_in(path, shipped))
+    return read_file(path, shipped, row_of).all
 
 
-def _row(row: Fields) -> Row:
+def row_of(row: Fields) -> Row:
+    """Return a row; InputError names the field that is wrong."""
     return Row(
         id=row.id,
         model=row.text("model"),
@@ -126,19 +129,6 @@ def _speedup(row: Fields) -> float:
     return row.positive("speedup") if row.has("speedup") else mixed / wide
 
 
-def device_labelled(label: str) -> Device:
-    """Return the device that published rows call `label`, or its own name."""
-    spelled = label.replace("_", " ").lower()
-    for device in DEVICES.values():
-        names = (device.name, *device.labels)
-        if spelled in (name.replace("_", " ").lower() for name in names):
-            return device
-    raise InputError(
-        f"unknown device {label!r}; expected one that `policysearch hardware` lists"
-        f"{near_miss(label, DEVICES)}"
-    )
-
-
 def setting_of(row: Row, named: Callable[[str], Network] = network_named) -> Setting:
     """Return what a row was run with; InputError says what of it is not known.
 
@@ -147,7 +137,7 @@ def setting_of(row: Row, named: Callable[[str], Network] = network_named) -> Set
     Stacks follow from framework, notes and the network's recipe. "fp32" on a device that has
     tfloat32 is what the framework makes of it by default.
     """
-    network, device = named(LENGTH.sub("", row.model)), device_labelled(row.hardware)
+    network, device = named(LENGTH.sub("", row.model)), device_of(row.hardware)
     for batch in row.batches:
         if batch < 1:
             raise InputError(f"a batch of {batch}")
@@ -163,6 +153,11 @@ def setting_of(row: Row, named: Callable[[str], Network] = network_named) -> Set
     half = FORMATS[narrow]
     mixed = Precision(half, half, half, masters=not row.pure, update=not row.pure)
     return Setting(row, network, device, stacks, (replace(wide, update=not row.pure), mixed))
+
+
+def emulated(setting: Setting) -> list[str]:
+    """Return what the device of a row runs its formats as, where it lacks them."""
+    return said_as_run((p.products for p in setting.precisions), setting.device)
 
 
 def _of_recipe(stacks: Pair, network: Network) -> Pair:

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from benchmarks.validation.aliases import device_of
 from benchmarks.validation.layers.footprint import Footprint, Keeping, footprint
 from benchmarks.validation.layers.layer_memory import LayerMemory, Weights
 from benchmarks.validation.layers.precision import FLOAT16, FLOAT32, Precision
 from benchmarks.validation.networks.catalogue import network_named
 from benchmarks.validation.networks.network import Network
-from benchmarks.validation.published import device_labelled
 from benchmarks.validation.published_stacks import pair_named
-from benchmarks.validation.row_file import Fields, rows_in
+from benchmarks.validation.row_file import Fields, read_file
 from policysearch.cost.update_price import Kernels
 from policysearch.values import InputError
 
@@ -135,11 +135,13 @@ def read_memory_rows(path: Path | None = None) -> tuple[MemoryRow, ...]:
     Entries whose `kind` is other than "step" are left out. InputError where the file cannot be
     read or a row lacks a field, with its place.
     """
-    rows = rows_in(path, SHIPPED)
-    return tuple(_row(row) for row in rows if row.data.get("kind", "step") == "step")
+    return read_file(path, SHIPPED, memory_row_of).all
 
 
-def _row(row: Fields) -> MemoryRow:
+def memory_row_of(row: Fields) -> MemoryRow | None:
+    """Return a row, None for one of another kind; InputError names the field that is wrong."""
+    if row.data.get("kind", "step") != "step":
+        return None
     read = row.has("memory_baseline_gib") and row.has("memory_mixed_gib")
     model = row.text("model")
     return MemoryRow(
@@ -166,7 +168,7 @@ def _framework(model: str) -> str:
 def card_gib(label: str) -> float:
     """Return the GiB of a card: those its label names, else the smallest size it is sold with."""
     named = re.search(r"(\d+) ?Gi?B\b", label, re.IGNORECASE)
-    return float(named[1]) if named else min(device_labelled(label).memory_gib)
+    return float(named[1]) if named else min(device_of(label).memory_gib)
 
 
 def memory_setting_of(row: MemoryRow) -> MemorySetting:

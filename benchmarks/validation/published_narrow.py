@@ -6,33 +6,37 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.validation.aliases import device_of
+from benchmarks.validation.layers.as_run import as_run, said_as_run
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.parallel import Run, waited_seconds
 from benchmarks.validation.layers.precision import Precision
 from benchmarks.validation.layers.scalings import SCALINGS, Scaling, scaling_named
-from benchmarks.validation.networks.decoders import DECODERS, Decoder, block, decoder
-from benchmarks.validation.published import FORMATS, device_labelled
-from benchmarks.validation.row_file import Fields, rows_in
+from benchmarks.validation.networks.decoders import Decoder, block, decoder, decoder_named
+from benchmarks.validation.published import FORMATS
+from benchmarks.validation.row_file import Fields, read_file
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import Extents
 from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
 from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
 from policysearch.cost.stacks import STACKS, Stack
 from policysearch.policy.parallel import Parallel
-from policysearch.values import InputError
+from policysearch.values import InputError, number
 
 SHIPPED = "published_narrow.json"
 """Rows that come with the package."""
 
 BFLOAT16 = Precision("bfloat16", "bfloat16", "bfloat16", masters=False)
 
+LARGEST_SIZE = 2**40
+"""No extent of a product and no batch is larger."""
+
+BATCH = "batch_per_gpu"
+
 EIGHT_BIT = ("fp8", "nvfp4", "mxfp8")
 
 FLAGS = re.compile(r"flags differ: bf16 (.*)\| fp8 (.*)")
 """A note on runs that were started with different flags."""
-
-SAME = {"llama3 8b": ("llama3-8b", "llama 3 8b", "llama 3.1 8b", "llama 3 8b fine-tune")}
-"""Other spellings of decoders."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +73,21 @@ class NarrowRow:
         """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
         tensor = self.shards if self.devices % self.shards == 0 else 1
         said = self.parallelism
-        zero = 3 if "FSDP" in said else 1 if re.search(r"\bDP\b", said) else 0
+        zero = 3 if re.search(r"FSDP(?!=0\b)", said) else 1 if re.search(r"\bDP\b", said) else 0
         return Parallel(self.devices, tensor, zero)
 
 
 def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
     """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
-    return tuple(_row(row) for row in rows_in(path, SHIPPED))
+    return read_file(path, SHIPPED, narrow_row_of).all
 
 
-def _row(row: Fields) -> NarrowRow:
-    batch = row.table("batch_per_gpu")
+def narrow_row_of(row: Fields) -> NarrowRow:
+    """Return a row; InputError names the field that is wrong."""
+    batch = row.table(BATCH)
     micro = batch.get("micro", batch.get("tokens"))
     batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
-    m, n, k, groups = (_whole(row.data.get(key)) for key in ("M", "N", "K", "groups"))
+    m, n, k, groups = (_size(row, key, row.data.get(key)) for key in ("M", "N", "K", "groups"))
     return NarrowRow(
         row.id,
         row.text("kind"),
@@ -90,8 +95,8 @@ def _row(row: Fields) -> NarrowRow:
         row.text("hardware"),
         row.text("parallelism", ""),
         row.count("seq_len") or 0,
-        (_whole(batches[0]) or 1, _whole(batches[1]) or 1),
-        _whole(batch.get("grad_accum_bf16")) or 1,
+        (_size(row, BATCH, batches[0]) or 1, _size(row, BATCH, batches[1]) or 1),
+        _size(row, BATCH, batch.get("grad_accum_bf16")) or 1,
         (row.text("dtype_baseline"), row.text("dtype_mixed")),
         row.text("recipe", ""),
         (m, n, k, groups),
@@ -102,19 +107,25 @@ def _row(row: Fields) -> NarrowRow:
     )
 
 
-def _whole(value: object) -> int:
-    """Return a size, 0 where it is missing or described in words."""
-    return value if isinstance(value, int) and value > 0 else 0
+def _size(row: Fields, key: str, value: object) -> int:
+    """Return a size, 0 where it is missing or described in words; a text of digits is a number."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
+        value = int(value)
+    if not isinstance(value, int) or value <= 0:
+        return 0
+    number(f"{row.where}: {key}", value, 1, LARGEST_SIZE)
+    return value
 
 
 def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
     """Return the modeled speedup of a row; InputError says what of it is not known."""
-    device = device_labelled(row.hardware)
+    device = device_of(row.hardware)
     baseline, mixed = _precisions(row)
     seconds = []
     for precision, batch in zip((baseline, mixed), row.batches, strict=True):
         step = Layers(_stack(row, precision is mixed), precision)
         _build(row, step, batch)
+        _check_shared(row, step)
         alone = _seconds(step, device, constants)
         micro = max(1, round(row.accumulation * row.batches[0] / batch))
         asynchronous = "async TP" in row.parallelism
@@ -125,7 +136,7 @@ def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
 
 
 def _seconds(step: Layers, device: Device, constants: Constants) -> float:
-    load = load_of(step.works, device, step.stack)
+    load = load_of(as_run(step.works, device), device, step.stack)
     each = kernel_seconds(load, constants)
     launches = float((load.launch_seconds * load.count).sum()) * constants.launch_factor
     kernels = ((each.kernel + each.shift) * load.count).sum()
@@ -133,16 +144,36 @@ def _seconds(step: Layers, device: Device, constants: Constants) -> float:
 
 
 def _precisions(row: NarrowRow) -> tuple[Precision, Precision]:
-    """Return what both runs multiply in: named formats, or bfloat16 and a scaling recipe."""
+    """Return what both runs multiply in: named formats, or bfloat16 and scaling recipes."""
     words = [FORMATS.get(name) for name in row.formats]
     if words[0] and words[1]:
         return _plain(words[0]), _plain(words[1])
     if not is_eight_bit(row):
         raise InputError(f"{row.formats[0]} against {row.formats[1]}: no 8-bit or smaller format")
+    return _baseline(row), _mixed(row)
+
+
+def _baseline(row: NarrowRow) -> Precision:
+    """Return what the baseline multiplies in as it is stated: bfloat16 unless in 8 bits itself."""
+    said = row.formats[0]
+    if any(name in said.lower() for name in EIGHT_BIT):
+        return replace(BFLOAT16, scaling=scaling_named(said), accumulation=row.accumulation)
+    named = FORMATS.get(said, "bfloat16")
+    return BFLOAT16 if named == "bfloat16" else _plain(named)
+
+
+def _mixed(row: NarrowRow) -> Precision:
     scaling = scaling_named(f"{row.recipe} {row.formats[1]}")
     if "pre-quantized" in row.model and scaling.name != "delayed":
         scaling = SCALINGS["quantised"]
-    return BFLOAT16, replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+    return replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+
+
+def emulated(row: NarrowRow) -> list[str]:
+    """Return what the device of a row runs its formats as, where it lacks them."""
+    precisions = _precisions(row)
+    scaled = [p.scaling.format for p in precisions if p.scaling]
+    return said_as_run([*(p.products for p in precisions), *scaled], device_of(row.hardware))
 
 
 def is_eight_bit(row: NarrowRow) -> bool:
@@ -163,13 +194,12 @@ def _stack(row: NarrowRow, mixed: bool) -> Stack:
 
 
 def _build(row: NarrowRow, step: Layers, batch: int) -> None:
-    name = re.sub(r" \(.*\)", "", row.model).lower()
-    name = next((key for key, others in SAME.items() if name in others), name)
+    sizes = decoder_named(re.sub(r" \(.*\)", "", row.model))
     shards, (m, n, k, groups) = row.shards, row.sizes
-    if name in DECODERS and row.kind == "end-to-end":
+    if sizes is not None and row.kind == "end-to-end":
         flags = _flags(row, step.precision.scaling is not None)
         again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
-        decoder(step, batch, row.length or 2048, DECODERS[name], shards, again)
+        decoder(step, batch, row.length or 2048, sizes, shards, again)
     elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
         width, inner = int(found[1]), int(found[2])
         _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
@@ -185,6 +215,14 @@ def _build(row: NarrowRow, step: Layers, batch: int) -> None:
         step.single_product(Extents(1, m, n, k, (m, n, k)), m * n + m * k + n * k)
     else:
         step.linear(m // max(1, shards // 2), k, n // shards, bias=False)
+
+
+def _check_shared(row: NarrowRow, step: Layers) -> None:
+    """Raise InputError where a device has no part of a product."""
+    for e in (work.product for work in step.works if work.product):
+        if min(e.batch, e.rows, e.columns, e.depth) < 1:
+            sides = f"{e.batch} x {e.rows} x {e.columns} x {e.depth:g}"
+            raise InputError(f"a product of {sides}; expected one that {row.shards} devices share")
 
 
 def _flags(row: NarrowRow, mixed: bool) -> list[str]:

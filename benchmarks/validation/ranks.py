@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.validation.aliases import Aliases
 from benchmarks.validation.fit import step_seconds, steps_of
 from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.parallel import Run, waited_seconds
-from benchmarks.validation.published import SHIPPED, Row, Setting, read_rows, setting_of
-from benchmarks.validation.published_narrow import NarrowRow, narrow_speedup, read_narrow_rows
-from benchmarks.validation.row_file import rows_in
+from benchmarks.validation.published import SHIPPED, Row, Setting, read_rows, row_of, setting_of
+from benchmarks.validation.published_narrow import (
+    NarrowRow,
+    narrow_row_of,
+    narrow_speedup,
+    read_narrow_rows,
+)
+from benchmarks.validation.row_file import Fields, Read, read_file
 from policysearch.cost.roofline import FITTED
 from policysearch.policy.parallel import Parallel
 from policysearch.values import InputError
@@ -41,29 +47,35 @@ class Ranks:
         return self.modeled / self.ratio - 1
 
 
-def ranks_of(path: Path | None = None) -> tuple[tuple[Ranks, ...], dict[str, list[str]]]:
+def ranks_of(
+    path: Path | None = None, aliases: Aliases | None = None
+) -> tuple[tuple[Ranks, ...], dict[str, list[str]], tuple[str, ...]]:
     """Return what is modeled of every row of several devices that has a like row of one.
 
     Of the JSON file at `path`, in either form of published rows, those of one device also from the
-    package; None takes the rows of the package. Second, the ids of those left out by the reason.
-    InputError where the file cannot be read.
+    package; None takes the rows of the package. Second, the ids of those left out by the reason;
+    third, the rows that could not be read. InputError where the file cannot be read.
     """
     found: list[Ranks] = []
     left: dict[str, list[str]] = {}
-    if path is None or _narrow(path):
-        narrow = read_narrow_rows(path)
-        known = (*narrow, *read_narrow_rows())
-        _compared(narrow, known, _alike_narrow, narrow_speedup, found, left)
-    if path is None or not _narrow(path):
-        shipped = [row for name in SHIPPED for row in read_rows(shipped=name)]
-        rows = shipped if path is None else read_rows(path)
-        _compared(rows, (*rows, *shipped), _alike, spread_speedup, found, left)
-    return tuple(found), left
+    given: Read[Row | NarrowRow] = Read((), ())
+    if path is not None:
+        given = read_file(path, "", _either, aliases)
+    narrow = [row for row in given.rows if isinstance(row, NarrowRow)]
+    wide = [row for row in given.rows if isinstance(row, Row)]
+    own_narrow = read_narrow_rows()
+    own_wide = [row for name in SHIPPED for row in read_rows(shipped=name)]
+    if path is None:
+        narrow, wide = list(own_narrow), own_wide
+    known = (*narrow, *own_narrow)
+    _compared(narrow, known, _alike_narrow, narrow_speedup, found, left)
+    _compared(wide, (*wide, *own_wide), _alike, spread_speedup, found, left)
+    return tuple(found), left, given.refused
 
 
-def _narrow(path: Path) -> bool:
-    """Whether a file has rows of 8-bit formats, which say what kind they are."""
-    return any("kind" in row.data for row in rows_in(path, ""))
+def _either(row: Fields) -> Row | NarrowRow:
+    """Return a row in the form it has: those of 8-bit formats say what kind they are."""
+    return narrow_row_of(row) if row.has("kind") else row_of(row)
 
 
 def _compared(

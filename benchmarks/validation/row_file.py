@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+from benchmarks.validation.aliases import Aliases, read_aliases
 from policysearch.files import read_text
 from policysearch.values import InputError, number, shown
 
@@ -15,6 +17,9 @@ T = TypeVar("T")
 B = TypeVar("B")
 
 EXPECTED = "a JSON list of published rows"
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no line can print."""
 
 LARGEST = 1e30
 """No number of a row is larger."""
@@ -34,7 +39,11 @@ class Fields:
     @property
     def id(self) -> str:
         """The row's own id, else its place in the file."""
-        return str(self.data.get("id", self.where.rsplit(" ", 1)[1]))
+        given = self.data.get("id")
+        if isinstance(given, str):
+            return self.text("id")
+        known = isinstance(given, int) and not isinstance(given, bool)
+        return shown(given) if known else self.where.rsplit(" ", 1)[1]
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -44,8 +53,8 @@ class Fields:
         if default is not None and not self.has(key):
             return default
         given = self._given(key, "a text")
-        if not isinstance(given, str):
-            raise self._wrong(key, given, "a text")
+        if not isinstance(given, str) or CONTROL.search(given):
+            raise self._wrong(key, given, "a text of one line")
         return given
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -96,11 +105,48 @@ class Fields:
         return InputError(f"{self.where}: {key}: {shown(given)}; expected {valid}")
 
 
-def rows_in(path: Path | None, shipped: str) -> tuple[Fields, ...]:
-    """Return the rows of a JSON file, or without one those of a file of the package.
+@dataclass(frozen=True)
+class Read(Generic[T]):
+    """The rows of a file that could be read, and for each other one a line with the reason."""
 
-    InputError where it cannot be read or is no list of objects.
+    rows: tuple[T, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[T, ...]:
+        """The rows; InputError where one could not be read."""
+        if self.refused:
+            raise InputError(self.refused[0])
+        return self.rows
+
+
+def read_file(
+    path: Path | None,
+    shipped: str,
+    build: Callable[[Fields], T | None],
+    aliases: Aliases | None = None,
+) -> Read[T]:
+    """Return what `build` makes of the rows of a JSON file, or of one of the package; None is none.
+
+    `aliases` are other names of devices and networks, by default the package's. InputError where
+    the file cannot be read or is no list.
     """
+    rows: list[T] = []
+    refused: list[str] = []
+    aliases = aliases or read_aliases()
+    for where, data in _entries(path, shipped):
+        try:
+            if not isinstance(data, Mapping):
+                raise InputError(f"{where}: {shown(data)}; expected an object of fields")
+            row = build(Fields(where, aliases.applied(data)))
+        except InputError as error:
+            refused.append(one_line(error))
+        else:
+            rows += [row] if row is not None else []
+    return Read(tuple(rows), tuple(refused))
+
+
+def _entries(path: Path | None, shipped: str) -> list[tuple[str, object]]:
     where = str(path or shipped)
     text = read_text(path, EXPECTED) if path else _shipped(shipped)
     try:
@@ -109,10 +155,11 @@ def rows_in(path: Path | None, shipped: str) -> tuple[Fields, ...]:
         raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
     if not isinstance(data, list):
         raise InputError(f"{where}: a JSON {type(data).__name__}; expected a list of rows")
-    for i, row in enumerate(data):
-        if not isinstance(row, Mapping):
-            raise InputError(f"{where}: row {i}: {shown(row)}; expected an object of fields")
-    return tuple(Fields(f"{where}: row {i}", row) for i, row in enumerate(data))
+    return [(f"{where}: row {i}", row) for i, row in enumerate(data)]
+
+
+def one_line(error: InputError) -> str:
+    return " ".join(str(error).split())
 
 
 def built_of(rows: Iterable[T], build: Callable[[T], B]) -> tuple[list[B], list[tuple[T, str]]]:
@@ -123,7 +170,7 @@ def built_of(rows: Iterable[T], build: Callable[[T], B]) -> tuple[list[B], list[
         try:
             built.append(build(row))
         except InputError as error:
-            unbuilt.append((row, str(error)))
+            unbuilt.append((row, one_line(error)))
     return built, unbuilt
 
 

@@ -13,25 +13,27 @@ from typing import Any, Literal
 from policysearch.cost.timings import NO_TIMINGS, Timings
 from policysearch.formats import FORMATS, format_named
 from policysearch.rounding.inclusion import contains, join
-from policysearch.values import InputError, near_miss
+from policysearch.values import InputError, near_miss, shown
 
 HOST_ARCH = "x86"
 """Architecture of a device that is its own host."""
 
 
+Mark = Literal["", "memory", "unsourced"]
+"""How far a number is to be trusted; see `Sourced`."""
+
+
 @dataclass(frozen=True)
 class Sourced:
-    """A number, where it comes from, and how far that can be trusted."""
+    """A number, where it comes from, and how far that can be trusted.
+
+    `mark`: "memory" for a vendor's value that nobody has looked up again, "unsourced" for one that
+    is assumed or derived from what is.
+    """
 
     value: float
     source: str
-
-    @property
-    def mark(self) -> str:
-        """ "unsourced", "wp" (a vendor's value that was not looked up again), or ""."""
-        if "UNSOURCED" in self.source:
-            return "unsourced"
-        return "wp" if re.search(r"\bwp\b", self.source) else ""
+    mark: Mark = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,19 @@ class Device:
         """Return the FLOP/s of a format the device runs; KeyError for any other."""
         return self._peaks[peak_key(name)]
 
+    @property
+    def plain_peak(self) -> float:
+        """Float32 FLOP/s of the units without matrices; the row's "float32" where it has no own.
+
+        A row has "float32_vector" apart where "float32" is the rate of its matrix unit, as the cube
+        of Ascend 910B has it.
+        """
+        return self._peaks.get("float32_vector", self._peaks["float32"])
+
+    def on_matrix_unit(self, name: str) -> bool:
+        """Whether the matrix unit multiplies the format: all but float32, and that where faster."""
+        return name != "float32" or self._peaks[name] > self.plain_peak
+
     def align(self, name: str) -> int:
         """Return the alignment in elements for a format; 1 where there is none to keep."""
         return dict(self.alignment).get(peak_key(name), 1)
@@ -156,13 +171,17 @@ class Device:
         return cache.value * 2**20 if cache else 0.0
 
     @property
-    def marks(self) -> tuple[tuple[str, str, str], ...]:
-        """(number, mark, source) of every number that is "wp" or "unsourced"."""
+    def numbers(self) -> tuple[tuple[str, Sourced], ...]:
+        """Every number that has a source, under its name."""
         rows = [("bandwidth", self.bandwidth), ("multiprocessors", self.multiprocessors)]
         rows += [(f"peak {name}", number) for name, number in self.peaks]
         rows += [(f"achieved {name}", number) for name, number in self.achieved]
-        rows += list(self.other)
-        return tuple((name, row.mark, row.source) for name, row in rows if row.mark)
+        return (*rows, *self.other)
+
+    @property
+    def marks(self) -> tuple[tuple[str, Mark, str], ...]:
+        """(number, mark, source) of every number with a mark."""
+        return tuple((name, row.mark, row.source) for name, row in self.numbers if row.mark)
 
 
 def peak_key(name: str) -> str:
@@ -173,7 +192,7 @@ def peak_key(name: str) -> str:
 
 
 def _sourced(data: Mapping[str, Any]) -> Sourced:
-    return Sourced(float(data["value"]), str(data["source"]))
+    return Sourced(float(data["value"]), str(data["source"]), data.get("mark", ""))
 
 
 def _numbers(data: Mapping[str, Any]) -> tuple[tuple[str, Sourced], ...]:
@@ -207,10 +226,56 @@ MINIMUM_KERNEL = _sourced(_TABLE["minimum_kernel_seconds"])
 DEVICES: dict[str, Device] = {row["name"]: _device(row) for row in _TABLE["devices"]}
 
 
-def device_named(name: str) -> Device:
-    """Return the device called `name`; InputError with the valid names where there is none."""
+SOLD_BY = ("nvidia", "geforce", "tesla", "amd", "instinct", "huawei", "google", "cloud", "intel")
+"""Words of a device's name that tell no two devices apart."""
+
+
+def plain_name(name: str) -> str:
+    """Return the letters and digits of a device's name, without the words of SOLD_BY."""
+    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+    return "".join(word for word in words if word not in SOLD_BY)
+
+
+_ALIKE = {
+    plain_name(name): row.name for row in DEVICES.values() for name in (*row.labels, row.name)
+}
+
+
+def device_named(name: str, key: str = "") -> Device:
+    """Return the device called `name`; InputError with the valid names where there is none.
+
+    `key` is the place that it is given at, for the message.
+    """
     if isinstance(name, str) and name in DEVICES:
         return DEVICES[name]
-    raise InputError(
-        f"unknown device {name!r}; expected one of {', '.join(DEVICES)}{near_miss(name, DEVICES)}"
-    )
+    given = f"{key}: {shown(name)}" if key else f"unknown device {shown(name)}"
+    raise InputError(f"{given}; expected one of {', '.join(DEVICES)}{device_hint(name)}")
+
+
+def device_labelled(label: str) -> Device:
+    """Return the device that others call `label`, as its row has it or spelled alike."""
+    found = _ALIKE.get(plain_name(label))
+    if found is None:
+        raise InputError(
+            f"unknown device {shown(label)}; expected one that `policysearch hardware` lists"
+            f"{device_hint(label)}"
+        )
+    return DEVICES[found]
+
+
+def device_hint(name: object) -> str:
+    """Return the end of a message that names the devices that may be meant; "" for none.
+
+    The one of that label; those whose name begins so, as "A100" has several; else the likeliest of
+    those with the same numbers: a device of another number is another device.
+    """
+    if not isinstance(name, str) or not (spelled := plain_name(name)):
+        return ""
+    if spelled in _ALIKE:
+        return f"; did you mean {_ALIKE[spelled]!r}?"
+    longer = [row for row in DEVICES if re.match(rf"{spelled}(?!\d)", plain_name(row))]
+    if longer:
+        return f"; did you mean {' or '.join(map(repr, longer))}?"
+    numbers = re.findall(r"\d+", name)
+    like = [row for row in DEVICES if re.findall(r"\d+", row)[: len(numbers)] == numbers]
+    return near_miss(name, like)

@@ -155,12 +155,12 @@ def load_of(works: Iterable[Work], device: Device, stack: Stack) -> Load:
 
 def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
     plain = matrix = 0.0
-    e, peak = work.product, device.peak("float32")
+    e, peak = work.product, device.plain_peak
     if e is not None:
         filled = 1.0 if e.depthwise else utilisation(e, int(device.multiprocessors.value))
         plain = work.flops / filled
         share = 0.0
-        if work.format != "float32":
+        if device.on_matrix_unit(work.format):
             share = aligned_share(e, device.align(work.format), stack.library)
             peak = device.peak(work.format)
         # inf: the matrix unit does not run it, and the plain units are faster than never
@@ -170,7 +170,7 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
         work.elements,
         plain,
         matrix,
-        device.peak("float32"),
+        device.plain_peak,
         peak,
         device.bandwidth.value,
         device.issue_rate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policysearch.cost.device_file import device_at, is_device_file
-from policysearch.cost.devices import DEVICES
+from policysearch.cost.devices import device_named
 from policysearch.cost.stacks import STACKS
 from policysearch.objective.priced_net import PricedNet
 from policysearch.policy.presets import TF32
@@ -37,7 +37,7 @@ class CostSection:
         if is_device_file(self.device):
             device_at(self.device)
         else:
-            one_of("device", self.device, DEVICES)
+            device_named(self.device, "device")
         one_of("stack", self.stack, STACKS)
         if self.batch_size is not None:
             number("batch_size", self.batch_size, 1, 2**24)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from policysearch.cost.devices import DEVICES
+from policysearch.cost.devices import device_named
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.export.targets import targets
 from policysearch.policy.presets import PRESETS
@@ -227,7 +227,7 @@ class GoalSection:
 
     def _check_fits(self) -> None:
         name, at, batch = self.fits.partition("@")
-        one_of("fits", name, DEVICES)
+        device_named(name, "fits")
         if at and not (batch.isdecimal() and int(batch) > 0):
             raise InputError(f"fits: {shown(self.fits)}; expected DEVICE or DEVICE@BATCH")
 

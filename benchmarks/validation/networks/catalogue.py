@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from benchmarks.validation.networks import (
     causal,
     darknet,
@@ -25,7 +23,7 @@ from benchmarks.validation.networks import (
     translators,
     volumes,
 )
-from benchmarks.validation.networks.network import Network
+from benchmarks.validation.networks.network import Network, spelled_alike
 from policysearch.values import InputError, near_miss
 
 NETWORKS: dict[str, Network] = {
@@ -103,12 +101,6 @@ SAME: dict[str, tuple[str, ...]] = {
     "wav2vec2-base": ("wav2vec2",),
 }
 """Other names of the same layers."""
-
-
-def spelled_alike(name: str) -> str:
-    """Return letters and digits, parted where two numbers meet."""
-    apart = re.sub(r"(?<=\d)[^a-z0-9]+(?=\d)", "-", name.lower())
-    return re.sub(r"[^a-z0-9-]|(?<!\d)-|-(?!\d)", "", apart)
 
 
 def network_named(name: str) -> Network:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from benchmarks.validation.layers.layers import Collective, Layers
+from benchmarks.validation.networks.network import spelled_alike
 from policysearch.cost.gemm import Extents
 from policysearch.formats import format_named
 
@@ -43,6 +44,9 @@ DECODERS: dict[str, Decoder] = {
     "llama3 8b": Decoder(4096, 32, 32, 8, 14336, 128256),
     "llama3 70b": Decoder(8192, 80, 64, 8, 28672, 128256),
     "llama3 405b": Decoder(16384, 126, 128, 8, 53248, 128256),
+    "nemotron-4 340b": Decoder(18432, 96, 96, 8, 73728, 256000, gated=False),
+    "gpt2-large": Decoder(1280, 36, 20, 20, 5120, 50257, gated=False),
+    "gpt2-xl": Decoder(1600, 48, 25, 25, 6400, 50257, gated=False),
     "mpt-1b": Decoder(2048, 24, 16, 16, 8192, 50368, gated=False),
     "mpt-3b": Decoder(2560, 32, 20, 20, 10240, 50368, gated=False),
     "pythia-160m": Decoder(768, 12, 12, 12, 3072, 50304, gated=False),
@@ -56,6 +60,12 @@ DECODERS: dict[str, Decoder] = {
     "nanochat d12": Decoder(768, 12, 6, 6, 3072, 65536, gated=False),
 }
 """From the models' published configurations."""
+
+
+def decoder_named(name: str) -> Decoder | None:
+    """Return a decoder, however its name is spelled; None where there is none."""
+    spelled = {spelled_alike(key): row for key, row in DECODERS.items()}
+    return spelled.get(spelled_alike(name))
 
 
 EAGER_CHAIN = 3

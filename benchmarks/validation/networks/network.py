@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,3 +40,9 @@ class Network:
 def images(build: Callable[[Layers, int], None]) -> Build:
     """Return the builder of a network without sequences."""
     return lambda step, batch, length: build(step, batch)
+
+
+def spelled_alike(name: str) -> str:
+    """Return letters and digits, parted where two numbers meet."""
+    apart = re.sub(r"(?<=\d)[^a-z0-9]+(?=\d)", "-", name.lower())
+    return re.sub(r"[^a-z0-9-]|(?<!\d)-|-(?!\d)", "", apart)

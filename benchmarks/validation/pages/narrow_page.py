@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.validation.published_narrow import NarrowRow, is_eight_bit, narrow_speedup
+from benchmarks.validation.published_narrow import NarrowRow, emulated, is_eight_bit, narrow_speedup
 from benchmarks.validation.row_file import built_of
 
 Judged = tuple[NarrowRow, float]
@@ -26,7 +26,8 @@ def narrow_page(judged: Sequence[Judged], unbuilt: Sequence[Unbuilt] = ()) -> st
     if unbuilt:
         lines += ["", "not built:"]
         lines += [f"{row.id:>4} {row.model}: {reason}" for row, reason in unbuilt]
-    lines.append("")
+    said = dict.fromkeys(line for row, _ in judged for line in emulated(row))
+    lines += ["", *said, *([""] if said else [])]
     for kind in dict.fromkeys(row.kind for row, _ in judged):
         of_kind = [pair for pair in judged if pair[0].kind == kind]
         lines += _errors(f"{kind}, 8 bits and below", [p for p in of_kind if is_eight_bit(p[0])])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.validation.anchors import LARGEST_ERROR
 from benchmarks.validation.fit import FITTED_NAMES
 from benchmarks.validation.intervals import COVERAGE
-from benchmarks.validation.published import Row
+from benchmarks.validation.published import Row, emulated
 from benchmarks.validation.validate import Judged, Summary, Validation, summary
 
 HEADER = (
@@ -31,6 +31,7 @@ def validation_page(found: Validation) -> str:
         lines += [f"{row.id:>5} {row.model}: {reason}" for row, reason in found.unbuilt]
         lines.append("")
     doubts = [_contradiction(j.setting.row) for j in found.judged if j.setting.row.doubtful]
+    doubts += dict.fromkeys(line for row in found.judged for line in emulated(row.setting))
     lines += [*doubts, *([""] if doubts else [])]
     lines += [*_constants(found), "", *_anchors(found)]
     if not found.judged:

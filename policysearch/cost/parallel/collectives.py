@@ -96,7 +96,7 @@ def link_of(device: Device) -> Sourced:
     """Return the bytes per second each way of the links of a device, with their source."""
     other = dict(device.other)
     own = other.get("link_bytes_per_second") or other.get("pcie_bytes_per_second")
-    return own or Sourced(FASTEST_PCIE / 2, "UNSOURCED (PCIe 4 with 16 lanes taken)")
+    return own or Sourced(FASTEST_PCIE / 2, "PCIe 4 with 16 lanes taken", "unsourced")
 
 
 def interconnect(device: Device, devices: int) -> Interconnect:
