@@ -189,6 +189,7 @@ CASES: dict[str, tuple[Shape, Function]] = {
     "split_with_sizes": (ROWS, lambda x: x.split([1, 3, 2], -1)[1]),
     "chunk": (ROWS, lambda x: x.chunk(4, 2)[2] if x.shape[2] == 6 else x),
     "cat": (ROWS, lambda x: torch.cat([x, x * x], -1) * torch.cat([x[0], x[0]])[3:4, :1]),
+    "cat of an empty vector": (ROWS, lambda x: torch.cat([torch.zeros(0), x * x], -1)),
     "concat": (ROWS, lambda x: torch.concat([x, x * x], 1)),
     "stack": (ROWS, lambda x: torch.stack([x, x * x], -1) * torch.stack([x[0, 0], x[0, 1]])[0, 2]),
     "roll": (PLANES, lambda x: torch.roll(x, (1, -1), (1, 3)) * x),

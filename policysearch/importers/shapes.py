@@ -129,7 +129,11 @@ def chunk(t: Tracer, x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]
 
 
 def cat(t: Tracer, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    return t.emit(concatenate, *tensors, axis=dim % len(tensors[0].shape))
+    # An empty vector joins anything in torch, as a cache does before its first token.
+    full = [x for x in tensors if tuple(x.shape) != (0,)] or list(tensors)
+    if len(full) == 1:
+        return full[0]
+    return t.emit(concatenate, *full, axis=dim % len(full[0].shape))
 
 
 def stack(t: Tracer, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
