@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,8 @@ class TorchRun:
 
 
 def torch_optimizer(net: TorchNet, task: Task) -> Any:
-    """Return torch's optimizer of the task for the parameters of `net`, in two decay groups."""
-    params = list(net.params.values())
-    bare = [p for p in params if p.dim() < 2 and task.weight_decay_for == "matrices"]
-    groups = [
-        {"params": [p for p in params if all(p is not b for b in bare)]},
-        {"params": bare, "weight_decay": 0.0},
-    ]
+    """Return torch's optimizer of the task for the parameters of `net`, each in its group."""
+    groups = list(torch_groups(net.params, task))
     given: dict[str, Any] = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
     if task.optimizer in ("sgd", "momentum"):
         given["momentum"] = task.momentum if task.optimizer == "momentum" else 0.0
@@ -47,6 +43,21 @@ def torch_optimizer(net: TorchNet, task: Task) -> Any:
     given |= {"betas": (task.beta1, task.beta2), "eps": task.epsilon}
     given["fused"] = net.policy.optimizer_order == "fused" and not net.policy.master_weights
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task.optimizer](groups, **given)
+
+
+def torch_groups(params: Mapping[str, Any], task: Task) -> Iterator[dict[str, Any]]:
+    """Yield a group for each parameter that is trained, as a script that names them would."""
+    for name, parameter in params.items():
+        group: dict[str, Any] = {"params": [parameter]}
+        if parameter.dim() < 2 and task.weight_decay_for == "matrices":
+            group["weight_decay"] = 0.0
+        for own in task.groups:
+            if any(fnmatchcase(name, pattern) for pattern in own.match):
+                group["lr"] = task.learning_rate * own.rate_factor
+                group |= {} if own.weight_decay is None else {"weight_decay": own.weight_decay}
+                parameter.requires_grad_(not own.frozen)
+        if parameter.requires_grad:
+            yield group
 
 
 def torch_scaler(scale: LossScale) -> Any:
@@ -66,7 +77,10 @@ def torch_scaler(scale: LossScale) -> Any:
 def train_in_torch(
     net: TorchNet, task: Task, dataset: Dataset, order: NDArray[np.int64]
 ) -> TorchRun:
-    """Train `net` on the batches `order` [steps, batch] of the training part."""
+    """Train `net` on the steps `order` [steps, examples] of the training part.
+
+    Each is cut into the task's micro-batches; its loss is their mean.
+    """
     (array,), classes = dataset.train
     images, labels = torch.from_numpy(np.array(array)), torch.from_numpy(np.array(classes))
     optimizer, scaler = torch_optimizer(net, task), torch_scaler(net.policy.loss_scale)
@@ -74,13 +88,17 @@ def train_in_torch(
     losses, scales, skipped, clipped = [], [], [], []
     for indices in order:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(net(images[indices]), labels[indices])
-        losses.append(loss.item())
         scales.append(scaler.get_scale())
-        scaler.scale(loss).backward()
+        parts = []
+        for part in indices.reshape(task.accumulation_steps, -1):
+            loss = functional.cross_entropy(net(images[part]), labels[part])
+            parts.append(loss.item())
+            scaler.scale(loss / task.accumulation_steps).backward()
+        losses.append(sum(parts) / len(parts))
         if task.clip_norm is not None or task.clip_value is not None:
             scaler.unscale_(optimizer)
-        clipped.append(clip_gradients(list(net.params.values()), task))
+        trained = [x for x in net.params.values() if x.grad is not None]
+        clipped.append(clip_gradients(trained, task))
         scaler.step(optimizer)
         scaler.update()
         schedule.step()

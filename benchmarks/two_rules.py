@@ -28,6 +28,7 @@ from benchmarks.timing import machine
 from policysearch.objective.objective import JITTER, Objective
 from policysearch.objective.score import Measurement, gap
 from policysearch.policy.policy import Policy
+from policysearch.policy.presets import preset
 from policysearch.rewrite.format_rules import FormatRule, LayerMatch
 from policysearch.search.acquisition import yardstick
 from policysearch.space.section import SpaceSection
@@ -119,7 +120,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Space:
-    """All policies of the rules, by digest: gap in nats on some training seeds, and costs.
+    """All policies of the rules and TF32, by digest: gap in nats on some training seeds, and costs.
 
     Costs are (time, memory) over float32's.
     """
@@ -153,7 +154,7 @@ class Space:
 
 
 def trained_space(trained: Trained, seeds: tuple[int, ...]) -> Space:
-    """Train every policy of the rules on these seeds."""
+    """Train every policy of the rules on these seeds, and what one switch of the device gives."""
     objective, names = trained.objective, [f"rule.{rule.name}" for rule in RULES]
     space = space_of(SPEC, objective.model)
     policies = [
@@ -161,7 +162,8 @@ def trained_space(trained: Trained, seeds: tuple[int, ...]) -> Space:
     ]
     floor = NOISES * abs(trained.gap(objective.float32, seeds, JITTER))
     gaps, costs = {}, {}
-    for policy in (objective.float32, *policies):
+    rivals = [preset(name, objective.model.layer_names) for name in SPEC.cost.rivals]
+    for policy in (objective.float32, *rivals, *policies):
         price = objective.price(policy)
         gaps[policy.digest] = max(trained.gap(policy, seeds), floor)
         costs[policy.digest] = 1 / price.speedup, price.memory_ratio

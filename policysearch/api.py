@@ -212,12 +212,11 @@ def export_policy(
     """
     model = study.task.build_model(study.task.load_dataset())
     exporter = target_named(target)
-    name = study.study.name
-    notes = (*notes, *filter(None, [study.task.clipping.in_torch]))
+    name, lines = study.study.name, (*notes, *study.task.loop_notes)
     files = {
         f"{name}-policy.json": policy.to_json(),
         "policy.schema.json": schema_text(),
-        f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model, notes),
+        f"{name}-{target}{exporter.SUFFIX}": exporter.export(policy, model, lines),
     }
     return write_files({key: text.encode() for key, text in files.items()}, Path(folder))
 
@@ -252,7 +251,8 @@ def verify_policy(
 def explain(policy: Policy, task: Task) -> str:
     """Return the training step of `task` under `policy` as text, every cast and step shown."""
     model = task.build_model(task.load_dataset())
-    return explain_graph(task.tracing(model, task.batch_size).step_graph(policy), policy)
+    graph = task.tracing(model, task.batch_size).step_graph(policy)
+    return explain_graph(graph, policy, task.loop_notes)
 
 
 def explain_passes(policy: Policy, task: Task, device: str, stack: str) -> str:

@@ -63,7 +63,7 @@ def masks_of(trainer: Trainer) -> list[list[Any]]:
         rng = np.random.default_rng(step)
         inputs = rng.standard_normal((BATCH, 20)).astype(np.float32)
         trainer.step((inputs,), rng.integers(0, 4, BATCH))
-        ran = trainer._compiled[step == 0]
+        ran = trainer._compiled[step == 0, True]
         fed = [n for n in ran.graph.nodes if DROPPED in n.attributes and n.op.kind == "source"]
         found.append([ran.arrays[node.name].copy() for node in fed])
     return found

@@ -18,8 +18,9 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, TARGETS, data
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.train.feeding import feed_constants
+from policysearch.train.gradients import Clipping
 from policysearch.train.losses import LOSSES
-from policysearch.train.step import Clipping, trace_forward, trace_step
+from policysearch.train.step import trace_forward, trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 

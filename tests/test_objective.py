@@ -17,7 +17,8 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
 from policysearch.train import step
-from policysearch.train.step import Clipping, trace_step
+from policysearch.train.gradients import Clipping
+from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.train.training import train
 

@@ -20,7 +20,8 @@ from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import quantise
-from policysearch.train.step import UNCLIPPED, Clipping, trace_step
+from policysearch.train.gradients import UNCLIPPED, Clipping
+from policysearch.train.step import trace_step
 
 STEPS, BATCH, RATE = 20, 8, 0.05
 NET = mlp((64, 64, 64), "tanh")

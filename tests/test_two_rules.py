@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_search_comes_to_the_front_of_its_space(capsys: pytest.CaptureFixture[str]) -> None:
     code = two_rules.main(["--samplers", "gain", "--seeds", "1", "--spaces", "1"])
     _, space, found = capsys.readouterr().out.splitlines()
-    assert "training seeds (0, 1): 4 policies" in space
+    assert "training seeds (0, 1): 5 policies" in space
     assert "inf" not in found and found.endswith("1 of 1 within 10")
     assert code == 0
 

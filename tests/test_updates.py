@@ -13,7 +13,8 @@ from policysearch.ops.catalogue import OPS
 from policysearch.ops.elementwise import add
 from policysearch.ops.source import data
 from policysearch.optimizers.optimizer import Optimizer, OptimizerKind, trained
-from policysearch.train.step import Clipping, trace_step
+from policysearch.train.gradients import Clipping
+from policysearch.train.step import trace_step
 
 N = 12
 

@@ -41,8 +41,7 @@ def _arguments(profile: argparse.ArgumentParser) -> None:
 def _profile(options: argparse.Namespace) -> None:
     from policysearch.objective.objective import Objective
     from policysearch.report.causes import Changes
-    from policysearch.report.optimizer_prices import optimizer_lines
-    from policysearch.report.profile_page import largest_lines, profile_page
+    from policysearch.report.profile_page import largest_lines, optimizer_lines, profile_page
     from policysearch.space.parallel import ParallelSection
     from policysearch.space.target import as_run
 
@@ -65,7 +64,7 @@ def _profile(options: argparse.Namespace) -> None:
     if options.largest_batch:
         print("\n" + "\n".join(largest_lines(objective, policy)))
     if options.optimizers:
-        print("\n" + "\n".join(optimizer_lines(objective, changes.graph)))
+        print("\n" + "\n".join(optimizer_lines(objective, changes)))
     if options.out is not None:
         from policysearch.report.profile_plot import profile_plot
 

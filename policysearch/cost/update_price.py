@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from policysearch.cost.devices import Device
 from policysearch.cost.roofline import FITTED, Work, joined_seconds, kernel_seconds, load_of
@@ -71,6 +71,18 @@ def update_price(
         4 * len(rule.states) * elements,
         4 * rule.aside * aside,
     )
+
+
+def update_prices(
+    groups: tuple[tuple[int, ...], ...], device: Device, stack: Stack
+) -> dict[tuple[str, Kernels], UpdatePrice]:
+    """Return the price of the update by optimizer and form of its kernels, of those there are."""
+    return {
+        (name, kernels): update_price(name, kernels, groups, device, stack)
+        for name, rule in rules().items()
+        for kernels in get_args(Kernels)
+        if kernels != "fused" or rule.fused
+    }
 
 
 def _works(

@@ -21,8 +21,9 @@ def _defined(end: str = "") -> Iterator[Op]:
 
 OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _defined()})
 
-UNLISTED = ("scale_loss", "flash_attention")
-"""What no op list names: the scaling of the loss, and a call that is listed as its products are."""
+UNLISTED = ("scale_loss", "divide_loss", "flash_attention")
+"""What no op list names: what the trainer does to the loss, and a call listed as its products are.
+"""
 
 FORWARD_OPS: tuple[str, ...] = tuple(
     op.name for op in OPS.values() if op.gradients and not op.converts and op.name not in UNLISTED

@@ -35,6 +35,9 @@ LOSS_SCALE, INVERSE_SCALE = own("loss_scale"), own("inverse_scale")
 LEARNING_RATE, STEP_NUMBER, TARGETS = own("learning_rate"), own("step"), own("targets")
 """What the trainer feeds besides the inputs of the net."""
 
+RATE_FACTOR = "rate_factor"
+"""The attribute of a source that holds the learning rate of a group of parameters: its factor."""
+
 WHOLE = "whole"
 """The attribute of a data node that holds whole numbers or truth values."""
 
@@ -48,10 +51,17 @@ def is_whole(node: Node) -> bool:
     return node.role == "input" and (not fed or bool(node.attributes.get(WHOLE)))
 
 
+def is_rate(node: Node) -> bool:
+    """Return whether a node is the learning rate, of all parameters or of a group."""
+    return node.name == LEARNING_RATE or RATE_FACTOR in node.attributes
+
+
 data = _source("data")
 parameter = _source("parameter")
 state = _source("state")
 """Optimizer state: kept from step to step like parameters."""
+gradient_buffer = _source("gradient_buffer")
+"""The gradient of a parameter, summed over the micro-batches of a step so far."""
 buffer = _source("buffer")
 """Running statistics of the forward pass; what torch calls a buffer of a module."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policysearch.formats import format_named
-from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
+from policysearch.graph import Attrs, Example, FloatArray, Graph, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import same_shape, ufunc
 from policysearch.rounding.rounder import quantise
@@ -41,6 +41,34 @@ unscale = Op(
     placement="fp32",
     in_place=(0,),
 )
+
+
+def _divide(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    return inputs[0] / np.float32(attrs["parts"])
+
+
+def _divide_gradient(b: Builder, node: Node, grad: int) -> int:
+    return b.emit(divide_loss, grad, attrs=node.attributes)
+
+
+divide_loss = Op(
+    "divide_loss",
+    same_shape,
+    _divide,
+    gradients=(_divide_gradient,),
+    example=lambda rng: Example((rng.standard_normal((3, 4)).astype(np.float32),), {"parts": 3}),
+    placement="fp32",
+)
+"""The loss of a micro-batch over their number in a step, `parts`: a division, as torch's on a CPU.
+"""
+accumulate = Op("accumulate", same_shape, ufunc(np.add), placement="fp32", in_place=(0,))
+"""The sum of gradients so far and that of one more micro-batch, in the format of the sum."""
+
+
+def micro_batches(graph: Graph) -> int:
+    """Return over how many micro-batches a step sums its gradients; 1 where it sums none."""
+    parts = (node.attributes["parts"] for node in graph.nodes if node.op is divide_loss)
+    return next(parts, 1)
 
 
 def _is_finite(array: FloatArray) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policysearch.formats import format_named
@@ -34,8 +34,10 @@ class Step:
     missing: str = ""
 
 
-def explain(graph: Graph, policy: Policy) -> str:
+def explain(graph: Graph, policy: Policy, notes: Sequence[str] = ()) -> str:
     """Return the printout of `graph`, a training step to which `policy` has been applied.
+
+    `notes` stand under the name of the policy.
 
     First the steps with the ids of the nodes that do them, then one line per node.
     """
@@ -45,6 +47,7 @@ def explain(graph: Graph, policy: Policy) -> str:
     return "\n".join(
         [
             f"policy {policy.name} ({policy.digest[:12]})",
+            *notes,
             "",
             *(_step_line(graph, step) for step in steps),
             "",
@@ -92,7 +95,8 @@ def _narrows(graph: Graph, node: Node) -> bool:
 
 
 def _widens_gradient(graph: Graph, node: Node) -> bool:
-    if node.op.name != "cast" or node.role != "update" or node.format != "float32":
+    sums = node.source == "accumulate"
+    if node.op.name != "cast" or node.format != "float32" or not (sums or node.role == "update"):
         return False
     value = graph.nodes[node.inputs[0]]
     while value.op.name == "cast":

@@ -19,6 +19,7 @@ from policysearch.cost.parallel.shards import shard
 from policysearch.cost.parallel.spread import spread_memory
 from policysearch.cost.price import compare
 from policysearch.cost.time import KernelTime
+from policysearch.cost.update_price import update_prices
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.report.causes import Change, Changes, LayerMargins
@@ -33,6 +34,7 @@ from policysearch.report.step_cost import (
     time_lines,
 )
 from policysearch.report.text import aligned
+from policysearch.train.groups import by_parameter, parameter_groups
 
 MOST_CAUSES = 8
 """So many changes are shown, the largest gain first."""
@@ -186,3 +188,32 @@ def largest_lines(objective: Objective, policy: Policy) -> list[str]:
         sizes = [f"{'at least ' * (size == most)}{size}" for size in (sure, expected)]
         lines.append(f"{compared.name}: {sizes[0]} surely, {sizes[1]} expected{over}")
     return lines
+
+
+def optimizer_lines(objective: Objective, changes: Changes) -> list[str]:
+    """Return a line for each optimizer and form of its kernels.
+
+    Time is over that of torch's fused Adam, state and temporaries are float32.
+    """
+    task, specs = objective.priced_task, objective.priced_model.parameters()
+    grouped = by_parameter(task.groups, specs)
+    groups = parameter_groups(changes.graph, grouped, task.build_optimizer())
+    if not groups:
+        return ["no parameters are updated"]
+    prices = update_prices(groups, objective.device, objective.stack)
+    reference = prices["adam", "fused"].seconds
+    rows = [
+        (
+            name,
+            kernels,
+            f"{price.seconds / reference:.2f}",
+            str(price.launches),
+            f"{price.state_bytes / MIB:.4g}",
+            f"{price.aside_bytes / MIB:.4g}",
+        )
+        for (name, kernels), price in prices.items()
+    ]
+    titles = ("update", "kernels", "time over fused Adam", "launches", "state MiB", "aside MiB")
+    tensors = sum(map(len, groups))
+    head = f"float32 update, {tensors} parameters, groups: {len(groups)}"
+    return [head, *aligned([titles, *rows])]

@@ -13,7 +13,7 @@ from policysearch.graph import Graph, Node
 from policysearch.ops import composite
 from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
-from policysearch.ops.source import BACK, LEARNING_RATE, NUMBER
+from policysearch.ops.source import BACK, NUMBER, is_rate
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
@@ -62,10 +62,11 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
     """
     unscaling = (_rule("unscaling", _unscaled, op="unscale", role="update"),)
     low, wide, promoted = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
-    wide = ("scale_loss", composite.MATH_ATTENTION, *wide)
+    wide = ("scale_loss", "divide_loss", composite.MATH_ATTENTION, *wide)
     return (
         _rule("source", _source, kind="source"),
         _rule("whole numbers", _as_fed, role="input"),
+        _rule("sum over micro-batches", _accumulated, op="accumulate"),
         _rule("sum of gradients", _gradient_sum, op="add", role=BACKWARD),
         *(_mixed_rules(low) if policy.casts == "layer" else ()),
         *_both("pinned cast", _pinned, _pinned_gradient, ("pinned_cast",)),
@@ -111,6 +112,8 @@ def _source(at: Casting, source: Node) -> int:
         stored = at.policy.stored(source.layer)
     elif read and source.op.name == "state":
         stored = at.policy.state_of(source.layer)
+    elif source.op.name == "gradient_buffer":
+        stored = at.policy.stored(source.layer)
     at.gradient_formats[source.id] = stored
     return at.b.copy(source, (), format=stored)
 
@@ -180,6 +183,13 @@ def _mixed(at: Casting, op: Node) -> int | None:
     return at.forward(op, new, widest(at.boundaries.arriving(op, at.gradient_formats)))
 
 
+def _accumulated(at: Casting, add: Node) -> int:
+    """As torch's `.grad`, which has the dtype of its parameter, whatever computes the gradient."""
+    stored = at.policy.stored(add.layer)
+    inputs = [at.cast(at.new[i], stored, add) for i in add.inputs]
+    return at.emit(add, inputs, stored)
+
+
 def _gradient_sum(at: Casting, add: Node) -> int | None:
     """The gradients of a value are summed in the value's own format."""
     if "gradient_of" not in add.attributes:
@@ -232,9 +242,7 @@ def _update(at: Casting, update: Node) -> int:
     stored = None if source is None else at.format(at.new[source])
     rate = at.updating.rate_format(update, stored)
     inputs = [
-        at.operand(i, rate, update)
-        if at.graph.nodes[i].name == LEARNING_RATE
-        else _reduced(at, i, update)
+        at.operand(i, rate, update) if is_rate(at.graph.nodes[i]) else _reduced(at, i, update)
         for i in update.inputs
     ]
     formats = [at.format(at.new[i]) for i in update.inputs]

@@ -14,7 +14,14 @@ from policysearch.emulator.compile import Step
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node, size
 from policysearch.nn.model import DRAWN, DROPPED, Model, ParameterSpec
-from policysearch.ops.source import INVERSE_SCALE, LEARNING_RATE, LOSS_SCALE, STEP_NUMBER, TARGETS
+from policysearch.ops.source import (
+    INVERSE_SCALE,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    RATE_FACTOR,
+    STEP_NUMBER,
+    TARGETS,
+)
 from policysearch.rounding.rounder import quantise
 from policysearch.rounding.stochastic import draw_table
 from policysearch.train.loss_scale import inverse
@@ -112,6 +119,13 @@ def feed_scalars(
         step.arrays[name][...] = scalars[name]
 
 
+def feed_rates(step: Step, rate: Callable[[float], float]) -> None:
+    """Write the learning rates of the groups that have a factor: `rate` of that."""
+    for node in step.graph.nodes:
+        if node.op.kind == "source" and RATE_FACTOR in node.attributes:
+            step.arrays[node.name][...] = rate(node.attributes[RATE_FACTOR])
+
+
 def feed_masks(step: Step, seed: int, index: int) -> None:
     """Write what step `index` draws: dropout masks, 0 or 1 / (1 - p), and the values of DRAWS.
 
@@ -158,8 +172,26 @@ def initial_parameters(model: Model, seed: int, jitter: float = 0.0) -> dict[str
 
 
 def batch_order(task: Task, dataset: Dataset, seed: int) -> NDArray[np.int64]:
-    """Return the training examples [steps, batch_size] of every policy's batches with this seed."""
-    return batches(dataset, task.batch_size, task.steps, np.random.default_rng([seed, 1]))
+    """Return the training examples of every policy's steps with this seed.
+
+    They are [steps, examples], micro-batch after micro-batch.
+    """
+    count = task.steps * task.accumulation_steps
+    order = batches(dataset, task.batch_size, count, np.random.default_rng([seed, 1]))
+    return order.reshape(task.steps, -1)
+
+
+def micro_batches(
+    inputs: Sequence[Array], labels: Array, count: int
+) -> Iterator[tuple[Sequence[Array], Array]]:
+    """Yield the `count` equal parts of the batch of a step, in order."""
+    if count == 1:
+        yield inputs, labels
+        return
+    length = len(labels) // count
+    for first in range(0, count * length, length):
+        part = slice(first, first + length)
+        yield [array[part] for array in inputs], labels[part]
 
 
 def as_stored(node: Node, array: Array) -> FloatArray:

@@ -24,6 +24,7 @@ from policysearch.train.feeding import (
     feed_masks,
     feed_scalars,
     initial_parameters,
+    micro_batches,
 )
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.tasks import Task
@@ -36,7 +37,10 @@ Observer = Callable[[Node, FloatArray, FloatArray], None]
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A step of a training before it is taken: the parameters as they are kept, and the batch."""
+    """A step of a training before it is taken: the parameters as they are kept, and a batch.
+
+    That is the first micro-batch of the step.
+    """
 
     step: int
     params: Mapping[str, FloatArray]
@@ -57,7 +61,7 @@ class PairedRun:
         self._names = [name for name, _ in graph.outputs if name.startswith("grad:")]
         wanted = graph.wanting("loss", *self._names)
         self._step = compile_graph(wanted, seed=seed, observer=observer)
-        self._model, self._seed = model, seed
+        self._model, self._seed, self._micro_batches = model, seed, task.accumulation_steps
         feed_constants(self._step, model)
         feed_scalars(self._step, initial_state(policy.loss_scale).scale)
 
@@ -65,9 +69,9 @@ class PairedRun:
         """Return the loss and the unscaled gradients, "grad:" before the parameter's name."""
         step = self._step
         feed_inputs(step, self._model, moment.inputs, moment.labels)
-        feed_masks(step, self._seed, moment.step)
+        feed_masks(step, self._seed, moment.step * self._micro_batches)
         self._feed_parameters(moment)
-        step.step_index = moment.step
+        step.step_index = moment.step * self._micro_batches
         step.forward_backward()
         gradients = {name: step.value(name).astype(np.float64) for name in self._names}
         return float(step.value("loss")), gradients
@@ -84,7 +88,8 @@ def along(trainer: Trainer, data: Dataset) -> Iterator[Moment]:
     trainer.load(initial_parameters(trainer.model, trainer.seed))
     for index, examples in enumerate(batch_order(trainer.task, data, trainer.seed)):
         inputs, labels = [x[examples] for x in data.train[0]], data.train[1][examples]
-        yield Moment(index, trainer.params(), inputs, labels)
+        first = next(micro_batches(inputs, labels, trainer.task.accumulation_steps))
+        yield Moment(index, trainer.params(), *first)
         trainer.step(inputs, labels)
 
 

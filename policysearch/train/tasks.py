@@ -22,6 +22,8 @@ from policysearch.nn.model import USUAL_LOSS, WRITTEN, Attention, Input, Model
 from policysearch.nn.models import MODELS, narrower
 from policysearch.optimizers.optimizer import Decays, Optimizer, OptimizerKind, trained
 from policysearch.rewrite.rules import Rule, RuledModel
+from policysearch.train.gradients import Clipping
+from policysearch.train.groups import Group, by_parameter
 from policysearch.train.labels import (
     check_dtype,
     check_labels,
@@ -30,7 +32,7 @@ from policysearch.train.labels import (
     of_one_example,
 )
 from policysearch.train.schedule import CONSTANT, Schedule
-from policysearch.train.step import SMALLEST_BATCH, Clipping, Tracing, trace_forward, trace_step
+from policysearch.train.step import SMALLEST_BATCH, Tracing, trace_forward, trace_step
 from policysearch.train.user_code import (
     found_from,
     is_user_code,
@@ -68,7 +70,10 @@ class Task:
     them, to +-`clip_value`, as torch's `clip_grad_norm_` and `clip_grad_value_` do.
     `attention` is what runs a net's calls of torch's `scaled_dot_product_attention`: "written" out
     as products and a softmax, what torch composes ("math", in float32) or its "flash" kernel for
-    CPUs.
+    CPUs. `groups` are parameters with a rate or decay of their own, and frozen ones. With
+    `accumulation_steps` k a step takes k micro-batches of `batch_size`: it sums the gradients of
+    their losses over k, each gradient in the format its parameter is stored in, and updates once;
+    its loss is their mean.
     """
 
     model: str | Model = "lenet5"
@@ -95,6 +100,8 @@ class Task:
     attention: Attention = WRITTEN
     clip_norm: float | None = None
     clip_value: float | None = None
+    groups: tuple[Group, ...] = ()
+    accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str) and not is_user_code(self.model):
@@ -107,6 +114,7 @@ class Task:
         one_of("optimizer", self.optimizer, trained())
         number("learning_rate", self.learning_rate, 0.0, 1e6)
         number("batch_size", self.batch_size, 1, 2**20)
+        number("accumulation_steps", self.accumulation_steps, 1, 2**16)
         number("steps", self.steps, 1, 2**31)
         number("tail_steps", self.tail_steps, 1, self.steps)
         self.schedule.check_length(self.steps)
@@ -179,9 +187,20 @@ class Task:
         """What the unscaled gradients are clipped to."""
         return Clipping(self.clip_norm, self.clip_value)
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate of `step`, counted from 0."""
-        return self.schedule.rate(self.learning_rate, step, self.steps)
+    @property
+    def loop_notes(self) -> tuple[str, ...]:
+        """What a training loop has to do that an exported file cannot, one line each."""
+        lines = [f"parameter group, in the script's optimizer: {g.words}" for g in self.groups]
+        if self.accumulation_steps > 1:
+            lines.append(
+                f"accumulation: a step sums the gradients of loss / {self.accumulation_steps} over "
+                f"{self.accumulation_steps} micro-batches, then unscales, clips and updates once"
+            )
+        return (*lines, *filter(None, [self.clipping.in_torch]))
+
+    def rate_at(self, step: int, factor: float = 1.0) -> float:
+        """Return the learning rate of `step`, counted from 0, of a group with that factor."""
+        return self.schedule.rate(self.learning_rate * factor, step, self.steps)
 
     @cached_property
     def smallest_rate(self) -> float:
@@ -205,7 +224,8 @@ class Task:
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
         model = self.untrained_model(dataset)
-        check_memory("task", needed_bytes(model, self.steps, self.batch_size))
+        examples = self.batch_size * self.accumulation_steps
+        check_memory("task", needed_bytes(model, self.steps, examples))
         return model
 
     def untrained_model(self, dataset: Dataset) -> Model:
@@ -213,11 +233,14 @@ class Task:
         model = self._ruled(self._model(dataset))
         outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
         check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
+        by_parameter(self.groups, model.parameters())
         return model
 
     def tracing(self, model: Model, batch_size: int) -> Tracing:
         """Return what traces the training step of `model`, on `batch_size` examples."""
-        return Tracing(model, self.loss, self.build_optimizer(), batch_size, self.clipping)
+        optimizer, parts = self.build_optimizer(), self.accumulation_steps
+        of_step = batch_size, self.clipping, self.groups, parts
+        return Tracing(model, self.loss, optimizer, *of_step)
 
     def _model(self, dataset: Dataset) -> Model:
         if isinstance(self.model, Model) or is_user_code(self.model):
@@ -267,6 +290,10 @@ class Task:
         for name in ("clip_norm", "clip_value"):
             if fields[name] is None:
                 del fields[name]
+        if not self.groups:
+            del fields["groups"]
+        if self.accumulation_steps == 1:
+            del fields["accumulation_steps"]
         return {**fields, "model": self.model_name, "data": self.data_name}
 
     @property

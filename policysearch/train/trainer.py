@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -21,7 +23,9 @@ from policysearch.train.feeding import (
     feed_constants,
     feed_inputs,
     feed_masks,
+    feed_rates,
     feed_scalars,
+    micro_batches,
 )
 from policysearch.train.loss_scale import initial_state, next_state, skips_update
 from policysearch.train.lost_values import Probe, Tally
@@ -48,8 +52,9 @@ class Trainer:
         self.updates_done = self.step_index = 0
         self.probe, self.watch = Probe(), SwampedCounter()
         self.arena, self._tracing = Arena(), task.tracing(model, task.batch_size)
-        self._compiled: dict[bool, Step] = {}
+        self._compiled: dict[tuple[bool, bool], Step] = {}
         self._shared: dict[str, Array] = {}
+        self._sums: list[Array] = []
         self.phase = policy.at_step(0)
         self._enter(self.phase)
 
@@ -57,7 +62,7 @@ class Trainer:
         """Take `phase` as the policy in force; what is kept moves to the formats it keeps it in."""
         if not self._compiled or phase != self.phase:
             self._compile(phase)
-        self.phase, executable = phase, self._compiled[False]
+        self.phase, executable = phase, self._compiled[False, True]
         for node in executable.graph.nodes:
             if node.op.name in KEPT:
                 array = self._shared.setdefault(node.name, executable.arrays[node.name])
@@ -67,11 +72,14 @@ class Trainer:
         """Compile the steps of `phase` in the place of those of the phase before."""
         self._compiled.clear()
         statistics = (NEXT + spec.name for spec in self.model.statistics())
-        graph = self._tracing.step_graph(phase).wanting("loss", "finite", *statistics)
+        graphs = self._tracing.step_graphs(phase)
+        wanted = ("loss", *statistics)
         sources = self._shared
-        for observed in (True, False):  # the one that needs more of the arena first
-            self._compiled[observed] = step = compile_graph(
-                with_update_sources(graph) if observed else graph,
+        for observed, last in product((True, False), (True, False)[: len(graphs)]):
+            graph = graphs[0].wanting("finite", *wanted) if last else graphs[1].wanting(*wanted)
+            # the one that needs more of the arena comes first
+            self._compiled[observed, last] = step = compile_graph(
+                with_update_sources(graph) if observed and last else graph,
                 seed=self.seed,
                 fast=self.fast,
                 sources=sources,
@@ -79,6 +87,8 @@ class Trainer:
                 arena=self.arena,
             )
             sources = step.arrays
+        sums = (node.name for node in graphs[0].nodes if node.op.name == "gradient_buffer")
+        self._sums = [step.arrays[name] for name in sums]
         feed_constants(step, self.model)
 
     def load(self, params: Mapping[str, Array]) -> None:
@@ -127,20 +137,20 @@ class Trainer:
             self._enter(self.policy.at_step(self.step_index))
         config, scale = self.policy.loss_scale, self.scale_state.scale
         probed = self.step_index % PROBE_INTERVAL == 0
-        executable = self._forward_backward(probed, inputs, labels, scale)
+        before = self.moving()
+        executable, loss = self.forward_backward(probed, inputs, labels, scale)
         finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
         if not finite and not probed:
             # What overflowed where is counted in every step that is not finite. The forward and
-            # backward pass has no state, so that it can be run again with its roundings observed.
-            executable = self._forward_backward(True, inputs, labels, scale)
-        for spec in self.model.statistics():
-            self._shared[spec.name][...] = executable.value(NEXT + spec.name)
+            # backward pass can be run again, then with its roundings observed.
+            self.put_back(before)
+            executable, loss = self.forward_backward(True, inputs, labels, scale)
         skipped = skips_update(config, finite)
         if not skipped:
             self._apply_updates(executable, probed)
         self.scale_state = next_state(config, self.scale_state, finite, self.step_index)
         self.step_index += 1
-        return float(executable.value("loss")), scale, skipped
+        return loss, scale, skipped
 
     def _apply_updates(self, executable: Step, probed: bool) -> None:
         if probed:
@@ -154,19 +164,54 @@ class Trainer:
             factor = self.task.smallest_rate / rate if rate else 1.0
             self.watch.after(executable, self.step_index, factor)
 
-    def _forward_backward(
+    def moving(self) -> dict[str, Array]:
+        """Return copies of what `forward_backward` moves: statistics, and the states of scales."""
+        moved = {spec.name for spec in self.model.statistics()}
+        for step in [step for (_, last), step in self._compiled.items() if not last]:
+            moved |= {step.graph.nodes[old].name for old, _ in step.graph.updates}
+        return {name: self._shared[name].copy(order="K") for name in moved & self._shared.keys()}
+
+    def put_back(self, before: Mapping[str, Array]) -> None:
+        """Let what `forward_backward` has moved be as it was."""
+        for name, array in before.items():
+            self._shared[name][...] = array
+
+    def forward_backward(
         self, observed: bool, inputs: Sequence[Array], labels: Array, scale: float
-    ) -> Step:
-        executable = self._compiled[observed]
+    ) -> tuple[Step, float]:
+        """Run the micro-batches of a step, all but the update; return the last, and their loss."""
+        count, losses = self.task.accumulation_steps, list[float]()
+        for array in self._sums:
+            array[...] = 0.0
+        for place, batch in enumerate(micro_batches(inputs, labels, count)):
+            last = place == count - 1
+            executable = self._compiled[observed, last]
+            self._run(executable, place + self.step_index * count, *batch, scale)
+            losses.append(float(executable.value("loss")))
+            if not last:
+                executable.apply_updates()
+            for spec in self.model.statistics():
+                self._shared[spec.name][...] = executable.value(NEXT + spec.name)
+        return executable, sum(losses) / count
+
+    def _run(
+        self,
+        executable: Step,
+        number: int,
+        inputs: Sequence[Array],
+        labels: Array,
+        scale: float,
+    ) -> None:
+        """Run one micro-batch, the `number`-th of the training."""
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
-        executable.step_index = self.probe.step = self.step_index
+        executable.step_index, self.probe.step = number, self.step_index
         feed_inputs(executable, self.model, inputs, labels)
-        feed_masks(executable, self.seed, self.step_index)
+        feed_masks(executable, self.seed, number)
         # Adam's bias correction counts updates, not steps, as in torch.
-        number = self.updates_done + 1
-        feed_scalars(executable, scale, self.task.rate_at(self.step_index), number)
+        updates = self.updates_done + 1
+        feed_scalars(executable, scale, self.task.rate_at(self.step_index), updates)
+        feed_rates(executable, partial(self.task.rate_at, self.step_index))
         executable.forward_backward()
-        return executable
 
     def accuracy(self, inputs: Sequence[Array], labels: Array) -> float | None:
         """Return the share of labels that the policy in force gets right, IGNORED ones left out.

@@ -135,8 +135,9 @@ def is_borderline(
             trainer.step([array[indices] for array in inputs], labels[indices])
         batch = [array[order[at]] for array in inputs], labels[order[at]]
         scale = trainer.scale_state.scale
-        finite = [
-            trainer._forward_backward(False, *batch, scale * share).value("finite") == 1.0
-            for share in (1.0 - BORDER, 1.0 + BORDER)
-        ]
-    return bool(finite[0] != finite[1])
+        finite, before = list[bool](), trainer.moving()
+        for share in (1.0 - BORDER, 1.0 + BORDER):
+            step, _ = trainer.forward_backward(False, *batch, scale * share)
+            finite.append(bool(step.value("finite") == 1.0))
+            trainer.put_back(before)
+    return finite[0] != finite[1]

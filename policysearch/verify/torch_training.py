@@ -21,8 +21,8 @@ from policysearch.nn.chain import Chain
 from policysearch.nn.model import DRAWN, DROPPED, OWN_LOSS, Model
 from policysearch.policy.policy import Policy
 from policysearch.train.feeding import batch_order, dropout_mask, initial_parameters
+from policysearch.train.groups import Group, by_parameter, rate_and_decay
 from policysearch.train.losses import LOSSES, loss_of
-from policysearch.train.step import trace_step
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from policysearch.verify.gpu_rounding import AsAGpu
@@ -62,6 +62,10 @@ def main(folder: Path) -> None:
     model = job.task.build_model(dataset)
     module = _module(model, job.source)
     _load(module, initial_parameters(model, job.seed))
+    grouped = by_parameter(job.task.groups, model.parameters())
+    for name, parameter in module.named_parameters():
+        if name in grouped and grouped[name].frozen:
+            parameter.requires_grad_(False)
     spec = importlib.util.spec_from_file_location("exported", folder / FILE)
     assert spec is not None and spec.loader is not None
     exported = importlib.util.module_from_spec(spec)
@@ -76,7 +80,7 @@ def main(folder: Path) -> None:
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
     scaler = exported.make_grad_scaler(kind)
-    steps = list(_steps(job, model, dataset, module, scaler, dropout))
+    steps = list(_steps(job, model, dataset, module, scaler, dropout, grouped))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
     (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys), "leaves": leaves}))
@@ -158,38 +162,53 @@ def _tensors(result: Any) -> Iterator[Any]:
 
 
 def _steps(
-    job: Job, model: Model, dataset: Any, module: Any, scaler: Any, dropout: _Dropout
+    job: Job,
+    model: Model,
+    dataset: Any,
+    module: Any,
+    scaler: Any,
+    dropout: _Dropout,
+    grouped: Mapping[str, Group],
 ) -> Iterator[Any]:
     """Yield (loss, scale, skipped) of every step."""
     task, (inputs, labels) = job.task, dataset.train
     updated = _Updated(job.policy, list(module.parameters()))
-    optimizer = _optimizer(task, job.policy, updated.tensors)
-    nodes = trace_step(model, task.loss, task.build_optimizer(), task.batch_size).nodes
+    tensors = dict(zip(dict(module.named_parameters()), updated.tensors, strict=True))
+    optimizer = _optimizer(task, job.policy, tensors, grouped)
+    nodes = task.tracing(model, task.batch_size).float32.nodes
     masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
     if any(n.op.kind == "source" and DRAWN in n.attributes for n in nodes):
         raise InputError("noise drawn in forward: of torch's own; expected none but dropout masks")
     order = batch_order(task, dataset, job.seed)
     for step, indices in enumerate(order):
-        dropout.begin(step)
         for group in optimizer.param_groups:
-            group["lr"] = task.rate_at(step)
+            group["lr"] = task.rate_at(step, group["rate_factor"])
         module.zero_grad()
-        batch = [torch.from_numpy(x[indices]).to(job.place) for x in (*inputs, labels)]
-        scale, skipped = scaler.get_scale(), scaler.skipped
-        with AsAGpu() if job.place == "cpu" else contextlib.nullcontext():
-            loss = _loss(task, model, module, batch[:-1], batch[-1])
-            scaler.scale(loss).backward()
-        _check_masks(dropout.drawn, masks)
+        scale, skipped, losses = scaler.get_scale(), scaler.skipped, list[float]()
+        for place, part in enumerate(indices.reshape(task.accumulation_steps, -1)):
+            dropout.begin(step * task.accumulation_steps + place)
+            batch = [torch.from_numpy(x[part]).to(job.place) for x in (*inputs, labels)]
+            with AsAGpu() if job.place == "cpu" else contextlib.nullcontext():
+                loss = _loss(task, model, module, batch[:-1], batch[-1])
+                share = loss / task.accumulation_steps if task.accumulation_steps > 1 else loss
+                scaler.scale(share).backward()
+            losses.append(loss.item())
+            _check_masks(dropout.drawn, masks)
         updated.take_gradients()
-        if task.clip_norm is not None:
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(updated.tensors, task.clip_norm)
-        if task.clip_value is not None:
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_value_(updated.tensors, task.clip_value)
+        _clip(task, scaler, optimizer, updated.tensors)
         scaler.step(optimizer)
         scaler.update()
-        yield loss.item(), scale, scaler.skipped > skipped
+        yield sum(losses) / len(losses), scale, scaler.skipped > skipped
+
+
+def _clip(task: Task, scaler: Any, optimizer: Any, parameters: list[Any]) -> None:
+    """Clip the gradients as the task does, unscaled first."""
+    if task.clip_norm is not None:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, task.clip_norm)
+    if task.clip_value is not None:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_value_(parameters, task.clip_value)
 
 
 class _Updated:
@@ -279,12 +298,19 @@ def named_loss(name: str, logits: Any, targets: Any) -> Any:
     return FUNCTIONS[name](logits, targets.reshape(logits.shape).float())
 
 
-def _optimizer(task: Task, policy: Policy, parameters: list[Any]) -> Any:
-    """Return torch's optimizer of the task, in two groups of weight decay."""
-    bare = [p for p in parameters if p.dim() < 2 and task.weight_decay_for == "matrices"]
+def _optimizer(
+    task: Task, policy: Policy, parameters: Mapping[str, Any], grouped: Mapping[str, Group]
+) -> Any:
+    """Return torch's optimizer of the task, in a group for every rate and weight decay."""
+    held: dict[tuple[float, float], list[Any]] = {}
+    for name, parameter in parameters.items():
+        group = grouped.get(name)
+        if group is None or not group.frozen:
+            kind = rate_and_decay(group, task.build_optimizer(), parameter.dim())
+            held.setdefault(kind, []).append(parameter)
     groups = [
-        {"params": [p for p in parameters if all(p is not b for b in bare)]},
-        {"params": bare, "weight_decay": 0.0},
+        {"params": params, "rate_factor": factor, "weight_decay": decay}
+        for (factor, decay), params in held.items()
     ]
     fused = None if policy.master_weights else policy.optimizer_order == "fused"
     return torch_optimizer(task.build_optimizer(), groups, task.learning_rate, fused)
