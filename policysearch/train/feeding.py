@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset, batches
+from policysearch.data.spool import SpooledDataset
 from policysearch.emulator.compile import Step
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node, size
@@ -177,7 +178,10 @@ def batch_order(task: Task, dataset: Dataset, seed: int) -> NDArray[np.int64]:
     They are [steps, examples], micro-batch after micro-batch.
     """
     count = task.steps * task.accumulation_steps
-    order = batches(dataset, task.batch_size, count, np.random.default_rng([seed, 1]))
+    if isinstance(dataset, SpooledDataset):
+        order = dataset.order(task.batch_size, count, seed)
+    else:
+        order = batches(dataset, task.batch_size, count, np.random.default_rng([seed, 1]))
     return order.reshape(task.steps, -1)
 
 

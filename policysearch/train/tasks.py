@@ -326,7 +326,9 @@ def check_fits(model: Model, dataset: Dataset) -> None:
         given = f"{len(dataset.inputs)} inputs"
         raise InputError(f"{where}: {given}; model {model.name} expected {len(taken)}: {names}")
     for place, (item, array) in enumerate(zip(taken, dataset.inputs, strict=True)):
-        _check_input(f"{where}, inputs[{place}]", f"{item.name} of model {model.name}", item, array)
+        named = f"{item.name} of model {model.name}"
+        ends = dataset.extremes(place) if item.below else (0.0, 0.0)
+        _check_input(f"{where}, inputs[{place}]", named, item, array, ends)
     for item in model.inputs:
         if item.name == model.labels:
             _check_shape(f"{where}, labels", item, dataset.labels)
@@ -340,13 +342,16 @@ def _check_shape(where: str, item: Input, array: Array) -> None:
         raise InputError(f"{where}: {given}; expected {expected}")
 
 
-def _check_input(where: str, named: str, item: Input, array: Array) -> None:
+def _check_input(
+    where: str, named: str, item: Input, array: Array, extremes: tuple[float, float]
+) -> None:
     _check_shape(where, item, array)
     if item.whole != (array.dtype == np.int64):
         expected = "int64" if item.whole else "float32"
         raise InputError(f"{where}: {array.dtype}; expected {expected} for {named}")
-    if item.below and (array.min() < 0 or array.max() >= item.below):
-        worst = array.min() if array.min() < 0 else array.max()
+    least, most = extremes
+    if item.below and (least < 0 or most >= item.below):
+        worst = int(least if least < 0 else most)
         raise InputError(f"{where}: {worst}; expected 0 to {item.below - 1} for {named}")
 
 

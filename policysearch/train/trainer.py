@@ -31,6 +31,7 @@ from policysearch.train.loss_scale import initial_state, next_state, skips_updat
 from policysearch.train.lost_values import Probe, Tally
 from policysearch.train.swamped import SwampedCounter, with_update_sources
 from policysearch.train.tasks import Task
+from policysearch.values import InputError
 
 PROBE_INTERVAL = 20
 """Steps between those whose roundings are all observed: observing them takes time."""
@@ -92,11 +93,20 @@ class Trainer:
         feed_constants(step, self.model)
 
     def load(self, params: Mapping[str, Array]) -> None:
-        """Write the initial arrays (logical, by name), rounded to where they are kept."""
+        """Write the initial arrays (logical, by name), rounded to where they are kept.
+
+        The optimizer goes on from the state that the model starts with.
+        """
         specs = (*self.model.parameters(), *self.model.statistics())
         check_initial(specs, params)
         for spec in specs:
             self._shared[spec.name][...] = params[spec.name]
+        for name, array in self.model.optimizer_state.items():
+            if name not in self._shared or self._shared[name].shape != array.shape:
+                optimizer = self.task.optimizer
+                raise InputError(f"optimizer state {name}: no state of {optimizer!r}; expected one")
+            self._shared[name][...] = array
+        self.updates_done = self.model.updates_done
         self._enter(self.phase)
 
     def checkpoint(self, of: str, taken: Taken) -> Checkpoint:
