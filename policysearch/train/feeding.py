@@ -61,6 +61,17 @@ def feed_constants(step: Step, model: Model) -> None:
             step.arrays[name][...] = array
 
 
+def feed_state(arrays: Mapping[str, Array], model: Model) -> None:
+    """Write the optimizer's state that the model starts with, if it does, to those `arrays`.
+
+    InputError where the optimizer has no such state.
+    """
+    for name, array in model.optimizer_state.items():
+        if name not in arrays or arrays[name].shape != array.shape:
+            raise InputError(f"optimizer state {name}: not the optimizer's; expected its own")
+        arrays[name][...] = array
+
+
 def feed_inputs(step: Step, model: Model, inputs: Sequence[Array], labels: Array) -> None:
     """Write a batch to the sources of the model's inputs and to TARGETS."""
     for name, array in arrays_by_input(model, inputs, labels):

@@ -74,6 +74,11 @@ class Task:
     `accumulation_steps` k a step takes k micro-batches of `batch_size`: it sums the gradients of
     their losses over k, each gradient in the format its parameter is stored in, and updates once;
     its loss is their mean.
+
+    `script` is "file.py:function" of a function that returns what `policysearch.from_loader`,
+    `from_trainer` or `from_lightning` gives: **that runs the file**. Model and data are the
+    script's, and so is every key that is not given, `study.baseline` too. It is a key of study
+    files: in Python `policysearch.study_of` makes a study of one.
     """
 
     model: str | Model = "lenet5"
@@ -102,8 +107,11 @@ class Task:
     clip_value: float | None = None
     groups: tuple[Group, ...] = ()
     accumulation_steps: int = 1
+    script: str = ""
 
     def __post_init__(self) -> None:
+        if self.script:
+            raise InputError(f"script: {self.script!r}; expected it in a study file")
         if isinstance(self.model, str) and not is_user_code(self.model):
             one_of("model", self.model, MODELS)
         if isinstance(self.data, str) and not is_user_code(self.data):
@@ -280,7 +288,7 @@ class Task:
         """
         named = replace(self, model="lenet5", data="digits32", graph_rules=())
         fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
-        del fields["data_folder"], fields["graph_rules"]
+        del fields["data_folder"], fields["graph_rules"], fields["script"]
         fields["loss"] = self.loss or USUAL_LOSS
         fields["schedule"] = self.schedule.to_plain()
         if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's

@@ -25,13 +25,13 @@ from policysearch.train.feeding import (
     feed_masks,
     feed_rates,
     feed_scalars,
+    feed_state,
     micro_batches,
 )
 from policysearch.train.loss_scale import initial_state, next_state, skips_update
 from policysearch.train.lost_values import Probe, Tally
 from policysearch.train.swamped import SwampedCounter, with_update_sources
 from policysearch.train.tasks import Task
-from policysearch.values import InputError
 
 PROBE_INTERVAL = 20
 """Steps between those whose roundings are all observed: observing them takes time."""
@@ -101,11 +101,7 @@ class Trainer:
         check_initial(specs, params)
         for spec in specs:
             self._shared[spec.name][...] = params[spec.name]
-        for name, array in self.model.optimizer_state.items():
-            if name not in self._shared or self._shared[name].shape != array.shape:
-                optimizer = self.task.optimizer
-                raise InputError(f"optimizer state {name}: no state of {optimizer!r}; expected one")
-            self._shared[name][...] = array
+        feed_state(self._shared, self.model)
         self.updates_done = self.model.updates_done
         self._enter(self.phase)
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from policysearch.data.spool import LARGEST_BYTES
-from policysearch.scripts.batches import VALIDATION_BATCHES, Drawing, seeded
-from policysearch.scripts.checkpoints import restored, steps_done
-from policysearch.scripts.loader import Places, baseline_of, script_of
-from policysearch.scripts.recipe import read_optimizer, recorded
-from policysearch.train.script import Script
+from policysearch.train.scripts.batches import seeded
+from policysearch.train.scripts.checkpoints import steps_left
+from policysearch.train.scripts.loader import Kept, baseline_of, script_of
+from policysearch.train.scripts.recipe import Read, read_optimizer, recorded
+from policysearch.train.scripts.script import Script
 from policysearch.values import InputError
 
 COUNT = "num_items_in_batch"
 """What the labels of all micro-batches of a step are called where the loss is divided by them."""
 
 REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("several devices", lambda args: args.n_gpu > 1 or args.world_size > 1),
     ("deepspeed", lambda args: bool(args.deepspeed)),
     ("fsdp", lambda args: bool(getattr(args, "fsdp", None))),
     ("neftune_noise_alpha", lambda args: args.neftune_noise_alpha is not None),
@@ -37,85 +37,71 @@ TAKEN = (
 )
 
 
-def from_trainer(
-    trainer: Any,
-    *,
-    init_from: str | Path | None = None,
-    validation_batches: int = VALIDATION_BATCHES,
-    pads: Mapping[str, float] | None = None,
-    length: int | None = None,
-    spool: str | Path | None = None,
-    spool_bytes: int = LARGEST_BYTES,
-    name: str = "",
-) -> Script:
+def from_trainer(trainer: Any, *, init_from: str | Path | None = None, **kept: Any) -> Script:
     """Return what a Trainer of transformers would train, as a task; it is left as it is.
 
     Taken are its model, training arguments, data, collator, loss, optimizer with its groups,
     schedule, clipping, accumulation and seed; its `bf16` or `fp16` is the baseline. `init_from`
-    is a folder checkpoint-N that it wrote: the task goes on from there. The other arguments are as
-    of `from_loader`. InputError for what is not taken.
+    is a folder checkpoint-N that it wrote: the task goes on from there, with batches from the
+    beginning. `kept` are fields of `Kept`. InputError for what is not taken.
     """
-    args, model = trainer.args, trainer.model
+    args, model, count = trainer.args, trainer.model, trainer.args.gradient_accumulation_steps
     for said, given in REFUSED:
         if given(args):
             raise InputError(f"trainer: {said}; expected it left out: it is not taken")
-    if args.n_gpu > 1 or args.world_size > 1:
-        raise InputError("trainer: several devices; expected one")
-    count = args.gradient_accumulation_steps
     with seeded(args.seed):
         loader = trainer.get_train_dataloader()
-        steps = _steps(trainer, loader)
-        before = trainer.optimizer, trainer.lr_scheduler
-        trainer.create_optimizer_and_scheduler(num_training_steps=steps)
-    try:
-        optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
-        done = 0
-        if init_from is not None:
-            restored(init_from, model, optimizer, [scheduler])
-            done = steps_done(init_from)
-        if done >= steps:
-            raise InputError(
-                f"init_from: {init_from}: after step {done} of {steps}; expected fewer"
-            )
-        read = read_optimizer(optimizer, model)
-        schedule = recorded(optimizer, [(scheduler, 1)], steps - done)
-    finally:
-        trainer.optimizer, trainer.lr_scheduler = before
-    has_validation = trainer.eval_dataset is not None
-    drawing = Drawing(
-        *(loader, steps - done, None, count, args.seed),
-        trainer.get_eval_dataloader() if has_validation else None,
-        validation_batches,
+        total = _steps(trainer, loader)
+        read, schedule, steps = _recipe(trainer, total, init_from)
+    how = Kept(**{"validation": _validation(trainer), "pads": _pads(trainer), **kept})
+    drawing = how.drawing(
+        loader,
+        args.seed,
+        steps=steps,
+        accumulation_steps=count,
         epoch_ends=True,
         counted=_Counted(trainer) if _counts(trainer) else None,
-        pads=pads or _pads(trainer),
-        length=length,
     )
-    places = Places(name or type(model).__name__, spool, spool_bytes)
-    script = script_of(model, drawing, _Step(trainer, count), places, read, taken=TAKEN)
+    script = script_of(model, drawing, _Step(trainer, count), how, read, taken=TAKEN)
     clip = {"clip_norm": args.max_grad_norm} if args.max_grad_norm else {}
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
-    return replace(
-        script,
-        recipe={**script.recipe, **schedule, **clip},
-        baseline=baseline_of(precision),
-    )
+    recipe = {**script.recipe, **schedule, **clip}
+    return replace(script, recipe=recipe, baseline=baseline_of(precision))
+
+
+def _recipe(
+    trainer: Any, steps: int, init_from: str | Path | None
+) -> tuple[Read, dict[str, Any], int]:
+    """Return the optimizer, the schedule and the steps that are left; the trainer keeps none."""
+    before = trainer.optimizer, trainer.lr_scheduler
+    trainer.create_optimizer_and_scheduler(num_training_steps=steps)
+    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
+    trainer.optimizer, trainer.lr_scheduler = before
+    left = steps_left(init_from, trainer.model, optimizer, [scheduler], steps)
+    schedule = recorded(optimizer, [(scheduler, 1)], left)
+    return read_optimizer(optimizer, trainer.model), schedule, left
+
+
+def _validation(trainer: Any) -> Any:
+    return None if trainer.eval_dataset is None else trainer.get_eval_dataloader()
 
 
 def _steps(trainer: Any, loader: Any) -> int:
     """Return the steps of the training."""
     args = trainer.args
     if args.max_steps > 0:
-        return int(args.max_steps)
+        most: int = args.max_steps
+        return most
     try:
-        batches = len(loader)
+        batches: int = len(loader)
     except TypeError:
         raise InputError("trainer: data without a length; expected max_steps") from None
     # A last step of fewer micro-batches than the others is left out here.
-    each = batches // args.gradient_accumulation_steps
+    each: int = batches // args.gradient_accumulation_steps
     if not each:
         raise InputError(f"trainer: {batches} batches an epoch; expected those of one step")
-    return math.ceil(float(args.num_train_epochs) * each)
+    epochs: float = args.num_train_epochs
+    return math.ceil(epochs * each)
 
 
 def _counts(trainer: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.train.groups import Group
-from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task
 from policysearch.train.user_code import found_from, result_of
 from policysearch.values import InputError, one_of
@@ -38,21 +37,38 @@ class Script:
         """The task: what the script trains."""
         return Task(model=self.model, data=self.data, **self.recipe)
 
-    def changed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe as plain keys of [task] with those that are `given` in their place."""
-        plain = {
+    def in_tables(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tables of a study file with what they do not say of the script's."""
+        given = {name: value for name, value in data["task"].items() if name != KEY}
+        recipe = {
             name: _plain(value)
             for name, value in self.recipe.items()
-            if name not in given and not isinstance(value, Schedule)
+            if name != "schedule" and name not in given
         }
-        return {**plain, **given}
+        steps = given.get("steps")
+        if isinstance(steps, int) and "tail_steps" not in given:
+            recipe["tail_steps"] = max(1, min(self.recipe["tail_steps"], steps))
+        study = data.get("study")
+        if isinstance(study, Mapping):
+            data = {**data, "study": {"baseline": self.baseline, **study}}
+        return {**data, "task": {**recipe, **given}}
 
-    def task_of(self, task: Task, given: Mapping[str, Any]) -> Task:
-        """Return a `task` that was read of `given` keys, with what is no key of a file."""
-        schedule = task.schedule if "schedule" in given else self.recipe.get("schedule")
-        if "schedule" not in given and "steps" in given and schedule is not None:
-            schedule = schedule.stretched(task.steps, self.recipe["steps"])
-        return replace(task, model=self.model, data=self.data, schedule=schedule or task.schedule)
+    def task_of(self, task: Task, given: Any) -> Task:
+        """Return a `task` that was read of a table, with the values that no file can say."""
+        schedule = task.schedule
+        if "schedule" not in given and "schedule" in self.recipe:
+            schedule = self.recipe["schedule"].stretched(task.steps, self.recipe["steps"])
+        return replace(task, model=self.model, data=self.data, schedule=schedule)
+
+
+def script_in(table: object, folder: Path) -> Script | None:
+    """Return the script that a table [task] names; None where it names none."""
+    if not isinstance(table, Mapping) or KEY not in table:
+        return None
+    for name in ("model", "data"):
+        if name in table:
+            raise InputError(f"{name}: beside {KEY}, which has its own; expected it left out")
+    return script_at(table[KEY], folder)
 
 
 def script_at(name: object, folder: Path) -> Script:
@@ -69,11 +85,15 @@ def script_at(name: object, folder: Path) -> Script:
     return given
 
 
-def check_recipe(recipe: Mapping[str, Any]) -> None:
-    """Raise InputError for a name that is no key of [task]."""
-    known = [f.name for f in fields(Task) if f.name not in ("model", "data", "data_folder")]
+OWN_KEYS = ("model", "data", "data_folder", "loss", "script", "batch_size", "steps")
+"""Of [task]: a script says them itself."""
+
+
+def check_recipe(recipe: Mapping[str, Any], others: Sequence[str]) -> None:
+    """Raise InputError for a name that is neither a key of [task] nor one of `others`."""
+    known = [f.name for f in fields(Task) if f.name not in OWN_KEYS]
     for name in recipe:
-        one_of("recipe", name, known)
+        one_of("option", name, (*others, *known))
 
 
 def _plain(value: Any) -> Any:

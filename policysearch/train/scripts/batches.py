@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from policysearch.data.spool import LARGEST_BYTES, Spool, SpooledDataset, nameless, reusable
-from policysearch.scripts.stepped import Layout, layout_of, tensors_of
+from policysearch.train.scripts.stepped import Layout, layout_of, tensors_of
 from policysearch.values import InputError, number, shown
 
 Array = NDArray[Any]
@@ -59,10 +59,10 @@ class Drawing:
         number("validation_batches", self.validation_batches, 1, 2**16)
 
     def first(self) -> Any:
-        """Return the first batch; InputError where the loader yields none."""
+        """Return the first batch as it is kept; InputError where the loader yields none."""
         with seeded(self.seed):
             for batch in self._checked(iter_of(self.loader), "loader"):
-                return batch
+                return _with(batch, self.counted([batch]) if self.counted else {})
         raise InputError("loader: yields nothing; expected at least one batch")
 
     def training(self, left_out: dict[str, int]) -> Iterator[list[Any]]:

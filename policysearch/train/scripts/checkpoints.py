@@ -107,9 +107,24 @@ def _folder(path: Path) -> dict[str, Any]:
     return held
 
 
-def steps_done(path: str | Path) -> int:
+def steps_left(
+    init_from: str | Path | None, module: Any, optimizer: Any, schedulers: Sequence[Any], steps: int
+) -> int:
+    """Load a checkpoint, if there is one; return how many of the `steps` come after it.
+
+    InputError where none does.
+    """
+    if init_from is None:
+        return steps
+    restored(init_from, module, optimizer, schedulers)
+    done = _steps_done(Path(init_from))
+    if done >= steps:
+        raise InputError(f"init_from: {init_from}: after step {done} of {steps}; expected fewer")
+    return steps - done
+
+
+def _steps_done(path: Path) -> int:
     """Return the training steps that a checkpoint says it was written after; 0 where it is mute."""
-    path = Path(path)
     state = path / "trainer_state.json"
     if state.is_file():
         return int(json.loads(state.read_text(encoding="utf-8")).get("global_step", 0))

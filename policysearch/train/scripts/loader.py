@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from policysearch.data.spool import LARGEST_BYTES, SpooledDataset
 from policysearch.files import RESULTS_FOLDER
 from policysearch.importers.torch_export import from_torch
 from policysearch.nn.model import OWN_LOSS
-from policysearch.scripts.batches import VALIDATION_BATCHES, Drawing, seeded, spooled
-from policysearch.scripts.checkpoints import restored
-from policysearch.scripts.recipe import Read, read_optimizer, recorded
-from policysearch.scripts.stepped import Layout, Step, Stepping, layout_of, stepped
 from policysearch.train.losses import LOSSES
-from policysearch.train.script import Script, check_recipe
+from policysearch.train.scripts.batches import VALIDATION_BATCHES, Drawing, seeded, spooled
+from policysearch.train.scripts.checkpoints import restored
+from policysearch.train.scripts.recipe import Read, read_optimizer, recorded
+from policysearch.train.scripts.script import Script, check_recipe
+from policysearch.train.scripts.stepped import Layout, Step, Stepping, layout_of, stepped
 from policysearch.values import InputError, one_of
 
 TAIL_SHARE = 6
@@ -33,61 +33,46 @@ def from_loader(
     steps: int | None = None,
     epochs: float | None = None,
     seed: int = 0,
-    labels: str = "",
     optimizer: Any = None,
     scheduler: Any = None,
-    accumulation_steps: int = 1,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    precision: str = "float32",
-    validation: Any = None,
-    validation_batches: int = VALIDATION_BATCHES,
-    pads: Mapping[str, float] | None = None,
-    length: int | None = None,
+    precision: str = "no",
     init_from: str | Path | None = None,
-    spool: str | Path | None = None,
-    spool_bytes: int = LARGEST_BYTES,
-    name: str = "",
-    **recipe: Any,
+    **options: Any,
 ) -> Script:
     """Return a training loop of torch's as a task whose batches are those of its `loader`.
 
     `module` is an nn.Module, whose values every seed starts from, or a function that makes one.
     `loss` is a function of the module and a batch that returns the loss, an nn.Module of outputs
     and labels, or the name of a loss of a task. Batches are tensors, or lists, tuples and dicts of
-    them, the examples along axis 0. They are drawn once, under `seed`, for so many `steps` of
-    `accumulation_steps` batches or so many `epochs`, and kept in the file `spool` (by default
-    results/NAME.spool) of at most `spool_bytes`; `validation` is another loader, of which
-    `validation_batches` are kept. Tensors called by the keys of `pads` are filled up with their
-    values to `length` along axis 1.
-
-    `optimizer` and `scheduler` (stepped once a step) are torch's and say rate, groups, schedule and
-    the state to start from; `recipe` are keys of [task] in their place. `precision` is what the
-    loop runs at: a preset, or "bf16" and "fp16" for torch's autocast. `init_from` is a checkpoint
-    that is loaded into the module, optimizer and scheduler first. Raises InputError for a loader
-    that yields nothing, changes shapes or fails, and for what is no part of a task.
+    them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps` or
+    `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
+    rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
+    "bf16" or "fp16", as Accelerate has them, or a preset. `init_from` is a checkpoint that is
+    loaded into the three first. Other `options` are fields of `Kept`, and keys of [task]
+    (accumulation_steps, clip_norm). InputError for a loader that yields nothing, changes shapes or
+    fails, and for what is no part of a task.
     """
-    check_recipe(recipe)
+    kept, recipe = _split(options)
     if init_from is not None:
-        restored(init_from, module, optimizer, [scheduler] if scheduler is not None else [])
-    drawing = Drawing(
-        *(loader, steps, epochs, accumulation_steps, seed, validation, validation_batches),
-        pads=pads or {},
-        length=length,
-    )
-    step = step_of(loss)
+        restored(init_from, module, optimizer, [] if scheduler is None else [scheduler])
+    count = recipe.pop("accumulation_steps", 1)
     read = Read({}) if optimizer is None else read_optimizer(optimizer, _instance(module))
-    places = Places(name or _name(module), spool, spool_bytes, labels)
-    script = script_of(module, drawing, step, places, read, loss if isinstance(loss, str) else "")
-    given = {"clip_norm": clip_norm, "clip_value": clip_value}
-    held = {key: value for key, value in given.items() if value is not None}
+    named = loss if isinstance(loss, str) else ""
+    drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
+    script = script_of(module, drawing, step_of(loss), kept, read, named)
     if scheduler is not None:
         if optimizer is None:
             raise InputError("scheduler: without its optimizer; expected both")
-        held |= recorded(optimizer, [(scheduler, 1)], script.recipe["steps"])
-    return replace(
-        script, recipe={**script.recipe, **held, **recipe}, baseline=baseline_of(precision)
-    )
+        recipe = {**recorded(optimizer, [(scheduler, 1)], script.recipe["steps"]), **recipe}
+    return replace(script, recipe={**script.recipe, **recipe}, baseline=baseline_of(precision))
+
+
+def _split(options: Mapping[str, Any]) -> tuple[Kept, dict[str, Any]]:
+    """Return how batches are kept, and keys of [task]; InputError for what is neither."""
+    own = [field.name for field in fields(Kept)]
+    recipe = {name: value for name, value in options.items() if name not in own}
+    check_recipe(recipe, own)
+    return Kept(**{name: value for name, value in options.items() if name in own}), recipe
 
 
 def _instance(module: Any) -> Any:
@@ -96,23 +81,40 @@ def _instance(module: Any) -> Any:
     raise InputError("optimizer: beside a function that makes modules; expected the module itself")
 
 
-def _name(module: Any) -> str:
-    own = type(module).__name__ if isinstance(module, torch.nn.Module) else ""
-    return own or getattr(module, "__name__", "script")
+@dataclass(frozen=True)
+class Kept:
+    """How batches are kept: in the file `spool`, by default results/NAME.spool.
 
+    It has at most `spool_bytes`. `name` is what the net is called, by default its class;
+    `validation` is another loader, of which `validation_batches` are kept. `labels` names the
+    labels, where they are called otherwise than usual and are not the last of a tuple. Tensors
+    called by the keys of `pads` are filled up with their values to `length` along axis 1.
+    """
 
-class Places:
-    """Where batches are kept, and what a task is called."""
+    spool: str | Path | None = None
+    spool_bytes: int = LARGEST_BYTES
+    name: str = ""
+    labels: str = ""
+    validation: Any = None
+    validation_batches: int = VALIDATION_BATCHES
+    pads: Mapping[str, float] = field(default_factory=dict)
+    length: int | None = None
 
-    def __init__(
-        self,
-        name: str,
-        spool: str | Path | None = None,
-        limit: int = LARGEST_BYTES,
-        labels: str = "",
-    ) -> None:
-        self.name, self.limit, self.labels = name, limit, labels
-        self.spool = RESULTS_FOLDER / f"{name}.spool" if spool is None else Path(spool)
+    def drawing(self, loader: Any, seed: int, **others: Any) -> Drawing:
+        """Return how the batches of `loader` are drawn."""
+        own = {key: getattr(self, key) for key in ("validation_batches", "pads", "length")}
+        validation = {"validation": self.validation}
+        return Drawing(loader, seed=seed, **{**own, **validation, **others})
+
+    def called(self, module: Any) -> str:
+        """Return what the net is called."""
+        own = type(module).__name__ if isinstance(module, torch.nn.Module) else ""
+        return self.name or own or getattr(module, "__name__", "script")
+
+    def place(self, module: Any) -> Path:
+        """Return the file."""
+        usual = RESULTS_FOLDER / f"{self.called(module)}.spool"
+        return usual if self.spool is None else Path(self.spool)
 
 
 def step_of(loss: str | Callable[..., Any]) -> Step | None:
@@ -145,22 +147,20 @@ def script_of(
     module: Any,
     drawing: Drawing,
     step: Step | None,
-    places: Places,
+    kept: Kept,
     read: Read,
     loss: str = "",
     taken: Sequence[str] = (),
 ) -> Script:
     """Return the script of a step (or of a named loss) over the batches of a drawing."""
-    first = drawing.first()
-    extra = drawing.counted([first]) if drawing.counted else {}
-    batch = {**first, **extra} if extra else first
-    layout = layout_of(batch)
-    place = layout.labels(places.labels)
+    layout = layout_of(drawing.first())
+    place, name = layout.labels(kept.labels), kept.called(module)
     if step is None and place is None:
         raise InputError(f"loss: {loss!r} of batches without labels; expected labels")
-    data, left_out = spooled(drawing, layout, place, places.name, places.spool, places.limit)
+    file = kept.place(module)
+    data, left_out = spooled(drawing, layout, place, name, file, kept.spool_bytes)
     with seeded(drawing.seed):
-        model = _model(module, step, layout, place, data, places.name, loss)
+        model = _model(module, step, layout, place, data, name, loss)
     model = replace(model, optimizer_state=read.states, updates_done=read.updates)
     steps = data.train_count // (data.loader_batch * drawing.accumulation_steps)
     recipe = {
@@ -170,15 +170,14 @@ def script_of(
         "steps": steps,
         "tail_steps": max(1, steps // TAIL_SHARE),
     }
-    missing = [f"left out: {count} batches {why}" for why, count in left_out.items()]
     lines = [
-        f"batches: {data.train_count // data.loader_batch} of {data.loader_batch}, drawn under "
-        f"seed {drawing.seed}, in {places.spool}",
-        "validation: "
-        + ("its loader" if drawing.validation is not None else "batches after the last step"),
-        *([f"starts after {read.updates} updates"] if read.updates else []),
+        f"batches: {data.train_count // data.loader_batch} of {data.loader_batch} under seed "
+        f"{drawing.seed}, in {file}",
+        f"validation: {'batches after the last step' if drawing.validation is None else 'loader'}",
+        *([f"begins after {read.updates} updates"] if read.updates else []),
+        *(f"left out: {count} batches {why}" for why, count in left_out.items()),
     ]
-    return Script(model, data, recipe, taken=(*lines, *missing, *taken))
+    return Script(model, data, recipe, taken=(*lines, *taken))
 
 
 def _model(
