@@ -73,8 +73,9 @@ def accelerated(model: Any, batches: Any) -> list[float]:
     scheduler, losses, total = scheduler_of(optimizer.optimizer), list[float](), 0.0
     stream = endless(batches)
     while len(losses) < STEPS:
+        batch = next(stream)
         with accelerator.accumulate(model):
-            loss = loss_of(model, next(stream))
+            loss = loss_of(model, batch)
             accelerator.backward(loss)
             total += float(loss.detach()) / ACCUMULATED
             if accelerator.sync_gradients:
