@@ -92,11 +92,10 @@ def _take_steps(
     progress: Progress | None,
 ) -> bool:
     """Take the steps that are not `taken` yet; return whether the run diverged in the last."""
-    inputs, labels = dataset.train
     losses = [loss for loss, _, _ in taken]
     skipped = [skip for _, _, skip in taken]
     for indices in batch_indices[len(taken) :]:
-        taken.append(trainer.step([array[indices] for array in inputs], labels[indices]))
+        taken.append(trainer.step(*dataset.batch(indices)))
         losses.append(taken[-1][0])
         skipped.append(taken[-1][2])
         if progress is not None:
