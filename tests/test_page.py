@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
@@ -169,7 +169,7 @@ def _all_diverged() -> Results:
 
 
 FAULT = "float32 has not learned here: its own training loss does not fall"
-STATES = {
+STATES: dict[str, tuple[Callable[[], Results], str]] = {
     "empty": (
         lambda: replace(results_of(2), trials=(), references=(), stopped=""),
         "No policy has",

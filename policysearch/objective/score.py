@@ -12,6 +12,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.lost_values import LostValues
+from policysearch.train.origin import Origin, first_harm
 from policysearch.train.run import Run
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
@@ -42,7 +43,8 @@ class Measurement:
     nats; None where it is not finite. `resumed_at`: how many of the steps an earlier run had taken
     that this one went on from; it changes nothing else, and plays no part in comparisons.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
-    predictor, mean and standard error over the labels; None in older records too. `losses` is
+    predictor, mean and standard error over the labels; None in older records too. `origins`: where
+    the first values that were not finite came from, () in older records too. `losses` is
     `loss_points` of the run, () in older records. `wall_seconds` is how long it took, 0 in older
     records; it plays no part in comparisons.
     """
@@ -64,6 +66,7 @@ class Measurement:
     validation_gain: tuple[float, float] | None = None
     losses: tuple[tuple[int, float], ...] = ()
     wall_seconds: float = field(default=0.0, compare=False)
+    origins: tuple[Origin, ...] = ()
 
     @property
     def diverged(self) -> bool:
@@ -72,11 +75,14 @@ class Measurement:
 
     @property
     def divergence(self) -> str:
-        """Say in which step the run diverged, and the layer that overflowed most, if any did."""
+        """Say in which step the run diverged, and where the values that broke it came from."""
+        first = first_harm(self.origins)
+        if first is not None:
+            return f"diverged in step {self.diverged_at}: {first.words}"
         if not self.overflows:
             return f"diverged in step {self.diverged_at}"
         layer, _ = max(self.overflows, key=lambda pair: pair[1])
-        return f"diverged in step {self.diverged_at}, most overflows in {layer}"
+        return f"diverged in step {self.diverged_at}, most overflows in {layer or '(no layer)'}"
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,7 @@ class Score:
     losses: tuple[tuple[int, float], ...] = ()
     float32_losses: tuple[tuple[int, float], ...] = ()
     wall_seconds: float = field(default=0.0, compare=False)
+    origins: tuple[Origin, ...] = ()
 
 
 def loss_points(losses: NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
@@ -193,6 +200,7 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         losses=measurement.losses,
         float32_losses=baseline.losses if baseline else (),
         wall_seconds=measurement.wall_seconds,
+        origins=measurement.origins,
     )
 
 
@@ -215,4 +223,5 @@ def measurement_of(run: Run, task: Task, policy: Policy) -> Measurement:
         resumed_at=run.resumed_at,
         validation_gain=run.validation_gain,
         losses=loss_points(run.losses),
+        origins=run.origins,
     )

@@ -20,7 +20,12 @@ WAYS = (
     ("underflow", "fprop", "to zero, forward"),
     ("underflow", "dgrad", "to zero, backward inputs"),
     ("underflow", "wgrad", "to zero, backward weights"),
+    ("born", "fprop", "not finite, forward"),
+    ("born", "dgrad", "not finite, backward inputs"),
+    ("born", "wgrad", "not finite, backward weights"),
     ("swamped", "update", "updates too small"),
+    ("state", "update", "optimizer state unmoved"),
+    ("decay", "update", "decay too small"),
 )
 """(kind, role, words)."""
 
