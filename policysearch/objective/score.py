@@ -40,6 +40,8 @@ class Measurement:
     that this one went on from; it changes nothing else, and plays no part in comparisons.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
     predictor, mean and standard error over the labels; None in older records too.
+    `validation_loss`, in `loss_unit` as all losses are ("" in older records: nats), and the
+    `metric` of the task: None where there is none, where it is not finite, and in older records.
     """
 
     tail_loss: float | None
@@ -57,6 +59,9 @@ class Measurement:
     first_loss: float | None = None
     resumed_at: int = field(default=0, compare=False)
     validation_gain: tuple[float, float] | None = None
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
 
     @property
     def diverged(self) -> bool:
@@ -92,6 +97,7 @@ class Score:
     `loss_gap`: tail loss minus that of float32 with the same seed and batches, in nats;
     DIVERGED_GAP where the run diverged, and at most that. `gap_curve`: (steps taken, gap,
     float32's own loss there) at CURVE_SHARES of the run, as far as both runs got.
+    `validation_loss`, `loss_unit` and `metric`: those of the `Measurement`.
     """
 
     loss_gap: float
@@ -107,6 +113,9 @@ class Score:
     scales: tuple[tuple[int, float], ...] = ()
     skips: tuple[int, ...] = ()
     gap_curve: GapCurve = ()
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
 
 
 def curve_of(
@@ -163,6 +172,9 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         scales=measurement.scales,
         skips=measurement.skips,
         gap_curve=gap_curve(measurement, baseline),
+        validation_loss=measurement.validation_loss,
+        loss_unit=measurement.loss_unit,
+        metric=measurement.metric,
     )
 
 
@@ -184,4 +196,7 @@ def measurement_of(run: Run, task: Task, policy: Policy) -> Measurement:
         first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
         resumed_at=run.resumed_at,
         validation_gain=run.validation_gain,
+        validation_loss=run.validation_loss,
+        loss_unit=run.loss_unit,
+        metric=run.metric,
     )

@@ -32,6 +32,8 @@ class Run:
     of its steps. `resumed_at` is how many of the steps a checkpoint had, where it went on from one.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
     predictor, mean and standard error over the labels, None where not known or not finite.
+    `validation_loss` is the mean loss on the validation part, counted in `loss_unit`, as training
+    losses are; `metric` is that of the task. Either is None where there is none, or not finite.
     """
 
     losses: NDArray[np.float64]
@@ -49,6 +51,9 @@ class Run:
     fast: Fast
     resumed_at: int = 0
     validation_gain: tuple[float, float] | None = None
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
 
 
 def tail_of(losses: Sequence[float], tail_steps: int, share: float) -> float:
