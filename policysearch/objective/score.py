@@ -12,6 +12,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.lost_values import LostValues
+from policysearch.train.origin import Origin, first_harm
 from policysearch.train.run import Run
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
@@ -39,9 +40,10 @@ class Measurement:
     nats; None where it is not finite. `resumed_at`: how many of the steps an earlier run had taken
     that this one went on from; it changes nothing else, and plays no part in comparisons.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
-    predictor, mean and standard error over the labels; None in older records too.
-    `validation_loss`, in `loss_unit` as all losses are ("" in older records: nats), and the
-    `metric` of the task: None where there is none, where it is not finite, and in older records.
+    predictor, mean and standard error over the labels; None in older records too. `origins`: where
+    the first values that were not finite came from, () in older records too. `validation_loss`, in
+    `loss_unit` as all losses are ("" in older records: nats), and the `metric` of the task: None
+    where there is none, where it is not finite, and in older records.
     """
 
     tail_loss: float | None
@@ -62,6 +64,7 @@ class Measurement:
     validation_loss: float | None = None
     loss_unit: str = ""
     metric: float | None = None
+    origins: tuple[Origin, ...] = ()
 
     @property
     def diverged(self) -> bool:
@@ -70,11 +73,14 @@ class Measurement:
 
     @property
     def divergence(self) -> str:
-        """Say in which step the run diverged, and the layer that overflowed most, if any did."""
+        """Say in which step the run diverged, and where the values that broke it came from."""
+        first = first_harm(self.origins)
+        if first is not None:
+            return f"diverged in step {self.diverged_at}: {first.words}"
         if not self.overflows:
             return f"diverged in step {self.diverged_at}"
         layer, _ = max(self.overflows, key=lambda pair: pair[1])
-        return f"diverged in step {self.diverged_at}, most overflows in {layer}"
+        return f"diverged in step {self.diverged_at}, most overflows in {layer or '(no layer)'}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class Score:
     validation_loss: float | None = None
     loss_unit: str = ""
     metric: float | None = None
+    origins: tuple[Origin, ...] = ()
 
 
 def curve_of(
@@ -175,6 +182,7 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         validation_loss=measurement.validation_loss,
         loss_unit=measurement.loss_unit,
         metric=measurement.metric,
+        origins=measurement.origins,
     )
 
 
@@ -199,4 +207,5 @@ def measurement_of(run: Run, task: Task, policy: Policy) -> Measurement:
         validation_loss=run.validation_loss,
         loss_unit=run.loss_unit,
         metric=run.metric,
+        origins=run.origins,
     )

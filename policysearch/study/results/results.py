@@ -126,6 +126,7 @@ class Row:
     metric: float | None = None
     metric_low95: float | None = None
     metric_high95: float | None = None
+    first_not_finite: str = ""
 
     @property
     def label(self) -> str:
@@ -160,6 +161,7 @@ def own_columns(trial: Trial) -> dict[str, Any]:
         "swamped_step": trial.swamped_step,
         "swamped_layer": trial.swamped_layer,
         "early_sign": trial.early_sign,
+        "first_not_finite": trial.first_not_finite,
         "parallel": cost.parallel,
         "all_reduce": trial.policy.all_reduce,
         "communication_share": cost.communication_share,
