@@ -46,7 +46,9 @@ class Measurement:
     predictor, mean and standard error over the labels; None in older records too. `origins`: where
     the first values that were not finite came from, () in older records too. `losses` is
     `loss_points` of the run, () in older records. `wall_seconds` is how long it took, 0 in older
-    records; it plays no part in comparisons.
+    records; it plays no part in comparisons. `validation_loss`, in `loss_unit` as all losses are
+    ("" in older records: nats), and the `metric` of the task: None where there is none, where it is
+    not finite, and in older records.
     """
 
     tail_loss: float | None
@@ -66,6 +68,9 @@ class Measurement:
     validation_gain: tuple[float, float] | None = None
     losses: tuple[tuple[int, float], ...] = ()
     wall_seconds: float = field(default=0.0, compare=False)
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
     origins: tuple[Origin, ...] = ()
 
     @property
@@ -106,6 +111,7 @@ class Score:
     DIVERGED_GAP where the run diverged, and at most that. `gap_curve`: (steps taken, gap,
     float32's own loss there) at CURVE_SHARES of the run, as far as both runs got. `losses` and
     `float32_losses` are `loss_points` of both runs, `wall_seconds` how long this one took.
+    `validation_loss`, `loss_unit` and `metric`: those of the `Measurement`.
     """
 
     loss_gap: float
@@ -124,6 +130,9 @@ class Score:
     losses: tuple[tuple[int, float], ...] = ()
     float32_losses: tuple[tuple[int, float], ...] = ()
     wall_seconds: float = field(default=0.0, compare=False)
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
     origins: tuple[Origin, ...] = ()
 
 
@@ -200,6 +209,9 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         losses=measurement.losses,
         float32_losses=baseline.losses if baseline else (),
         wall_seconds=measurement.wall_seconds,
+        validation_loss=measurement.validation_loss,
+        loss_unit=measurement.loss_unit,
+        metric=measurement.metric,
         origins=measurement.origins,
     )
 
@@ -223,5 +235,8 @@ def measurement_of(run: Run, task: Task, policy: Policy) -> Measurement:
         resumed_at=run.resumed_at,
         validation_gain=run.validation_gain,
         losses=loss_points(run.losses),
+        validation_loss=run.validation_loss,
+        loss_unit=run.loss_unit,
+        metric=run.metric,
         origins=run.origins,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -103,8 +104,22 @@ class Trial:
     @property
     def validation_accuracy(self) -> float | None:
         """Mean share of validation labels got right; None where there are no classes."""
-        shares = [s.validation_accuracy for s in self.scores if s.validation_accuracy is not None]
-        return math.fsum(shares) / len(shares) if shares else None
+        return _mean(score.validation_accuracy for score in self.scores)
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Mean loss on the validation part; None where a run has none."""
+        return _mean(score.validation_loss for score in self.scores)
+
+    @property
+    def metric(self) -> float | None:
+        """Mean of the task's metric; None where there is none."""
+        return _mean(score.metric for score in self.scores)
+
+    @property
+    def loss_unit(self) -> str:
+        """What losses and gaps are counted in."""
+        return next((score.loss_unit for score in self.scores if score.loss_unit), "nats")
 
     @property
     def skipped_steps(self) -> int:
@@ -232,3 +247,8 @@ def policy_name(text: str) -> str:
     """Return the name of the policy written in the JSON `text`."""
     name: str = json.loads(text)["name"]
     return name
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
