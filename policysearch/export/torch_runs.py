@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from policysearch.formats import Rounding
 from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
@@ -113,6 +114,98 @@ FORWARDS["tfloat32"] = _TF32Forward
 """The text of the file in which float32 products are TF32."""
 
 
+STORAGE = '''\
+
+STATE = "$state"  # the dtype of an optimizer's state; "param": that of its parameter
+
+
+def store_updates(optimizer):
+    """Have `optimizer` update in float32 and round what it stores by chance; return it.
+
+        optimizer = store_updates(torch.optim.AdamW(module.parameters()))
+
+    Call it once, on an optimizer made after `apply_policy`. A parameter at a time is in float32
+    while it is updated, so that only its own copy is held.
+    """
+    if getattr(optimizer.step, "stores_updates", False):
+        raise ValueError("optimizer: its updates are stored so already")
+    step = optimizer.step
+
+    def run(closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = optimizer.param_groups
+        try:
+            for group in groups:
+                _step_group(optimizer, step, group)
+        finally:
+            optimizer.param_groups = groups
+        return loss
+
+    run.stores_updates = True
+    optimizer.step = run
+    return optimizer
+
+
+def _step_group(optimizer, step, group):
+    parameters = group["params"]
+    try:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                group["params"], optimizer.param_groups = [parameter], [group]
+                _step_one(optimizer, step, parameter)
+    finally:
+        group["params"] = parameters
+
+
+def _step_one(optimizer, step, parameter):
+    gradient, stored = parameter.grad, parameter.dtype
+    dtype = stored if STATE == "param" else getattr(torch, STATE)
+    state = optimizer.state.get(parameter, {})
+    for name in _kept(state, parameter):
+        state[name] = state[name].float()
+    parameter.grad = None
+    parameter.data = parameter.data.float()
+    parameter.grad = gradient.float()
+    step()
+    parameter.grad = None
+    state = optimizer.state.get(parameter, {})
+    for place, name in enumerate(_kept(state, parameter)):
+        state[name] = _rounded(state[name], dtype, parameter, place)
+    parameter.data = _rounded(parameter.data, stored, parameter, None)
+    parameter.grad = gradient
+
+
+def _kept(state, parameter):
+    """Return the names of tensors in the shape of the parameter; a step's number is none."""
+    alike = (n for n, x in state.items() if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return [name for name in alike if state[name].shape == parameter.shape and name != "step"]
+
+
+def _rounded(values, dtype, parameter, place):
+    """Return float32 values in a dtype, moved to either neighbour so that the mean stays."""
+    if dtype != torch.bfloat16:
+        return values.to(dtype)
+    bits = values.view(torch.int32)
+    moved = (bits + random_bits(values, parameter, place)) & -65536
+    finite = torch.isfinite(values)
+    return torch.where(finite, moved, bits).view(torch.float32).to(dtype)
+
+
+def random_bits(values, parameter, place):
+    """Return 16 random bits for each value of a new parameter (place None), or of a state."""
+    return torch.randint(65536, values.shape, dtype=torch.int32, device=values.device)
+'''
+"""The text of a file that rounds what an optimizer stores by chance, `random_bits` alone drawing.
+
+It does as torchao's `_AdamW(bf16_stochastic_round=True)`, of any optimizer of torch: an update in
+float32 whose new parameter is moved to one of its two neighbours in bfloat16, to the nearer one
+more often. Here the optimizer's state, where it is bfloat16 too, is rounded so as well.
+"""
+
+
 def strict_products(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return the layers with products in strict float32, where others have them in tfloat32.
 
@@ -154,6 +247,11 @@ def why_not(policy: Policy, layer: str, model: Model) -> str:
 DTYPES = ("float32", "float16", "bfloat16")
 """Formats that modules of torch compute and store in."""
 
+KEPT = ("float32", "bfloat16", AS_STORED)
+"""Where state can be kept that the file itself rounds."""
+
+DRAWN = Rounding("stochastic")
+
 MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
 """Ops that only move values: in torch they keep the dtype of what they move."""
 
@@ -172,7 +270,9 @@ def runs(policy: Policy, model: Model) -> Policy:
     one rounding; every op casts what it reads, norms have float32 inside, losses are float32.
     Optimizers round every operation on parameters stored low, as torch's do unless made with
     `fused=True`, and keep their state as the parameter is stored; beside `refused` gradients there
-    is no loss scale. It is its own: `runs(runs(p)) == runs(p)`.
+    is no loss scale. Where updates are rounded by chance (`draws_updates`) the file does that
+    itself, of an update computed in float32 from gradients stored as their parameter is.
+    It is its own: `runs(runs(p)) == runs(p)`.
     """
     tf32 = not strict_products(policy, model)
     layers = tuple((name, _layer(name, policy, model, tf32)) for name, _ in policy.layers)
@@ -181,20 +281,33 @@ def runs(policy: Policy, model: Model) -> Policy:
     lists = dict.fromkeys(LOSS_OPS, LISTS["fp32"])
     if "bias" in _lists_by_op(policy):
         lists["bias"] = _lists_by_op(policy).get("matmul", _lists_by_op(policy)["bias"])
+    wide = is_stored_wide(policy)
+    drawn = draws_updates(replace(policy, layers=layers))
+    state = policy.optimizer_state
+    kept = state if drawn and state in KEPT else "float32" if wide else AS_STORED
     return replace(
         _with_lists(with_free_moves(policy), lists),
         layers=layers,
         bias="fused",
-        optimizer_order="fused" if is_stored_wide(policy) else "eager",
+        optimizer_order="fused" if wide or drawn else "eager",
         casts="op",
         norm_inner="float32",
-        optimizer_state="float32" if is_stored_wide(policy) else AS_STORED,
+        optimizer_state=kept,
+        gradient_storage="param" if drawn else "computed",
         all_reduce="float32",
         loss_scale=LossScale() if refused(policy, model) else _loss_scale(policy.loss_scale),
         scaling=Scaling("current", power_of_two=power_of_two) if narrow else Scaling(),
-        rounding=RoleRounding(),
+        rounding=RoleRounding(update=DRAWN) if drawn else RoleRounding(),
         phases=(),
     )
+
+
+def draws_updates(policy: Policy) -> bool:
+    """Return whether the file rounds what updates store by chance: onto bfloat16 alone."""
+    stored = {policy.stored(name) for name, _ in policy.layers}
+    states = {policy.state_of(name) for name, _ in policy.layers}
+    drawn = policy.rounding.update.mode == "stochastic"
+    return drawn and "bfloat16" in stored | states and stored | states <= {"float32", "bfloat16"}
 
 
 def is_stored_wide(policy: Policy) -> bool:
