@@ -11,6 +11,7 @@ import pytest
 
 from policysearch.cost.time import drawn_operations
 from policysearch.export.targets import target_named
+from policysearch.export.torch_file.reading import read
 from policysearch.formats import Rounding
 from policysearch.nn.models import mlp
 from policysearch.optimizers.optimizer import Optimizer
@@ -119,7 +120,12 @@ def test_torch_runs_it_as_it_is(state: str) -> None:
     assert running.rounding == DRAWN and running.optimizer_state == state
     assert there.runs(running, NET) == running
     assert there.losses(running, NET) == ()
-    assert "def store_updates" in there.export(policy, NET)
+    text = there.export(policy, NET)
+    assert "def store_updates" in text
+    again = read(text, NET, "file.py").policy
+    for name in ("layers", "master_weights", "rounding", "optimizer_order", "gradient_storage"):
+        assert getattr(again, name) == getattr(running, name)
+    assert again.optimizer_state == state
     assert "store_updates" not in there.export(replace(policy, rounding=RoleRounding()), NET)
 
 
@@ -225,7 +231,7 @@ def test_it_trains_in_torch_as_here(name: str) -> None:
 @pytest.mark.torch
 def test_a_file_that_rounds_to_nearest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from policysearch.export.torch_runs import STORAGE
+    from policysearch.export.torch_file.template import STORAGE
     from policysearch.verify.verdict import verify
 
     wrong = STORAGE.replace("torch.where(finite, moved, bits)", "bits")

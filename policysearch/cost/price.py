@@ -10,17 +10,22 @@ from types import MappingProxyType
 from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import flops_of
-from policysearch.cost.measured import time_on
+from policysearch.cost.measured import time_of_last, time_on
 from policysearch.cost.memory import StepMemory, step_memory
 from policysearch.cost.parallel.spread import Spread, spread_step
 from policysearch.cost.stacks import Stack, stack_named
-from policysearch.cost.time import StepTime
+from policysearch.cost.time import StepTime, over_micro_batches
 from policysearch.formats import format_named
 from policysearch.graph import Graph
+from policysearch.ops.update import micro_batches
 from policysearch.policy.policy import Policy
 
 EXCHANGES = ("all_reduce", "reduce_scatter", "all_gather", "amax_reduce")
 """Kernels, by op, in which a step waits for other devices."""
+
+ZERO_AGAIN = ("reduce_scatter", "all_gather")
+"""What every micro-batch exchanges from stage 2 of ZeRO on, and from stage 3: gradients, of which a
+device keeps its part only, and parameters. Other exchanges wait for the last (DDP's `no_sync`)."""
 
 MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.1, "memory_ratio": 0.15})
 """By axis, the least relative difference that the model can tell between two policies of one graph.
@@ -151,7 +156,8 @@ def step_price(
     """Return the modeled time and memory of one step; InputError for an unknown name.
 
     With the `policy` that it is under, it is spread over devices as that says, and the graph is
-    the step on the batch of one of their groups.
+    the step on the batch of one of their groups. Where the graph sums gradients over micro-batches
+    it is the last of a step, and the step is all of them.
     """
     device, stack = device_and_stack(device, stack)
     products = [node for node in graph.nodes if node.op.kind == "gemm"]
@@ -160,7 +166,9 @@ def step_price(
     if policy is None or policy.parallel.devices == 1:
         return StepPrice(device, stack, time_on(graph, device, stack), step_memory(graph), emulated)
     spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, device)
-    time, memory = spread_step(graph, spread, lambda part: time_on(part, device, stack))
+    time, memory = spread_step(graph, spread, lambda part: time_of_last(part, device, stack))
+    again = ZERO_AGAIN[: max(0, policy.parallel.zero - 1)]
+    time = over_micro_batches(time, micro_batches(graph), device, again)
     return StepPrice(device, stack, time, memory, emulated, policy.parallel.summary)
 
 

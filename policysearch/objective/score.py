@@ -12,6 +12,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.lost_values import LostValues
+from policysearch.train.origin import Origin, first_harm
 from policysearch.train.run import Run
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
@@ -39,7 +40,8 @@ class Measurement:
     nats; None where it is not finite. `resumed_at`: how many of the steps an earlier run had taken
     that this one went on from; it changes nothing else, and plays no part in comparisons.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
-    predictor, mean and standard error over the labels; None in older records too.
+    predictor, mean and standard error over the labels; None in older records too. `origins`: where
+    the first values that were not finite came from, () in older records too.
     """
 
     tail_loss: float | None
@@ -57,6 +59,7 @@ class Measurement:
     first_loss: float | None = None
     resumed_at: int = field(default=0, compare=False)
     validation_gain: tuple[float, float] | None = None
+    origins: tuple[Origin, ...] = ()
 
     @property
     def diverged(self) -> bool:
@@ -65,11 +68,14 @@ class Measurement:
 
     @property
     def divergence(self) -> str:
-        """Say in which step the run diverged, and the layer that overflowed most, if any did."""
+        """Say in which step the run diverged, and where the values that broke it came from."""
+        first = first_harm(self.origins)
+        if first is not None:
+            return f"diverged in step {self.diverged_at}: {first.words}"
         if not self.overflows:
             return f"diverged in step {self.diverged_at}"
         layer, _ = max(self.overflows, key=lambda pair: pair[1])
-        return f"diverged in step {self.diverged_at}, most overflows in {layer}"
+        return f"diverged in step {self.diverged_at}, most overflows in {layer or '(no layer)'}"
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Score:
     scales: tuple[tuple[int, float], ...] = ()
     skips: tuple[int, ...] = ()
     gap_curve: GapCurve = ()
+    origins: tuple[Origin, ...] = ()
 
 
 def curve_of(
@@ -163,6 +170,7 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         scales=measurement.scales,
         skips=measurement.skips,
         gap_curve=gap_curve(measurement, baseline),
+        origins=measurement.origins,
     )
 
 
@@ -184,4 +192,5 @@ def measurement_of(run: Run, task: Task, policy: Policy) -> Measurement:
         first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
         resumed_at=run.resumed_at,
         validation_gain=run.validation_gain,
+        origins=run.origins,
     )

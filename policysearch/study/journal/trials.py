@@ -10,6 +10,7 @@ from functools import cached_property
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score, share_of
 from policysearch.policy.policy import CLIPPING, Policy, clipping_of, from_json
+from policysearch.train.origin import first_harm
 
 GROWTH = 3.0
 """A gap that grew more than this many times has not come to rest."""
@@ -133,6 +134,19 @@ class Trial:
         if not step or self.swamped_share < SWAMPED:
             return ""
         return f"updates vanish: {100 * self.swamped_share:.0f} % swamped at step {step}"
+
+    @property
+    def first_not_finite(self) -> str:
+        """Where the first value not finite came from, of the run where it came first; "" if none.
+
+        "" also in records older than that.
+        """
+        rows = zip((first_harm(s.origins) for s in self.scores), self.seeds, strict=False)
+        found = [(row, seed) for row, seed in rows if row is not None]
+        if not found:
+            return ""
+        first, seed = min(found, key=lambda pair: (pair[0].skipped, pair[0].step))
+        return f"{first.words} (seed {seed})"
 
     @property
     def cost(self) -> PolicyCost:

@@ -107,6 +107,7 @@ class Row:
     seeds: int = 1
     matters_gap: float = 0.0
     verdict: str = ""
+    first_not_finite: str = ""
 
     @property
     def label(self) -> str:
@@ -138,6 +139,7 @@ def own_columns(trial: Trial) -> dict[str, Any]:
         "swamped_step": trial.swamped_step,
         "swamped_layer": trial.swamped_layer,
         "early_sign": trial.early_sign,
+        "first_not_finite": trial.first_not_finite,
         "parallel": cost.parallel,
         "all_reduce": trial.policy.all_reduce,
         "communication_share": cost.communication_share,
