@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -41,7 +41,7 @@ from policysearch.train.user_code import (
     said_without_folder,
     value_of,
 )
-from policysearch.values import InputError, number, one_of, to_plain
+from policysearch.values import InputError, brief, number, one_of, to_plain
 
 DEEPEST = 10_000
 """Most hidden layers of a net."""
@@ -108,6 +108,14 @@ class Task:
     groups: tuple[Group, ...] = ()
     accumulation_steps: int = 1
     script: str = ""
+
+    def __repr__(self) -> str:
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if field.name == "model" or getattr(self, field.name) != field.default
+        ]
+        return brief(f"Task({', '.join(given)})")
 
     def __post_init__(self) -> None:
         if self.script:
