@@ -17,6 +17,8 @@ from policysearch.policy.parallel import Parallel
 from policysearch.policy.scaling import Scaling
 from policysearch.values import (
     InputError,
+    Shown,
+    brief,
     from_plain,
     json_value,
     names_once,
@@ -133,7 +135,7 @@ AS_STORED = "param"
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Shown):
     """A complete mixed-precision policy: applying it looks nothing up anywhere else.
 
     `low_precision_ops` run in their layer's formats, `fp32_ops` in float32, `promote_ops` in the
@@ -174,6 +176,15 @@ class Policy:
     rounding: RoleRounding = RoleRounding()
     phases: tuple[Phase, ...] = ()
     version: int = field(default=VERSION)
+
+    def __repr__(self) -> str:
+        formats: dict[str, int] = {}
+        for _, layer in self.layers:
+            formats[layer.compute] = formats.get(layer.compute, 0) + 1
+        said = ", ".join(f"{name} in {count}" for name, count in sorted(formats.items()))
+        masters = "float32" if self.master_weights else "none"
+        scale = f"loss scale {self.loss_scale.kind}, masters {masters}"
+        return brief(f"Policy({self.name!r}, {len(self.layers)} layers: {said}; {scale})")
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
