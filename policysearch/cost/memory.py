@@ -88,11 +88,16 @@ def storage_of(graph: Graph) -> list[int]:
         for node in graph.nodes
         if node.op.name == "parameter" and format_named(node.format).bits < 32
     }
+    new_values = {new for _, new in graph.updates}
     storage = list(range(len(graph.nodes)))
     for node in graph.nodes:
         if node.op.kind == "move" or (
             node.op.name == "cast"
-            and (_in_registers(node, graph.nodes[node.inputs[0]], narrow) or _reduces(node, graph))
+            and (
+                _in_registers(node, graph.nodes[node.inputs[0]], narrow)
+                or _reduces(node, graph)
+                or (node.id in new_values and graph.nodes[node.inputs[0]].role == "update")
+            )
         ):
             storage[node.id] = storage[node.inputs[0]]
     return storage
@@ -271,7 +276,10 @@ def _buffers(graph: Graph, storage: list[int], last: list[int]) -> list[int]:
     is (an optimizer works in place), other values of the update where their inputs were.
     """
     buffer = list(storage)
-    replaced = {new: old for old, new in graph.updates}
+    # a new state that is cast on its way to where it is kept has been in registers until then
+    replaced = {storage[new]: old for old, new in graph.updates if graph.nodes[new].op.converts}
+    replaced = {i: old for i, old in replaced.items() if graph.nodes[i].role == "update"}
+    replaced |= {new: old for old, new in graph.updates}
     for node in graph.nodes:
         if storage[node.id] != node.id:
             buffer[node.id] = buffer[storage[node.id]]

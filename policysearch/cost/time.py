@@ -23,7 +23,12 @@ from policysearch.cost.roofline import (
     load_of,
 )
 from policysearch.cost.stacks import Stack
-from policysearch.graph import Graph, Node, Role
+from policysearch.graph import Graph, Node, Role, size
+
+DRAW_OPERATIONS = 20
+"""Of whole numbers, to draw 32 random bits and round by them: Philox4x32-10 multiplies twice, with
+both halves of the result, and adds or xors eight times in each of its ten rounds, of which four
+words come (Salmon et al., SC 2011); a word is for two elements of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -197,12 +202,18 @@ class _Part:
         )
 
 
+def drawn_operations(node: Node) -> int:
+    """Return what rounding by chance adds to the operations of a node."""
+    drawn = node.rounding.mode == "stochastic" and node.role == "update"
+    return DRAW_OPERATIONS * size(node.shape) * (drawn and node.format != "float32")
+
+
 def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[_Part]:
     """Yield the work of a kernel behind the conversions of its operands."""
     node = kernel.lead
     bytes, elements = traffic((*kernel.reads, *kernel.writes))
     if node.op.kind != "gemm":
-        flops = sum([flops_of(graph, n) for n in kernel.nodes])
+        flops = sum([flops_of(graph, n) + drawn_operations(n) for n in kernel.nodes])
         work = Work(bytes, elements, flops)
         yield _Part(kernel, work, node.format, node.op.name, kernel.only_casts)
         return

@@ -41,9 +41,7 @@ class Observations:
     def so_far(self) -> Observed:
         """What was kept so far."""
         origins = self.origins
-        return Observed(
-            self.probe.tally.rows, self.watch.counts, origins.rows, origins.tally.rows
-        )
+        return Observed(self.probe.tally.rows, self.watch.counts, origins.rows, origins.tally.rows)
 
     def restore(self, observed: Observed) -> None:
         """Go on after what another training has kept."""

@@ -1,4 +1,7 @@
-"""What is known of one policy of a study: its scores, why it failed, how it does later on."""
+"""What is known of one policy of a study: its scores, why it failed, how it does later on.
+
+And of all of them, what made them.
+"""
 
 from __future__ import annotations
 
@@ -216,6 +219,28 @@ class FailedTrial:
     def name(self) -> str:
         """The policy's name."""
         return policy_name(self.text)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What made the results, as the journal says it.
+
+    `makers`: (name, version or machine) pairs for each machine and set of versions that added to
+    the journal, the last one last; of older journals numpy and its BLAS alone. `started` and
+    `ended`: of the first and the last trial, in the time of the machine, "" without trials.
+    `runs`: trainings recorded, `trained_seconds` what they took together, 0 in older journals.
+    """
+
+    makers: tuple[tuple[tuple[str, str], ...], ...] = ()
+    started: str = ""
+    ended: str = ""
+    runs: int = 0
+    trained_seconds: float = 0.0
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The last machine and versions, by name."""
+        return dict(self.makers[-1]) if self.makers else {}
 
 
 def policy_name(text: str) -> str:
