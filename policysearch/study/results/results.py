@@ -58,8 +58,7 @@ class Row:
     `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
     reduced in, and `communication_share` which share of the step waits for other devices. `seeds`:
     how many it was trained with. `matters_gap`: gaps up to it are equal. `verdict` is the study's.
-    Losses and gaps are counted in `loss_unit`, nats for a likelihood. What the validation part
-    shows, a mean over the seeds, has its 95 % interval over seeds, None with one.
+    Losses are counted in `loss_unit`. Means of what the validation part shows have 95 % intervals.
     """
 
     trial: int
@@ -229,11 +228,6 @@ class Results:
         return next((trial.loss_unit for trial in self.trials), "nats")
 
     @property
-    def metric_name(self) -> str:
-        """What the task's metric is called; "" where it has none."""
-        return self.spec.task.metric_name
-
-    @property
     def resolution_gap(self) -> float:
         """The least loss gap that counts as an effect, in nats: ten times the noise."""
         return RESOLUTION * (self.noise_gap or 0.0)
@@ -370,8 +364,7 @@ class Results:
         tied: dict[int, int] = {}
         head: tuple[int, OfMean] = (0, None)
         for trial in self.front:
-            number, first = head
-            here = self.interval(trial)
+            here, (number, first) = self.interval(trial), head
             if here is not None and first is not None and not here.apart(first):
                 tied[trial.number] = number
             elif here is not None:
@@ -433,7 +426,7 @@ class Results:
 
     def measured(self, trial: Trial) -> list[str]:
         """Return what the validation part shows, a line each, with its interval."""
-        return words(self.means, trial, self.unit, self.metric_name)
+        return words(self.means, trial, self.unit, self.spec.task.metric_name)
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""
@@ -484,7 +477,7 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
-        metric_name=results.metric_name,
+        metric_name=results.spec.task.metric_name,
         **own_columns(trial),
         **bounds(results.means, trial),
         **columns(results.trend(trial), results.confirmed_trend(trial), results.spec.task.steps),
