@@ -82,9 +82,9 @@ def run_study(
 
     `storage` is the journal file (default: results/<name>.journal), whose folder is made where it
     is missing; `trials` replaces the number in the study file, `goal` its goal ("fastest
-    gap<=0.01 memory<=0.6"), and `fast` ("c", "numpy" or "off") what emulates. Results depend neither on `fast` nor on `processes`: None takes one per core, 0
-    trains in this process. With a Dask client as `executor` its workers train, and are told as they
-    end. Every run that ended is used again. `progress` is told after every run: by default a bar on
+    gap<=0.01 memory<=0.6"), and `fast` ("c", "numpy" or "off") what emulates. Results depend
+    neither on `fast` nor on `processes`: None takes one per core, 0 trains in this process. With a
+    Dask client as `executor` its workers train, and are told as they end. Every run that ended is used again. `progress` is told after every run: by default a bar on
     standard error, or in a notebook; False is silent.
     Raises InputError where `storage` holds runs of another task, other data, or other code or
     libraries; the last two are mixed, and the results say so, with `accept_changes`.

@@ -96,11 +96,6 @@ class Results(Views):
         return next((trial.loss_unit for trial in self.trials), "nats")
 
     @property
-    def metric_name(self) -> str:
-        """What the task's metric is called; "" where it has none."""
-        return self.spec.task.metric_name
-
-    @property
     def resolution_gap(self) -> float:
         """The least loss gap that counts as an effect, in nats: ten times the noise."""
         return RESOLUTION * (self.noise_gap or 0.0)
@@ -237,8 +232,7 @@ class Results(Views):
         tied: dict[int, int] = {}
         head: tuple[int, OfMean] = (0, None)
         for trial in self.front:
-            number, first = head
-            here = self.interval(trial)
+            here, (number, first) = self.interval(trial), head
             if here is not None and first is not None and not here.apart(first):
                 tied[trial.number] = number
             elif here is not None:
@@ -300,7 +294,7 @@ class Results(Views):
 
     def measured(self, trial: Trial) -> list[str]:
         """Return what the validation part shows, a line each, with its interval."""
-        return words(self.means, trial, self.unit, self.metric_name)
+        return words(self.means, trial, self.unit, self.spec.task.metric_name)
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""
@@ -351,7 +345,7 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
-        metric_name=results.metric_name,
+        metric_name=results.spec.task.metric_name,
         **own_columns(trial),
         **bounds(results.means, trial),
         **columns(results.trend(trial), results.confirmed_trend(trial), results.spec.task.steps),
