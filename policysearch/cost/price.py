@@ -70,6 +70,9 @@ class PolicyCost:
     `host_bound` says that launches, not kernels, set the time. `step_seconds` and
     `float32_step_seconds` are for ratios only. `parallel` says how the step is spread over devices,
     "" on one; bytes are those of each, and `communication_share` is what it waits for the others.
+    `parts`: (layer, role, share) of the kernel seconds by layer and role, "cast" the role of
+    kernels that only change formats, to three digits; `live`: (kind, bytes) at the peak. Both are
+    () in older records.
     """
 
     device: str
@@ -95,6 +98,8 @@ class PolicyCost:
     label: str = "modeled"
     parallel: str = ""
     communication_share: float = 0.0
+    parts: tuple[tuple[str, str, float], ...] = ()
+    live: tuple[tuple[str, int], ...] = ()
 
     @property
     def summary(self) -> str:
@@ -218,7 +223,19 @@ def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> Polic
         label=_label(policy.device),
         parallel=policy.parallel,
         communication_share=communication_seconds(policy.time) / kernel_seconds,
+        parts=parts_of(policy.time),
+        live=tuple((kind, count) for kind, count in memory.parts if count),
     )
+
+
+def parts_of(time: StepTime) -> tuple[tuple[str, str, float], ...]:
+    """Return (layer, role, share of the kernel seconds), "cast" for kernels that only convert."""
+    sums: dict[tuple[str, str], float] = {}
+    for kernel in time.kernels:
+        key = kernel.layer, "cast" if kernel.is_cast else kernel.role
+        sums[key] = sums.get(key, 0.0) + kernel.seconds
+    total = sum(sums.values()) or 1.0
+    return tuple((*key, float(f"{seconds / total:.3g}")) for key, seconds in sums.items())
 
 
 def communication_seconds(time: StepTime) -> float:
@@ -275,7 +292,19 @@ def over_phases(parts: Sequence[tuple[int, PolicyCost]]) -> PolicyCost:
         format_shares=_shares([(s / total, cost.format_shares) for s, cost in spent]),
         emulated=tuple(sorted({name for _, cost in spent for name in cost.emulated})),
         communication_share=weighted(lambda cost: cost.communication_share),
+        parts=_parts_over([(s / total, cost.parts) for s, cost in spent]),
     )
+
+
+def _parts_over(
+    parts: Sequence[tuple[float, tuple[tuple[str, str, float], ...]]],
+) -> tuple[tuple[str, str, float], ...]:
+    """Return the weighted sum of shares by layer and role."""
+    summed: dict[tuple[str, str], float] = {}
+    for weight, part in parts:
+        for layer, role, share in part:
+            summed[layer, role] = summed.get((layer, role), 0.0) + weight * share
+    return tuple((*key, float(f"{share:.3g}")) for key, share in summed.items())
 
 
 def _shares(parts: Sequence[tuple[float, Shares]]) -> Shares:

@@ -66,6 +66,7 @@ class _Float8Forward(_Forward):
         part.__class__ = type(other)
 
     def run(self, input):
+        self = _own(self)
         device_type = self.mode.device_type
         with torch._C.DisableTorchFunction(), torch.autocast(device_type, enabled=False):
             made = self.product(input.float()).to(self.dtype)

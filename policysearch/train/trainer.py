@@ -287,4 +287,5 @@ class Trainer:
             seed=self.seed,
             fast=self.fast,
             arena=self.arena,
+            metric=self.task.measured if self.task.metric else None,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from policysearch.export.torch_file.applying import APPLYING
 from policysearch.export.torch_file.calls import CALLS
 from policysearch.export.torch_file.head import HEAD
+from policysearch.export.torch_file.loops import LOOPS
 from policysearch.export.torch_file.scaler import SCALER
 
 CHECKING = '''\
@@ -47,7 +48,7 @@ def _gradients(module, inputs, targets, loss_function, compiled):
     return {name: x.grad.float() for name, x in named if x.grad is not None}
 '''
 
-TEMPLATE = "".join((HEAD, APPLYING, CALLS, SCALER, CHECKING))
+TEMPLATE = "".join((HEAD, APPLYING, CALLS, SCALER, LOOPS, CHECKING))
 """A file that needs torch alone; what else a policy needs comes behind it."""
 
 TF32 = '''\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,8 @@ from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.presets import TF32
 from policysearch.search.hypervolume import Point, covers, knee, thinned
-from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
+from policysearch.study.journal.trials import Confirmation, FailedTrial, Provenance, Trial
 from policysearch.study.results.fidelity import FidelitySummary
-from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.results.ranking import (
     RESOLUTION,
     WANTED_SHARE,
@@ -23,6 +22,14 @@ from policysearch.study.results.ranking import (
     matters_gap,
 )
 from policysearch.study.results.trend import Trend, columns, later_trends, trends
+from policysearch.study.results.validation import (
+    GAP,
+    Intervals,
+    OfMean,
+    bounds,
+    seed_intervals,
+    words,
+)
 from policysearch.study.results.verdict import Verdict, training_verdict, verdict_of
 from policysearch.study.specification import StudySpec
 from policysearch.values import InputError
@@ -51,6 +58,8 @@ class Row:
     `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
     reduced in, and `communication_share` which share of the step waits for other devices. `seeds`:
     how many it was trained with. `matters_gap`: gaps up to it are equal. `verdict` is the study's.
+    Losses and gaps are counted in `loss_unit`, nats for a likelihood. What the validation part
+    shows, a mean over the seeds, has its 95 % interval over seeds, None with one.
     """
 
     trial: int
@@ -107,6 +116,16 @@ class Row:
     seeds: int = 1
     matters_gap: float = 0.0
     verdict: str = ""
+    loss_unit: str = "nats"
+    validation_loss: float | None = None
+    validation_loss_low95: float | None = None
+    validation_loss_high95: float | None = None
+    validation_accuracy_low95: float | None = None
+    validation_accuracy_high95: float | None = None
+    metric_name: str = ""
+    metric: float | None = None
+    metric_low95: float | None = None
+    metric_high95: float | None = None
     first_not_finite: str = ""
 
     @property
@@ -128,6 +147,9 @@ def own_columns(trial: Trial) -> dict[str, Any]:
         "loss_gap_low": low,
         "loss_gap_high": high,
         "validation_accuracy": trial.validation_accuracy,
+        "validation_loss": trial.validation_loss,
+        "metric": trial.metric,
+        "loss_unit": trial.loss_unit,
         "modeled_speedup": cost.speedup,
         "modeled_speedup_low": cost.speedup_low,
         "modeled_speedup_high": cost.speedup_high,
@@ -141,10 +163,16 @@ def own_columns(trial: Trial) -> dict[str, Any]:
         "early_sign": trial.early_sign,
         "first_not_finite": trial.first_not_finite,
         "parallel": cost.parallel,
-        "all_reduce": trial.policy.all_reduce,
+        "all_reduce": _all_reduce(trial),
         "communication_share": cost.communication_share,
         "seeds": len(trial.scores),
     }
+
+
+def _all_reduce(trial: Trial) -> str:
+    # Reading the whole policy would take minutes for thousands of deep ones.
+    found = re.search(r'"all_reduce": ?"([^"\\]*)"', trial.text)
+    return found[1] if found else trial.policy.all_reduce
 
 
 if TYPE_CHECKING:
@@ -166,6 +194,7 @@ class Results:
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
     asked for no more, "" before its end. `fidelity`: its runs of low fidelity, None of none.
     `left`: name and modeled cost of what of the ladder was not trained, for others promised more.
+    `provenance`: what made the results, from the journal.
     """
 
     spec: StudySpec
@@ -182,6 +211,7 @@ class Results:
     left: tuple[tuple[str, PolicyCost], ...] = ()
     unconfirmed: tuple[tuple[str, str], ...] = ()
     horizons: tuple[tuple[str, tuple[Confirmation, ...]], ...] = ()
+    provenance: Provenance = field(default=Provenance(), compare=False)
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -192,6 +222,16 @@ class Results:
         """The modeled speedup of each of `references` over strict float32, which is the first."""
         pairs = [(*strict, *pair) for strict in self.references[:1] for pair in self.references]
         return {name: speedup_over(cost, base, over).value for over, base, name, cost in pairs}
+
+    @cached_property
+    def unit(self) -> str:
+        """What losses and gaps are counted in: nats of a likelihood, "MSE" of squares."""
+        return next((trial.loss_unit for trial in self.trials), "nats")
+
+    @property
+    def metric_name(self) -> str:
+        """What the task's metric is called; "" where it has none."""
+        return self.spec.task.metric_name
 
     @property
     def resolution_gap(self) -> float:
@@ -237,7 +277,7 @@ class Results:
 
         float32 diverges or has not learned, or its recipe tells policies not apart.
         """
-        known, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
+        known, seeds = list(self.means[GAP].values()), len(self.spec.study.seeds)
         # A study may call smaller gaps its own: then those count that noise leaves to be told.
         share = max(WANTED_SHARE, self.spec.objectives.matters)
         how = self.spec.task, seeds, share
@@ -295,14 +335,13 @@ class Results:
         return self.within(max_gap)[0]
 
     @cached_property
-    def _intervals(self) -> dict[int, Interval | None]:
-        sound = [trial for trial in self.trials if not trial.diverged]
-        found = intervals([[score.loss_gap for score in trial.scores] for trial in sound])
-        return {trial.number: interval for trial, interval in zip(sound, found, strict=True)}
+    def means(self) -> Intervals:
+        """The 95 % intervals over seeds of what was measured, see `validation.seed_intervals`."""
+        return seed_intervals(self.trials)
 
-    def interval(self, trial: Trial) -> Interval | None:
+    def interval(self, trial: Trial) -> OfMean:
         """Return the 95 % interval of the mean gap over seeds; None for one seed, or diverged."""
-        return self._intervals.get(trial.number)
+        return self.means[GAP].get(trial.number)
 
     @cached_property
     def _trends(self) -> dict[int, Trend]:
@@ -329,13 +368,14 @@ class Results:
         Without intervals (one seed) nothing is called apart, and nothing a tie.
         """
         tied: dict[int, int] = {}
-        head: tuple[Trial, Interval] | None = None
+        head: tuple[int, OfMean] = (0, None)
         for trial in self.front:
+            number, first = head
             here = self.interval(trial)
-            if here is not None and head is not None and not here.apart(head[1]):
-                tied[trial.number] = head[0].number
+            if here is not None and first is not None and not here.apart(first):
+                tied[trial.number] = number
             elif here is not None:
-                head = trial, here
+                head = trial.number, here
         return tied
 
     @cached_property
@@ -351,6 +391,10 @@ class Results:
         confirmed = self.confirmation(trial)
         return confirmed.fault(self.counted_gap(trial)) if confirmed else ""
 
+    def doubt(self, trial: Trial) -> str:
+        """Return why the policy fails later, or will by an early sign; "" where nothing says so."""
+        return self.fault(trial) if self.confirmation(trial) else trial.early_sign
+
     def outlook(self, trial: Trial) -> str:
         """Return in words what is known of the policy beyond the steps of the search."""
         if self.cannot_rank:
@@ -362,7 +406,7 @@ class Results:
             return f"not confirmed: {known}"
         if fault := self.fault(trial):
             return f"fails later: {fault}"
-        return f"holds: gap {confirmed.loss_gap:+.2e} nats at {confirmed.steps} steps"
+        return f"holds: gap {confirmed.loss_gap:+.2e} {self.unit} at {confirmed.steps} steps"
 
     def final_gap(self, trial: Trial) -> float:
         """Return the loss gap at the longest horizon the policy was trained over, in nats."""
@@ -386,6 +430,10 @@ class Results:
         sure = [t for t in sound if self.confirmation(t) or "float32" in t.presets]
         front = self._front_of(sure if any(map(self.confirmation, sure)) else sound)
         return list(front or self.front)
+
+    def measured(self, trial: Trial) -> list[str]:
+        """Return what the validation part shows, a line each, with its interval."""
+        return words(self.means, trial, self.unit, self.metric_name)
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""
@@ -436,7 +484,9 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
+        metric_name=results.metric_name,
         **own_columns(trial),
+        **bounds(results.means, trial),
         **columns(results.trend(trial), results.confirmed_trend(trial), results.spec.task.steps),
     )
 
