@@ -1,4 +1,4 @@
-"""Where the first value that is not finite comes from, against plain numpy and cases made to fail."""
+"""Where the first value that is not finite comes from, against numpy and cases made to fail."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from matplotlib.transforms import Bbox
 from policysearch.policy.presets import PRESETS
 from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 
 MARKERS = "sD^v<>pPXhHd8"
 EDGES = ("tab:red", "tab:purple", "tab:brown", "tab:olive")

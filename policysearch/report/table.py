@@ -16,7 +16,8 @@ from policysearch.search.acquisition import BUDGETS
 from policysearch.study.journal.trials import Confirmation, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.gain import gain_over_start
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 from policysearch.study.results.trend import Trend, later_trends
 from policysearch.study.specification import StudySpec
 

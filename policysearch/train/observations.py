@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class Observed:
     """What was kept so far: counts of the probe, of updates, and origins with NaN born of them."""
 
     probed: tuple[LostValues, ...] = ()
-    watched: SwampedCounts = SwampedCounts()
+    watched: SwampedCounts = field(default_factory=SwampedCounts)
     origins: tuple[Origin, ...] = ()
     born: tuple[LostValues, ...] = ()
 

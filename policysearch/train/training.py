@@ -47,10 +47,10 @@ def train(
 
     The seed fixes initial parameters and batches, whatever the policy, so runs with one seed are
     paired. `model` replaces the task's own; `initial` parameters and `batch_indices`
-    [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. BLAS
-    runs on one thread: more would change the bits. The run is stopped after `until` of the steps;
-    `checkpoint` is the file that it is then kept in, and gone on from to the same bits, until it
-    has ended. What it loses is not counted unless it `records`, which changes no bit. Raises InputError where the policy does not fit the model.
+    [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. The
+    run is stopped after `until` of the steps; `checkpoint` is the file that it is then kept in, and
+    gone on from to the same bits, until it has ended. What it loses is counted only if it
+    `records`, which changes no bit. InputError where the policy does not fit the model.
     """
     model = task.build_model(dataset) if model is None else model
     trainer = Trainer(model, task, policy, seed, fast, records=records)

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from policysearch.report.page.sight import Sight
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 
 
 def page_data(results: Results) -> dict[str, Any]:

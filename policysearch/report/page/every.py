@@ -8,7 +8,7 @@ from typing import Any
 from policysearch.report.page.answer import command
 from policysearch.report.page.element import Html, Section, joined, tag
 from policysearch.report.page.sight import Sight
-from policysearch.study.results.results import Row
+from policysearch.study.results.rows import Row
 
 SECTION = Section(80, "every", "All policies", "All policies")
 

@@ -26,7 +26,7 @@ from policysearch.report.page.svg import (
 )
 from policysearch.report.page.words import gap, percent, power, times
 from policysearch.search.hypervolume import non_dominated
-from policysearch.study.results.results import Row
+from policysearch.study.results.rows import Row
 
 SECTION = Section(20, "front", "Closer to float32, or faster?", "Front")
 

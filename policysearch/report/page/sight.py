@@ -8,7 +8,8 @@ from functools import cached_property
 from policysearch.policy.presets import TF32
 from policysearch.report.against import against, picked, unproven
 from policysearch.study.journal.trials import Trial
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 
 MOST_DETAILED = 24
 """So many policies are shown up close, and as columns of formats."""
