@@ -175,8 +175,9 @@ def lives(graph: Graph) -> tuple[Life, ...]:
 
     Sources are held throughout: parameters, state and the batch. Views share the buffer of what
     they show. A new parameter or state takes the place of the old one where nothing reads the
-    old one later, and other updates (unscaling, clipping) work in place where they may. A node
-    marked `fused` has no buffer. Gradients last until their last reader, named outputs or not.
+    old one later, a gradient is added to the sum over micro-batches where that is, and other
+    updates (unscaling, clipping) work in place where they may. A node marked `fused` has no buffer.
+    Gradients last until their last reader, named outputs or not.
     """
     storage = storage_of(graph)
     read = _last_reads(graph, storage)
@@ -277,6 +278,8 @@ def _buffers(graph: Graph, storage: list[int], last: list[int]) -> list[int]:
         elif node.id in replaced:
             if last[replaced[node.id]] <= node.id:
                 buffer[node.id] = replaced[node.id]
+        elif node.op.name == "accumulate":
+            buffer[node.id] = buffer[node.inputs[0]]
         elif node.role == "update":
             buffer[node.id] = _overwritten(graph, node, buffer, last)
     return buffer
@@ -286,7 +289,8 @@ def _overwritten(graph: Graph, node: Node, buffer: list[int], last: list[int]) -
     """Return the buffer an update may write into: an input it is the last to read, or its own."""
     for i in (node.inputs[position] for position in node.op.in_place):
         owner = graph.nodes[buffer[i]]
-        fits = owner.op.kind != "source" and node_bytes(owner) == node_bytes(node)
+        ours = owner.op.kind != "source" or owner.op.name == "gradient_buffer"
+        fits = ours and node_bytes(owner) == node_bytes(node)
         if fits and last[i] == node.id:
             return owner.id
     return node.id
@@ -311,7 +315,7 @@ def _kind(graph: Graph, node: Node) -> Kind:
         return "parameter"
     if node.op.name == "state":
         return "optimizer"
-    if node.role in ("wgrad", "update"):
+    if node.role in ("wgrad", "update") or node.op.name == "gradient_buffer":
         return "gradient"
     if node.op.converts:
         origin = node

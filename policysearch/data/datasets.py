@@ -109,6 +109,16 @@ class Dataset:
         """Inputs and labels of the test part, as views; empty where there is none."""
         return self._part(self.train_count + self.validation_count, len(self.labels))
 
+    def batch(self, indices: Array) -> Part:
+        """Return copies of the examples of the training part with these indices."""
+        inputs, labels = self.train
+        return tuple(array[indices] for array in inputs), labels[indices]
+
+    def extremes(self, place: int) -> tuple[float, float]:
+        """Return the least and the largest value of an input, by its place."""
+        array = self.inputs[place]
+        return array.min(), array.max()
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 in hex of the split, the shapes, the inputs and the labels."""

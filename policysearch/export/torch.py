@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
 from policysearch.export.torch_attention import attention_losses, kernels, text
+from policysearch.export.torch_file.reading import ABOUT, read
+from policysearch.export.torch_file.scaler import scaler_values
+from policysearch.export.torch_file.template import TEMPLATE, TF32
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
     FLOAT8,
     MOVES,
-    TF32,
     holders,
     is_stored_wide,
     low_losses,
@@ -24,15 +25,12 @@ from policysearch.export.torch_runs import (
     why_not,
     with_free_moves,
 )
-from policysearch.export.torch_template import TEMPLATE
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
-from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.loss_scale import first_scale
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 
@@ -219,9 +217,10 @@ def _scale_losses(policy: Policy, model: Model) -> Iterator[str]:
         yield f"loss_scale: events follow the order of GradScaler, not of {scale.rule}"
 
 
-__all__ = ["SUFFIX", "export", "losses", "offers", "runs"]
+__all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
 SUFFIX = ".py"
+UNSAID: frozenset[str] = frozenset()
 
 
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
@@ -250,7 +249,7 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         biases=tuple(_biases(model)),
         low=_lines(running.low_precision_ops),
         wide=_lines((*running.fp32_ops, "loss")),
-        **_scaler_values(running.loss_scale),
+        **scaler_values(running.loss_scale),
     )
 
 
@@ -274,23 +273,6 @@ def _biases(model: Model) -> Iterator[str]:
     for layer in model.layer_names:
         if layer not in products and any(n.op.name == "bias" and n.layer == layer for n in nodes):
             yield layer
-
-
-def _scaler_values(scale: LossScale) -> dict[str, object]:
-    """Return what the text of the scaler leaves open."""
-    return {
-        "kind": repr(scale.kind),
-        "enabled": scale.kind != "none",
-        "init_scale": scale.init_scale,
-        "first_scale": first_scale(scale),
-        "growth_factor": max(scale.growth_factor, math.nextafter(1.0, 2.0)),
-        "backoff_factor": min(scale.backoff_factor, math.nextafter(1.0, 0.0)),
-        "growth_interval": scale.growth_interval,
-        "schedule": scale.schedule,
-        "lowest": 0.0 if scale.min_scale is None else scale.min_scale,
-        "highest": 2.0**127 if scale.max_scale is None else scale.max_scale,
-        "skips": scale.kind == "dynamic" or scale.skip_on_overflow,
-    }
 
 
 def _comment(text: str) -> str:

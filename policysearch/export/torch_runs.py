@@ -89,30 +89,6 @@ FORWARDS["{DTYPE}"] = _Float8Forward
 """The text of the file that needs torchao."""
 
 
-TF32 = '''\
-
-class _TF32Forward(_Forward):
-    """The forward of a layer whose float32 products are TF32 on a GPU that has them.
-
-    That is one switch of torch for all products, which backward reads too: it stays on until
-    `remove_policy`.
-    """
-
-    def __init__(self, part, row, device_type, result):
-        super().__init__(part, ("float32", *row[1:]), device_type, result)
-        self.switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-    def put_back(self):
-        super().put_back()
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.switches
-
-
-FORWARDS["tfloat32"] = _TF32Forward
-'''
-"""The text of the file in which float32 products are TF32."""
-
-
 def strict_products(policy: Policy, model: Model) -> tuple[str, ...]:
     """Return the layers with products in strict float32, where others have them in tfloat32.
 

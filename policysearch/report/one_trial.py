@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from policysearch.objective.score import Score
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy
+from policysearch.report.lost import lost_lines
 from policysearch.report.step_cost import (
     default_line,
     kernel_lines,
@@ -26,11 +27,7 @@ from policysearch.study.proposer import lists_sorted
 from policysearch.study.results.results import Results
 from policysearch.study.results.trend import ONE_SEED, Trend
 from policysearch.study.specification import objective_of
-from policysearch.train.lost_values import LostValues
 from policysearch.values import InputError
-
-KINDS = ("overflow", "underflow", "swamped")
-ROLES = ("fprop", "dgrad", "wgrad", "update")
 
 SHOWN_CHANGES = 6
 """So many of the first changes of a loss scale, and of the first skips, are written out."""
@@ -247,56 +244,6 @@ def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     for layer, count in pairs:
         sums[layer] = sums.get(layer, 0) + count
     return sums
-
-
-def lost_lines(trial: Trial) -> list[str]:
-    """Return one line per kind, layer and role that lost values, summed over the seeds."""
-    rows = _sum_by_place(row for score in trial.scores for row in score.lost)
-    if not rows:
-        counted = any(score.overflows or score.underflows for score in trial.scores)
-        why = "not recorded by role, for the runs are older" if counted else "none"
-        return [f"values lost in the probed steps: {why}"]
-    titles = ("lost", "layer", "role", "count", "of those looked at", "first step", "largest")
-    cells = [
-        (
-            row.kind,
-            row.layer or "(no layer)",
-            row.role,
-            str(row.count),
-            f"{100.0 * row.count / row.seen:.2g}%",
-            str(row.first_step),
-            f"{row.largest:.3g}",
-        )
-        for row in sorted(rows, key=_place)
-    ]
-    return ["values lost in the probed steps, before rounding:", *aligned([titles, *cells])]
-
-
-def _place(row: LostValues) -> tuple[int, str, int]:
-    places = {role: place for place, role in enumerate(ROLES)}
-    return KINDS.index(row.kind), row.layer, places.get(row.role, -1)
-
-
-def _sum_by_place(rows: Iterable[LostValues]) -> list[LostValues]:
-    """Return the rows of several runs as those of one."""
-    sums: dict[tuple[str, str, str], LostValues] = {}
-    for row in rows:
-        key = row.kind, row.layer, row.role
-        old = sums.get(key)
-        sums[key] = row if old is None else _sum(old, row)
-    return list(sums.values())
-
-
-def _sum(one: LostValues, other: LostValues) -> LostValues:
-    return LostValues(
-        one.kind,
-        one.layer,
-        one.role,
-        one.count + other.count,
-        one.seen + other.seen,
-        min(one.first_step, other.first_step),
-        max(one.largest, other.largest),
-    )
 
 
 def scale_lines(results: Results, trial: Trial) -> list[str]:

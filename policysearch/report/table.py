@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from policysearch.accumulators import accumulator_named
 from policysearch.policy.presets import TF32
+from policysearch.report.against import against
 from policysearch.report.text import aligned, or_dash
 from policysearch.search.acquisition import BUDGETS
 from policysearch.study.journal.trials import Confirmation, Trial
@@ -94,7 +95,9 @@ def search_lines(results: Results) -> list[str]:
         names = ", ".join(name for name, _ in results.left)
         why = ", for others promised more" if results.stopped else " yet"
         lines.append(f"of the ladder not trained{why}: {names}")
-    lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}")
+    held = f" (of what holds: {added.left_out} that fail later are left out)"
+    held = held if added.left_out else ""
+    lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}{held}")
     if "speedup" in results.spec.objectives.names and math.isfinite(added.slower):
         lines.append(
             f"at equal gap the ladder alone is {added.slower:.1%} slower than what was found, "
@@ -137,7 +140,8 @@ def warnings(results: Results) -> list[str]:
     """Return what makes the results worth less than they look, one line each."""
     fault = [f"warning: {results.cannot_rank}"] if results.cannot_rank else []
     mixed = [f"warning: results of both sides of a change: {c}" for c in results.mixed]
-    return fault + mixed + _clipped(results)
+    rivals = [f"warning: {line}" for line in against(results)]
+    return fault + mixed + rivals + _clipped(results)
 
 
 def _clipped(results: Results) -> list[str]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from string import Template
+from typing import Any
 
+from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.rewrite.patterns import block_of
+from policysearch.study.specification import StudySpec, spec_from_text
+from policysearch.train.scripts.script import Script
+from policysearch.values import InputError
 
 FEW_GROUPS = 12
 """Up to so many layers, then blocks, are decided one by one."""
@@ -143,6 +148,44 @@ class FirstStudy:
             yield "torch.autocast.bfloat16"
         if "float8_e4m3fn" in self.device.formats:
             yield "torchao.tensorwise"
+
+
+def study_of(
+    script: Script,
+    device: str,
+    *,
+    name: str = "",
+    stack: str = "torch.compile",
+    batch_size: int | None = None,
+    batch_size_reason: str = "",
+    **study: Any,
+) -> StudySpec:
+    """Return a study of what a script trains, its precision the baseline.
+
+    Steps are priced on `device` under `stack`, at a `batch_size` other than the script's where
+    there is a `batch_size_reason`. What is searched is what `policysearch init` has for that
+    device; `study` are keys of [study] in place of those (`trials`, `seeds`).
+    """
+    task = script.task
+    first = FirstStudy(
+        net=script.model.name,
+        name=name or script.model.name,
+        model="lenet5",
+        data="digits32",
+        device_name=device,
+        device=device_at(device),
+        stack=stack,
+        baseline=script.baseline if script.baseline != "float32" else "torch.autocast.bfloat16",
+        batch=task.batch_size,
+    )
+    made = spec_from_text(first.text(script.model, script.data), f"study of {first.name}")
+    cost = replace(made.cost, batch_size=batch_size, batch_size_reason=batch_size_reason)
+    said: Mapping[str, Any] = {"baseline": script.baseline, **study}
+    try:
+        section = replace(made.study, **said)
+    except TypeError as error:
+        raise InputError(f"study_of: {error}; expected keys of [study]") from None
+    return replace(made, study=section, task=task, cost=cost)
 
 
 def formats_on(device: Device) -> tuple[str, ...]:

@@ -74,6 +74,11 @@ class Task:
     `accumulation_steps` k a step takes k micro-batches of `batch_size`: it sums the gradients of
     their losses over k, each gradient in the format its parameter is stored in, and updates once;
     its loss is their mean.
+
+    `script` is "file.py:function" of a function that returns what `policysearch.from_loader`,
+    `from_trainer` or `from_lightning` gives: **that runs the file**. Model and data are the
+    script's, and so is every key that is not given, `study.baseline` too. It is a key of study
+    files: in Python `policysearch.study_of` makes a study of one.
     """
 
     model: str | Model = "lenet5"
@@ -102,8 +107,11 @@ class Task:
     clip_value: float | None = None
     groups: tuple[Group, ...] = ()
     accumulation_steps: int = 1
+    script: str = ""
 
     def __post_init__(self) -> None:
+        if self.script:
+            raise InputError(f"script: {self.script!r}; expected it in a study file")
         if isinstance(self.model, str) and not is_user_code(self.model):
             one_of("model", self.model, MODELS)
         if isinstance(self.data, str) and not is_user_code(self.data):
@@ -280,7 +288,7 @@ class Task:
         """
         named = replace(self, model="lenet5", data="digits32", graph_rules=())
         fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
-        del fields["data_folder"], fields["graph_rules"]
+        del fields["data_folder"], fields["graph_rules"], fields["script"]
         fields["loss"] = self.loss or USUAL_LOSS
         fields["schedule"] = self.schedule.to_plain()
         if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's
@@ -326,7 +334,9 @@ def check_fits(model: Model, dataset: Dataset) -> None:
         given = f"{len(dataset.inputs)} inputs"
         raise InputError(f"{where}: {given}; model {model.name} expected {len(taken)}: {names}")
     for place, (item, array) in enumerate(zip(taken, dataset.inputs, strict=True)):
-        _check_input(f"{where}, inputs[{place}]", f"{item.name} of model {model.name}", item, array)
+        named = f"{item.name} of model {model.name}"
+        ends = dataset.extremes(place) if item.below else (0.0, 0.0)
+        _check_input(f"{where}, inputs[{place}]", named, item, array, ends)
     for item in model.inputs:
         if item.name == model.labels:
             _check_shape(f"{where}, labels", item, dataset.labels)
@@ -340,13 +350,16 @@ def _check_shape(where: str, item: Input, array: Array) -> None:
         raise InputError(f"{where}: {given}; expected {expected}")
 
 
-def _check_input(where: str, named: str, item: Input, array: Array) -> None:
+def _check_input(
+    where: str, named: str, item: Input, array: Array, extremes: tuple[float, float]
+) -> None:
     _check_shape(where, item, array)
     if item.whole != (array.dtype == np.int64):
         expected = "int64" if item.whole else "float32"
         raise InputError(f"{where}: {array.dtype}; expected {expected} for {named}")
-    if item.below and (array.min() < 0 or array.max() >= item.below):
-        worst = array.min() if array.min() < 0 else array.max()
+    least, most = extremes
+    if item.below and (least < 0 or most >= item.below):
+        worst = int(least if least < 0 else most)
         raise InputError(f"{where}: {worst}; expected 0 to {item.below - 1} for {named}")
 
 

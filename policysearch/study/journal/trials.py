@@ -1,4 +1,7 @@
-"""What is known of one policy of a study: its scores, why it failed, how it does later on."""
+"""What is known of one policy of a study: its scores, why it failed, how it does later on.
+
+And of all of them, what made them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from functools import cached_property
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score, share_of
 from policysearch.policy.policy import CLIPPING, Policy, clipping_of, from_json
+from policysearch.train.origin import first_harm
 
 GROWTH = 3.0
 """A gap that grew more than this many times has not come to rest."""
@@ -135,6 +139,19 @@ class Trial:
         return f"updates vanish: {100 * self.swamped_share:.0f} % swamped at step {step}"
 
     @property
+    def first_not_finite(self) -> str:
+        """Where the first value not finite came from, of the run where it came first; "" if none.
+
+        "" also in records older than that.
+        """
+        rows = zip((first_harm(s.origins) for s in self.scores), self.seeds, strict=False)
+        found = [(row, seed) for row, seed in rows if row is not None]
+        if not found:
+            return ""
+        first, seed = min(found, key=lambda pair: (pair[0].skipped, pair[0].step))
+        return f"{first.words} (seed {seed})"
+
+    @property
     def cost(self) -> PolicyCost:
         """The modeled cost; it does not depend on the seed."""
         return self.scores[0].cost
@@ -187,6 +204,28 @@ class FailedTrial:
     def name(self) -> str:
         """The policy's name."""
         return policy_name(self.text)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What made the results, as the journal says it.
+
+    `makers`: (name, version or machine) pairs for each machine and set of versions that added to
+    the journal, the last one last; of older journals numpy and its BLAS alone. `started` and
+    `ended`: of the first and the last trial, in the time of the machine, "" without trials.
+    `runs`: trainings recorded, `trained_seconds` what they took together, 0 in older journals.
+    """
+
+    makers: tuple[tuple[tuple[str, str], ...], ...] = ()
+    started: str = ""
+    ended: str = ""
+    runs: int = 0
+    trained_seconds: float = 0.0
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The last machine and versions, by name."""
+        return dict(self.makers[-1]) if self.makers else {}
 
 
 def policy_name(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from policysearch.cost.price import PolicyCost, Speedup, speedup_over
 from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.presets import TF32
 from policysearch.search.hypervolume import Point, covers, knee, thinned
-from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
+from policysearch.study.journal.trials import Confirmation, FailedTrial, Provenance, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.results.ranking import (
@@ -107,6 +107,7 @@ class Row:
     seeds: int = 1
     matters_gap: float = 0.0
     verdict: str = ""
+    first_not_finite: str = ""
 
     @property
     def label(self) -> str:
@@ -138,11 +139,18 @@ def own_columns(trial: Trial) -> dict[str, Any]:
         "swamped_step": trial.swamped_step,
         "swamped_layer": trial.swamped_layer,
         "early_sign": trial.early_sign,
+        "first_not_finite": trial.first_not_finite,
         "parallel": cost.parallel,
-        "all_reduce": trial.policy.all_reduce,
+        "all_reduce": _all_reduce(trial),
         "communication_share": cost.communication_share,
         "seeds": len(trial.scores),
     }
+
+
+def _all_reduce(trial: Trial) -> str:
+    # Reading the whole policy would take minutes for thousands of deep ones.
+    found = re.search(r'"all_reduce": ?"([^"\\]*)"', trial.text)
+    return found[1] if found else trial.policy.all_reduce
 
 
 if TYPE_CHECKING:
@@ -164,6 +172,7 @@ class Results:
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
     asked for no more, "" before its end. `fidelity`: its runs of low fidelity, None of none.
     `left`: name and modeled cost of what of the ladder was not trained, for others promised more.
+    `provenance`: what made the results, from the journal.
     """
 
     spec: StudySpec
@@ -180,6 +189,7 @@ class Results:
     left: tuple[tuple[str, PolicyCost], ...] = ()
     unconfirmed: tuple[tuple[str, str], ...] = ()
     horizons: tuple[tuple[str, tuple[Confirmation, ...]], ...] = ()
+    provenance: Provenance = field(default=Provenance(), compare=False)
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -348,6 +358,10 @@ class Results:
         """Return why the policy fails at the longer horizon; "" where it does not, or none ran."""
         confirmed = self.confirmation(trial)
         return confirmed.fault(self.counted_gap(trial)) if confirmed else ""
+
+    def doubt(self, trial: Trial) -> str:
+        """Return why the policy fails later, or will by an early sign; "" where nothing says so."""
+        return self.fault(trial) if self.confirmation(trial) else trial.early_sign
 
     def outlook(self, trial: Trial) -> str:
         """Return in words what is known of the policy beyond the steps of the search."""
