@@ -28,8 +28,8 @@ def test_the_file_is_self_contained_and_states_its_losses(name: str) -> None:
     compile(text, "exported.py", "exec")
     assert policy.digest in text and "import policysearch" not in text
     imports = [line.split()[1] for line in text.splitlines() if "import" in line.split()]
-    standard = ["contextlib", "copy", "dataclasses", "importlib", "inspect", "types"]
-    assert imports == [*standard, "torch", "torch.overrides"]
+    standard = ["contextlib", "copy", "dataclasses", "inspect", "types"]
+    assert imports == [*standard, "torch", "torch.overrides", "importlib"]
     for line in losses(policy, MODEL):
         assert f"#   - {line}\n" in text
     assert ("#   nothing" in text) == (losses(policy, MODEL) == ())
