@@ -14,7 +14,7 @@ from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.policy.scaling import Scaling
+from policysearch.policy.scaling import Recipe, Scaling
 
 __all__ = ["ABOUT", "SUFFIX", "UNSAID", "export", "losses", "offers", "read", "runs"]
 
@@ -66,7 +66,7 @@ def runs(policy: Policy, model: Model) -> Policy:
     """
     dtype, recipe = _dtype(policy), policy.scaling.recipe
     fp4 = recipe == "nvfp4"
-    there = "nvfp4" if fp4 else "mx_rceil" if recipe in ("mx", "mx_rceil") else "current"
+    there: Recipe = "mx_rceil" if recipe in ("mx", "mx_rceil") else "current"
     layers = {name: uniform_layer(dtype) for name, _ in policy.layers}
     grads = [row.grad for _, row in policy.layers if (_narrow(row) or row).compute[:6] == "float8"]
     hybrid = "float8_e5m2" in grads
@@ -89,7 +89,7 @@ def runs(policy: Policy, model: Model) -> Policy:
         optimizer_state=policy.optimizer_state if policy.optimizer_state in STATES else "float32",
         all_reduce="bfloat16" if policy.all_reduce == "bfloat16" else "float32",
         loss_scale=_scale(policy.loss_scale) if dtype == "float16" else LossScale(),
-        scaling=Scaling(there) if quantised else Scaling(),
+        scaling=Scaling("nvfp4" if fp4 else there) if quantised else Scaling(),
     )
 
 

@@ -156,22 +156,7 @@ def read(text: str, model: Model, where: str) -> Reading:
     matchers = [*_matchers(data["matchers"], configs, where, traps)]
     flags = _flags(text)
     dtype = _dtype_of(flags, data)
-    wide, there = uniform_layer(dtype), places(model)
-    matched = dict.fromkeys((name for name, *_ in matchers), 0)
-    given = []
-    for layer in model.layer_names:
-        place = there.get(layer)
-        if place is None:
-            given.append(Given(layer, NOT_ADDRESSED, DEFAULT_RULE, wide))
-            continue
-        hits = [(name, config) for name, pattern, config in matchers if _hits(place, pattern)]
-        for name, _ in hits:
-            matched[name] += 1
-        rule, config = hits[0] if hits else (DEFAULT_RULE, None)
-        formats = wide if config is None else configs[config][1] or wide
-        if _by_flags(place, flags):
-            rule, formats = "--first-last-layers-bf16", wide
-        given.append(Given(layer, place.name, rule, formats))
+    given, matched = _given(model, matchers, configs, flags, uniform_layer(dtype))
     recipes = {configs[config][0] for *_, config in matchers} - {""}
     used = any(format_named(row.formats.compute).bits < 16 for row in given)
     if len(recipes) > 1:
@@ -194,6 +179,32 @@ def read(text: str, model: Model, where: str) -> Reading:
     )
     rules = [name for name, *_ in matchers]
     return Reading(policy, tuple(given), unmatched(rules, given, matched), tuple(traps))
+
+
+def _given(
+    model: Model,
+    matchers: Sequence[tuple[str, str, str]],
+    configs: Mapping[str, tuple[str, LayerPolicy | None]],
+    flags: Mapping[str, str],
+    wide: LayerPolicy,
+) -> tuple[list[Given], dict[str, int]]:
+    """Return what each layer gets, and how many layers each matcher fits."""
+    there, matched = places(model), dict.fromkeys((name for name, *_ in matchers), 0)
+    given = []
+    for layer in model.layer_names:
+        place = there.get(layer)
+        if place is None:
+            given.append(Given(layer, NOT_ADDRESSED, DEFAULT_RULE, wide))
+            continue
+        hits = [(name, config) for name, pattern, config in matchers if _hits(place, pattern)]
+        for name, _ in hits:
+            matched[name] += 1
+        rule, config = hits[0] if hits else (DEFAULT_RULE, None)
+        formats = wide if config is None else configs[config][1] or wide
+        if _by_flags(place, flags):
+            rule, formats = "--first-last-layers-bf16", wide
+        given.append(Given(layer, place.name, rule, formats))
+    return given, matched
 
 
 def _hits(place: Place, pattern: str) -> bool:

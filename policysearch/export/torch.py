@@ -8,12 +8,13 @@ from string import Template
 from policysearch.export.torch_attention import attention_losses, kernels, text
 from policysearch.export.torch_file.reading import ABOUT, read
 from policysearch.export.torch_file.scaler import scaler_values
-from policysearch.export.torch_file.template import TEMPLATE, TF32
+from policysearch.export.torch_file.template import STORAGE, TEMPLATE, TF32
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
     FLOAT8,
     MOVES,
+    draws_updates,
     holders,
     is_stored_wide,
     low_losses,
@@ -169,10 +170,13 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
 def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
     for op in low_losses(policy):
         yield f"{op}: the module returns float32, so the loss is float32, not low precision"
-    if policy.rounding != RoleRounding():
-        yield f"rounding: torch rounds as {Rounding()}"
+    if policy.rounding != running.rounding:
+        yield f"rounding: torch rounds as {Rounding()}{_but_updates(running)}"
     yield from _state_losses(policy, running, model)
-    yield from _order_losses(policy)
+    if not draws_updates(running):
+        yield from _order_losses(policy)
+    if policy.gradient_storage != running.gradient_storage:
+        yield "gradient_storage: in torch a gradient has the dtype of its parameter, always"
     if policy.all_reduce != "float32":
         yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
     if policy.parallel.summary:
@@ -182,6 +186,10 @@ def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str
     if policy.phases:
         yield "phases: the formats of step 0 stay in force"
     yield from _scale_losses(policy, model)
+
+
+def _but_updates(running: Policy) -> str:
+    return ", but for what updates store" if running.rounding != RoleRounding() else ""
 
 
 def _state_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
@@ -236,7 +244,8 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     owners |= {name: rows.get(held, UNREAD) for name, held in holders(model) if name not in rows}
     computed = {row[0] for row in rows.values()}
     own = (x for name, x in ((DTYPE, FLOAT8), ("tfloat32", TF32)) if name in computed)
-    whole = "".join((TEMPLATE, text(model.attention), *own))
+    stored = (STORAGE,) if draws_updates(running) else ()
+    whole = "".join((TEMPLATE, text(model.attention), *own, *stored))
     return Template(whole).substitute(
         kernels=kernels(model.attention),
         power_of_two=running.scaling.power_of_two,
@@ -247,6 +256,8 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),
         biases=tuple(_biases(model)),
+        through=", through store_updates" if stored else "",
+        state=running.optimizer_state,
         low=_lines(running.low_precision_ops),
         wide=_lines((*running.fp32_ops, "loss")),
         **scaler_values(running.loss_scale),

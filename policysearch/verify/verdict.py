@@ -212,14 +212,21 @@ def verify(
         skipped=skipped.astype(bool),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
-        dtypes=result["dtypes"],
         formats=_formats(running, model, set(result["leaves"]) & set(result["dtypes"])),
-        state_keys=result["keys"],
-        same_keys=result["same_keys"],
-        calls=tuple(result["calls"]),
-        events=tuple((scale, value) for scale, value in result["events"]),
+        **_told(result),
         unlike=(*exporter.losses(running, model), *_not_there(exporter.runs(policy, model), place)),
     )
+
+
+def _told(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a verdict that the training in the target says by itself."""
+    events = tuple((scale, value) for scale, value in result["events"])
+    counts = {
+        "dtypes": result["dtypes"],
+        "state_keys": result["keys"],
+        "same_keys": result["same_keys"],
+    }
+    return {**counts, "calls": tuple(result["calls"]), "events": events}
 
 
 def _on_place(running: Policy, place: str) -> Policy:

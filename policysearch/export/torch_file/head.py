@@ -9,7 +9,7 @@ HEAD = '''\
     scaler = make_grad_scaler("cuda")
     loss = loss_function(module(inputs), targets)  # float32: the module returns float32
     scaler.scale(loss).backward()
-    scaler.step(optimizer)  # an optimizer made after apply_policy
+    scaler.step(optimizer)  # an optimizer made after apply_policy$through
     scaler.update()
 
 `remove_policy(module)` takes it off again; `check(module, inputs, targets)` tells whether a

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from policysearch.export.reading import DEFAULT_RULE, About, Given, Reading, policy_of
+from policysearch.formats import Rounding
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import AS_STORED, LayerPolicy, uniform_layer
+from policysearch.policy.policy import AS_STORED, LayerPolicy, RoleRounding, uniform_layer
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, one_of
 
@@ -48,8 +49,7 @@ def read(text: str, model: Model, where: str) -> Reading:
         fp32_ops=wide,
         promote_ops=others,
         master_weights=not stored,
-        optimizer_state=AS_STORED if stored else "float32",
-        optimizer_order="eager" if stored else "fused",
+        **_updates(said, bool(stored)),
         loss_scale=_loss_scale(said),
         scaling=scaling,
     )
@@ -75,6 +75,19 @@ def _formats(compute: str, output: str, stored: str | None) -> LayerPolicy:
         return LayerPolicy(NARROW, output, uniform_layer(NARROW).grad, output, kept)
     wgrad = "float32" if compute == "tfloat32" else compute
     return LayerPolicy(compute, output, compute, wgrad, kept)
+
+
+def _updates(said: Mapping[str, Any], stored_low: bool) -> dict[str, Any]:
+    """Return what the policy says of updates: a file with STATE rounds them by chance."""
+    if said.get("STATE") is None:
+        state, order = (AS_STORED, "eager") if stored_low else ("float32", "fused")
+        return {"optimizer_state": state, "optimizer_order": order}
+    rounding = RoleRounding(update=Rounding("stochastic"))
+    return {
+        "optimizer_state": said["STATE"],
+        "gradient_storage": "param",
+        "rounding": rounding,
+    }
 
 
 def _traps(given: tuple[Given, ...], scale: LossScale) -> Iterator[str]:
