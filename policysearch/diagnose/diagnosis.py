@@ -141,7 +141,8 @@ class Diagnoser:
             self._shadows = Shadows(self.objective, self.seeds[0])
         shadows = self._shadows
         steps = self.objective.task.steps
-        return Evidence(policy, run, steps, shadows.error(policy), shadows.grown(policy))
+        error, grown = shadows.error(policy), shadows.grown(policy)
+        return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
     def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
         tried = self._ordered(evidence)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from policysearch.diagnose.shadow import NodeError, ShadowError
+from policysearch.diagnose.shadow import Beyond, NodeError, ShadowError
 from policysearch.formats import format_named
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
@@ -68,13 +68,17 @@ class Cause:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a failed policy: its run, its shadow, and whose errors grew there."""
+    """What is known of a failed policy: its run, its shadow, and what of it stands out there.
+
+    `grown` are values whose errors grew, `beyond` those that float32 has beyond their formats.
+    """
 
     policy: Policy
     run: Measurement
     steps: int
     shadow: ShadowError
     grown: Sequence[NodeError]
+    beyond: Sequence[Beyond] = ()
 
     @property
     def cause(self) -> Cause:

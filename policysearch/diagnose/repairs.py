@@ -18,7 +18,8 @@ SCALES = (2.0**4, 2.0**8, 2.0**10, 2.0**13, 2.0**16)
 LAYERS_AT_MOST = 16
 """So many layers are widened one by one, those of the evidence first."""
 
-UPDATE_KINDS = ("state", "swamped updates", "decay")
+PRODUCTS = ("matmul", "conv2d", "conv3d", "bias")
+"""Ops that layers stand for: widening one of them everywhere is no small change."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,16 @@ def _grouped(policy: Policy, evidence: Evidence) -> Iterator[Repair]:
             yield Repair(f"{', '.join(layers)} in float32", wide, 0)
             both = with_ops_wide(wide, ops)
             yield Repair(f"{', '.join((*layers, *ops))} in float32", both, 0)
+    beyond = [row for row in evidence.beyond if row.role == "fprop"]
+    if beyond:
+        ops = list(dict.fromkeys(row.op for row in beyond))
+        layers = [n for n in dict.fromkeys(row.layer for row in beyond) if n]
+        wide = with_layers_in(policy, layers, "float32")
+        yield Repair(f"{', '.join(layers)} in float32", wide, 0)
+        yield Repair(f"{', '.join(ops)} in float32", with_ops_wide(policy, ops), 0)
+        adds = [op for op in ops if op not in PRODUCTS]
+        both = with_ops_wide(wide, adds)
+        yield Repair(f"{', '.join((*layers, *adds))} in float32", both, 0)
     blocks = {link.layer.rpartition(".")[0] for link in chain} - {""}
     for block in sorted(blocks):
         inside = [name for name, _ in policy.layers if name.startswith(f"{block}.")]
@@ -157,7 +168,10 @@ def _layers(policy: Policy, evidence: Evidence) -> Iterator[Repair]:
         shown = name or "what the net computes outside its layers"
         rank = int(name != evidence.cause.layer or evidence.cause.role == "update")
         old = policy.layer(name)
-        if format_named(old.compute).bits < 16 or old.compute == "float16":
+        if evidence.cause.role in ("dgrad", "wgrad"):
+            wide = policy.with_layers({name: replace(old, grad="float32", wgrad="float32")})
+            yield Repair(f"gradients of {shown} in float32", wide, rank)
+        if _has_bfloat16(policy) and old.compute != "bfloat16":
             half = with_layers_in(policy, [name], "bfloat16")
             yield Repair(f"{shown} in bfloat16", half, rank)
         yield Repair(f"{shown} in float32", with_layers_in(policy, [name], "float32"), rank)
@@ -175,6 +189,11 @@ def _formats(policy: Policy) -> Iterator[Repair]:
 
 def _gradients_wide(layer: LayerPolicy) -> LayerPolicy:
     return replace(layer, grad="bfloat16", wgrad="bfloat16")
+
+
+def _has_bfloat16(policy: Policy) -> bool:
+    """Return whether what the policy runs on has bfloat16 for certain."""
+    return any("bfloat16" in (layer.compute, layer.output) for _, layer in policy.layers)
 
 
 def _is_narrow(policy: Policy) -> bool:

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.train.lost_values import listed_op
-from policysearch.train.origin import Traced, Tracer
+from policysearch.train.origin import Traced, Tracer, largest_of
 from policysearch.train.paired_run import Gradients, PairedRun, along, norm
 from policysearch.train.trainer import Trainer
 
 MOMENTS = (0.0, 0.5, 1.0)
 """Where along float32's run shadows are taken."""
+
+HEADROOM = 4.0
+"""A value within this factor of its format's largest is as good as beyond: trainings differ."""
 
 SMALLEST = 1e-30
 """Norms below it count as it: a gradient of zeros has no relative error."""
@@ -53,6 +57,17 @@ class NodeError:
     role: str
     before: float
     after: float
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A value that float32 has up to `largest`, where the `limit` of its format is lower."""
+
+    op: str
+    layer: str
+    role: str
+    largest: float
+    limit: float
 
 
 class Shadows:
@@ -94,7 +109,45 @@ class Shadows:
                 rows.append(NodeError(listed_op(node), node.layer, node.role, before, errors[i]))
         return [row for row in rows if row.after > row.before]
 
-    def _traced(self, policy: Policy) -> Traced:
+    def beyond(self, policy: Policy) -> list[Beyond]:
+        """Return what of float32's moments does not fit the formats of `policy`, or nearly so.
+
+        In the order of execution, with the ops that read it: all that has to be wider, where the
+        first alone does not help.
+        """
+        exact, sizes_of = self._sizes()
+        tracing = self._objective.task.tracing(
+            self._objective.model, self._objective.task.batch_size
+        )
+        low = tracing.step_graph(policy)
+        names = dict(_named(exact))
+        large: dict[int, tuple[float, float]] = {}
+        for key, i in _named(low):
+            node = low.nodes[i]
+            if key in names and node.role == "fprop" and not node.fused:
+                largest = sizes_of[names[key]]
+                limit = format_named(node.format).max
+                if largest > limit / HEADROOM:
+                    large[names[key]] = largest, limit
+        found = []
+        for node in exact.nodes:
+            sizes = [large[i] for i in (node.id, *node.inputs) if i in large]
+            if sizes and node.role == "fprop":
+                found.append(Beyond(listed_op(node), node.layer, node.role, *max(sizes)))
+        return found
+
+    def _sizes(self) -> tuple[Graph, dict[int, float]]:
+        """Return float32's step, and the largest of each forward value over the moments."""
+        largest: dict[int, float] = {}
+        for place in range(len(self.moments)):
+            traced = self._traced(self._objective.float32, place)
+            for node in traced.graph.nodes:
+                if node.role == "fprop":
+                    size = largest_of(traced.values[node.id])
+                    largest[node.id] = max(size, largest.get(node.id, 0.0))
+        return traced.graph, largest
+
+    def _traced(self, policy: Policy, place: int = 0) -> Traced:
         objective = self._objective
         graph = objective.task.tracing(objective.model, objective.task.batch_size)
         tracer = Tracer(graph.step_graph(policy), self._seed, objective.fast, {})
@@ -102,7 +155,7 @@ class Shadows:
             objective.task, objective.model, policy, self._seed, step=tracer.step
         )
         with threadpool_limits(1):
-            beside.at(self.moments[0])
+            beside.at(self.moments[place])
         return tracer.traced()
 
 

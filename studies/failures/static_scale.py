@@ -17,6 +17,7 @@ CHANGES = {
     "loss_scale": {
         "kind": "fixed",
         "init_scale": 2.0**20,
+        "skip_on_overflow": False,
         "rule": "mindspore.FixedLossScaleManager",
     },
 }
