@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,30 @@ def diagnose(
     objective.price(policy)  # says what is wrong with a policy before anything is trained
     say = progress or (lambda line: None)
     return Diagnoser(objective, sorted(study.study.seeds), budget, say).diagnose(policy)
+
+
+def record(
+    module: Any,
+    optimizer: Any,
+    path: str | Path,
+    every: int = 10,
+    *,
+    scaler: Any = None,
+    clip: float | None = None,
+) -> AbstractContextManager[Any]:
+    """Record every `every`-th step of a torch training in a file, for `diagnose --log`.
+
+    `scaler` is the GradScaler and `clip` the limit that gradients are clipped to, where there are;
+    see `policysearch.diagnose.recorder.record`. InputError without torch.
+    """
+    try:
+        from policysearch.diagnose import recorder
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"record: {error.name} is not installed; expected torch (pip install torch)"
+        ) from None
+    number("every", every, 1, 2**31)
+    return recorder.record(module, optimizer, path, every, scaler=scaler, clip=clip)
 
 
 def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:

@@ -34,6 +34,9 @@ HEALTHY = Task(
     tail_steps=10,
 )
 CHAOTIC = replace(HEALTHY, optimizer="momentum", activation="relu", widths=(64, 64, 64))
+UNSOUND = ("apex.O3", "mindspore.O2")
+"""Presets that fail here: Adam's state in float16, and a scale that skips the first steps of 60."""
+
 RATES = (0.5, 0.7, 1.0, 1.5, 2.0)
 """Learning rates with momentum at which chance decides where a run ends."""
 
@@ -133,7 +136,7 @@ def plants(seed: int, count: int) -> None:
 def sound(count: int = 20) -> None:
     """Count how many healthy policies are left alone, and chaotic recipes left undecided."""
     diagnoser = Diagnoser(Objective(HEALTHY, DEVICE, STACK), (0,))
-    chosen = [name for name in PRESETS if name != "float32"][:count]
+    chosen = [name for name in PRESETS if name not in UNSOUND][:count]
     verdicts = [diagnoser.diagnose(preset(name, preset_layers())).verdict for name in chosen]
     wrong = [f"{n}: {v}" for n, v in zip(chosen, verdicts, strict=True) if v != "none"]
     print(f"healthy: none on {verdicts.count('none')} of {len(chosen)}", *wrong, sep="; ")

@@ -86,7 +86,8 @@ def policy_of(module: ModuleType, objective: Objective) -> Policy:
     for kind, names in changes.pop("ops", {}).items():
         lists = {key: [op for op in getattr(policy, key) if op not in names] for key in LISTS}
         lists[kind] += names
-        policy = replace(policy, **{key: tuple(ops) for key, ops in lists.items()})
+        named = {key: tuple(ops) for key, ops in lists.items()}
+        policy = replace(policy, **named)  # type: ignore[arg-type]
     if "loss_scale" in changes:
         changes["loss_scale"] = LossScale(**changes["loss_scale"])
     return replace(policy, name=f"{module.POLICY} that fails", **changes)

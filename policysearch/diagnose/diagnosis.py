@@ -11,7 +11,7 @@ from policysearch.diagnose.evidence import Cause, Evidence
 from policysearch.diagnose.repairs import Repair, low_work, repairs_of
 from policysearch.diagnose.shadow import Shadows
 from policysearch.objective.objective import Objective
-from policysearch.objective.score import DIVERGED_GAP, Measurement, gap
+from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 
 Verdict = Literal["none", "repaired", "not repaired", "undecided"]
@@ -60,7 +60,8 @@ class Tried:
 class Diagnosis:
     """The verdict on a policy, why, and what was tried, the most low-precision work left first.
 
-    `gap` of the policy and `matters`, from which on a gap is a failure, are in nats; `noise` is the
+    `gap` of the policy (infinite where it diverged) and `matters`, from which on a gap is a failure,
+    are in nats; `noise` is the
     largest by which jitter moved float32. `trained` counts the trainings of changes until the
     verdict, those on further seeds apart.
     """
@@ -98,11 +99,15 @@ class Diagnoser:
         base = self.objective.baseline(self.seeds[0])
         if base.tail_loss is None:
             cause = Cause("none", words=f"float32 itself {base.divergence}")
-            return Diagnosis("undecided", cause, DIVERGED_GAP, 0.0, math.inf, why=cause.words)
-        matters, noise = self.levels(base)
+            return Diagnosis("undecided", cause, math.inf, 0.0, math.inf, why=cause.words)
+        least, noise = self.levels(base)
+        matters = max(least, TIMES_NOISE * noise)
         run = self._measured(policy, self.seeds[0], "the policy")
         off = gap(run, base)
         if off <= matters and not _stuck(run):
+            if noise > least:
+                why = f"jitter alone moves float32 by {noise:.2g} nats"
+                return Diagnosis("undecided", Cause("none"), off, matters, noise, why=why)
             return Diagnosis("none", Cause("none"), off, matters, noise)
         evidence = self._evidence(policy, run)
         if not run.diverged and noise > CHAOTIC * off:
@@ -114,7 +119,7 @@ class Diagnoser:
         return self._repaired(evidence, off, matters, noise)
 
     def levels(self, base: Measurement) -> tuple[float, float]:
-        """Return the gap that matters and by how much jitter moves float32, in nats."""
+        """Return the gap that would matter, and by how much jitter moves float32, in nats."""
         if self._levels is None:
             seed = self.seeds[0]
             moved = [self.objective.measure(self.objective.float32, seed, j) for j in JITTERS]
@@ -122,7 +127,7 @@ class Diagnoser:
             assert base.tail_loss is not None
             first = base.first_loss if base.first_loss is not None else base.tail_loss
             learned = max(abs(first - base.tail_loss), abs(base.tail_loss))
-            self._levels = max(MATTERS * learned, TIMES_NOISE * noise), noise
+            self._levels = MATTERS * learned, noise
         return self._levels
 
     def _measured(self, policy: Policy, seed: int, what: str) -> Measurement:
@@ -157,7 +162,7 @@ class Diagnoser:
                 continue  # neither the cause nor a shadow calls for it
             trained += 1
             run = self._measured(row.repair.policy, seed, row.repair.what)
-            gaps = (gap(run, base),)
+            gaps: tuple[float, ...] = (gap(run, base),)
             table[place] = Tried(**{**vars(row), "gaps": gaps})
             if gaps[0] <= matters and not _stuck(run):
                 held = self._held(row.repair.policy)
@@ -199,8 +204,16 @@ class Diagnoser:
         return sorted(rows, key=self._place)
 
     @staticmethod
-    def _place(row: Tried) -> tuple[bool, float, int, float]:
-        return row.repair.apart, -round(row.left, 2), row.repair.rank, row.error
+    def _place(row: Tried) -> tuple[bool, float, int, float, float]:
+        left, rank = -round(row.left, 2), row.repair.rank
+        return row.repair.apart, left, rank, -round(row.left, 4), row.error
+
+
+def gap(run: Measurement, base: Measurement) -> float:
+    """Return the loss gap in nats, infinite where the run diverged: losses may be sums."""
+    if run.tail_loss is None or base.tail_loss is None:
+        return math.inf
+    return run.tail_loss - base.tail_loss
 
 
 def _stuck(run: Measurement) -> bool:

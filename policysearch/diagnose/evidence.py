@@ -40,6 +40,9 @@ LARGE_ERROR = 0.05
 MANY = 0.1
 """Share of the updates, or of a state's, that are lost where that is the cause."""
 
+SKIPPED = 0.05
+"""Share of the steps that are skipped where that is the cause, if nothing that was applied is."""
+
 BACKWARD = ("dgrad", "wgrad")
 
 
@@ -86,6 +89,7 @@ class Evidence:
         return (
             self._skipping()
             or self._not_finite()
+            or self._skips()
             or (self._gradients() if self.shadow.worst > BAD_GRADIENT else None)
             or self._updates()
             or self._gradients()
@@ -104,6 +108,14 @@ class Evidence:
         if origin is None:
             return Cause("never leaves skipping", words=words, value=scale)
         return self._of(origin, "never leaves skipping", f"{words}; {origin.words}")
+
+    def _skips(self) -> Cause | None:
+        """Return the loss scale as the cause where it cost many steps, but not all."""
+        origin = first_harm(self.run.origins)
+        if origin is None or self.run.skipped_steps < SKIPPED * self.steps:
+            return None
+        words = f"{self.run.skipped_steps} of {self.steps} steps are skipped; {origin.words}"
+        return self._of(origin, "loss scale", words)
 
     def _not_finite(self) -> Cause | None:
         origins = [origin for origin in self.run.origins if not origin.skipped]

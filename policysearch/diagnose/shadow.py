@@ -14,6 +14,7 @@ from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
+from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Traced, Tracer, largest_of
 from policysearch.train.paired_run import Gradients, PairedRun, along, norm
@@ -98,13 +99,14 @@ class Shadows:
     def grown(self, policy: Policy) -> list[NodeError]:
         """Return the values whose error grew, in the order of execution, at the first moment."""
         low, exact = (self._traced(each) for each in (policy, self._objective.float32))
-        errors: dict[int, float] = {}
+        scale, errors = initial_state(policy.loss_scale).scale, dict[int, float]()
         names = dict(_named(exact.graph))
         rows = []
         for key, i in _named(low.graph):
             if key in names and low.values[i].shape == exact.values[names[key]].shape:
-                errors[i] = _relative(low.values[i], exact.values[names[key]])
                 node = low.graph.nodes[i]
+                by = scale if node.role in ("dgrad", "wgrad") else 1.0
+                errors[i] = _relative(low.values[i] / np.float32(by), exact.values[names[key]])
                 before = max((errors[x] for x in _read(low.graph, node) if x in errors), default=0)
                 rows.append(NodeError(listed_op(node), node.layer, node.role, before, errors[i]))
         return [row for row in rows if row.after > row.before]
@@ -172,8 +174,8 @@ def _worst(errors: Sequence[float]) -> float:
 
 def _relative(low: FloatArray, exact: FloatArray) -> float:
     wide = exact.astype(np.float64)
-    off, whole = np.linalg.norm(low - wide), np.linalg.norm(wide)
-    error = float(off / max(whole, SMALLEST))
+    off, whole = float(np.linalg.norm(low - wide)), float(np.linalg.norm(wide))
+    error = off / max(whole, SMALLEST)
     return error if math.isfinite(error) else math.inf
 
 
@@ -181,7 +183,9 @@ def _named(graph: Graph) -> Iterator[tuple[tuple[str, str, str, int], int]]:
     """Yield what a computed value is, the same under every policy, and its node."""
     seen: Counter[tuple[str, str, str]] = Counter()
     for node in graph.nodes:
-        if node.op.kind == "source" or node.op.name == "cast" or node.role == "update":
+        if node.op.kind == "source" or node.op.name in ("cast", "scale_loss"):
+            continue
+        if node.role == "update":
             continue
         key = node.op.name.removesuffix("_inner"), node.layer, node.role
         seen[key] += 1

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from policysearch.diagnose.diagnosis import Diagnosis, Tried
-from policysearch.objective.score import DIVERGED_GAP
 from policysearch.policy.policy import Policy, to_data
 from policysearch.report.text import aligned
 
@@ -37,7 +36,7 @@ def verdict_words(found: Diagnosis) -> str:
 
 
 def _gap(gap: float) -> str:
-    return "diverged" if gap >= DIVERGED_GAP else f"{gap:+.2g}"
+    return "diverged" if math.isinf(gap) else f"{gap:+.2g}"
 
 
 def _cause(found: Diagnosis) -> list[str]:
@@ -97,7 +96,7 @@ def _gaps(gaps: Sequence[float]) -> str:
     """Return the mean gap and its range over the seeds."""
     if not gaps:
         return "-"
-    if len(gaps) == 1 or max(gaps) >= DIVERGED_GAP:
+    if len(gaps) == 1 or math.isinf(max(gaps)):
         return _gap(max(gaps))
     return f"{math.fsum(gaps) / len(gaps):+.2g}, {min(gaps):+.2g} to {max(gaps):+.2g}"
 
