@@ -11,13 +11,13 @@ import pytest
 from policysearch.cli import main
 from policysearch.data.datasets import Dataset
 from policysearch.diagnose.diagnosis import Diagnoser, Diagnosis
-from policysearch.report.diagnosis_page import diagnosis_page
 from policysearch.diagnose.repairs import low_work, with_layers_in, with_ops_wide
 from policysearch.diagnose.shadow import Shadows
 from policysearch.objective.objective import Objective
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, from_json
 from policysearch.policy.presets import preset
+from policysearch.report.diagnosis_page import diagnosis_page
 from policysearch.train.tasks import Task
 from tests.studies import write_study
 
@@ -86,9 +86,7 @@ def test_a_scale_that_overflows_is_lowered_and_nothing_widened(
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "apex.O2", "te.current"])
-def test_what_trains_is_left_alone(
-    name: str, diagnoser: Diagnoser, objective: Objective
-) -> None:
+def test_what_trains_is_left_alone(name: str, diagnoser: Diagnoser, objective: Objective) -> None:
     found = diagnoser.diagnose(preset(name, objective.model.layer_names))
     assert (found.verdict, found.cause.kind, found.tried) == ("none", "none", ())
 

@@ -1,4 +1,4 @@
-"""Where the first value that is not finite comes from, against plain numpy and cases made to fail."""
+"""Where the first value that is not finite comes from, against numpy and cases made to fail."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def test_an_overflowing_scale_is_found_where_it_overflows_first(
 def test_epsilon_and_second_moment_of_zero_give_a_nan_that_is_born(digits: Dataset) -> None:
     """Both are below half of the smallest float16, 2^-25, so that Adam divides zero by zero."""
     task = replace(TASK, optimizer="adam", learning_rate=1e-3)
-    policy = pure(
-        "apex.O3", digits, task, optimizer_order="eager", optimizer_scalars="storage"
-    )
+    policy = pure("apex.O3", digits, task, optimizer_order="eager", optimizer_scalars="storage")
     policy = replace(policy, optimizer_state="float16", loss_scale=LossScale())
     origin = harmful(train(task, policy, 0, dataset=digits))
     assert origin.kind == "born" and origin.found == "update" and origin.step == 0

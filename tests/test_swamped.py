@@ -135,7 +135,10 @@ def test_the_share_is_that_of_updates_below_half_a_unit(
             projected = float(((updates > 0) & (small < units / 2)).mean())
             counts.append(int(swamped.sum()))
             largest = max(largest, float(updates[swamped].max(initial=0.0)))
-        found, (lost,) = trainer.observations.watch.swamped(), trainer.observations.watch.lost() or (None,)
+        found, (lost,) = (
+            trainer.observations.watch.swamped(),
+            trainer.observations.watch.lost() or (None,),
+        )
     assert [step for step, _ in shares] == [0, 20] and shares[-1][1] > 0.01
     assert found.shares == tuple(shares)
     assert found.projected == projected > 0.0

@@ -1,4 +1,4 @@
-"""The known failures in `studies/failures/`: each is named, placed and repaired, and no page lies."""
+"""The known failures in `studies/failures/`: each is named, placed, repaired, and no page lies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_no_page_says_that_a_failed_run_lost_nothing(name: str) -> None:
 def test_what_first_overflows_is_what_float32_has_first_beyond() -> None:
     """Of the forward pass: nothing before it in the graph is beyond its format."""
     for name in ("attention_logits", "exponential", "mask", "residual_growth", "summed_loss"):
-        case, found = diagnosed(name)
+        _, found = diagnosed(name)
         *before, last = found.cause.chain
         assert last.lost and last.largest_out > last.limit
         assert all(not link.lost and link.largest_out <= link.limit for link in before), name

@@ -58,7 +58,13 @@ PLANTS: tuple[Plant, ...] = (
         ("dgrad", "wgrad"),
         {},
     ),
-    ("weight gradients vanish", "underflow", lambda old: replace(old, wgrad="e2m3"), ("wgrad",), {}),
+    (
+        "weight gradients vanish",
+        "underflow",
+        lambda old: replace(old, wgrad="e2m3"),
+        ("wgrad",),
+        {},
+    ),
     ("operands are coarse", "rounding", lambda old: replace(old, compute="e8m1"), ("fprop",), {}),
     (
         "updates are lost",
@@ -83,7 +89,7 @@ def planted(seed: int, count: int) -> Iterator[tuple[str, str, str, tuple[str, .
         # with every op in the low list a layer has its own formats; float32 ones lose nothing
         low = (*policy.low_precision_ops, *(o for o in ("matmul", "bias") if o in policy.fp32_ops))
         wide = tuple(op for op in policy.fp32_ops if op not in low)
-        policy = replace(policy, low_precision_ops=low, fp32_ops=wide, **fields)
+        policy = replace(policy, low_precision_ops=low, fp32_ops=wide, **fields)  # type: ignore[arg-type]
         yield f"{name} in {layer}", kind, layer, roles, policy
 
 

@@ -1,4 +1,4 @@
-"""The failures of `studies/failures/`: each a file with a net, data, a policy that fails, and why."""
+"""The failures of `studies/failures/`: a file each with net, data, a policy that fails, and why."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Tried:
 class Diagnosis:
     """The verdict on a policy, why, and what was tried, the most low-precision work left first.
 
-    `gap` of the policy (infinite where it diverged) and `matters`, from which on a gap is a failure,
+    `gap` of the policy (infinite where it diverged) and `matters`, above which a gap is a failure,
     are in nats; `noise` is the
     largest by which jitter moved float32. `trained` counts the trainings of changes until the
     verdict, those on further seeds apart.
@@ -182,7 +182,16 @@ class Diagnoser:
                     )
         why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
         return Diagnosis(
-            "not repaired", evidence.cause, off, matters, noise, tuple(table), None, trained, (), why
+            "not repaired",
+            evidence.cause,
+            off,
+            matters,
+            noise,
+            tuple(table),
+            None,
+            trained,
+            (),
+            why,
         )
 
     def _held(self, policy: Policy) -> tuple[float, ...]:

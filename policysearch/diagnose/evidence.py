@@ -1,4 +1,4 @@
-"""What a failed run shows of its cause: the kind of failure, the op, the value against its limit."""
+"""What a failed run shows of its cause: the kind of failure, the op, the value and its limit."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class Cause:
     @property
     def place(self) -> str:
         """The op, layer, role and step in words."""
-        return f"{self.op or 'update'} of {self.layer or 'no layer'} ({self.role}, step {self.step})"
+        return (
+            f"{self.op or 'update'} of {self.layer or 'no layer'} ({self.role}, step {self.step})"
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Evidence:
 
     @property
     def cause(self) -> Cause:
-        """The cause that this shows; each kind is asked in the order in which it explains others."""
+        """The cause that this shows; kinds are asked in the order in which they explain others."""
         return (
             self._skipping()
             or self._not_finite()

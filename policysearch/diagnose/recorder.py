@@ -51,16 +51,14 @@ class Exponents:
         return rows
 
 
-class _Watching(TorchDispatchMode):
+class _Watching(TorchDispatchMode):  # type: ignore[misc]
     """Counts what every op gives while the forward pass of a recorded step runs."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         recorder = self.recorder
         if recorder.layers and isinstance(found, torch.Tensor) and not recorder.busy:
@@ -98,7 +96,7 @@ class Recorder:
             self.clipped_from = float(norm.detach())
             return norm
 
-        torch.nn.utils.clip_grad_norm_ = watched  # type: ignore[assignment]
+        torch.nn.utils.clip_grad_norm_ = watched
         for name, part in self.module.named_modules():
             self.handles.append(part.register_forward_pre_hook(self._entering(name)))
             self.handles.append(part.register_forward_hook(self._leaving(name), always_call=True))
@@ -175,13 +173,14 @@ class Recorder:
 
     def _after_step(self, *_: Any) -> None:
         if self._on:
-            for name, parameter in self._parameters():
-                layer, _, own = name.rpartition(".")
-                moved = (parameter.detach().float() - self.before[name].float()).abs()
-                share = moved / self.before[name].float().abs().clamp(min=1e-30)
+            for place, parameter in self._parameters():
+                layer, _, own = place.rpartition(".")
+                moved = (parameter.detach().float() - self.before[place].float()).abs()
+                share = moved / self.before[place].float().abs().clamp(min=1e-30)
                 self.exponents.add("update", layer, own, share)
             self._write()
-        self.step, self.clipped_from = self.step + 1, None
+        self.step += 1
+        self.clipped_from = None
 
     def _write(self) -> None:
         raw = sum(norm**2 for norm in self.raw.values()) ** 0.5
@@ -211,7 +210,7 @@ def record(
 ) -> Iterator[Recorder]:
     """Record a training of `module` in the file `path` while the context lasts.
 
-    A line of JSON for every `every`-th step of the `optimizer`: exponent histograms of what every op
+    A line of JSON for every `every`-th step of the `optimizer`: exponent histograms of what an op
     gives, of the gradients that flow and those of parameters, of the size of updates beside their
     parameters, and the norm of the gradient as it came and as it was applied. `scaler` is the
     GradScaler, `clip` the limit that gradients are clipped to, where there is one. A step that the

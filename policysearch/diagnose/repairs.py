@@ -70,9 +70,7 @@ def with_layers_in(policy: Policy, names: Iterable[str], format: str) -> Policy:
     """Return the policy with these layers in a format; where their parameters lie stays."""
     layers = dict(policy.layers)
     changed = {
-        name: uniform_layer(
-            format, param=layers[name].param, accumulator=layers[name].accumulator
-        )
+        name: uniform_layer(format, param=layers[name].param, accumulator=layers[name].accumulator)
         for name in names
         if name in layers and layers[name].compute != format
     }
@@ -157,7 +155,11 @@ def _ops(policy: Policy, graph: Graph, cause: Cause) -> Iterator[Repair]:
     used = dict.fromkeys(node.source for node in graph.nodes if node.role == "fprop")
     low = [op for op in used if op in policy.low_precision_ops or op in policy.promote_ops]
     for op in low:
-        yield Repair(f"{op} in float32", with_ops_wide(policy, [op]), int(op != cause.op or cause.role == "update"))
+        yield Repair(
+            f"{op} in float32",
+            with_ops_wide(policy, [op]),
+            int(op != cause.op or cause.role == "update"),
+        )
 
 
 def _layers(policy: Policy, evidence: Evidence) -> Iterator[Repair]:

@@ -153,9 +153,7 @@ class Shadows:
         objective = self._objective
         graph = objective.task.tracing(objective.model, objective.task.batch_size)
         tracer = Tracer(graph.step_graph(policy), self._seed, objective.fast, {})
-        beside = PairedRun(
-            objective.task, objective.model, policy, self._seed, step=tracer.step
-        )
+        beside = PairedRun(objective.task, objective.model, policy, self._seed, step=tracer.step)
         with threadpool_limits(1):
             beside.at(self.moments[place])
         return tracer.traced()
@@ -198,4 +196,3 @@ def _read(graph: Graph, node: Node) -> Iterator[int]:
         while graph.nodes[i].op.name == "cast":
             i = graph.nodes[i].inputs[0]
         yield i
-

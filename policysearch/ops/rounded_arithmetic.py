@@ -12,7 +12,6 @@ from policysearch.graph import Attrs, FloatArray
 from policysearch.ops.summation import LANES
 from policysearch.rounding.rounder import quantise
 
-
 SEEN = "seen"
 """The attribute of who is told of every rounding inside an op."""
 

@@ -13,13 +13,15 @@ from policysearch.train.lost_values import LostValues, Probe, Tally
 from policysearch.train.origin import Origin, Origins, Tracer, Where, is_all_finite
 from policysearch.train.swamped import SwampedCounter, SwampedCounts, with_update_sources
 
+NOTHING = SwampedCounts()
+
 
 @dataclass(frozen=True)
 class Observed:
     """What was kept so far: counts of the probe, of updates, and origins with NaN born of them."""
 
     probed: tuple[LostValues, ...] = ()
-    watched: SwampedCounts = SwampedCounts()
+    watched: SwampedCounts = NOTHING
     origins: tuple[Origin, ...] = ()
     born: tuple[LostValues, ...] = ()
 
@@ -41,9 +43,7 @@ class Observations:
     def so_far(self) -> Observed:
         """What was kept so far."""
         origins = self.origins
-        return Observed(
-            self.probe.tally.rows, self.watch.counts, origins.rows, origins.tally.rows
-        )
+        return Observed(self.probe.tally.rows, self.watch.counts, origins.rows, origins.tally.rows)
 
     def restore(self, observed: Observed) -> None:
         """Go on after what another training has kept."""

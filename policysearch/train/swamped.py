@@ -176,9 +176,7 @@ class SwampedCounter:
         half = half_unit(before, format_named(node.format))
         self._add("state", node, index, change[(change > 0.0) & (change < half)])
 
-    def _add_decay(
-        self, step: Step, node: Node, index: int, still: NDArray[np.bool_]
-    ) -> None:
+    def _add_decay(self, step: Step, node: Node, index: int, still: NDArray[np.bool_]) -> None:
         """Count decays too small to move a parameter, which its update leaves `still`."""
         graph = step.graph
         new = next(graph.nodes[new] for old, new in graph.updates if old == node.id)
@@ -188,7 +186,9 @@ class SwampedCounter:
         decays, rate = found
         share = float(step.arrays[rate.name]) * decays.attributes["weight_decay"]
         decay = np.abs(self._before[node.name]) * np.float32(share)
-        small = (decay > 0.0) & (decay < half_unit(self._before[node.name], format_named(node.format)))
+        small = (decay > 0.0) & (
+            decay < half_unit(self._before[node.name], format_named(node.format))
+        )
         # decayed in an operation of its own it is stored before the update is added
         self._add("decay", node, index, decay[small if decays is not new else small & still])
 
@@ -218,7 +218,9 @@ def _low_states(graph: Graph) -> list[tuple[Node, Rounding]]:
     pairs = [(graph.nodes[old], graph.nodes[new]) for old, new in graph.updates]
     names = {node.name for node in graph.nodes if node.op.kind == "source"}
     return [
-        (old, new.rounding) for old, new in pairs if _is_low_state(old) and EXACT + old.name in names
+        (old, new.rounding)
+        for old, new in pairs
+        if _is_low_state(old) and EXACT + old.name in names
     ]
 
 

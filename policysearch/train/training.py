@@ -50,7 +50,8 @@ def train(
     [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. BLAS
     runs on one thread: more would change the bits. The run is stopped after `until` of the steps;
     `checkpoint` is the file that it is then kept in, and gone on from to the same bits, until it
-    has ended. What it loses is not counted unless it `records`, which changes no bit. Raises InputError where the policy does not fit the model.
+    has ended. What it loses is not counted unless it `records`, which changes no bit. Raises
+    InputError where the policy does not fit the model.
     """
     model = task.build_model(dataset) if model is None else model
     trainer = Trainer(model, task, policy, seed, fast, records=records)

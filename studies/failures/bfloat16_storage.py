@@ -1,4 +1,4 @@
-"""Parameters kept in bfloat16 without masters: an update below half a unit in the last place is lost.
+"""Parameters in bfloat16 without masters: an update below half a unit in the last place is lost.
 
 Seen in pytorch #120376, torchtune #2254, torchao #1124; arXiv 2010.06192.
 Repair: float32 master weights, or updates rounded by chance.

@@ -11,7 +11,13 @@ POLICY = "apex.O3"
 KIND, OPS, LAYERS = "underflow", (), ()
 CHANGES = {"master_weights": True, "optimizer_state": "float32", "optimizer_order": "fused"}
 LOSS = "mean_squared_error"
-TASK = {"optimizer": "adam", "learning_rate": 0.003, "steps": 80, "batch_size": 32, "epsilon": 1e-16}
+TASK = {
+    "optimizer": "adam",
+    "learning_rate": 0.003,
+    "steps": 80,
+    "batch_size": 32,
+    "epsilon": 1e-16,
+}
 
 
 class Net(nn.Module):
