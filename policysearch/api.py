@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from policysearch.rounding.rounder import Fast
 from policysearch.search.objectives import DIRECTIONS
 from policysearch.space.target import differences, named_as_run
 from policysearch.study.cost_section import CostSection as CostSection
+from policysearch.study.first_study import study_of as study_of
 from policysearch.study.goal import with_goal
 from policysearch.study.journal.storage import Repair, repair
 from policysearch.study.journal.trials import Trial as Trial
@@ -38,6 +40,7 @@ from policysearch.study.specification import load_spec, objective_of
 from policysearch.study.study import confirm_study as confirm_spec
 from policysearch.study.study import run_study as run_spec
 from policysearch.study.workers.cluster import workers_of
+from policysearch.train.scripts.script import Script as Script
 from policysearch.train.tasks import Task as Task
 from policysearch.values import InputError as InputError
 from policysearch.values import number, one_of
@@ -212,6 +215,41 @@ def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:
             f"from_torch: {error.name} is not installed; expected torch (pip install torch)"
         ) from None
     return torch_export.from_torch(module, example_inputs, **options)
+
+
+def from_loader(module: Any, loader: Any, **options: Any) -> Script:
+    """Return a training loop of torch's as a task; needs torch.
+
+    See `policysearch.train.scripts.loader.from_loader` for what it takes and raises.
+    """
+    return _read("from_loader", "loader", module, loader, **options)
+
+
+def from_trainer(trainer: Any, **options: Any) -> Script:
+    """Return what a Trainer of transformers would train, as a task; needs torch.
+
+    See `policysearch.train.scripts.hugging_face.from_trainer` for what it takes and raises.
+    """
+    return _read("from_trainer", "hugging_face", trainer, **options)
+
+
+def from_lightning(module: Any, datamodule: Any, trainer: Any = None, **options: Any) -> Script:
+    """Return what a Trainer of Lightning would train, as a task; needs torch.
+
+    See `policysearch.train.scripts.lightning.from_lightning` for what it takes and raises.
+    """
+    return _read("from_lightning", "lightning", module, datamodule, trainer, **options)
+
+
+def _read(name: str, file: str, *given: Any, **options: Any) -> Script:
+    try:
+        reader = importlib.import_module(f"policysearch.train.scripts.{file}")
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{name}: {error.name} is not installed; expected torch (pip install torch)"
+        ) from None
+    script: Script = getattr(reader, name)(*given, **options)
+    return script
 
 
 def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:

@@ -9,6 +9,7 @@ import json
 import math
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -33,6 +34,9 @@ def choices(hint: Any) -> tuple[str, ...]:
     row = next((x for x in getattr(hint, "__metadata__", ()) if isinstance(x, RowName)), None)
     return tuple(row.names()) if row else ()
 
+
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of Unicode that act on a terminal in the place of being seen."""
 
 SHOWN = 100
 """So many characters of what was given are shown."""
@@ -158,7 +162,9 @@ def _read(hint: Any, data: Any, where: str) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         raise InputError(f"{where}: {shown(data)}; expected a finite number")
     if isinstance(data, str) and not _is_text(data):
-        raise InputError(f"{where}: {shown(data)}; expected text without lone surrogates")
+        raise InputError(
+            f"{where}: {shown(data)}; expected text of one line, without control characters"
+        )
     return data
 
 
@@ -170,7 +176,11 @@ def _as_float(data: int, where: str) -> float:
 
 
 def _is_text(data: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in data)
+    """Return whether a terminal shows no more of it than its letters: what files say is printed.
+
+    Not: half characters, controls, ends of lines, and marks that turn the direction of writing.
+    """
+    return not any(unicodedata.category(character) in UNPRINTABLE for character in data)
 
 
 def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

@@ -67,6 +67,7 @@ POLICY: dict[str, Pair] = {
     "optimizer_state": (LOW, replace(LOW, optimizer_state="bfloat16")),
     "optimizer_order": (BARE, replace(BARE, optimizer_order="fused")),
     "optimizer_scalars": (BARE, replace(BARE, optimizer_scalars="storage")),
+    "gradient_storage": (BARE, replace(BARE, gradient_storage="param")),
     "all_reduce": (LOW, replace(LOW, all_reduce="bfloat16")),
     "parallel": (LOW, replace(LOW, parallel=Parallel(devices=8, zero=2))),
     "loss_scale": (LOW, DYNAMIC),

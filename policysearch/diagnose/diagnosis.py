@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from policysearch.diagnose.evidence import Cause, Evidence
@@ -150,49 +150,39 @@ class Diagnoser:
         return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
     def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
-        tried = self._ordered(evidence)
-        base, seed, trained = self.objective.baseline(self.seeds[0]), self.seeds[0], 0
-        table = list(tried)
-        best = min((row.error for row in tried if not row.repair.apart), default=math.inf)
-        worth = max(CLEAN, TIMES_BEST * best)
-        for place, row in enumerate(tried):
-            if trained == self.budget or math.isinf(row.error) or row.error > worth:
-                continue
-            if row.repair.rank and row.error > HELPS * evidence.shadow.worst:
-                continue  # neither the cause nor a shadow calls for it
+        table, trained, repair, held = self._ordered(evidence), 0, None, tuple[float, ...]()
+        for place, row in self._worth(table, evidence):
             trained += 1
-            run = self._measured(row.repair.policy, seed, row.repair.what)
-            gaps: tuple[float, ...] = (gap(run, base),)
-            table[place] = Tried(**{**vars(row), "gaps": gaps})
+            run = self._measured(row.repair.policy, self.seeds[0], row.repair.what)
+            gaps = (gap(run, self.objective.baseline(self.seeds[0])),)
             if gaps[0] <= matters and not _stuck(run):
-                held = self._held(row.repair.policy)
-                gaps += held
-                table[place] = Tried(**{**vars(row), "gaps": gaps})
-                if all(each <= matters for each in held):
-                    return Diagnosis(
-                        "repaired",
-                        evidence.cause,
-                        off,
-                        matters,
-                        noise,
-                        tuple(table),
-                        row.repair,
-                        trained,
-                        gaps,
-                    )
+                gaps += self._held(row.repair.policy)
+            table[place] = replace(row, gaps=gaps)
+            if len(gaps) == len(self.seeds) and max(gaps) <= matters:
+                repair, held = row.repair, gaps
+                break
+            if trained == self.budget:
+                break
+        verdict: Verdict = "not repaired" if repair is None else "repaired"
         why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
-        return Diagnosis(
-            "not repaired",
-            evidence.cause,
-            off,
-            matters,
-            noise,
-            tuple(table),
-            None,
-            trained,
-            (),
-            why,
-        )
+        why, rows = "" if repair else why, tuple(table)
+        cause = evidence.cause
+        return Diagnosis(verdict, cause, off, matters, noise, rows, repair, trained, held, why)
+
+    def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:
+        """Return the changes to train, in order, each with its place in the table.
+
+        Those that the cause or a shadow calls for, if no other leaves a much smaller error.
+        """
+        best = min((row.error for row in table if not row.repair.apart), default=math.inf)
+        limit = max(CLEAN, TIMES_BEST * best)
+        return [
+            (place, row)
+            for place, row in enumerate(table)
+            if math.isfinite(row.error)
+            and row.error <= limit
+            and (not row.repair.rank or row.error <= HELPS * evidence.shadow.worst)
+        ]
 
     def _held(self, policy: Policy) -> tuple[float, ...]:
         """Return the gaps of a repair with the other seeds."""

@@ -111,6 +111,8 @@ class Model(ABC):
     `loss` names the op its output goes through: "" takes the task's, OWN_LOSS none. `labels` is
     the input that takes the labels of the data set, if one does. `constants` are arrays by the
     names of the data nodes they are fed to once. `attention` is what calls of torch's are.
+    `optimizer_state` are arrays ("<parameter>.<state>") that the optimizer starts from, after
+    `updates_done` updates; those it has not are zero.
     """
 
     name: str
@@ -119,6 +121,8 @@ class Model(ABC):
     labels: str = ""
     constants: Mapping[str, FloatArray] = NO_CONSTANTS
     attention: Attention = WRITTEN
+    optimizer_state: Mapping[str, FloatArray] = NO_CONSTANTS
+    updates_done: int = 0
 
     @property
     @abstractmethod

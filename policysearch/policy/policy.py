@@ -30,7 +30,14 @@ VERSION = 1
 CLIPPING = "gradient_clip_norm"
 """A field of older files: what gradients were clipped to, which is of the recipe now."""
 
-LATER = MappingProxyType({"casts": "op", "norm_inner": "float32", "parallel": to_plain(Parallel())})
+LATER = MappingProxyType(
+    {
+        "casts": "op",
+        "norm_inner": "float32",
+        "gradient_storage": "computed",
+        "parallel": to_plain(Parallel()),
+    }
+)
 """Fields that older files lack, with what holds there: so said, they are not in the digest."""
 
 
@@ -142,6 +149,8 @@ class Policy:
     "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
     rounded state back. In the eager order the number of an addition (learning rate, weight
     decay, epsilon) is float32 or, `optimizer_scalars` "storage", has the format of that tensor.
+    `gradient_storage`: "computed" hands a fused update its gradients as they were computed,
+    "param" rounds them, to nearest, to the storage of their parameter first, as torch's `.grad`.
     `all_reduce`: gradients are rounded to it once, when reduced. `parallel` is priced, not trained.
     """
 
@@ -157,6 +166,7 @@ class Policy:
     optimizer_state: str = "float32"
     optimizer_order: Literal["fused", "eager"] = "fused"
     optimizer_scalars: Literal["float32", "storage"] = "float32"
+    gradient_storage: Literal["computed", "param"] = "computed"
     all_reduce: str = "float32"
     parallel: Parallel = Parallel()
     loss_scale: LossScale = LossScale()

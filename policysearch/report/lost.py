@@ -47,7 +47,7 @@ def _none_lost(trial: Trial) -> str:
 
 
 def chain_lines(trial: Trial) -> list[str]:
-    """Return what led to the first value that was not finite, a line per op; () where none was."""
+    """Return what led to the first value that was not finite, a line per op."""
     origins = [origin for score in trial.scores for origin in score.origins]
     first = first_harm(origins)
     if first is None:

@@ -16,7 +16,8 @@ from matplotlib.transforms import Bbox
 from policysearch.policy.presets import PRESETS
 from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 
 MARKERS = "sD^v<>pPXhHd8"
 EDGES = ("tab:red", "tab:purple", "tab:brown", "tab:olive")
@@ -104,7 +105,7 @@ def figure(results: Results, view: View) -> Figure:
     _draw_star(axes, results, view, least)
     _draw_matters(axes, results)
     _draw_faults(axes, rows, view, least)
-    axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
+    axes.set_xlabel(f"loss gap to float32, {results.unit}, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
     axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
@@ -268,7 +269,7 @@ def _star(results: Results) -> tuple[int, str] | None:
 def _draw_matters(axes: Axes, results: Results) -> None:
     """Draw from where on a gap matters."""
     if results.matters_gap > 0.0 and not results.cannot_rank:
-        label = f"a gap matters from here:\n{results.matters_gap:.1e} nats"
+        label = f"a gap matters from here:\n{results.matters_gap:.1e} {results.unit}"
         axes.axvline(results.matters_gap, color="tab:green", lw=0.9, ls="-.", label=label)
 
 

@@ -47,7 +47,7 @@ SAMPLERS = """## Samplers
 
 def registries_page() -> str:
     """Return the page as Markdown."""
-    samplers = [(OWN, "knows prices and learns the loss gap alone (docs/search.md)", "-")]
+    samplers = [(OWN, "knows prices and learns the loss gap alone (docs/searcher.md)", "-")]
     samplers += [(row.name, row.about, row.needs or "-") for row in STOCK.values()]
     blocks = [
         OPTIMIZERS,

@@ -220,7 +220,7 @@ class Casting:
             value = self.cast(value, wanted, node)
         return value
 
-    def cast(self, new: int, wanted: str, node: Node) -> int:
+    def cast(self, new: int, wanted: str, node: Node, rounding: Rounding | None = None) -> int:
         """Return new node `new` in format `wanted`, as `node` reads it."""
         value = self.b.nodes[new]
         # what is fused is never stored: who reads it has it in the accumulator, which is float32
@@ -235,7 +235,7 @@ class Casting:
                 role=node.role,
                 layer=node.layer,
                 source=node.source,
-                rounding=self._cast_rounding(wanted, node.role),
+                rounding=rounding or self._cast_rounding(wanted, node.role),
             )
         return self._casts[new, wanted]
 
@@ -247,6 +247,8 @@ class Casting:
     def _cast_rounding(self, wanted: str, role: Role) -> Rounding:
         """Casts to narrow formats saturate where the policy scales tensors into them."""
         rounding = self.rounding(role)
+        if role == "update" and self.policy.gradient_storage == "param":
+            return Rounding()  # Of a gradient: what an update stores says its own.
         return (
             replace(rounding, overflow="saturate")
             if self.scales and is_narrow(wanted)

@@ -18,6 +18,7 @@ from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
 from policysearch.rewrite.matching import Match, matches
 from policysearch.rewrite.patterns import Pattern, block_of, node
+from policysearch.rewrite.stacks import layers_in, terms
 from policysearch.values import InputError, near_miss
 
 PARTS = tuple(field.name for field in fields(LayerPolicy))
@@ -33,6 +34,10 @@ class LayerMatch:
     "elementwise", "reduce", "move"), its type is one of `layer_type` ("Conv2d", "LayerNorm"),
     its whole name fits the regular expression `layer`, and that of its block `block`. `position`
     is among the layers with parameters, in the model's order: "ends" are the first and the last.
+    Of repeated stacks ("block1", "block2", ...) `blocks` says which blocks, `leaf` which layers in
+    each, by the end of their names there or, with a dot behind it, by what they are inside, `stack`
+    which stack where there are several: such a rule is the same for a deeper net
+    (`policysearch.rewrite.stacks`).
     """
 
     op: tuple[str, ...] = ()
@@ -41,8 +46,12 @@ class LayerMatch:
     layer: str = ""
     block: str = ""
     position: Literal["any", "first", "last", "ends"] = "any"
+    leaf: tuple[str, ...] = ()
+    blocks: str = ""
+    stack: str = ""
 
     def __post_init__(self) -> None:
+        terms(self.blocks or "all")
         node(kind=self.kind, layer=self.layer)
         try:
             node(layer=self.block)
@@ -61,6 +70,8 @@ class LayerMatch:
         names = {m.nodes[0].layer for m in matches(graph, Pattern((wanted,)), model.layer_types)}
         if self.block:
             names = {name for name in names if re.fullmatch(self.block, block_of(name))}
+        if self.leaf or self.blocks or self.stack:
+            names &= layers_in(model.layer_names, self.leaf, self.blocks, self.stack)
         if self.position != "any":
             owners = [name for name in model.layer_names if model.parameters_of(name)]
             ends = {"first": owners[:1], "last": owners[-1:], "ends": [owners[0], owners[-1]]}
@@ -229,11 +240,18 @@ def placed_rules(
         elif rule.ops:
             layers = ()
         else:
-            layers = tuple((layer, None) for layer in rule.match.layers(graph, model))
+            layers = tuple((layer, None) for layer in _matched(where, rule, graph, model))
         if not (layers or rule.optional or _runs(rule, graph)):
             raise InputError(f"{where}: {_no_match(rule, graph, model)}")
         placed.append(PlacedRule(name, rule, layers))
     return tuple(placed)
+
+
+def _matched(where: str, rule: FormatRule, graph: Graph, model: Model) -> tuple[str, ...]:
+    try:
+        return rule.match.layers(graph, model)
+    except InputError as error:  # blocks beyond the net
+        raise InputError(f"{where}: {error}") from None
 
 
 def _runs(rule: FormatRule, graph: Graph) -> bool:

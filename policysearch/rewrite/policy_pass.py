@@ -258,7 +258,7 @@ def _update(at: Casting, update: Node) -> int:
     if stored is None or at.updating.eager or not at.readers[update.id]:
         return at.updating.emit(update, inputs, stored, formats)
     new = at.updating.emit(update, inputs, "float32", formats)
-    at.stored[update.id] = at.cast(new, stored, update)
+    at.stored[update.id] = at.cast(new, stored, update, at.rounding("update"))
     return new
 
 

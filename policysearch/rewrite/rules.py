@@ -283,6 +283,14 @@ class RuledModel(Model):
         return self.model.attention
 
     @property
+    def optimizer_state(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
+        return self.model.optimizer_state
+
+    @property
+    def updates_done(self) -> int:  # type: ignore[override]
+        return self.model.updates_done
+
+    @property
     def layer_names(self) -> tuple[str, ...]:
         return self.model.layer_names
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,15 +13,13 @@ from policysearch.train.lost_values import LostValues, Probe, Tally
 from policysearch.train.origin import Origin, Origins, Tracer, Where, is_all_finite
 from policysearch.train.swamped import SwampedCounter, SwampedCounts, with_update_sources
 
-NOTHING = SwampedCounts()
-
 
 @dataclass(frozen=True)
 class Observed:
     """What was kept so far: counts of the probe, of updates, and origins with NaN born of them."""
 
     probed: tuple[LostValues, ...] = ()
-    watched: SwampedCounts = NOTHING
+    watched: SwampedCounts = field(default_factory=SwampedCounts)
     origins: tuple[Origin, ...] = ()
     born: tuple[LostValues, ...] = ()
 

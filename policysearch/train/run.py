@@ -34,6 +34,8 @@ class Run:
     of its steps. `resumed_at` is how many of the steps a checkpoint had, where it went on from one.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
     predictor, mean and standard error over the labels, None where not known or not finite.
+    `validation_loss` is the mean loss on the validation part, counted in `loss_unit`, as training
+    losses are; `metric` is that of the task. Either is None where there is none, or not finite.
     """
 
     losses: NDArray[np.float64]
@@ -52,6 +54,9 @@ class Run:
     resumed_at: int = 0
     origins: tuple[Origin, ...] = ()
     validation_gain: tuple[float, float] | None = None
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
 
 
 def tail_of(losses: Sequence[float], tail_steps: int, share: float) -> float:

@@ -25,6 +25,7 @@ from policysearch.train.feeding import (
     feed_masks,
     feed_rates,
     feed_scalars,
+    feed_state,
     micro_batches,
 )
 from policysearch.train.loss_scale import initial_state, next_state, skips_update
@@ -101,11 +102,16 @@ class Trainer:
         feed_constants(step, self.model)
 
     def load(self, params: Mapping[str, Array]) -> None:
-        """Write the initial arrays (logical, by name), rounded to where they are kept."""
+        """Write the initial arrays (logical, by name), rounded to where they are kept.
+
+        The optimizer goes on from the state that the model starts with.
+        """
         specs = (*self.model.parameters(), *self.model.statistics())
         check_initial(specs, params)
         for spec in specs:
             self._shared[spec.name][...] = params[spec.name]
+        feed_state(self._shared, self.model)
+        self.updates_done = self.model.updates_done
         self._enter(self.phase)
 
     def checkpoint(self, of: str, taken: Taken) -> Checkpoint:
@@ -281,4 +287,5 @@ class Trainer:
             seed=self.seed,
             fast=self.fast,
             arena=self.arena,
+            metric=self.task.measured if self.task.metric else None,
         )

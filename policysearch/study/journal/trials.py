@@ -1,9 +1,13 @@
-"""What is known of one policy of a study: its scores, why it failed, how it does later on."""
+"""What is known of one policy of a study: its scores, why it failed, how it does later on.
+
+And of all of them, what made them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -100,8 +104,22 @@ class Trial:
     @property
     def validation_accuracy(self) -> float | None:
         """Mean share of validation labels got right; None where there are no classes."""
-        shares = [s.validation_accuracy for s in self.scores if s.validation_accuracy is not None]
-        return math.fsum(shares) / len(shares) if shares else None
+        return _mean(score.validation_accuracy for score in self.scores)
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Mean loss on the validation part; None where a run has none."""
+        return _mean(score.validation_loss for score in self.scores)
+
+    @property
+    def metric(self) -> float | None:
+        """Mean of the task's metric; None where there is none."""
+        return _mean(score.metric for score in self.scores)
+
+    @property
+    def loss_unit(self) -> str:
+        """What losses and gaps are counted in."""
+        return next((score.loss_unit for score in self.scores if score.loss_unit), "nats")
 
     @property
     def skipped_steps(self) -> int:
@@ -203,7 +221,34 @@ class FailedTrial:
         return policy_name(self.text)
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """What made the results, as the journal says it.
+
+    `makers`: (name, version or machine) pairs for each machine and set of versions that added to
+    the journal, the last one last; of older journals numpy and its BLAS alone. `started` and
+    `ended`: of the first and the last trial, in the time of the machine, "" without trials.
+    `runs`: trainings recorded, `trained_seconds` what they took together, 0 in older journals.
+    """
+
+    makers: tuple[tuple[tuple[str, str], ...], ...] = ()
+    started: str = ""
+    ended: str = ""
+    runs: int = 0
+    trained_seconds: float = 0.0
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The last machine and versions, by name."""
+        return dict(self.makers[-1]) if self.makers else {}
+
+
 def policy_name(text: str) -> str:
     """Return the name of the policy written in the JSON `text`."""
     name: str = json.loads(text)["name"]
     return name
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
