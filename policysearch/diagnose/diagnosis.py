@@ -154,7 +154,7 @@ class Diagnoser:
         for place, row in self._worth(table, evidence):
             trained += 1
             run = self._measured(row.repair.policy, self.seeds[0], row.repair.what)
-            gaps = (gap(run, self.objective.baseline(self.seeds[0])),)
+            gaps: tuple[float, ...] = (gap(run, self.objective.baseline(self.seeds[0])),)
             if gaps[0] <= matters and not _stuck(run):
                 gaps += self._held(row.repair.policy)
             table[place] = replace(row, gaps=gaps)

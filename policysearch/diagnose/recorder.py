@@ -164,14 +164,14 @@ class Recorder:
             if parameter.grad is not None:
                 yield name, parameter
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, *given: Any) -> None:
         if not self._on:
             return
         norms = [float(p.grad.float().norm()) for _, p in self._parameters() if p.grad is not None]
         self.final = sum(norm**2 for norm in norms) ** 0.5
         self.before = {name: p.detach().clone() for name, p in self._parameters()}
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, *given: Any) -> None:
         if self._on:
             for place, parameter in self._parameters():
                 layer, _, own = place.rpartition(".")
