@@ -100,7 +100,26 @@ def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
 def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
     """What only moves values moves them in the format they have, as in torch: no list rounds it."""
     moves = tuple(op for op in low if op in MOVES)
-    return _both("move", _promoted, _promoted_gradient, moves)
+
+    def casts_anyway(at: Casting, move: Node) -> bool:
+        """Return whether all that read it bring it into its layer's format: it may as well."""
+        own = at.layer(move).output
+        return all(
+            casts_anyway(at, reader)
+            if reader.source in MOVES
+            else reader.source in low and at.layer(reader).compute == own
+            for reader in at.readers[move.id]
+            if reader.role == "fprop"
+        )
+
+    def forward(at: Casting, move: Node) -> int | None:
+        return None if casts_anyway(at, move) else _promoted(at, move)
+
+    def gradient(at: Casting, op: Node) -> int | None:
+        moved = at.graph.nodes[op.of]
+        return None if casts_anyway(at, moved) else _promoted_gradient(at, op)
+
+    return _both("move", forward, gradient, moves)
 
 
 def _attention_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
