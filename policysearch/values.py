@@ -7,6 +7,9 @@ import difflib
 import functools
 import json
 import math
+import os
+import sys
+import traceback
 import types
 import typing
 import unicodedata
@@ -18,6 +21,45 @@ T = TypeVar("T")
 
 class InputError(ValueError):
     """A mistake in what the user gave: one line, `where: what was given; what is valid`."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows of it: the line that says all."""
+        return [f"InputError: {self}"]
+
+
+def without_own_frames(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """Print an error as Python does; of an InputError only the frames that are the user's."""
+    if not isinstance(error, InputError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    own = os.path.dirname(__file__)
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(own + os.sep)]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
+    print("".join(lines) + f"InputError: {error}", file=sys.stderr)
+
+
+LONGEST_REPR = 290
+
+IN_NOTEBOOKS: dict[str, Callable[[Any], str]] = {}
+"""What a notebook shows of a value, as HTML by the name of its class; rooms above fill it in."""
+
+
+class Shown:
+    """A value that a notebook shows as more than its `repr`."""
+
+    def _repr_html_(self) -> str | None:
+        view = IN_NOTEBOOKS.get(type(self).__name__)
+        return view(self) if view else None
+
+
+def brief(said: str) -> str:
+    """Return a `repr` of at most LONGEST_REPR letters, its middle left out where it is longer."""
+    if len(said) <= LONGEST_REPR:
+        return said
+    half = LONGEST_REPR // 2 - 2
+    return f"{said[:half]} ... {said[-half:]}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ def test_the_file_is_self_contained_and_states_its_losses(name: str) -> None:
     assert policy.digest in text and "import policysearch" not in text
     imports = [line.split()[1] for line in text.splitlines() if "import" in line.split()]
     standard = ["contextlib", "copy", "dataclasses", "inspect", "types"]
-    assert imports == [*standard, "torch", "torch.overrides"]
+    assert imports == [*standard, "torch", "torch.overrides", "importlib"]
     for line in losses(policy, MODEL):
         assert f"#   - {line}\n" in text
     assert ("#   nothing" in text) == (losses(policy, MODEL) == ())
@@ -128,7 +128,8 @@ def test_targets_are_found_by_name() -> None:
 @pytest.mark.parametrize("field", ["grad", "wgrad"])
 def test_a_gradient_torch_would_have_in_another_format_is_said(compute: str, field: str) -> None:
     """Also where the forward pass is float32; not where the op lists make all of it float32."""
-    formats = dataclasses.replace(uniform_layer(compute), **{field: "float16"})
+    narrowed: dict[str, Any] = {field: "float16"}
+    formats = dataclasses.replace(uniform_layer(compute), **narrowed)
     policy = preset("bfloat16", MODEL.layer_names)
     plain = policy.with_layers({"fc1": uniform_layer(compute)})
     policy = policy.with_layers({"fc1": formats})

@@ -31,7 +31,7 @@ def _moved(policy: Policy, op: str, to: str) -> Policy:
     return replace(policy, **{**placed, to: (*placed[to], op)})
 
 
-def _with_layer(policy: Policy, **changes: str) -> Policy:
+def _with_layer(policy: Policy, **changes: Any) -> Policy:
     return policy.with_layers({"conv1": replace(policy.layer("conv1"), **changes)})
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
 from policysearch.ops.loss import IGNORED
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError, brief, one_of
 
 TIME = 32
 """Characters of the text of sums that a model sees at once."""
@@ -58,6 +58,11 @@ class Dataset:
     classes: int = 0
     mean: float = 0.0
     std: float = 1.0
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in self.inputs)
+        parts = f"{self.train_count} to train, {self.validation_count} to validate"
+        return brief(f"Dataset({self.name!r}, {shapes}, {self.classes} classes, {parts})")
 
     def __post_init__(self) -> None:
         where = f"data set {self.name}"

@@ -205,7 +205,7 @@ def _loss_scale(policy: Policy) -> str:
 def _seeds(results: Results, trial: Trial) -> list[str]:
     """One line per seed: gap, what validation shows, skipped steps, counts; where it diverged."""
     classes = trial.validation_accuracy is not None
-    metric = [results.metric_name.rpartition(":")[2]] if results.metric_name else []
+    metric = [name.rpartition(":")[2]] if (name := results.spec.task.metric_name) else []
     shown = ("val acc", "val loss") if classes else ("val loss",)
     shown = shown if trial.validation_loss is not None else ("val acc",)
     titles = ("seed", "loss gap", *shown, *metric, "skipped steps", "overflows", "underflows")

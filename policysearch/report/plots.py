@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -71,13 +72,16 @@ VIEWS = (
 
 def plots(results: Results) -> dict[str, bytes]:
     """Return the plots as PNG files by the name of their `View`."""
-    return {view.name: _png(figure(results, view)) for view in VIEWS}
+    return {view.name: image(figure(results, view)) for view in VIEWS}
 
 
-def _png(fig: Figure) -> bytes:
+def image(fig: Figure, format: str = "png") -> bytes:
+    """Return a figure as a file of this format: png, svg or pdf."""
     out = io.BytesIO()
-    # Without the version of matplotlib in it, equal results give equal files.
-    fig.savefig(out, format="png", dpi=150, metadata={"Software": None})
+    # Without versions, dates and names at random in it, equal results give equal files.
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with rc_context({"svg.hashsalt": "policysearch", "svg.fonttype": "none"}):
+        fig.savefig(out, format=format, dpi=150, metadata=metadata[format])
     return out.getvalue()
 
 

@@ -14,7 +14,8 @@ from policysearch.graph import Graph, Node, Role
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import LOSS_SCALE, cast, is_whole
 from policysearch.policy.policy import LayerPolicy, Policy
-from policysearch.rewrite.scaling_pass import ScalingPass, is_narrow
+from policysearch.policy.products import is_narrow
+from policysearch.rewrite.scaling_pass import ScalingPass
 from policysearch.rewrite.update_pass import UpdatePass
 from policysearch.rounding.inclusion import join
 from policysearch.values import InputError
@@ -171,8 +172,8 @@ class Casting:
         low = frozenset(policy.low_precision_ops)
         self.boundaries = Boundaries(graph, policy, lambda node: node.source in low)
         self.updating = UpdatePass(self.b, policy)
-        self.scaling = ScalingPass(self.b, policy.scaling, trains=bool(graph.updates))
-        self.scales = policy.scaling.recipe != "none"
+        self.scaling = ScalingPass(self.b, trains=bool(graph.updates))
+        self.scales = policy.recipes != ("none",)
         self._casts: dict[tuple[int, str], int] = {}
 
     def finished(self) -> Graph:

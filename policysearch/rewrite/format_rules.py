@@ -10,18 +10,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
+from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.matching import Match, matches
 from policysearch.rewrite.patterns import Pattern, block_of, node
 from policysearch.rewrite.stacks import layers_in, terms
 from policysearch.values import InputError, near_miss
 
-PARTS = tuple(field.name for field in fields(LayerPolicy))
+PARTS = tuple(field.name for field in fields(LayerPolicy) if field.name != "products")
 OFF, ON = "off", "on"
 Formats = str | LayerPolicy
 
@@ -102,6 +103,8 @@ class FormatRule:
     wgrad: str = ""
     param: str = ""
     accumulator: str = ""
+    backward: Literal["", "tensor", "forward"] = ""
+    scaling: Scaling | None = None
     ops: tuple[str, ...] = ()
     run: Literal["", "low", "fp32", "promote"] = ""
     function: str = ""
@@ -125,8 +128,8 @@ class FormatRule:
             raise InputError(f"name: {self.name!r} says {sum(statements)} things; expected {valid}")
 
     @property
-    def parts(self) -> dict[str, str]:
-        """The formats that the rule sets one by one."""
+    def parts(self) -> dict[str, Any]:
+        """What of a layer the rule sets one by one."""
         return {part: given for part in PARTS if (given := getattr(self, part))}
 
     @property

@@ -60,7 +60,7 @@ def read_results(
         _left(records, prices),
         _by_digest(trials, partial(unconfirmed, records.runs, base)),
         _by_digest(trials, partial(horizons, records.runs, base)),
-        _provenance(records),
+        provenance=_provenance(records),
     )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -47,7 +47,7 @@ from policysearch.train.user_code import (
     said_without_folder,
     value_of,
 )
-from policysearch.values import InputError, number, one_of, to_plain
+from policysearch.values import InputError, brief, number, one_of, to_plain
 
 Array = NDArray[Any]
 
@@ -120,6 +120,14 @@ class Task:
     accumulation_steps: int = 1
     metric: str | Metric = ""
     script: str = ""
+
+    def __repr__(self) -> str:
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if field.name == "model" or getattr(self, field.name) != field.default
+        ]
+        return brief(f"Task({', '.join(given)})")
 
     def __post_init__(self) -> None:
         if self.script:

@@ -17,7 +17,7 @@ from policysearch.report.page.svg import (
     upright_grid,
 )
 from policysearch.report.page.words import power
-from policysearch.study.journal.trials import Trial
+from policysearch.study.journal.trials import Confirmation, Trial
 
 PICTURE = Picture(20, "How it trains")
 
@@ -26,11 +26,15 @@ Points = list[tuple[float, float]]
 
 def draw(sight: Sight, trial: Trial) -> Html | None:
     """Return both losses, means over the seeds; None where no run kept any."""
+    return drawn(trial, sight.results.confirmation(trial))
+
+
+def drawn(trial: Trial, confirmed: Confirmation | None = None) -> Html | None:
+    """Return the losses of a trial beside float32's, and those of its longer run."""
     mine = mean([score.losses for score in trial.scores])
     theirs = mean([score.float32_losses for score in trial.scores])
     if not mine:
         mine, theirs = _of_curves([score.gap_curve for score in trial.scores])
-    confirmed = sight.results.confirmation(trial)
     later, later32 = _of_curves(confirmed.gap_curves) if confirmed else ([], [])
     every = [*mine, *theirs, *later, *later32]
     if not every:

@@ -15,6 +15,7 @@ from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score, share_of
 from policysearch.policy.policy import CLIPPING, Policy, clipping_of, from_json
 from policysearch.train.origin import first_harm
+from policysearch.values import Shown, brief
 
 GROWTH = 3.0
 """A gap that grew more than this many times has not come to rest."""
@@ -30,7 +31,7 @@ SWAMPED = 0.1
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Shown):
     """One trained policy: `scores` holds one score per training seed, `seeds` says which.
 
     `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
@@ -47,6 +48,11 @@ class Trial:
     by_hand: bool = False
     start: bool = False
     seeds: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        cost = f"{self.cost.speedup:.2f}x modeled, {self.cost.memory_ratio:.2f}x memory"
+        gap = self.divergence if self.diverged else f"gap {self.loss_gap:+.1e} nats"
+        return brief(f"Trial({self.number}, {self.label!r}: {cost}, {gap}, seeds {self.seeds})")
 
     @cached_property
     def policy(self) -> Policy:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policysearch.cost.price import PolicyCost, Speedup, speedup_over
-from policysearch.objective.score import DIVERGED_GAP
 from policysearch.search.hypervolume import Point, covers, knee, thinned
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Provenance, Trial
 from policysearch.study.results.fidelity import FidelitySummary
@@ -31,15 +31,16 @@ from policysearch.study.results.validation import (
     words,
 )
 from policysearch.study.results.verdict import Verdict, training_verdict, verdict_of
+from policysearch.study.results.views import Views
 from policysearch.study.specification import StudySpec
-from policysearch.values import InputError
+from policysearch.values import InputError, brief
 
 if TYPE_CHECKING:
     import pandas
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(Views):
     """What a study has found so far; `trials` and `failed` by number, equal policies once.
 
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
@@ -53,7 +54,8 @@ class Results:
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
     asked for no more, "" before its end. `fidelity`: its runs of low fidelity, None of none.
     `left`: name and modeled cost of what of the ladder was not trained, for others promised more.
-    `provenance`: what made the results, from the journal.
+    `storage`: the journal they were read from, where that is known. `provenance`: what made the
+    results, from the journal.
     """
 
     spec: StudySpec
@@ -70,7 +72,13 @@ class Results:
     left: tuple[tuple[str, PolicyCost], ...] = ()
     unconfirmed: tuple[tuple[str, str], ...] = ()
     horizons: tuple[tuple[str, tuple[Confirmation, ...]], ...] = ()
+    storage: Path | None = field(default=None, compare=False)
     provenance: Provenance = field(default=Provenance(), compare=False)
+
+    def __repr__(self) -> str:
+        count, front = len(self.trials), len(self.front)
+        head = f"{self.spec.study.name!r}: {count} policies, {front} on the front"
+        return brief(f"Results({head}; verdict: {self.verdict})")
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -86,11 +94,6 @@ class Results:
     def unit(self) -> str:
         """What losses and gaps are counted in: nats of a likelihood, "MSE" of squares."""
         return next((trial.loss_unit for trial in self.trials), "nats")
-
-    @property
-    def metric_name(self) -> str:
-        """What the task's metric is called; "" where it has none."""
-        return self.spec.task.metric_name
 
     @property
     def resolution_gap(self) -> float:
@@ -111,7 +114,7 @@ class Results:
     def counted_gap(self, trial: Trial) -> float:
         """Return the gap that can be told: never below the resolution or its standard error."""
         if trial.diverged:
-            return DIVERGED_GAP
+            return trial.loss_gap
         return max(trial.loss_gap, trial.gap_error, self.resolution_gap)
 
     def ranked_gap(self, trial: Trial) -> float:
@@ -229,8 +232,7 @@ class Results:
         tied: dict[int, int] = {}
         head: tuple[int, OfMean] = (0, None)
         for trial in self.front:
-            number, first = head
-            here = self.interval(trial)
+            here, (number, first) = self.interval(trial), head
             if here is not None and first is not None and not here.apart(first):
                 tied[trial.number] = number
             elif here is not None:
@@ -292,7 +294,7 @@ class Results:
 
     def measured(self, trial: Trial) -> list[str]:
         """Return what the validation part shows, a line each, with its interval."""
-        return words(self.means, trial, self.unit, self.metric_name)
+        return words(self.means, trial, self.unit, self.spec.task.metric_name)
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""
@@ -343,7 +345,7 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
-        metric_name=results.metric_name,
+        metric_name=results.spec.task.metric_name,
         **own_columns(trial),
         **bounds(results.means, trial),
         **columns(results.trend(trial), results.confirmed_trend(trial), results.spec.task.steps),
