@@ -85,10 +85,9 @@ def run_study(
     "off") what emulates. Results depend neither on `fast` nor on `processes`: None takes one per
     core, 0 trains in this process. With a Dask client as `executor` its workers train. Every run
     that ended is used again. `progress` is called after every run: by default a bar on standard
-    error, or in a notebook; False is silent.
+    error, or in a notebook; False is silent. `retry_failed` starts failed runs again.
     Raises InputError where `storage` holds runs of another task, other data, or other code or
     libraries; the last two are mixed, and the results say so, with `accept_changes`.
-    `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
     spec = spec if goal is None else with_goal(spec, goal)
