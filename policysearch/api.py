@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from policysearch.policy.policy import Policy as Policy
 from policysearch.policy.policy import uniform_layer as uniform_layer
 from policysearch.policy.policy_file import schema_text
 from policysearch.policy.presets import preset as preset
+from policysearch.report.at_home import install
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
+from policysearch.report.progress import told
 from policysearch.rounding.rounder import Fast
 from policysearch.search.objectives import DIRECTIONS
 from policysearch.space.target import differences, named_as_run
@@ -40,8 +43,12 @@ from policysearch.study.workers.cluster import workers_of
 from policysearch.train.scripts.script import Script as Script
 from policysearch.train.tasks import Task as Task
 from policysearch.values import InputError as InputError
-from policysearch.values import one_of
+from policysearch.values import one_of, without_own_frames
 from policysearch.verify.verdict import Verdict, verify
+
+install()
+if sys.excepthook is sys.__excepthook__:  # a hook of the user stays
+    sys.excepthook = without_own_frames
 
 
 def load_study(path: str | Path) -> StudySpec:
@@ -66,19 +73,19 @@ def run_study(
     goal: str | None = None,
     processes: int | None = None,
     fast: Fast | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     accept_changes: bool = False,
     retry_failed: bool = False,
     executor: Any = None,
 ) -> Results:
     """Run a study, or go on with it, and return its results.
 
-    `storage` is the journal file (default: results/<name>.journal), whose folder is made where it
-    is missing; `trials` replaces the number in the study file, `goal` its goal ("fastest
-    gap<=0.01 memory<=0.6"), and `fast` ("c", "numpy" or "off")
-    what emulates. Results depend neither on `fast` nor on `processes`: None takes one per core, 0
-    trains in this process. With a Dask client as `executor` its workers train, and are told as they
-    end. Every run that ended is used again.
+    `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number in
+    the study file, `goal` its goal ("fastest gap<=0.01 memory<=0.6"), `fast` ("c", "numpy" or
+    "off") what emulates. Results depend neither on `fast` nor on `processes`: None takes one per
+    core, 0 trains in this process. With a Dask client as `executor` its workers train. Every run
+    that ended is used again. `progress` is called after every run: by default a bar on standard
+    error, or in a notebook; False is silent.
     Raises InputError where `storage` holds runs of another task, other data, or other code or
     libraries; the last two are mixed, and the results say so, with `accept_changes`.
     `retry_failed` starts runs again that were recorded as failed.
@@ -88,15 +95,17 @@ def run_study(
     spec = spec if fast is None else replace(spec, study=replace(spec.study, fast=fast))
     path = _journal(study, storage)
     make_folder(path.parent)
-    return run_spec(
-        spec,
-        path,
-        processes=processes,
-        progress=progress,
-        accept_changes=accept_changes,
-        retry_failed=retry_failed,
-        executor=workers_of(executor),
-    )
+    with told(progress, spec.study.trials) as tell:
+        results = run_spec(
+            spec,
+            path,
+            processes=processes,
+            progress=tell,
+            executor=workers_of(executor),
+            accept_changes=accept_changes,
+            retry_failed=retry_failed,
+        )
+    return replace(results, storage=path)
 
 
 def confirm_study(
@@ -109,7 +118,7 @@ def confirm_study(
     every: bool = False,
     retry_failed: bool = False,
     processes: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     executor: Any = None,
 ) -> Results:
     """Train the front of a study longer and return its results with what came of it.
@@ -117,23 +126,25 @@ def confirm_study(
     The front and the policies right behind it (with `every`, all that did not diverge), over
     `factor` times the steps and on `seeds` seeds that the search did not use; `share` bounds the
     cost as a share of the search's own training steps. A policy whose gap does not hold is marked
-    in every view, and not picked. `retry_failed`, `executor` and InputError as of `run_study`; also
-    where there is nothing to confirm yet.
+    in every view, and not picked. `retry_failed`, `executor`, `progress` and InputError as of
+    `run_study`; also where there is nothing to confirm yet.
     """
     path = _journal(study, storage)
     load_results(study, path)
-    return confirm_spec(
-        study,
-        path,
-        factor=factor,
-        seeds=seeds,
-        share=share,
-        every=every,
-        retry_failed=retry_failed,
-        processes=processes,
-        progress=progress,
-        executor=workers_of(executor),
-    )
+    with told(progress, None, "runs that confirm") as tell:
+        results = confirm_spec(
+            study,
+            path,
+            factor=factor,
+            seeds=seeds,
+            share=share,
+            every=every,
+            retry_failed=retry_failed,
+            processes=processes,
+            progress=tell,
+            executor=workers_of(executor),
+        )
+    return replace(results, storage=path)
 
 
 def try_policy(
@@ -155,10 +166,20 @@ def try_policy(
     return try_spec(study, path, policy, processes=processes, progress=progress)
 
 
-def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:
+def from_torch(
+    module: Any,
+    example_inputs: Any,
+    *,
+    loss: str = "token_cross_entropy",
+    labels: str = "",
+    name: str = "",
+) -> Model:
     """Return a torch module as a model to search policies for; needs torch.
 
-    See `policysearch.importers.torch_export.from_torch` for what it takes and raises.
+    `module` is an nn.Module, or a function that makes one for every seed; `example_inputs` a tensor
+    or a tuple of them, the batch along axis 0. `loss` is one that a task can name, or "own" where
+    the module returns its loss; `labels` is then the argument that takes them. See
+    `policysearch.importers.torch_export.from_torch` for what it raises.
     """
     try:
         from policysearch.importers import torch_export
@@ -166,7 +187,7 @@ def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:
         raise InputError(
             f"from_torch: {error.name} is not installed; expected torch (pip install torch)"
         ) from None
-    return torch_export.from_torch(module, example_inputs, **options)
+    return torch_export.from_torch(module, example_inputs, loss=loss, labels=labels, name=name)
 
 
 def from_loader(module: Any, loader: Any, **options: Any) -> Script:
@@ -215,7 +236,8 @@ def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
 
 def load_results(study: StudySpec, storage: str | Path | None = None) -> Results:
     """Return what a study has found so far; InputError where there is nothing yet."""
-    return read_journal(study, _journal(study, storage))
+    path = _journal(study, storage)
+    return replace(read_journal(study, path), storage=path)
 
 
 def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) -> Trial:

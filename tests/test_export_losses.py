@@ -128,7 +128,8 @@ def test_targets_are_found_by_name() -> None:
 @pytest.mark.parametrize("field", ["grad", "wgrad"])
 def test_a_gradient_torch_would_have_in_another_format_is_said(compute: str, field: str) -> None:
     """Also where the forward pass is float32; not where the op lists make all of it float32."""
-    formats = dataclasses.replace(uniform_layer(compute), **{field: "float16"})
+    narrowed: dict[str, Any] = {field: "float16"}
+    formats = dataclasses.replace(uniform_layer(compute), **narrowed)
     policy = preset("bfloat16", MODEL.layer_names)
     plain = policy.with_layers({"fc1": uniform_layer(compute)})
     policy = policy.with_layers({"fc1": formats})

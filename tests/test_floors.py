@@ -55,7 +55,10 @@ SMALL_FILE_LINES = 60
 FEWEST_IMPORTERS = 3
 
 # Folders whose files are rows: found by their folder, one subject each however short.
-REGISTRIES = ("ops", "optimizers", "export", "commands", "emulator.kernels", "space.decided")
+REGISTRIES = (
+    *("ops", "optimizers", "export", "commands", "emulator.kernels", "space.decided"),
+    "report.page",
+)
 SMALL = (f"{PACKAGE}.__main__", f"{PACKAGE}.emulator.reference")
 """The entry of the program, and what a step means: small on purpose."""
 

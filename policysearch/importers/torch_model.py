@@ -35,7 +35,7 @@ Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TorchModel(Model):
     """A net of torch: the `program` of its forward pass and the arrays it starts from.
 

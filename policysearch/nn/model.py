@@ -14,7 +14,7 @@ import numpy as np
 from policysearch.graph import FloatArray, Op, Shape
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import WHOLE, buffer, data, parameter
-from policysearch.values import InputError
+from policysearch.values import InputError, brief
 
 DROPPED = "dropped"
 """The attribute of a data node that is the mask of a dropout: the share that is dropped."""
@@ -145,6 +145,10 @@ class Model(ABC):
         """Return the model whose calls of attention run so; InputError where it has none."""
         given = f"attention: {kind!r} with model {self.name}, which calls none of torch's"
         raise InputError(f"{given}; expected {WRITTEN!r}")
+
+    def __repr__(self) -> str:
+        layers, inputs = len(self.layer_names), ", ".join(each.name for each in self.inputs)
+        return brief(f"{type(self).__name__}({self.name!r}, {layers} layers, inputs {inputs})")
 
     @property
     def fingerprint(self) -> str:

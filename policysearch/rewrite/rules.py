@@ -240,7 +240,7 @@ def _is_kind_alone(pattern: Pattern) -> bool:
 OUTPUT, LOSS = "logits", "loss"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RuledModel(Model):
     """`model` with `rules` of the stages "evaluation" and "forward" applied where they hold.
 

@@ -57,7 +57,7 @@ formats = [$formats]  # what the device multiplies
 granularity = "$granularity"$granularity_comment
 base = "$baseline"
 master_weights = [true, false]  # false: parameters stored low, without a float32 copy
-loss_scales = [$loss_scales]
+${updates}loss_scales = [$loss_scales]
 ${scalings}ladder = [$ladder]
 """)
 
@@ -107,6 +107,7 @@ class FirstStudy:
             granularity=granularity,
             granularity_comment=f"  # {groups} that are decided one by one",
             scalings=self._scalings(),
+            updates=self._updates(),
             loss_scales=_listed(self._loss_scales()),
             ladder=_listed(self._ladder()),
         )
@@ -135,6 +136,12 @@ class FirstStudy:
     def _scalings(self) -> str:
         eight = any(name.startswith("float8") for name in formats_on(self.device))
         return 'scalings = ["current"]          # of 8-bit operands, as torchao has them\n' * eight
+
+    def _updates(self) -> str:
+        """Return how updates are rounded: torch files round by chance onto bfloat16 alone."""
+        if sixteen_bits(self.device) != "bfloat16":
+            return ""
+        return 'update_roundings = ["nearest_even", "stochastic"]  # of what is stored low\n'
 
     def _loss_scales(self) -> Sequence[str]:
         """Return the kinds: float16 has gradients that vanish without a scale."""

@@ -24,7 +24,7 @@ from policysearch.study.sections import (
 )
 from policysearch.train.scripts.script import script_in
 from policysearch.train.tasks import Task
-from policysearch.values import InputError, from_plain, one_of, shown
+from policysearch.values import InputError, Shown, brief, from_plain, one_of, shown
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ OLD_GOALS = ("goal_gap", "goal_speedup", "least_gain")
 
 
 @dataclass(frozen=True)
-class StudySpec:
+class StudySpec(Shown):
     """A study file, read and checked."""
 
     study: StudySection
@@ -44,6 +44,12 @@ class StudySpec:
     rules: FormatRules = ()
     parallel: ParallelSection = ParallelSection()
     goal: GoalSection | None = None
+
+    def __repr__(self) -> str:
+        task, study = self.task, self.study
+        what = f"{task.model_name} on {task.data_name}, {study.trials} trials"
+        where = f"{self.cost.device} with {self.cost.stack}"
+        return brief(f"StudySpec({study.name!r}: {what} of {task.steps} steps, priced on {where})")
 
     def __post_init__(self) -> None:
         self._check_goal()

@@ -127,6 +127,9 @@ class Schedule:
 
     def check_length(self, steps: int) -> None:
         """Raise InputError where the schedule cannot be that of a training of `steps`."""
+        if self.warmup_steps > steps:
+            given = f"schedule warmup_steps: {self.warmup_steps}"
+            raise InputError(f"{given}; expected at most the {steps} steps")
         used = self.warmup_steps + self.decay_steps
         if self.decay_steps and used > steps:
             raise InputError(

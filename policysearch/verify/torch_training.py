@@ -7,7 +7,7 @@ import importlib.util
 import json
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,7 @@ from policysearch.train.losses import LOSSES, loss_of
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from policysearch.verify.gpu_rounding import AsAGpu
-from policysearch.verify.torch_optimizer import torch_optimizer
+from policysearch.verify.torch_optimizer import EmulatedDraws, torch_optimizer
 from policysearch.verify.torch_twin import Twin
 from policysearch.verify.verdict import FILE, JOB, RESULT, Job
 
@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
     scaler = exported.make_grad_scaler(kind)
-    steps = list(_steps(job, model, dataset, module, scaler, dropout, grouped))
+    steps = list(_steps(job, model, dataset, module, exported, scaler, dropout, grouped))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
     (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys), "leaves": leaves}))
@@ -166,6 +166,7 @@ def _steps(
     model: Model,
     dataset: Any,
     module: Any,
+    exported: Any,
     scaler: Any,
     dropout: _Dropout,
     grouped: Mapping[str, Group],
@@ -174,7 +175,7 @@ def _steps(
     task, (inputs, labels) = job.task, dataset.train
     updated = _Updated(job.policy, list(module.parameters()))
     tensors = dict(zip(dict(module.named_parameters()), updated.tensors, strict=True))
-    optimizer = _optimizer(task, job.policy, tensors, grouped)
+    optimizer, begin = _stored_as_emulated(job, model, exported, tensors, grouped)
     nodes = task.tracing(model, task.batch_size).float32.nodes
     masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
     if any(n.op.kind == "source" and DRAWN in n.attributes for n in nodes):
@@ -195,10 +196,27 @@ def _steps(
             losses.append(loss.item())
             _check_masks(dropout.drawn, masks)
         updated.take_gradients()
+        begin(step)
         _clip(task, scaler, optimizer, updated.tensors)
         scaler.step(optimizer)
         scaler.update()
         yield sum(losses) / len(losses), scale, scaler.skipped > skipped
+
+
+def _stored_as_emulated(
+    job: Job,
+    model: Model,
+    exported: Any,
+    tensors: Mapping[str, Any],
+    grouped: Mapping[str, Group],
+) -> tuple[Any, Callable[[int], None]]:
+    """Return the optimizer, by the file where that rounds updates, and what every step is told."""
+    optimizer = _optimizer(job.task, job.policy, tensors, grouped)
+    if job.policy.rounding.update.mode != "stochastic":
+        return optimizer, lambda step: None
+    exported.store_updates(optimizer)
+    exported.random_bits = EmulatedDraws(job.task, model, job.policy, job.seed, tensors)
+    return optimizer, exported.random_bits.begin
 
 
 def _clip(task: Task, scaler: Any, optimizer: Any, parameters: list[Any]) -> None:
@@ -220,7 +238,10 @@ class _Updated:
 
     def __init__(self, policy: Policy, parameters: list[Any]) -> None:
         self.parameters = parameters
-        self.tensors = [_filled_up(p) if p.dtype != torch.float32 else p for p in parameters]
+        eager = policy.optimizer_order == "eager"
+        narrow = (eager and p.dtype != torch.float32 for p in parameters)
+        pairs = zip(parameters, narrow, strict=True)
+        self.tensors = [_filled_up(p) if fills else p for p, fills in pairs]
 
     def take_gradients(self) -> None:
         """Give what is filled up the gradients of the parameters."""
@@ -312,7 +333,9 @@ def _optimizer(
         {"params": params, "rate_factor": factor, "weight_decay": decay}
         for (factor, decay), params in held.items()
     ]
-    fused = None if policy.master_weights else policy.optimizer_order == "fused"
+    # where the file rounds what is stored, torch's optimizer has float32 alone
+    apart = policy.master_weights or policy.rounding.update.mode == "stochastic"
+    fused = None if apart else policy.optimizer_order == "fused"
     return torch_optimizer(task.build_optimizer(), groups, task.learning_rate, fused)
 
 
