@@ -29,6 +29,9 @@ WIDE = (
 )
 """In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
 
+MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
+"""Ops that only move values: they keep the format of what they move, as in torch."""
+
 LISTED_OPS = (
     *PRODUCTS,
     *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),

@@ -48,9 +48,8 @@ def from_loader(
     them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps` or
     `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
     rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
-    "bf16" or "fp16", as Accelerate has them, or a preset. `init_from` is a checkpoint that is
-    loaded into the three. Other `options` are fields of `Kept`, and keys of [task]. InputError for
-    a loader that yields nothing, changes shapes or fails, and for what is no part of a task.
+    "bf16" or "fp16", or a preset. `init_from` is a checkpoint that is loaded into the three first.
+    Other `options` are fields of `Kept` and keys of [task]. InputError for what is no part of one.
     """
     kept, recipe = _split(options)
     if init_from is not None:
@@ -59,17 +58,14 @@ def from_loader(
     read = Read({} if optimizer is None else {"optimizer": optimizer})
     if optimizer is not None and not isinstance(optimizer, str):
         read = read_optimizer(optimizer, _instance(module))
+    named = loss if isinstance(loss, str) else ""
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
-    script = script_of(module, drawing, step_of(loss), kept, read, _word(loss))
+    script = script_of(module, drawing, step_of(loss), kept, read, named)
     if scheduler is not None:
         if optimizer is None or isinstance(optimizer, str):
             raise InputError("scheduler: without its optimizer; expected both")
         recipe = {**recorded(optimizer, [(scheduler, 1)], script.recipe["steps"]), **recipe}
     return replace(script, recipe={**script.recipe, **recipe}, baseline=baseline_of(precision))
-
-
-def _word(loss: Any) -> str:
-    return loss if isinstance(loss, str) else ""
 
 
 def _split(options: Mapping[str, Any]) -> tuple[Kept, dict[str, Any]]:
