@@ -49,8 +49,7 @@ def from_loader(
     `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
     rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
     "bf16" or "fp16", or a preset. `init_from` is a checkpoint that is loaded into the three first.
-    Other `options` are fields of `Kept`, and keys of [task] (accumulation_steps, clip_norm).
-    InputError for a loader that yields nothing, changes shapes or fails, and for other options.
+    Other `options` are fields of `Kept` and keys of [task]. InputError for what is no part of one.
     """
     kept, recipe = _split(options)
     if init_from is not None:
