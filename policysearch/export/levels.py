@@ -124,7 +124,7 @@ def _bits(name: str) -> int:
 
 def plain(policy: Policy) -> Policy:
     """Return the policy with all that no such file can say as frameworks have it by themselves."""
-    lists = (getattr(policy, name) for name in LISTS)
+    lists = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
     return Policy(policy.name, policy.layers, *lists, parallel=policy.parallel)
 
 
