@@ -206,7 +206,7 @@ class Trainer:
         count, sources = self.task.accumulation_steps, self._compiled[False, True].arrays
         for place, batch in enumerate(micro_batches(inputs, labels, count)):
             last = place == count - 1
-            tracer = seen.tracer(last, self._graphs[not last], self.seed, self.fast, sources)
+            tracer = seen.tracer(last, self._graphs[not last], self.seed, sources)
             self._run(tracer.step, place + self.step_index * count, *batch, scale)
             if seen.origins.add(tracer.traced(), self.step_index, found, skipped):
                 break
