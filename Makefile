@@ -31,6 +31,7 @@ docs: .venv/package.stamp
 	$(BIN)/python -m policysearch.report.registries > docs/registries.md
 	$(BIN)/python -m policysearch.commands.registry > docs/commands.md
 	$(BIN)/python -m policysearch.importers.rules > docs/supported-ops.md
+	$(BIN)/python -m policysearch.report.target_pages docs
 
 # The manual as a site, in build/site/index.html; a broken link or name fails.
 site: .venv/docs.stamp

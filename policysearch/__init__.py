@@ -34,6 +34,7 @@ __all__ = (  # noqa: F405
     "load_study",
     "pick",
     "preset",
+    "record",
     "repair_study",
     "run_study",
     "study_of",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from policysearch.data.datasets import Dataset as Dataset
+from policysearch.diagnose.diagnosis import Diagnoser
+from policysearch.diagnose.diagnosis import Diagnosis as Diagnosis
 from policysearch.export.targets import target_named
 from policysearch.files import RESULTS_FOLDER, make_folder, write_files
 from policysearch.nn.model import Model as Model
@@ -37,14 +40,14 @@ from policysearch.study.questions.by_hand import try_policy as try_spec
 from policysearch.study.results.results import Results as Results
 from policysearch.study.session import Progress
 from policysearch.study.specification import StudySpec as StudySpec
-from policysearch.study.specification import load_spec
+from policysearch.study.specification import load_spec, objective_of
 from policysearch.study.study import confirm_study as confirm_spec
 from policysearch.study.study import run_study as run_spec
 from policysearch.study.workers.cluster import workers_of
 from policysearch.train.scripts.script import Script as Script
 from policysearch.train.tasks import Task as Task
 from policysearch.values import InputError as InputError
-from policysearch.values import one_of, without_own_frames
+from policysearch.values import number, one_of, without_own_frames
 from policysearch.verify.verdict import Verdict, verify
 
 install()
@@ -84,12 +87,11 @@ def run_study(
     `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number in
     the study file, `goal` its goal ("fastest gap<=0.01 memory<=0.6"), `fast` ("c", "numpy" or
     "off") what emulates. Results depend neither on `fast` nor on `processes`: None takes one per
-    core, 0 trains in this process. With a Dask client as `executor` its workers train. Every run
-    that ended is used again. `progress` is called after every run: by default a bar on standard
-    error, or in a notebook; False is silent.
-    Raises InputError where `storage` holds runs of another task, other data, or other code or
-    libraries; the last two are mixed, and the results say so, with `accept_changes`.
-    `retry_failed` starts runs again that were recorded as failed.
+    core, 0 trains in this process. With a Dask client as `executor` its workers train. `progress`
+    is called after every run: by default a bar on standard error, or in a notebook; False is
+    silent. Every run that ended is used again. Raises InputError where `storage` holds runs of
+    another task, other data, or other code or libraries; the last two are mixed, and the results
+    say so, with `accept_changes`. `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
     spec = spec if goal is None else with_goal(spec, goal)
@@ -165,6 +167,51 @@ def try_policy(
     path = _journal(study, storage)
     make_folder(path.parent)
     return try_spec(study, path, policy, processes=processes, progress=progress)
+
+
+def diagnose(
+    policy: Policy,
+    study: StudySpec,
+    *,
+    budget: int = 6,
+    progress: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """Return why a policy fails in a study, where, and the smallest change that repairs it.
+
+    Trains it and float32 with the first seed of the study, weighs changes by their gradients along
+    float32's run, and trains at most `budget` of them; the repair is then trained with the other
+    seeds. Nothing is recorded in the study. `progress` is told what is trained, a line each.
+    InputError where the policy does not fit.
+    """
+    number("budget", budget, 1, 1000)
+    objective = objective_of(study)
+    objective.price(policy)  # says what is wrong with a policy before anything is trained
+    say = progress or (lambda line: None)
+    return Diagnoser(objective, sorted(study.study.seeds), budget, say).diagnose(policy)
+
+
+def record(
+    module: Any,
+    optimizer: Any,
+    path: str | Path,
+    every: int = 10,
+    *,
+    scaler: Any = None,
+    clip: float | None = None,
+) -> AbstractContextManager[Any]:
+    """Record every `every`-th step of a torch training in a file, for `diagnose --log`.
+
+    `scaler` is the GradScaler and `clip` the limit that gradients are clipped to, where there are;
+    see `policysearch.diagnose.recorder.record`. InputError without torch.
+    """
+    try:
+        from policysearch.diagnose import recorder
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"record: {error.name} is not installed; expected torch (pip install torch)"
+        ) from None
+    number("every", every, 1, 2**31)
+    return recorder.record(module, optimizer, path, every, scaler=scaler, clip=clip)
 
 
 def from_torch(

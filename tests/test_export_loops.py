@@ -166,7 +166,7 @@ def test_the_trainer_of_transformers(
     exported.apply_policy(module)
     losses: list[float] = []
 
-    class Kept(transformers.Trainer):  # type: ignore[name-defined]
+    class Kept(transformers.Trainer):  # type: ignore[name-defined,misc]
         def compute_loss(self, *given: Any, **options: Any) -> Any:
             loss = super().compute_loss(*given, **options)
             losses.append((loss[0] if isinstance(loss, tuple) else loss).item())
@@ -199,7 +199,7 @@ def lit(exported: Any, plugin: Any, inner: bool = True) -> tuple[Any, Any]:
     net, data = parts()
     losses: list[float] = []
 
-    class Lit(lightning.LightningModule):  # type: ignore[name-defined]
+    class Lit(lightning.LightningModule):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:
             super().__init__()
             if inner:

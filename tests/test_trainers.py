@@ -180,3 +180,42 @@ def loaded(path: Path) -> Any:
     sys.modules["exported_script"] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_the_blocks_of_the_page_run(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("lightning")
+    from tests import script_hf, script_lightning
+    from tests.test_own_script import blocks
+
+    monkeypatch.chdir(tmp_path)
+    code = blocks("python")
+    trainer = script_hf.trainer("gpt2", Path("out"), save_steps=10)
+    trainer.args.save_strategy = "steps"
+    space: dict[str, Any] = {"ps": ps, "trainer": trainer}
+    if place == 3:
+        trainer.train()
+        theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row][10:]
+        fresh = script_hf.trainer("gpt2", Path("out"))
+        space["trainer"] = fresh
+        exec(code[3].replace("checkpoint-1000", "checkpoint-10"), space)
+        script = space["script"]
+        assert script.task.steps == 10 and script.model.updates_done == 10
+        ours = emulated(script, preset("float32", script.model.layer_names))
+        # the batches are other ones; the weights and the rates are not
+        assert abs(ours.mean() / np.mean(theirs) - 1) < 0.02
+        rates = [script.task.rate_at(step) for step in range(10)]
+        np.testing.assert_allclose(rates, [5e-3 * (10 - n) / 15 for n in range(10)])
+        return
+    calm = "run_study(study, trials=1, processes=0)"
+    exec(code[1].replace("run_study(study)", calm), space)
+    assert len(space["results"].trials) == 1
+    lightning = script_lightning
+    space |= {"module": lightning.net(), "datamodule": lightning.Data()}
+    space["trainer"] = lightning.trainer(precision="bf16-mixed")
+    exec(code[2].replace("run_study(study)", calm), space)
+    assert len(space["results"].trials) == 1
+    assert space["study"].study.baseline == "torch.autocast.bfloat16"

@@ -11,9 +11,10 @@ from dataclasses import replace
 from policysearch.formats import Rounding
 from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.model import Model
-from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
+from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.presets import MOVES
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
@@ -136,9 +137,6 @@ KEPT = ("float32", "bfloat16", AS_STORED)
 """Where state can be kept that the file itself rounds."""
 
 DRAWN = Rounding("stochastic")
-
-MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
-"""Ops that only move values: in torch they keep the dtype of what they move."""
 
 
 def low_losses(policy: Policy) -> tuple[str, ...]:

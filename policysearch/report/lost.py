@@ -40,12 +40,10 @@ def lost_lines(trial: Trial) -> list[str]:
 
 
 def _none_lost(trial: Trial) -> str:
-    """Say that nothing was lost; never of a run that failed, which lost what was not looked at."""
+    """Say that nothing is counted, which is not to say that nothing was lost."""
     if any(score.overflows or score.underflows for score in trial.scores):
         return "not recorded by role, for the runs are older"
-    if trial.diverged:
-        return "none that was counted, but the run failed: rounding is what is left"
-    return "none"
+    return "none but by rounding, which is not counted here"
 
 
 def chain_lines(trial: Trial) -> list[str]:

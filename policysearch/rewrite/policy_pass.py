@@ -15,7 +15,7 @@ from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.ops.source import BACK, NUMBER, is_rate
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import NORMS
+from policysearch.policy.presets import MOVES, NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
 from policysearch.rewrite.patterns import Pattern, node
 from policysearch.rewrite.product_rules import product_rules
@@ -65,7 +65,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         _rule("whole numbers", _as_fed, role="input"),
         _rule("sum over micro-batches", _accumulated, op="accumulate"),
         _rule("sum of gradients", _gradient_sum, op="add", role=BACKWARD),
-        *(_mixed_rules(low) if policy.casts == "layer" else ()),
+        *(_mixed_rules(low) if policy.casts == "layer" else _move_rules(low)),
         *_both("pinned cast", _pinned, _pinned_gradient, ("pinned_cast",)),
         *((_rule("bias", _bias, op="bias", role="fprop", source=low),) if low else ()),
         *(_attention_rules(low) if low else ()),
@@ -95,6 +95,30 @@ def _both(
 
 def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
     return _both("mixed op", _mixed, _mixed_gradient, low)
+
+
+def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
+    """What only moves a value of the float32 list leaves it there, as in torch, which rounds none.
+
+    Other values are moved in the format of the layer that moves them, as MindSpore's cells do.
+    """
+    moves = tuple(op for op in low if op in MOVES)
+
+    def follows(at: Casting, move: Node) -> bool:
+        """Return whether something it moves was made by an op of the float32 list."""
+        made = [at.graph.nodes[i] for i in move.inputs]
+        return any(
+            follows(at, node) if node.source in moves else node.source in at.policy.fp32_ops
+            for node in made
+        )
+
+    def forward(at: Casting, move: Node) -> int | None:
+        return _promoted(at, move) if follows(at, move) else None
+
+    def gradient(at: Casting, op: Node) -> int | None:
+        return _promoted_gradient(at, op) if follows(at, at.graph.nodes[op.of]) else None
+
+    return _both("move", forward, gradient, moves)
 
 
 def _attention_rules(low: tuple[str, ...]) -> Iterator[Conversion]:

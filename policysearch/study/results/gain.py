@@ -32,12 +32,14 @@ class GainOverStart:
 
 
 def gain_over_start(results: Results) -> GainOverStart | None:
-    """Return what the search added; None where float32 is all that it began with."""
+    """Return what the search added; None where float32 is all that it began with, or all fails."""
     begun = [trial for trial in results.trials if trial.start]
     if all("float32" in t.presets for t in begun) or all("float32" not in t.presets for t in begun):
         return None
     trials = [trial for trial in results.trials if not results.doubt(trial)]
     left_out = len(results.trials) - len(trials)
+    if not trials:
+        return None
     start = [place for place, trial in enumerate(trials) if trial.start]
     gaps = np.array([trial.loss_gap for trial in trials])
     costs = np.array([_costs(trial.cost, results) for trial in trials])

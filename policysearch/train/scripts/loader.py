@@ -13,6 +13,7 @@ from policysearch.data.spool import LARGEST_BYTES, SpooledDataset
 from policysearch.files import RESULTS_FOLDER
 from policysearch.importers.torch_export import from_torch
 from policysearch.nn.model import OWN_LOSS
+from policysearch.policy.presets import PRESETS
 from policysearch.train.losses import LOSSES
 from policysearch.train.scripts.batches import VALIDATION_BATCHES, Drawing, seeded, spooled
 from policysearch.train.scripts.checkpoints import restored
@@ -47,21 +48,21 @@ def from_loader(
     them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps` or
     `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
     rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
-    "bf16" or "fp16", as Accelerate has them, or a preset. `init_from` is a checkpoint that is
-    loaded into the three first. Other `options` are fields of `Kept`, and keys of [task]
-    (accumulation_steps, clip_norm). InputError for a loader that yields nothing, changes shapes or
-    fails, and for what is no part of a task.
+    "bf16" or "fp16", or a preset. `init_from` is a checkpoint that is loaded into the three first.
+    Other `options` are fields of `Kept` and keys of [task]. InputError for what is no part of one.
     """
     kept, recipe = _split(options)
     if init_from is not None:
         restored(init_from, module, optimizer, [] if scheduler is None else [scheduler])
     count = recipe.pop("accumulation_steps", 1)
-    read = Read({}) if optimizer is None else read_optimizer(optimizer, _instance(module))
+    read = Read({} if optimizer is None else {"optimizer": optimizer})
+    if optimizer is not None and not isinstance(optimizer, str):
+        read = read_optimizer(optimizer, _instance(module))
     named = loss if isinstance(loss, str) else ""
     drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
     script = script_of(module, drawing, step_of(loss), kept, read, named)
     if scheduler is not None:
-        if optimizer is None:
+        if optimizer is None or isinstance(optimizer, str):
             raise InputError("scheduler: without its optimizer; expected both")
         recipe = {**recorded(optimizer, [(scheduler, 1)], script.recipe["steps"]), **recipe}
     return replace(script, recipe={**script.recipe, **recipe}, baseline=baseline_of(precision))
@@ -210,4 +211,6 @@ def baseline_of(precision: str) -> str:
     low = {"bf16": "bfloat16", "fp16": "float16", "bf16-mixed": "bfloat16", "16-mixed": "float16"}
     if precision in low:
         return f"torch.autocast.{low[precision]}"
-    return "float32" if precision in ("no", "32-true", "32") else precision
+    if precision in ("no", "32-true"):
+        return "float32"
+    return one_of("precision", precision, (*low, "no", *PRESETS))

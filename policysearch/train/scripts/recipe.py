@@ -58,9 +58,9 @@ def read_optimizer(optimizer: Any, module: Any) -> Read:
     rows = [group for group in optimizer.param_groups if group["params"]]
     if not rows:
         raise InputError("optimizer: no parameters; expected those of the module")
+    recipe = _settings(optimizer, rows[0])
     rates = [float(row.get("initial_lr", row["lr"])) for row in rows]
     base, decay = max(rates), _usual_decay(rows)
-    recipe = _settings(optimizer, rows[0])
     for row in rows[1:]:
         if _settings(optimizer, row) != recipe:
             raise InputError("optimizer: groups of other settings; expected rates and decays only")
