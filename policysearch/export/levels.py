@@ -21,6 +21,9 @@ BASE = "bfloat16"
 """The preset whose op lists these targets have: every op of a layer runs in the layer's dtype."""
 
 LISTS = ("low_precision_ops", "fp32_ops", "promote_ops")
+NAMED = 6
+"""So many ops are named in a line."""
+
 LAYER_PARTS = tuple(part.name for part in fields(LayerPolicy))
 
 
@@ -144,11 +147,7 @@ def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
             ours = ", ".join(f"{x} {_word(getattr(made, x))}" for x in parts)
             theirs = ", ".join(_word(getattr(wanted, x)) for x in parts)
             yield f"layer {name}: runs with {ours}, not {theirs}"
-    before = {op: name for name in LISTS for op in getattr(policy, name)}
-    after = {op: name for name in LISTS for op in getattr(running, name)}
-    for op, name in before.items():
-        if after.get(op, name) != name:
-            yield f"{op}: {target} runs it as one of {after[op]}, not of {name}"
+    yield from _list_losses(policy, running, target)
     for part in fields(Policy):
         if part.name in ("name", "version", "layers", "parallel", *LISTS):
             continue
@@ -157,6 +156,20 @@ def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
             yield f"{part.name}: {_said(made)}, not {_said(asked)}"
     if policy.parallel.summary:
         yield f"parallel: the training script has to set up {policy.parallel.summary}"
+
+
+def _list_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
+    """Yield a line for each pair of op lists between which the running policy moves ops."""
+    after = {op: name for name in LISTS for op in getattr(running, name)}
+    for before in LISTS:
+        for other in LISTS:
+            ops = [op for op in getattr(policy, before) if after.get(op, before) == other != before]
+            if ops:
+                more = f" and {len(ops) - NAMED} more" if len(ops) > NAMED else ""
+                yield (
+                    f"{', '.join(ops[:NAMED])}{more}: {target} runs "
+                    f"{'them' if len(ops) > 1 else 'it'} as one of {other}, not of {before}"
+                )
 
 
 def _word(part: object) -> str:
