@@ -188,6 +188,7 @@ OTHERS: dict[str, Any] = {
     "activation": "tanh",
     "graph_rules": ("net.py:rule",),
     "metric": mean_output,
+    "ema_storage": "bfloat16",
 }
 
 
@@ -208,7 +209,8 @@ def other_value(owner: Any, field: dataclasses.Field[Any]) -> Any:
 def test_every_field_of_a_task_counts_but_the_place_of_its_files(
     field: dataclasses.Field[Any],
 ) -> None:
-    task = Task(model="mlp", widths=(8,), data="digits", steps=60)
+    decay = 0.9 if field.name.startswith("ema") else None
+    task = Task(model="mlp", widths=(8,), data="digits", steps=60, ema_decay=decay)
     if field.name == "script":  # a key of study files, which names all the others
         with pytest.raises(InputError, match="in a study file"):
             dataclasses.replace(task, script="net.py:script")

@@ -214,7 +214,12 @@ def test_chunked_accumulators_take_scaled_operands(recipe: Recipe) -> None:
         ("te.current", "float8_e4m3fn", "float8_e5m2", Scaling("current")),
         ("te.mxfp8", "float8_e4m3fn", "float8_e4m3fn", Scaling("mx_rceil")),
         ("ocp.mxfp8", "float8_e4m3fn", "float8_e4m3fn", Scaling("mx")),
-        ("te.nvfp4", "float4_e2m1fn", "float4_e2m1fn", Scaling("nvfp4")),
+        (
+            "te.nvfp4",
+            "float4_e2m1fn",
+            "float4_e2m1fn",
+            Scaling("nvfp4", weights="squares", hadamard=True),
+        ),
         ("torchao.tensorwise", "float8_e4m3fn", "float8_e5m2", Scaling("current")),
         (
             "torchao.rowwise",

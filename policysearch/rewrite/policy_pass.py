@@ -100,7 +100,8 @@ def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
 def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
     """What only moves a value of the float32 list leaves it there, as in torch, which rounds none.
 
-    Other values are moved in the format of the layer that moves them, as MindSpore's cells do.
+    Other values are moved in the format of the layer that moves them, as MindSpore's cells do, and
+    so are results of norms: there a cell of another format reads them.
     """
     moves = tuple(op for op in low if op in MOVES)
 
@@ -108,7 +109,9 @@ def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
         """Return whether something it moves was made by an op of the float32 list."""
         made = [at.graph.nodes[i] for i in move.inputs]
         return any(
-            follows(at, node) if node.source in moves else node.source in at.policy.fp32_ops
+            follows(at, node)
+            if node.source in moves
+            else node.source in at.policy.fp32_ops and node.source not in NORMS
             for node in made
         )
 
