@@ -76,7 +76,8 @@ def page_of(name: str, target: Target) -> str:
     ]
     command = f"policysearch export preset:{POLICY} --study studies/gpt-sums.toml --target {name}"
     traps = [f"- {trap}" for trap in TRAPS.get(name, ())]
-    kind = target.SUFFIX.removeprefix(".").replace("py", "python")
+    # JSON that is cut is none, and no highlighter takes it
+    kind = {".py": "python", ".json": "text"}.get(target.SUFFIX, target.SUFFIX.removeprefix("."))
     shown = [f"```{kind}", *_shown(target, policy, model), "```"]
     return "\n".join([*lines, "", *traps, "", "```sh", command, "```", "", *shown, ""])
 
