@@ -101,10 +101,16 @@ def steps_of(settings: Sequence[Setting], listed: bool = False) -> Steps:
         for stack, precision, batch in zip(stacks, s.precisions, s.row.batches, strict=True):
             works = _works_of(s, batch, precision, stack, listed)
             loads.append(load_of(_alike_once(works, s.device), s.device, stack))
+    ends = np.cumsum([len(load.count) for load in loads])
+    return replace(measured_of(settings), load=joined(loads), ends=ends)
+
+
+def measured_of(settings: Sequence[Setting]) -> Steps:
+    """Return what was published of rows, their steps without works."""
     batches = np.array([s.row.batches for s in settings], np.float64)
     return Steps(
-        joined(loads),
-        np.cumsum([len(load.count) for load in loads]),
+        Load(*(np.zeros(0) for _ in fields(Load))),
+        np.zeros(2 * len(settings), np.intp),
         batches,
         batches / np.array([s.row.throughputs for s in settings]),
         np.array([s.row.speedup for s in settings]),

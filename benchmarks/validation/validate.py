@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.validation.anchored import NONE, Known, anchored, known_of
+from benchmarks.validation.anchored import NONE, Known, anchored
 from benchmarks.validation.fit import speedups, steps_of
 from benchmarks.validation.intervals import Interval, interval_of
-from benchmarks.validation.published import Row, Setting, setting_of, shipped_rows
+from benchmarks.validation.known_file import read_known
+from benchmarks.validation.published import Row, Setting, setting_of
 from benchmarks.validation.row_file import built_of
 from policysearch.cost.roofline import Constants
 
@@ -130,7 +131,7 @@ def validate(rows: Sequence[Row], anchors: Sequence[Row] = ()) -> Validation:
     its device is among theirs; where it is not, the device itself is what they have not seen.
     With `anchors` each speedup is scaled by what related rows showed on other devices.
     """
-    known = known_of(settings_of(shipped_rows())[0])
+    known = read_known()
     (built, unbuilt), (own, lost) = settings_of(rows), settings_of(anchors)
     left_out = [known.left_out(setting) for setting in built]
     said = anchored(known, built, left_out, own)
