@@ -65,7 +65,7 @@ def test_thin_product_is_bound_by_bandwidth() -> None:
 def test_small_work_takes_the_minimum_and_the_host_its_launches() -> None:
     time = step_time(product(8, 8, 8), V100, EAGER)
     assert time.kernels[0].bound == "minimum"
-    assert time.kernels[0].seconds == 2e-6
+    assert time.kernels[0].seconds == pytest.approx(FITTED.kernel_seconds, rel=0.05)
     assert time.host_bound
     assert time.step_seconds == EAGER.launch_seconds * FITTED.launch_factor
 
@@ -156,7 +156,7 @@ def test_element_rate_by_hand() -> None:
     x = b.emit(data, attrs={"shape": (count,)}, format="float16")
     graph = b.graph({"y": b.emit(relu, x, format="float16")})
     (kernel,) = step_time(graph, device, MINDSPORE).kernels
-    assert kernel.bound == "elements"
+    assert kernel.bound == "bandwidth"
     elements = 2 * count * FITTED.elementwise / (8.2e12 / 2)
     traffic = 4 * count / (1024e9 * FITTED.bandwidth_share)
     assert kernel.seconds == pytest.approx(math.hypot(elements, traffic) + FITTED.kernel_seconds)
