@@ -65,7 +65,7 @@ def test_thin_product_is_bound_by_bandwidth() -> None:
 def test_small_work_takes_the_minimum_and_the_host_its_launches() -> None:
     time = step_time(product(8, 8, 8), V100, EAGER)
     assert time.kernels[0].bound == "minimum"
-    assert time.kernels[0].seconds == pytest.approx(FITTED.kernel_seconds, rel=0.05)
+    assert time.kernels[0].seconds == pytest.approx(FITTED.kernel_seconds, rel=0.2)
     assert time.host_bound
     assert time.step_seconds == EAGER.launch_seconds * FITTED.launch_factor
 

@@ -137,12 +137,14 @@ class Device:
         """Return the share of a format's peak that large square products achieve.
 
         Its own number, else that of its 16-bit products; where the row has none, the median of
-        those of its architecture, else of its vendor, else of all.
+        those of its architecture, else of its vendor, else of all. Shares of 8-bit products are to
+        those of 16-bit ones as they are there.
         """
-        own = _achieved_shares(self)
-        if found := own.get(peak_key(name), own.get("bfloat16", own.get("float16"))):
-            return found
-        return _usual_share(self.arch)
+        own, key = _achieved_shares(self), peak_key(name)
+        if key in own:
+            return own[key]
+        share = own.get("bfloat16", own.get("float16")) or _usual_share(self.arch)
+        return share * _usual_share(self.arch, "float8") if key == "float8" else share
 
     @property
     def plain_peak(self) -> float:
@@ -255,14 +257,17 @@ def _achieved_shares(device: Device) -> dict[str, float]:
 
 
 @lru_cache(maxsize=256)
-def _usual_share(arch: str) -> float:
-    """Return the median share of 16-bit products on related devices with a number of their own."""
+def _usual_share(arch: str, over: str = "") -> float:
+    """Return the median share of 16-bit products on related devices with a number of their own.
+
+    With `over`, of the share of that format over it.
+    """
     vendor = next((archs for archs in VENDORS.values() if arch in archs), (arch,))
-    shares = [
-        (row.arch, row.achieved_share("bfloat16"))
-        for row in DEVICES.values()
-        if "bfloat16" in dict(row.achieved)
-    ]
+    shares = []
+    for row in DEVICES.values():
+        own = _achieved_shares(row)
+        if "bfloat16" in own and (not over or over in own):
+            shares.append((row.arch, own[over] / own["bfloat16"] if over else own["bfloat16"]))
     for related in ((arch,), vendor, tuple(found for found, _ in shares)):
         if alike := [share for found, share in shares if found in related]:
             return median(alike)

@@ -42,10 +42,10 @@ OLDEST_UNALIGNED_LIBRARY = 11
 OLDEST_MATRIX_CONVOLUTIONS = 10
 """First CUDA generation whose cuDNN is taken to run whole trainings on the matrix unit."""
 
-NARROW_RATES: Mapping[str, float] = MappingProxyType({"current": 0.91, "mx": 0.95, "nvfp4": 0.5})
-"""By recipe, what scaling leaves of the rate that the ratio of peaks promises over 16 bits.
+NARROW_RATES: Mapping[str, float] = MappingProxyType({"current": 1.0, "mx": 0.95, "nvfp4": 0.5})
+"""By recipe, what scaling leaves of the rate that large products of the format achieve.
 
-Assumed; the best 8-bit products published reach 1.77 (H100) to 1.98 (B200) times bfloat16's.
+That rate is measured with scales of whole tensors; the rest is assumed.
 """
 
 
