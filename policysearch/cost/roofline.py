@@ -34,8 +34,8 @@ HIGHEST_SHARE = 0.97
 """No unit achieves more of its peak."""
 
 DEPTHWISE_SHARE = 0.12
-"""Share of the plain peak that depthwise convolutions achieve, of whatever shape; assumed, with five
-steps of timm in view."""
+"""Share of the plain peak that depthwise convolutions achieve, of whatever shape; assumed, with
+five steps of timm in view."""
 
 SHIFT_INSTRUCTIONS = 1.5
 """Instructions for each element of a layout change over those of a plain pass; assumed."""
@@ -116,7 +116,7 @@ FITTED = Constants(
     launch_factor=3.094,
     step_seconds=0.008909,
 )
-"""What `python -m benchmarks.validation --fit` fits to all published rows that come with the package."""
+"""What `python -m benchmarks.validation --fit` fits to all rows that come with the package."""
 
 
 @dataclass(frozen=True)
