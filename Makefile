@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs reference lint slow peers mindspore bench mutants clean
+.PHONY: front test docs site reference lint slow browser peers mindspore bench mutants clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -31,6 +31,11 @@ docs: .venv/package.stamp
 	$(BIN)/python -m policysearch.report.registries > docs/registries.md
 	$(BIN)/python -m policysearch.commands.registry > docs/commands.md
 	$(BIN)/python -m policysearch.importers.rules > docs/supported-ops.md
+	$(BIN)/python -m policysearch.report.target_pages docs
+
+# The manual as a site, in build/site/index.html; a broken link or name fails.
+site: .venv/docs.stamp
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/site
 
 reference: .venv/test.stamp
 	PYTEST_WORKERS=$(PYTEST_WORKERS) .ci/reference
@@ -42,6 +47,10 @@ lint: .venv/test.stamp
 
 slow: .venv/test.stamp
 	$(BIN)/pytest -n $(PYTEST_WORKERS) -m slow
+
+# The page of a study in a real browser; needs chromium (apt-get install chromium).
+browser: .venv/browser.stamp
+	CI=true $(BIN)/pytest tests/test_page.py tests/test_page_in_browser.py
 
 peers: .venv/peers.stamp
 	$(BIN)/pytest -m "(peers or torch) and not slow"
@@ -81,6 +90,14 @@ mutants: .venv/mutants.stamp
 .venv/test.stamp: .venv/made.stamp $(SOURCES)
 	$(INSTALL) '.[test,lint]'
 	@touch $@ .venv/package.stamp
+
+.venv/browser.stamp: .venv/test.stamp
+	$(INSTALL) '.[test,browser]'
+	@touch $@
+
+.venv/docs.stamp: .venv/package.stamp
+	$(INSTALL) '.[docs]'
+	@touch $@
 
 .venv/peers.stamp: .venv/test.stamp
 	$(INSTALL) '.[test,torch,peers]'

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from policysearch.data.datasets import Dataset as Dataset
+from policysearch.diagnose.diagnosis import Diagnoser
+from policysearch.diagnose.diagnosis import Diagnosis as Diagnosis
 from policysearch.export.targets import target_named
 from policysearch.files import RESULTS_FOLDER, make_folder, write_files
 from policysearch.nn.model import Model as Model
@@ -17,12 +22,15 @@ from policysearch.policy.policy import Policy as Policy
 from policysearch.policy.policy import uniform_layer as uniform_layer
 from policysearch.policy.policy_file import schema_text
 from policysearch.policy.presets import preset as preset
+from policysearch.report.at_home import install
 from policysearch.report.explain import explain as explain_graph
 from policysearch.report.graph_diff import diff_of, policy_passes
+from policysearch.report.progress import told
 from policysearch.rounding.rounder import Fast
 from policysearch.search.objectives import DIRECTIONS
 from policysearch.space.target import differences, named_as_run
 from policysearch.study.cost_section import CostSection as CostSection
+from policysearch.study.first_study import study_of as study_of
 from policysearch.study.goal import with_goal
 from policysearch.study.journal.storage import Repair, repair
 from policysearch.study.journal.trials import Trial as Trial
@@ -31,14 +39,19 @@ from policysearch.study.questions.by_hand import try_policy as try_spec
 from policysearch.study.results.results import Results as Results
 from policysearch.study.session import Progress
 from policysearch.study.specification import StudySpec as StudySpec
-from policysearch.study.specification import load_spec
+from policysearch.study.specification import load_spec, objective_of
 from policysearch.study.study import confirm_study as confirm_spec
 from policysearch.study.study import run_study as run_spec
 from policysearch.study.workers.cluster import workers_of
+from policysearch.train.scripts.script import Script as Script
 from policysearch.train.tasks import Task as Task
 from policysearch.values import InputError as InputError
-from policysearch.values import one_of
+from policysearch.values import number, one_of, without_own_frames
 from policysearch.verify.verdict import Verdict, verify
+
+install()
+if sys.excepthook is sys.__excepthook__:  # a hook of the user stays
+    sys.excepthook = without_own_frames
 
 
 def load_study(path: str | Path) -> StudySpec:
@@ -63,37 +76,38 @@ def run_study(
     goal: str | None = None,
     processes: int | None = None,
     fast: Fast | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     accept_changes: bool = False,
     retry_failed: bool = False,
     executor: Any = None,
 ) -> Results:
     """Run a study, or go on with it, and return its results.
 
-    `storage` is the journal file (default: results/<name>.journal), whose folder is made where it
-    is missing; `trials` replaces the number in the study file, `goal` its goal ("fastest
-    gap<=0.01 memory<=0.6"), and `fast` ("c", "numpy" or "off")
-    what emulates. Results depend neither on `fast` nor on `processes`: None takes one per core, 0
-    trains in this process. With a Dask client as `executor` its workers train, and are told as they
-    end. Every run that ended is used again.
-    Raises InputError where `storage` holds runs of another task, other data, or other code or
-    libraries; the last two are mixed, and the results say so, with `accept_changes`.
-    `retry_failed` starts runs again that were recorded as failed.
+    `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number in
+    the study file, `goal` its goal ("fastest gap<=0.01 memory<=0.6"), `fast` ("c", "numpy" or
+    "off") what emulates. Results depend neither on `fast` nor on `processes`: None takes one per
+    core, 0 trains in this process. With a Dask client as `executor` its workers train. `progress`
+    is called after every run: by default a bar on standard error, or in a notebook; False is
+    silent. Every run that ended is used again. Raises InputError where `storage` holds runs of
+    another task, other data, or other code or libraries; the last two are mixed, and the results
+    say so, with `accept_changes`. `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
     spec = spec if goal is None else with_goal(spec, goal)
     spec = spec if fast is None else replace(spec, study=replace(spec.study, fast=fast))
     path = _journal(study, storage)
     make_folder(path.parent)
-    return run_spec(
-        spec,
-        path,
-        processes=processes,
-        progress=progress,
-        accept_changes=accept_changes,
-        retry_failed=retry_failed,
-        executor=workers_of(executor),
-    )
+    with told(progress, spec.study.trials) as tell:
+        results = run_spec(
+            spec,
+            path,
+            processes=processes,
+            progress=tell,
+            executor=workers_of(executor),
+            accept_changes=accept_changes,
+            retry_failed=retry_failed,
+        )
+    return replace(results, storage=path)
 
 
 def confirm_study(
@@ -106,7 +120,7 @@ def confirm_study(
     every: bool = False,
     retry_failed: bool = False,
     processes: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     executor: Any = None,
 ) -> Results:
     """Train the front of a study longer and return its results with what came of it.
@@ -114,23 +128,25 @@ def confirm_study(
     The front and the policies right behind it (with `every`, all that did not diverge), over
     `factor` times the steps and on `seeds` seeds that the search did not use; `share` bounds the
     cost as a share of the search's own training steps. A policy whose gap does not hold is marked
-    in every view, and not picked. `retry_failed`, `executor` and InputError as of `run_study`; also
-    where there is nothing to confirm yet.
+    in every view, and not picked. `retry_failed`, `executor`, `progress` and InputError as of
+    `run_study`; also where there is nothing to confirm yet.
     """
     path = _journal(study, storage)
     load_results(study, path)
-    return confirm_spec(
-        study,
-        path,
-        factor=factor,
-        seeds=seeds,
-        share=share,
-        every=every,
-        retry_failed=retry_failed,
-        processes=processes,
-        progress=progress,
-        executor=workers_of(executor),
-    )
+    with told(progress, None, "runs that confirm") as tell:
+        results = confirm_spec(
+            study,
+            path,
+            factor=factor,
+            seeds=seeds,
+            share=share,
+            every=every,
+            retry_failed=retry_failed,
+            processes=processes,
+            progress=tell,
+            executor=workers_of(executor),
+        )
+    return replace(results, storage=path)
 
 
 def try_policy(
@@ -152,10 +168,65 @@ def try_policy(
     return try_spec(study, path, policy, processes=processes, progress=progress)
 
 
-def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:
+def diagnose(
+    policy: Policy,
+    study: StudySpec,
+    *,
+    budget: int = 6,
+    progress: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """Return why a policy fails in a study, where, and the smallest change that repairs it.
+
+    Trains it and float32 with the first seed of the study, weighs changes by their gradients along
+    float32's run, and trains at most `budget` of them; the repair is then trained with the other
+    seeds. Nothing is recorded in the study. `progress` is told what is trained, a line each.
+    InputError where the policy does not fit.
+    """
+    number("budget", budget, 1, 1000)
+    objective = objective_of(study)
+    objective.price(policy)  # says what is wrong with a policy before anything is trained
+    say = progress or (lambda line: None)
+    return Diagnoser(objective, sorted(study.study.seeds), budget, say).diagnose(policy)
+
+
+def record(
+    module: Any,
+    optimizer: Any,
+    path: str | Path,
+    every: int = 10,
+    *,
+    scaler: Any = None,
+    clip: float | None = None,
+) -> AbstractContextManager[Any]:
+    """Record every `every`-th step of a torch training in a file, for `diagnose --log`.
+
+    `scaler` is the GradScaler and `clip` the limit that gradients are clipped to, where there are;
+    see `policysearch.diagnose.recorder.record`. InputError without torch.
+    """
+    try:
+        from policysearch.diagnose import recorder
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"record: {error.name} is not installed; expected torch (pip install torch)"
+        ) from None
+    number("every", every, 1, 2**31)
+    return recorder.record(module, optimizer, path, every, scaler=scaler, clip=clip)
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Any,
+    *,
+    loss: str = "token_cross_entropy",
+    labels: str = "",
+    name: str = "",
+) -> Model:
     """Return a torch module as a model to search policies for; needs torch.
 
-    See `policysearch.importers.torch_export.from_torch` for what it takes and raises.
+    `module` is an nn.Module, or a function that makes one for every seed; `example_inputs` a tensor
+    or a tuple of them, the batch along axis 0. `loss` is one that a task can name, or "own" where
+    the module returns its loss; `labels` is then the argument that takes them. See
+    `policysearch.importers.torch_export.from_torch` for what it raises.
     """
     try:
         from policysearch.importers import torch_export
@@ -163,7 +234,42 @@ def from_torch(module: Any, example_inputs: Any, **options: Any) -> Model:
         raise InputError(
             f"from_torch: {error.name} is not installed; expected torch (pip install torch)"
         ) from None
-    return torch_export.from_torch(module, example_inputs, **options)
+    return torch_export.from_torch(module, example_inputs, loss=loss, labels=labels, name=name)
+
+
+def from_loader(module: Any, loader: Any, **options: Any) -> Script:
+    """Return a training loop of torch's as a task; needs torch.
+
+    See `policysearch.train.scripts.loader.from_loader` for what it takes and raises.
+    """
+    return _read("from_loader", "loader", module, loader, **options)
+
+
+def from_trainer(trainer: Any, **options: Any) -> Script:
+    """Return what a Trainer of transformers would train, as a task; needs torch.
+
+    See `policysearch.train.scripts.hugging_face.from_trainer` for what it takes and raises.
+    """
+    return _read("from_trainer", "hugging_face", trainer, **options)
+
+
+def from_lightning(module: Any, datamodule: Any, trainer: Any = None, **options: Any) -> Script:
+    """Return what a Trainer of Lightning would train, as a task; needs torch.
+
+    See `policysearch.train.scripts.lightning.from_lightning` for what it takes and raises.
+    """
+    return _read("from_lightning", "lightning", module, datamodule, trainer, **options)
+
+
+def _read(name: str, file: str, *given: Any, **options: Any) -> Script:
+    try:
+        reader = importlib.import_module(f"policysearch.train.scripts.{file}")
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{name}: {error.name} is not installed; expected torch (pip install torch)"
+        ) from None
+    script: Script = getattr(reader, name)(*given, **options)
+    return script
 
 
 def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
@@ -177,7 +283,8 @@ def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
 
 def load_results(study: StudySpec, storage: str | Path | None = None) -> Results:
     """Return what a study has found so far; InputError where there is nothing yet."""
-    return read_journal(study, _journal(study, storage))
+    path = _journal(study, storage)
+    return replace(read_journal(study, path), storage=path)
 
 
 def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) -> Trial:

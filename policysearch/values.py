@@ -7,8 +7,12 @@ import difflib
 import functools
 import json
 import math
+import os
+import sys
+import traceback
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +21,45 @@ T = TypeVar("T")
 
 class InputError(ValueError):
     """A mistake in what the user gave: one line, `where: what was given; what is valid`."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows of it: the line that says all."""
+        return [f"InputError: {self}"]
+
+
+def without_own_frames(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """Print an error as Python does; of an InputError only the frames that are the user's."""
+    if not isinstance(error, InputError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    own = os.path.dirname(__file__)
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(own + os.sep)]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
+    print("".join(lines) + f"InputError: {error}", file=sys.stderr)
+
+
+LONGEST_REPR = 290
+
+IN_NOTEBOOKS: dict[str, Callable[[Any], str]] = {}
+"""What a notebook shows of a value, as HTML by the name of its class; rooms above fill it in."""
+
+
+class Shown:
+    """A value that a notebook shows as more than its `repr`."""
+
+    def _repr_html_(self) -> str | None:
+        view = IN_NOTEBOOKS.get(type(self).__name__)
+        return view(self) if view else None
+
+
+def brief(said: str) -> str:
+    """Return a `repr` of at most LONGEST_REPR letters, its middle left out where it is longer."""
+    if len(said) <= LONGEST_REPR:
+        return said
+    half = LONGEST_REPR // 2 - 2
+    return f"{said[:half]} ... {said[-half:]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +76,9 @@ def choices(hint: Any) -> tuple[str, ...]:
     row = next((x for x in getattr(hint, "__metadata__", ()) if isinstance(x, RowName)), None)
     return tuple(row.names()) if row else ()
 
+
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of Unicode that act on a terminal in the place of being seen."""
 
 SHOWN = 100
 """So many characters of what was given are shown."""
@@ -158,7 +204,9 @@ def _read(hint: Any, data: Any, where: str) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         raise InputError(f"{where}: {shown(data)}; expected a finite number")
     if isinstance(data, str) and not _is_text(data):
-        raise InputError(f"{where}: {shown(data)}; expected text without lone surrogates")
+        raise InputError(
+            f"{where}: {shown(data)}; expected text of one line, without control characters"
+        )
     return data
 
 
@@ -170,7 +218,11 @@ def _as_float(data: int, where: str) -> float:
 
 
 def _is_text(data: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in data)
+    """Return whether a terminal shows no more of it than its letters: what files say is printed.
+
+    Not: half characters, controls, ends of lines, and marks that turn the direction of writing.
+    """
+    return not any(unicodedata.category(character) in UNPRINTABLE for character in data)
 
 
 def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

@@ -29,9 +29,12 @@ def timm_models() -> tuple[Any, Any]:
     net here uses them; the names are enough, for as long as the library that has them is kept.
     """
     library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        importlib.import_module("torchvision")
+    except (RuntimeError, AttributeError):  # an operator does not exist
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module("timm").models, library
 
 

@@ -17,7 +17,7 @@ from policysearch.policy.scaling import Scaling
 FORMAT_NAMES = st.sampled_from([*FORMATS, "e5m7", "e4m3fn"])
 SCALES = st.floats(2.0**-126, 2.0**126)
 BOUNDS = st.none() | SCALES
-NAMES = st.text(max_size=8)
+NAMES = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=8)
 
 
 def layer_policies() -> st.SearchStrategy[LayerPolicy]:

@@ -1,4 +1,4 @@
-"""Gradients summed over micro-batches against torch's, and what a step of several costs."""
+"""Gradients summed over micro-batches against torch's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policysearch import api
 from policysearch.data.datasets import load_dataset
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.presets import preset
@@ -76,3 +77,20 @@ def test_the_exported_file_trains_with_the_same_sums(name: str) -> None:
 
 def mlp_layers() -> tuple[str, ...]:
     return TASK.build_model(load_dataset("digits")).layer_names
+
+
+def test_tasks_without_sums_are_those_of_older_journals() -> None:
+    """A journal goes on under the fingerprint that it has, which says the sums where there are."""
+    alone = replace(TASK, accumulation_steps=1)
+    assert "accumulation_steps" not in alone.to_plain()
+    assert TASK.to_plain() == {**alone.to_plain(), "accumulation_steps": 4}
+    assert TASK.fingerprint != alone.fingerprint
+    longer = TASK.with_steps(60)
+    assert (longer.accumulation_steps, longer.groups) == (4, TASK.groups)
+
+
+def test_what_is_explained_says_the_sums() -> None:
+    policy = preset("torch.autocast.bfloat16", mlp_layers())
+    said = "accumulation: a step sums the gradients of loss / 4 over 4 micro-batches"
+    assert said in api.explain(policy, TASK)
+    assert said not in api.explain(policy, replace(TASK, accumulation_steps=1))

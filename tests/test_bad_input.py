@@ -12,7 +12,11 @@ from policysearch.cli import main
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.nn.models import mlp
 from policysearch.policy.presets import preset
+from policysearch.study.cost_section import CostSection
+from policysearch.study.specification import load_spec
+from policysearch.study.study import run_study
 from policysearch.train import tasks
+from policysearch.values import InputError, from_plain
 from tests.studies import TINY, write_study
 
 STUDY_MISTAKES = (
@@ -171,3 +175,23 @@ def test_every_key_of_a_study_is_checked_for_its_type(tmp_path: Path) -> None:
             key = line.partition(" =")[0]
             study = write_study(tmp_path, (line, f"{key} = {{a = 1}}"))
             assert main(["show", str(study)]) == 2
+
+
+HIDDEN = ["\x1b[31m", "\a", "\n", "\u202e", "\x9b", "\u2028", "\ud800"]
+COST = {"device": "L4", "stack": "torch.eager"}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_text_that_acts_on_a_terminal_is_refused_without_being_printed(hidden: str) -> None:
+    with pytest.raises(InputError, match="without control characters") as refusal:
+        from_plain(CostSection, {**COST, "batch_size_reason": f"a{hidden}b"}, "file")
+    assert hidden not in str(refusal.value)
+    assert from_plain(CostSection, {**COST, "batch_size_reason": "größer, 大"}, "file")
+
+
+def test_a_mistake_of_the_study_leaves_no_journal(tmp_path: Path) -> None:
+    path = write_study(tmp_path, ("[cost]", '[cost]\nrecompute = ["Linear"]'))
+    journal = tmp_path / "a.journal"
+    with pytest.raises(InputError, match="recompute: 'Linear'"):
+        run_study(load_spec(path), journal, processes=0)
+    assert not journal.exists()

@@ -19,6 +19,7 @@ from policysearch.policy.policy import Phase, Policy, RoleRounding, uniform_laye
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast
 from policysearch.train.checkpoint import Checkpoint
+from policysearch.train.groups import Group
 from policysearch.train.run import Run
 from policysearch.train.schedule import Schedule
 from policysearch.train.tasks import Task
@@ -63,6 +64,12 @@ def policies(task: Task) -> dict[str, Policy]:
 
 CASES = [("mlp", MLP, name) for name in policies(MLP)]
 CASES += [("batch norm", replace(RESNET, steps=24, tail_steps=8), "float16, scale that falls")]
+SUMMED = replace(
+    MLP,
+    accumulation_steps=3,
+    groups=(Group(("fc1.weight",), 0.5, 0.0), Group(("fc1.bias",), frozen=True)),
+)
+CASES += [(f"sums, {n}", SUMMED, n) for n in ("float16, scale that falls", "stochastic", "phases")]
 
 
 @pytest.fixture(scope="module")

@@ -242,6 +242,7 @@ def test_shares_need_the_steps_of_the_run() -> None:
 def test_the_studies_of_decisions_offer_them(path: Path) -> None:
     spec = load_spec(path)
     kind = {"phases": "phase", "schedule": "scale_schedule", "roles": "grad", "ops": "op"}
+    kind["storage"] = "update_rounding"
     wanted = kind[path.stem.partition("-")[0]]
     space = space_of(spec)
     offered = {name.partition(".")[0] for name, values in space.offered().items() if values}

@@ -7,7 +7,7 @@ import tomllib
 
 from tests.test_floors import PACKAGE, ROOT, imports_of, modules_of
 
-OPTIONAL = {"torch", "mindspore", "sklearn", "distributed"}
+OPTIONAL = {"torch", "yaml", "safetensors", "mindspore", "sklearn", "distributed"}
 
 
 def test_every_dependency_is_imported_and_every_import_declared() -> None:

@@ -12,6 +12,7 @@ from policysearch.formats import Rounding
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding, from_json
+from policysearch.policy.products import Operand, Product, Products
 from policysearch.policy.scaling import Scaling
 from policysearch.values import choices
 
@@ -55,7 +56,11 @@ def with_value(value: Any, path: Path, new: Any) -> Any:
     if isinstance(key, int):
         return (*value[:key], with_value(value[key], rest, new), *value[key + 1 :])
     # A schedule belongs to its kind alone.
-    freed = {"schedule": ()} if isinstance(value, LossScale) and key == "kind" else {}
+    freed: dict[str, Any] = {}
+    if isinstance(value, LossScale) and key == "kind":
+        freed = {"schedule": ()}
+    if isinstance(value, Scaling) and key in ("weights", "hadamard", "tensor"):
+        freed = {"recipe": "nvfp4"}  # of the recipes, one has them all
     return dataclasses.replace(value, **{key: with_value(getattr(value, key), rest, new), **freed})
 
 
@@ -70,8 +75,11 @@ def other(path: Path) -> Any:
         return not old
     if isinstance(old, (int, float)):
         return old + 1 if isinstance(old, int) else old / 2
+    if old is None and isinstance(owner, Products):
+        product = Product(Operand("bfloat16"), Operand("float8_e5m2"))
+        return product
     if old is None:
-        return 2.0
+        return Scaling("rowwise") if isinstance(owner, LayerPolicy) else 2.0
     if isinstance(old, tuple):
         return ((9, 2.0),)
     if isinstance(owner, LayerPolicy):

@@ -31,7 +31,7 @@ def _moved(policy: Policy, op: str, to: str) -> Policy:
     return replace(policy, **{**placed, to: (*placed[to], op)})
 
 
-def _with_layer(policy: Policy, **changes: str) -> Policy:
+def _with_layer(policy: Policy, **changes: Any) -> Policy:
     return policy.with_layers({"conv1": replace(policy.layer("conv1"), **changes)})
 
 
@@ -67,6 +67,7 @@ POLICY: dict[str, Pair] = {
     "optimizer_state": (LOW, replace(LOW, optimizer_state="bfloat16")),
     "optimizer_order": (BARE, replace(BARE, optimizer_order="fused")),
     "optimizer_scalars": (BARE, replace(BARE, optimizer_scalars="storage")),
+    "gradient_storage": (BARE, replace(BARE, gradient_storage="param")),
     "all_reduce": (LOW, replace(LOW, all_reduce="bfloat16")),
     "parallel": (LOW, replace(LOW, parallel=Parallel(devices=8, zero=2))),
     "loss_scale": (LOW, DYNAMIC),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,7 +130,8 @@ def seconds_and_bytes(layer: LayerPolicy, masters: bool) -> tuple[float, int]:
 def test_each_of_the_five_is_priced(field: str) -> None:
     """A format that is widened shows in what is priced."""
     own = seconds_and_bytes(FORMATS, masters=field != "param")
-    wider = seconds_and_bytes(replace(FORMATS, **{field: "float32"}), masters=field != "param")
+    widened: dict[str, Any] = {field: "float32"}
+    wider = seconds_and_bytes(replace(FORMATS, **widened), masters=field != "param")
     assert wider != own
 
 

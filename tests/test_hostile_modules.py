@@ -106,7 +106,7 @@ HOSTILE: dict[str, Forward] = {
     "a batch of one alone": lambda net, x: net.fc(x.reshape(1, WIDTH)),
     "half a batch": lambda net, x: net.fc(x)[: len(x) // 2],
     "16 bits": lambda net, x: net.fc(x).half(),
-    "another device": lambda net, x: net.fc(x).to("cuda"),
+    "another device": lambda net, x: net.fc(x).to("xpu"),
     "a sparse tensor": lambda net, x: net.fc(x).to_sparse(),
     "an inverse": lambda net, x: net.fc(x) @ torch.linalg.inv(net.fc.weight),
     "a quantised tensor": lambda net, x: torch.quantize_per_tensor(

@@ -20,7 +20,7 @@ from policysearch.train.loss_scale import (
 )
 from policysearch.values import InputError, choices
 
-DYNAMIC = tuple(name for name, row in RULES.items() if row.moves)
+DYNAMIC = tuple(n for n, row in RULES.items() if row.moves and row.hysteresis == 1)
 
 
 def dynamic(rule: str, init: float = 1024.0, interval: int = 3, **changes: object) -> LossScale:

@@ -34,6 +34,10 @@ from policysearch.values import InputError
 ALL = pytest.mark.parametrize("rule", RULES)
 MOVING = pytest.mark.parametrize("rule", [name for name, row in RULES.items() if row.moves])
 SHARES = pytest.mark.parametrize("overflow_share", [0.0, 0.02, 0.3, 1.0])
+AT_ONCE = pytest.mark.parametrize(
+    "rule", [name for name, row in RULES.items() if row.moves and row.hysteresis == 1]
+)
+"""Rules without hysteresis; those with it are compared with their frameworks' (test_hysteresis)."""
 INTERVAL = 5
 
 
@@ -65,7 +69,7 @@ def test_a_dynamic_scale_stays_within_its_bounds(rule: str, overflow_share: floa
             assert np.isfinite(scales).all()
 
 
-@MOVING
+@AT_ONCE
 def test_an_overflow_backs_off_and_the_interval_grows(rule: str) -> None:
     """And nothing else moves it, as far as no bound is met."""
     config, moves = scale_of(rule), set()

@@ -64,9 +64,9 @@ def test_counts_by_layer_and_role_with_first_step_and_largest(
     name: str, scale: float, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = policy_of(digits, name, scale)
-    monkeypatch.setattr("policysearch.train.trainer.Probe", Again)
+    monkeypatch.setattr("policysearch.train.observations.Probe", Again)
     trainer = Trainer(TASK.build_model(digits), TASK, policy, 0)
-    probe = trainer.probe
+    probe = trainer.observations.probe
     assert isinstance(probe, Again)
     trainer.load(initial_parameters(trainer.model, 0))
     rng = np.random.default_rng(1)

@@ -258,3 +258,17 @@ def test_a_wider_format_never_needs_less_without_casts(seed: int) -> None:
                     step_memory(dataclasses.replace(graph, nodes=tuple(nodes))).peak_bytes >= before
                 )
     assert widened
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adamw"])
+def test_a_narrow_state_of_a_fused_update_takes_its_own_bytes_alone(kind: str) -> None:
+    """The wide value that it is rounded from is in registers: nothing of it is held."""
+    model = mlp((256, 256, 256))
+    step = trace_step(model, "softmax_cross_entropy", Optimizer(kind), 4)
+    plain = preset("float32", model.layer_names)
+    wide, narrow = (
+        step_memory(apply_policy(step, dataclasses.replace(plain, optimizer_state=name)))
+        for name in ("float32", "bfloat16")
+    )
+    assert wide.optimizer_bytes == 2 * narrow.optimizer_bytes > 0
+    assert narrow.peak_bytes == wide.peak_bytes - narrow.optimizer_bytes

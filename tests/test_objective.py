@@ -149,7 +149,7 @@ def test_float32_is_traced_once_however_many_policies_are_priced(
     traced: list[Clipping] = []
 
     def counted(*arguments: Any) -> Graph:
-        traced.append(arguments[-1])
+        traced.append(arguments[4])
         return trace_step(*arguments)
 
     monkeypatch.setattr(step, "trace_step", counted)

@@ -163,15 +163,15 @@ def test_states_begin_at_zero_have_the_declared_shape_and_are_all_replaced(kind:
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", [kind for kind, row in rules().items() if "torch." in row.source])
 def test_it_reads_what_its_class_in_torch_takes(kind: str) -> None:
-    """Beside what no kind of ours varies, as rho; "sgd" is SGD without momentum."""
+    """Beside what no kind of ours varies, as rho; "sgd" and "rmsprop" are without momentum."""
     torch = pytest.importorskip("torch")
     row = rules()[kind]
     module, _, name = row.source.partition(";")[0].rpartition(".")
     assert module == "torch.optim"
     taken = inspect.signature(getattr(torch.optim, name)).parameters
-    ours = {"betas": {"beta1", "beta2"}, "eps": {"epsilon"}}
+    ours = {"betas": {"beta1", "beta2"}, "alpha": {"beta2"}, "eps": {"epsilon"}}
     known = set().union(*(ours.get(name, {name}) & {*SETTINGS, *VARIED} for name in taken))
-    if kind == "sgd":
+    if kind in ("sgd", "rmsprop"):
         known -= {"momentum", "dampening", "nesterov"}
     assert set(row.reads) == known
 

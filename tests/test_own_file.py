@@ -173,4 +173,9 @@ def test_labels_that_are_no_classes_are_recorded_and_shown_without_accuracy(
     number = results.front[0].number
     for command in (["show"], ["show", "--csv"], ["show", "--trial", str(number)]):
         assert main([command[0], "tiny.toml", *command[1:]]) == 0
-    assert "nan" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nan" not in out and "nats" not in out
+    assert "val loss" in out and "val acc" not in out
+    assert " MSE, counted from" in out and "validation loss: " in out
+    row = results.rows()[0]
+    assert row.loss_unit == "MSE" and row.validation_loss is not None

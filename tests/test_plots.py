@@ -31,7 +31,8 @@ from policysearch.report.plots import (
     plots,
 )
 from policysearch.report.table import caption, csv_text
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study

@@ -46,10 +46,12 @@ def test_the_digest_covers_everything_but_the_name() -> None:
 
 def test_fields_that_came_later_leave_older_policies_as_they_were() -> None:
     """A file without them is the same policy, and its digest is that of what it says."""
-    plain = to_data(replace(POLICY, casts="op", norm_inner="float32", parallel=Parallel()))
-    older = {k: v for k, v in plain.items() if k not in ("casts", "norm_inner", "parallel")}
-    assert len(older) == len(plain) - 3
-    older["gradient_clip_norm"] = None  # which they had
+    before = replace(POLICY, casts="op", norm_inner="float32", parallel=Parallel())
+    plain = to_data(replace(before, gradient_storage="computed"))
+    later = ("casts", "norm_inner", "parallel", "gradient_storage")
+    older = {k: v for k, v in plain.items() if k not in later}
+    assert len(older) == len(plain) - len(later)
+    older |= {"gradient_clip_norm": None, "version": 1}  # which they had
     named = older.pop("name")
     digest = hashlib.sha256(json.dumps(older, sort_keys=True).encode()).hexdigest()
     assert from_data({"name": named, **older}).digest == from_data(plain).digest == digest
@@ -103,7 +105,7 @@ MISTAKES: tuple[tuple[Callable[[dict[str, Any]], str], str], ...] = (
     (change("all_reduce", value=16), "file.all_reduce: 16; expected str"),
     (change("bias", value="both"), "file.bias: 'both'; expected one of fused, rounded, fp32"),
     (change("master_weights", value=1), "file.master_weights: 1; expected bool"),
-    (change("version", value=2), "file.version: 2; expected 1"),
+    (change("version", value=3), "file.version: 3; expected 2"),
     (change("version", value="1"), "file.version: '1'; expected int"),
     (
         change("loss_scale", "init_scale", value="big"),

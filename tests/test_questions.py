@@ -123,19 +123,7 @@ def test_the_commands_in_the_sentences_of_the_readme_run(
     text = " ".join(re.sub(r"```.*?```", "", README, flags=re.S).split())
     found = dict.fromkeys(re.findall(r"`policysearch ([^`]*)`", text))
     given = {"STUDY": "studies/mlp-digits.toml", "N": "1", "preset:NAME": "preset:apex.O2"}
-    verbs = (
-        "init",
-        "run",
-        "try",
-        "show",
-        "noise",
-        "confirm",
-        "plot",
-        "explain",
-        "profile",
-        "repair",
-        "keys",
-    )
+    verbs = ("init", "try", "show", "noise", "confirm", "profile", "repair", "keys")
     commands = [[given.get(word, word) for word in command.split()] for command in found]
     assert {words[0] for words in commands} == set(verbs)
     for words in sorted(commands, key=lambda words: verbs.index(words[0])):

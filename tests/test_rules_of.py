@@ -16,6 +16,7 @@ from policysearch.nn.models import lenet5, resnet, transformer
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, from_json, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
 from policysearch.rewrite.format_rules import LayerMatch
+from policysearch.rewrite.rules_of import MOST_CARRIED
 from policysearch.space.model_space import make_space
 from policysearch.space.rules_file import read_rules, rules_file_of
 from policysearch.space.section import SpaceSection
@@ -57,7 +58,7 @@ def policies_of(draw: st.DrawFn, model: Model) -> Policy:
 
 @settings(max_examples=16, deadline=None)
 @given(data=st.data())
-def test_random_policies_come_back_from_one_rule_per_different_layer(
+def test_random_policies_come_back_from_few_rules(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model = NETS[data.draw(st.sampled_from([*NETS]))]
@@ -65,8 +66,9 @@ def test_random_policies_come_back_from_one_rule_per_different_layer(
     made, count = there_and_back(policy, model, tmp_path_factory.mktemp("rules"))
     assert made == policy
     assert made.digest == policy.digest
-    # a rule that says a whole layer makes one kind of layer, so no list is shorter
-    assert count <= len({layer for _, layer in policy.layers})
+    # a rule that says a whole layer makes one kind of layer, so no list is shorter; up to four
+    # rules may say blocks and leaves, which carry to a deeper net
+    assert count <= max(MOST_CARRIED, len({layer for _, layer in policy.layers}))
 
 
 def test_policies_of_a_search_come_back() -> None:
@@ -101,12 +103,12 @@ def test_policies_of_a_search_come_back() -> None:
         (
             "transformer",
             ("block2.norm1", "block2.norm2"),
-            LayerMatch(layer_type=("LayerNorm",), block="block2"),
+            LayerMatch(leaf=("norm1", "norm2"), blocks="last 1"),
         ),
         (
             "resnet",
             tuple(n for n in NETS["resnet"].layer_names if n.startswith("layer2.0.")),
-            LayerMatch(block=r"layer2\.0"),
+            LayerMatch(blocks="first 1", stack="layer2"),
         ),
     ],
 )

@@ -99,7 +99,10 @@ def test_tensor_scale(amax: float, margin: int, power_of_two: bool, scale: float
         ("most_recent", [0.0, 8.0, 1.0], 5.0, 5.0),
         ("max", [0.0, 0.0, 0.0], 0.0, 1.0),
         ("max", [0.0, math.inf, 1.0], 5.0, 5.0),
-        ("max", [1.0, math.nan, 1.0], 5.0, 5.0),
+        # as `fmaxf` has it, which passes over NaN
+        ("max", [1.0, math.nan, 2.0], 5.0, 448 / 2),
+        ("max", [math.nan, math.nan, math.nan], 5.0, 5.0),
+        ("most_recent", [math.nan, 8.0, 1.0], 5.0, 5.0),
         ("max", [1e-38, 0.0, 0.0], 5.0, np.finfo(np.float32).max),
     ],
 )
@@ -111,6 +114,9 @@ def test_delayed_scale(rule: str, history: list[float], old: float, scale: float
 def test_history_takes_the_newest_amax_in_front() -> None:
     assert run("amax_history", [3.0, 2.0, 1.0], 4.0).tolist() == [4.0, 3.0, 2.0]
     assert run("amax_history", [3.0], 4.0).tolist() == [4.0]
+    # `if (last_amax != 0)`: a zero is not rolled in, so that it drives no amax out
+    assert run("amax_history", [3.0, 2.0, 1.0], 0.0).tolist() == [3.0, 2.0, 1.0]
+    assert np.isnan(run("amax_history", [3.0, 2.0], math.nan)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
@@ -232,10 +238,10 @@ def nvfp4(x: FloatArray) -> tuple[FloatArray, FloatArray, np.float32]:
     elements, scales = np.empty_like(x), np.empty((len(x), -(-x.shape[1] // 16)), np.float32)
     for i, j in np.ndindex(scales.shape):
         part = x[i, 16 * j : 16 * j + 16]
-        wanted = min(np.abs(part).max() / np.float32(6) * tensor, np.float32(448))
+        wanted = min(np.abs(part).max() * (tensor * (1 / np.float32(6))), np.float32(448))
         scales[i, j] = np.float32(ml_dtypes.float8_e4m3fn(wanted))
         with np.errstate(all="ignore"):
-            factor = min(tensor / scales[i, j], np.finfo(np.float32).max)
+            factor = min(1 / (scales[i, j] * (1 / tensor)), np.finfo(np.float32).max)
             clipped = np.clip(part * factor, -6, 6)
         elements[i, 16 * j : 16 * j + 16] = clipped.astype(ml_dtypes.float4_e2m1fn)
     return elements, scales, tensor

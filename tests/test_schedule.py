@@ -107,7 +107,8 @@ def test_rates_are_hugging_faces(row: Schedule, warmup: dict[str, Any]) -> None:
 
 
 def test_every_kind_is_compared() -> None:
-    assert {row.kind for row in (*TORCH, *CYCLES, *HUGGING_FACE)} == KINDS.keys()
+    compared = {row.kind for row in (*TORCH, *CYCLES, *HUGGING_FACE)}
+    assert compared | {"recorded"} == KINDS.keys()  # which tests/test_scripts.py compares
 
 
 @torch_test
@@ -253,3 +254,11 @@ def test_study_files_say_schedules(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             load_spec(write_study(tmp_path, ("[cost]", f"[task.schedule]\n{wrong}\n\n[cost]")))
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine", "hf.linear"])
+def test_a_warm_up_longer_than_the_run_is_refused(kind: str) -> None:
+    """The rate would never be reached; as long as the run is as long as it may be."""
+    Schedule(kind, warmup_steps=40).check_length(40)
+    with pytest.raises(InputError, match="schedule warmup_steps: 41; expected at most the 40"):
+        Task(steps=40, tail_steps=5, schedule=Schedule(kind, warmup_steps=41))

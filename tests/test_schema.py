@@ -62,7 +62,7 @@ SPOILT = [
     ("bias", "both"),
     ("master_weights", "yes"),
     ("optimizer_state", "half"),
-    ("version", 2),
+    ("version", 3),
     ("phases", [{"first_step": "one", "layers": {}}]),
     ("phases", [{"first_step": 1}]),
     ("loss_scale", {"kind": "auto"}),

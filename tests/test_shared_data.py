@@ -96,6 +96,7 @@ def test_a_copy_made_elsewhere_has_arrays_of_its_own() -> None:
 
 def test_its_file_is_closed_with_it() -> None:
     made = shared(own())
+    assert isinstance(made, SharedDataset)
     file = made._file
     os.fstat(file)
     labels = made.labels

@@ -19,6 +19,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Phase, Policy, RoleRounding
 from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import Fast, quantise
+from policysearch.train import observations
 from policysearch.train import trainer as trainer_module
 from policysearch.train.feeding import initial_parameters
 from policysearch.train.run import Run
@@ -134,7 +135,10 @@ def test_the_share_is_that_of_updates_below_half_a_unit(
             projected = float(((updates > 0) & (small < units / 2)).mean())
             counts.append(int(swamped.sum()))
             largest = max(largest, float(updates[swamped].max(initial=0.0)))
-        found, (lost,) = trainer.watch.swamped(), trainer.watch.lost() or (None,)
+        found, (lost,) = (
+            trainer.observations.watch.swamped(),
+            trainer.observations.watch.lost() or (None,),
+        )
     assert [step for step, _ in shares] == [0, 20] and shares[-1][1] > 0.01
     assert found.shares == tuple(shares)
     assert found.projected == projected > 0.0
@@ -277,9 +281,27 @@ def test_watching_changes_no_bits(
         plain = replace(plain, phases=(Phase(6, preset("apex.O3", model.layer_names).layers),))
     monkeypatch.setattr(trainer_module, "PROBE_INTERVAL", 3)
     seen = train(task, plain, 0, dataset=digits, fast=fast)
-    monkeypatch.setattr(trainer_module, "with_update_sources", lambda graph: graph)
-    monkeypatch.setattr(trainer_module, "SwampedCounter", Blind)
+    monkeypatch.setattr(observations, "with_update_sources", lambda graph: graph)
+    monkeypatch.setattr(observations, "SwampedCounter", Blind)
     unseen = train(task, plain, 0, dataset=digits, fast=fast)
     assert len(seen.swamped.shares) == 4 and unseen.swamped == NOT_COUNTED
     assert (seen.swamped.projected > 0.001) == (kind in ("apex.O3", "stored"))
     assert same(seen, unseen)
+
+
+@pytest.mark.parametrize("order", ["fused", "eager"])
+def test_decay_and_state_that_vanish_are_counted(order: str, digits: Dataset) -> None:
+    """A decay of 1e-5 of a bfloat16 never moves it, a thousandth of it never moves a moment."""
+    task = replace(
+        TASK, widths=(16,), optimizer="adamw", learning_rate=1e-5, weight_decay=1.0, steps=25
+    )
+    model = task.build_model(digits)
+    low = stored_in(model, "bfloat16", optimizer_state="bfloat16", optimizer_order=order)
+    found = {row.kind: row for row in train(task, low, 0, dataset=digits).lost}
+    assert found["decay"].count and found["decay"].layer in model.layer_names
+    assert found["decay"].largest < 1.0e-5 * 2.0  # the rate times the largest weight
+    # moments begin at zero, which any change moves; later a thousandth of a change is added to v
+    assert found["state"].count and found["state"].first_step == 20
+    wide = replace(stored_in(model, "float32"), optimizer_state="float32")
+    kinds = {row.kind for row in train(task, wide, 0, dataset=digits).lost}
+    assert not {"decay", "state"} & kinds

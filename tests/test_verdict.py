@@ -98,7 +98,8 @@ def test_what_is_faster_at_no_loss_that_matters_is_taken(
     low, high = verdict.speedup_low, verdict.speedup_high
     assert low is not None and high is not None and low < 1.33 < high
     assert str(verdict) == (
-        f"take trial 2, bfloat16 (1.33x your baseline {BASELINE}, modeled {low:.2f} to {high:.2f}; "
+        f"take trial 2, bfloat16 (1.33x your baseline {BASELINE}, modeled {low:.2f} to {high:.2f}, "
+        "in 0.83 of its memory; "
         "loss and accuracy no worse than 95 % can tell; not trained longer yet)"
     )
     assert json.loads(json.dumps(verdict.as_dict()))["trial"] == 2

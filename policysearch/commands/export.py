@@ -1,13 +1,21 @@
-"""`export`: a policy of a study, picked by a rule, as JSON and as code of a framework."""
+"""`export`: a policy, picked from a study or given, as JSON and as a file of a framework."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_out, add_study, refuse
+from policysearch.commands.shared import (
+    PRESET_PREFIX,
+    add_out,
+    add_storage,
+    policy_for,
+    refuse,
+    source,
+)
 from policysearch.values import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def _arguments(export: argparse.ArgumentParser) -> None:
-    add_study(export)
+    keys = "a study file, of which a policy is picked; with --study a policy file, or preset:NAME"
+    export.add_argument("source", type=source, metavar="SOURCE", help=keys)
+    study = "the study whose net a policy given by name is for"
+    export.add_argument("--study", type=source, metavar="STUDY.toml", help=study)
+    add_storage(export)
     rules = export.add_mutually_exclusive_group()
     picks = "what the verdict names, or the member nearest to the ideal (knee)"
     rules.add_argument("--pick", choices=("verdict", "knee"), help=picks)
@@ -41,18 +53,54 @@ def _arguments(export: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from policysearch.report.one_trial import beside_baseline, exported_notes
+    if options.study is not None:
+        _export_given(options)
+        return
+    if str(options.source).startswith(PRESET_PREFIX) or options.source.suffix == ".json":
+        given = f"{options.source}: a policy without --study"
+        raise InputError(f"{given}; expected the study of its net")
+    _export_picked(options)
 
+
+def _export_given(options: argparse.Namespace) -> None:
+    """Export a policy file or a preset for the net of a study; nothing is trained."""
+    from policysearch.api import default_storage
+    from policysearch.report.asked_and_run import asked_and_run
+
+    picks = ("pick", "trial", "fits", "batch", "max_gap")
+    refuse(options, picks, "beside a policy; expected a study alone to pick from")
+    for name in ("fastest", "smallest"):
+        if getattr(options, name):
+            given = f"--{name}: given beside a policy"
+            raise InputError(f"{given}; expected a study alone to pick from")
     spec = policysearch.load_study(options.study)
-    results = policysearch.load_results(spec, options.storage)
-    trial = _picked_trial(results, options)
-    notes = exported_notes(results, trial)
-    running, different = policysearch.as_exported(trial.policy, spec, options.target)
+    policy = policy_for(str(options.source), replace(spec, study=replace(spec.study, target=None)))
+    _refuse_unlike(options, policysearch.as_exported(policy, spec, options.target)[1])
+    paths = policysearch.export_policy(policy, spec, options.out, options.target)
+    print("\n".join(f"wrote {path}" for path in paths))
+    print()
+    print(asked_and_run(policy, spec, options.target, options.storage or default_storage(spec)))
+
+
+def _refuse_unlike(options: argparse.Namespace, different: tuple[str, ...]) -> None:
     if different and options.strict:
         raise InputError(
             f"--strict: {different[0]} ({len(different)} such); expected a policy that "
             f'{options.target} runs as it is, as with study.target = "{options.target}"'
         )
+
+
+def _export_picked(options: argparse.Namespace) -> None:
+    from policysearch.api import default_storage
+    from policysearch.report.asked_and_run import asked_and_run
+    from policysearch.report.one_trial import beside_baseline, exported_notes
+
+    spec = policysearch.load_study(options.source)
+    results = policysearch.load_results(spec, options.storage)
+    trial = _picked_trial(results, options)
+    notes, asked = exported_notes(results, trial), trial.policy
+    running, different = policysearch.as_exported(trial.policy, spec, options.target)
+    _refuse_unlike(options, different)
     paths = policysearch.export_policy(trial.policy, spec, options.out, options.target, notes)
     print("\n".join((*notes, *(f"wrote {path}" for path in paths))))
     if different:
@@ -60,6 +108,8 @@ def _export(options: argparse.Namespace) -> None:
         print(f"\nas {options.target} runs it:")
         trial = results.trial(number)
         print("\n".join(exported_notes(results, trial)))
+        print()
+        print(asked_and_run(asked, spec, options.target, options.storage or default_storage(spec)))
     if beside := beside_baseline(results, trial):
         print(beside)
 
@@ -86,4 +136,4 @@ def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
     return policysearch.pick(results, options.pick or "knee")
 
 
-COMMANDS = (Command(90, "export", "write a policy as JSON and as torch code", _export, _arguments),)
+COMMANDS = (Command(90, "export", "write a policy for a trainer", _export, _arguments),)

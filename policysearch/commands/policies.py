@@ -65,8 +65,14 @@ def _apply(options: argparse.Namespace) -> None:
 
     file, model = read_rules(options.rules), model_of(options)
     policy = file.policy(model, str(options.rules))
-    for line in overruled(rules_for(file.rules, model)):
+    placed = rules_for(file.rules, model)
+    for line in overruled(placed):
         say(line)
+    reached = {layer for rule in placed for layer in rule.layer_names}
+    left = [name for name in model.layer_names if name not in reached]
+    if placed and left:
+        more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+        say(f"no rule reaches {', '.join(left[:8])}{more}: as in {file.base}")
     if options.out is None:
         print(policy.to_json().rstrip("\n"))
         return

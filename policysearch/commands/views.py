@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_out, add_study, places, policy_in, results_of
-from policysearch.files import write_files
+from policysearch.commands.shared import add_study, places, policy_in, results_of
+from policysearch.files import RESULTS_FOLDER, write_files
+from policysearch.values import InputError
 
 if TYPE_CHECKING:
     from policysearch.study.results.results import Results
@@ -53,11 +54,21 @@ def _noise(options: argparse.Namespace) -> None:
 
 def _plot_arguments(plot: argparse.ArgumentParser) -> None:
     add_study(plot)
-    add_out(plot)
+    where = "a folder, or a file that ends in .png, .svg or .pdf"
+    plot.add_argument("--out", type=Path, default=RESULTS_FOLDER, metavar="DIR|FILE", help=where)
+    axis = "what stands upright in that file (speedup)"
+    plot.add_argument("--axis", choices=("speedup", "memory"), help=axis)
 
 
 def _plot(options: argparse.Namespace) -> None:
-    write_plots(results_of(options), options.out)
+    results = results_of(options)
+    if options.out.suffix and not options.out.is_dir():
+        results.plot(options.out, axis=options.axis or "speedup")
+        print(f"wrote {options.out}")
+        return
+    if options.axis is not None:
+        raise InputError(f"--axis: {options.axis} with a folder; expected --out FILE.svg or so")
+    write_plots(results, options.out)
 
 
 def write_plots(results: Results, folder: Path) -> None:

@@ -64,8 +64,8 @@ FUSIONS = (
     Fusion("op of an update", _ANY, fits(role="update"), "fused_optimizer"),
     Fusion("op of a chain", _ANY, _ANY, "elementwise_fusion"),
 )
-"""The first that fits decides. No product joins, nor does a reduction of an update; what reads a
-reduction waits for it."""
+"""The first that fits decides. No product joins, nor does a reduction of an update, nor a sum over
+micro-batches (autograd's, outside what is compiled); what reads a reduction waits for it."""
 
 
 class Fusing:
@@ -86,7 +86,8 @@ class Fusing:
 
     def _first_rule(self, joins: Node, place: int, lead: Node) -> str:
         reduces = joins.op.kind == "reduce" and joins.role == "update"
-        if joins.op.kind == "gemm" or reduces or PHASES[joins.role] != PHASES[lead.role]:
+        apart = joins.op.kind == "gemm" or joins.op.name == "accumulate"
+        if apart or reduces or PHASES[joins.role] != PHASES[lead.role]:
             return ""
         row = next(
             row

@@ -15,9 +15,10 @@ from policysearch.cost.kernels import Kernel, kernels_of
 from policysearch.cost.memory import node_bytes, storage_of
 from policysearch.cost.roofline import joined_seconds
 from policysearch.cost.stacks import Stack
-from policysearch.cost.time import KernelTime, StepTime, step_time
+from policysearch.cost.time import KernelTime, StepTime, over_micro_batches, step_time
 from policysearch.cost.timings import Extents, Work, is_product
 from policysearch.graph import Graph, Node, Shape, size
+from policysearch.ops.update import micro_batches
 
 INSIDE = ("layer_statistics", "layer_norm_weight_grad")
 """Ops that a library computes in the same call as the op they belong to."""
@@ -33,7 +34,13 @@ class Call:
 
 
 def time_on(graph: Graph, device: Device, stack: Stack) -> StepTime:
-    """Return the time of a step from the device's own timings, or modeled where it has none."""
+    """Return the time of a step, all its micro-batches: timed on the device, else modeled."""
+    last = time_of_last(graph, device, stack)
+    return over_micro_batches(last, micro_batches(graph), device)
+
+
+def time_of_last(graph: Graph, device: Device, stack: Stack) -> StepTime:
+    """Return the time of the last micro-batch of a step and of its update, the same way."""
     timed = bool(device.timings.rows)
     return measured_time(graph, device, stack) if timed else step_time(graph, device, stack)
 

@@ -88,11 +88,16 @@ def storage_of(graph: Graph) -> list[int]:
         for node in graph.nodes
         if node.op.name == "parameter" and format_named(node.format).bits < 32
     }
+    new_values = {new for _, new in graph.updates}
     storage = list(range(len(graph.nodes)))
     for node in graph.nodes:
         if node.op.kind == "move" or (
             node.op.name == "cast"
-            and (_in_registers(node, graph.nodes[node.inputs[0]], narrow) or _reduces(node, graph))
+            and (
+                _in_registers(node, graph.nodes[node.inputs[0]], narrow)
+                or _reduces(node, graph)
+                or (node.id in new_values and graph.nodes[node.inputs[0]].role == "update")
+            )
         ):
             storage[node.id] = storage[node.inputs[0]]
     return storage
@@ -175,8 +180,9 @@ def lives(graph: Graph) -> tuple[Life, ...]:
 
     Sources are held throughout: parameters, state and the batch. Views share the buffer of what
     they show. A new parameter or state takes the place of the old one where nothing reads the
-    old one later, and other updates (unscaling, clipping) work in place where they may. A node
-    marked `fused` has no buffer. Gradients last until their last reader, named outputs or not.
+    old one later, a gradient is added to the sum over micro-batches where that is, and other
+    updates (unscaling, clipping) work in place where they may. A node marked `fused` has no buffer.
+    Gradients last until their last reader, named outputs or not.
     """
     storage = storage_of(graph)
     read = _last_reads(graph, storage)
@@ -270,13 +276,18 @@ def _buffers(graph: Graph, storage: list[int], last: list[int]) -> list[int]:
     is (an optimizer works in place), other values of the update where their inputs were.
     """
     buffer = list(storage)
-    replaced = {new: old for old, new in graph.updates}
+    # a new state that is cast on its way to where it is kept has been in registers until then
+    replaced = {storage[new]: old for old, new in graph.updates if graph.nodes[new].op.converts}
+    replaced = {i: old for i, old in replaced.items() if graph.nodes[i].role == "update"}
+    replaced |= {new: old for old, new in graph.updates}
     for node in graph.nodes:
         if storage[node.id] != node.id:
             buffer[node.id] = buffer[storage[node.id]]
         elif node.id in replaced:
             if last[replaced[node.id]] <= node.id:
                 buffer[node.id] = replaced[node.id]
+        elif node.op.name == "accumulate":
+            buffer[node.id] = buffer[node.inputs[0]]
         elif node.role == "update":
             buffer[node.id] = _overwritten(graph, node, buffer, last)
     return buffer
@@ -286,7 +297,8 @@ def _overwritten(graph: Graph, node: Node, buffer: list[int], last: list[int]) -
     """Return the buffer an update may write into: an input it is the last to read, or its own."""
     for i in (node.inputs[position] for position in node.op.in_place):
         owner = graph.nodes[buffer[i]]
-        fits = owner.op.kind != "source" and node_bytes(owner) == node_bytes(node)
+        ours = owner.op.kind != "source" or owner.op.name == "gradient_buffer"
+        fits = ours and node_bytes(owner) == node_bytes(node)
         if fits and last[i] == node.id:
             return owner.id
     return node.id
@@ -311,7 +323,7 @@ def _kind(graph: Graph, node: Node) -> Kind:
         return "parameter"
     if node.op.name == "state":
         return "optimizer"
-    if node.role in ("wgrad", "update"):
+    if node.role in ("wgrad", "update") or node.op.name == "gradient_buffer":
         return "gradient"
     if node.op.converts:
         origin = node

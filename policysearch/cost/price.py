@@ -10,17 +10,22 @@ from types import MappingProxyType
 from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import flops_of
-from policysearch.cost.measured import time_on
+from policysearch.cost.measured import time_of_last, time_on
 from policysearch.cost.memory import StepMemory, step_memory
 from policysearch.cost.parallel.spread import Spread, spread_step
 from policysearch.cost.stacks import Stack, stack_named
-from policysearch.cost.time import StepTime
+from policysearch.cost.time import StepTime, over_micro_batches
 from policysearch.formats import format_named
 from policysearch.graph import Graph
+from policysearch.ops.update import micro_batches
 from policysearch.policy.policy import Policy
 
 EXCHANGES = ("all_reduce", "reduce_scatter", "all_gather", "amax_reduce")
 """Kernels, by op, in which a step waits for other devices."""
+
+ZERO_AGAIN = ("reduce_scatter", "all_gather")
+"""What every micro-batch exchanges from stage 2 of ZeRO on, and from stage 3: gradients, of which a
+device keeps its part only, and parameters. Other exchanges wait for the last (DDP's `no_sync`)."""
 
 MODEL_RESOLUTION: Mapping[str, float] = MappingProxyType({"speedup": 0.1, "memory_ratio": 0.15})
 """By axis, the least relative difference that the model can tell between two policies of one graph.
@@ -69,6 +74,9 @@ class PolicyCost:
     `host_bound` says that launches, not kernels, set the time. `step_seconds` and
     `float32_step_seconds` are for ratios only. `parallel` says how the step is spread over devices,
     "" on one; bytes are those of each, and `communication_share` is what it waits for the others.
+    `parts`: (layer, role, share) of the kernel seconds by layer and role, "cast" the role of
+    kernels that only change formats, to three digits; `live`: (kind, bytes) at the peak. Both are
+    () in older records.
     """
 
     device: str
@@ -94,6 +102,8 @@ class PolicyCost:
     label: str = "modeled"
     parallel: str = ""
     communication_share: float = 0.0
+    parts: tuple[tuple[str, str, float], ...] = ()
+    live: tuple[tuple[str, int], ...] = ()
 
     @property
     def summary(self) -> str:
@@ -160,7 +170,8 @@ def step_price(
     """Return the modeled time and memory of one step; InputError for an unknown name.
 
     With the `policy` that it is under, it is spread over devices as that says, and the graph is
-    the step on the batch of one of their groups.
+    the step on the batch of one of their groups. Where the graph sums gradients over micro-batches
+    it is the last of a step, and the step is all of them.
     """
     device, stack = device_and_stack(device, stack)
     products = [node for node in graph.nodes if node.op.kind == "gemm"]
@@ -169,7 +180,9 @@ def step_price(
     if policy is None or policy.parallel.devices == 1:
         return StepPrice(device, stack, time_on(graph, device, stack), step_memory(graph), emulated)
     spread = Spread(policy.parallel, policy.all_reduce, policy.scaling.recipe, device)
-    time, memory = spread_step(graph, spread, lambda part: time_on(part, device, stack))
+    time, memory = spread_step(graph, spread, lambda part: time_of_last(part, device, stack))
+    again = ZERO_AGAIN[: max(0, policy.parallel.zero - 1)]
+    time = over_micro_batches(time, micro_batches(graph), device, again)
     return StepPrice(device, stack, time, memory, emulated, policy.parallel.summary)
 
 
@@ -219,7 +232,19 @@ def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> Polic
         label=_label(policy.device),
         parallel=policy.parallel,
         communication_share=communication_seconds(policy.time) / kernel_seconds,
+        parts=parts_of(policy.time),
+        live=tuple((kind, count) for kind, count in memory.parts if count),
     )
+
+
+def parts_of(time: StepTime) -> tuple[tuple[str, str, float], ...]:
+    """Return (layer, role, share of the kernel seconds), "cast" for kernels that only convert."""
+    sums: dict[tuple[str, str], float] = {}
+    for kernel in time.kernels:
+        key = kernel.layer, "cast" if kernel.is_cast else kernel.role
+        sums[key] = sums.get(key, 0.0) + kernel.seconds
+    total = sum(sums.values()) or 1.0
+    return tuple((*key, float(f"{seconds / total:.3g}")) for key, seconds in sums.items())
 
 
 def communication_seconds(time: StepTime) -> float:
@@ -276,7 +301,19 @@ def over_phases(parts: Sequence[tuple[int, PolicyCost]]) -> PolicyCost:
         format_shares=_shares([(s / total, cost.format_shares) for s, cost in spent]),
         emulated=tuple(sorted({name for _, cost in spent for name in cost.emulated})),
         communication_share=weighted(lambda cost: cost.communication_share),
+        parts=_parts_over([(s / total, cost.parts) for s, cost in spent]),
     )
+
+
+def _parts_over(
+    parts: Sequence[tuple[float, tuple[tuple[str, str, float], ...]]],
+) -> tuple[tuple[str, str, float], ...]:
+    """Return the weighted sum of shares by layer and role."""
+    summed: dict[tuple[str, str], float] = {}
+    for weight, part in parts:
+        for layer, role, share in part:
+            summed[layer, role] = summed.get((layer, role), 0.0) + weight * share
+    return tuple((*key, float(f"{share:.3g}")) for key, share in summed.items())
 
 
 def _shares(parts: Sequence[tuple[float, Shares]]) -> Shares:

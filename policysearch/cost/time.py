@@ -57,6 +57,11 @@ KINDS_OF: Mapping[str, PassKind] = MappingProxyType(
 )
 """The kind of the pass of an op, elementwise where it is not here."""
 
+DRAW_OPERATIONS = 20
+"""Of whole numbers, to draw 32 random bits and round by them: Philox4x32-10 multiplies twice, with
+both halves of the result, and adds or xors eight times in each of its ten rounds, of which four
+words come (Salmon et al., SC 2011); a word is for two elements of 16 bits."""
+
 
 @dataclass(frozen=True)
 class KernelTime:
@@ -182,6 +187,48 @@ def _is_copied(transpose: Node) -> bool:
     return tuple(axes[:-2]) != tuple(range(len(axes) - 2))
 
 
+EACH_MICRO_BATCH = ("amax_history", "delayed_scale", "amax_reduce")
+"""Kernels of the update, by op, that run with every micro-batch: states of scales."""
+
+
+def over_micro_batches(
+    time: StepTime, count: int, device: Device, again: Sequence[str] = ()
+) -> StepTime:
+    """Return the time of a step of `count` micro-batches from that of its last one.
+
+    The others do all but the update; a gradient is added from the second on, the first being the
+    sum as it is. `again` names ops by which devices exchange gradients or parameters every time.
+    The sums over all are joined as those of one are: the host runs ahead from one to the next.
+    """
+    if count == 1:
+        return time
+
+    def repeats(kernel: KernelTime) -> int:
+        if kernel.op == "accumulate":
+            return count - 1
+        once = kernel.role == "update" and kernel.op not in (*EACH_MICRO_BATCH, *again)
+        return 1 if once else count
+
+    kernels = tuple(
+        dataclasses.replace(
+            kernel,
+            seconds=times * kernel.seconds,
+            bytes=times * kernel.bytes,
+            flops=times * kernel.flops,
+            launches=times * kernel.launches,
+        )
+        for kernel in time.kernels
+        for times in (repeats(kernel),)
+    )
+    before = sum(kernel.launches for kernel in time.kernels)
+    launched = sum(kernel.launches for kernel in kernels)
+    launch_seconds = time.launch_seconds * launched / max(before, 1)
+    waits = sum(kernel.seconds for kernel in kernels if kernel.bound == "link")
+    alone = sum(kernel.seconds for kernel in kernels if kernel.bound != "link")
+    joined = float(joined_seconds(alone, launch_seconds, device))
+    return StepTime(joined + waits, launch_seconds, kernels)
+
+
 @dataclass(frozen=True)
 class Part:
     """What a kernel of the graph asks for: itself, or a conversion of one of its operands."""
@@ -218,13 +265,19 @@ class Part:
         )
 
 
+def drawn_operations(node: Node) -> int:
+    """Return what rounding by chance adds to the operations of a node."""
+    drawn = node.rounding.mode == "stochastic" and node.role == "update"
+    return DRAW_OPERATIONS * size(node.shape) * (drawn and node.format != "float32")
+
+
 def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[Part]:
     """Yield the work of a kernel behind the conversions of its operands."""
     node = kernel.lead
     bytes, elements = traffic((*kernel.reads, *kernel.writes))
     if node.op.kind != "gemm":
         bytes -= _unread_bytes(graph, kernel)
-        flops = sum([flops_of(graph, n) for n in kernel.nodes])
+        flops = sum([flops_of(graph, n) + drawn_operations(n) for n in kernel.nodes])
         kind = "update" if node.role == "update" else KINDS_OF.get(node.op.name, "elementwise")
         work = Work(bytes, elements, flops, kind=kind)
         yield Part(kernel, work, node.format, node.op.name, kernel.only_casts)

@@ -13,14 +13,14 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.fashion_mnist import read_fashion_mnist
 from policysearch.ops.loss import IGNORED
-from policysearch.values import InputError, one_of
+from policysearch.values import InputError, brief, one_of
 
 TIME = 32
 """Characters of the text of sums that a model sees at once."""
@@ -41,10 +41,11 @@ class Dataset:
 
     `inputs` are the arrays a model takes, in its order, float32 or int64 [count, ...]; a single
     one may be given as it is. `labels` are int64 [count, ...] from 0 to classes - 1 or IGNORED,
-    or float32 [count, ...], values to be met. `train_count` examples train, the next
-    `validation_count` measure a policy while searching, and the rest (`test_count`, none for the
-    digits) are for a last check that no choice has looked at. `mean` and `std` are the constants,
-    in pixels of 0 to 1, that took the training images to zero mean and unit variance. All arrays
+    or float32 [count, ...], values to be met, of which `classes` is left out. `train_count`
+    examples train, the next `validation_count` measure a policy while searching, and the rest
+    (`test_count`, none for the digits) are for a last check that no choice has looked at. `mean`
+    and `std` are the constants, in pixels of 0 to 1, that took the training images to zero mean and
+    unit variance. All arrays
     are made read-only. Raises InputError for shapes, types, counts or labels that do not fit, and
     for NaN or infinity.
     """
@@ -54,9 +55,14 @@ class Dataset:
     labels: Array
     train_count: int
     validation_count: int
-    classes: int
+    classes: int = 0
     mean: float = 0.0
     std: float = 1.0
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in self.inputs)
+        parts = f"{self.train_count} to train, {self.validation_count} to validate"
+        return brief(f"Dataset({self.name!r}, {shapes}, {self.classes} classes, {parts})")
 
     def __post_init__(self) -> None:
         where = f"data set {self.name}"
@@ -77,6 +83,16 @@ class Dataset:
             )
         for array in (*self.inputs, self.labels):
             array.setflags(write=False)
+
+    @property
+    def kind(self) -> Literal["classes", "numbers"]:
+        """What the labels are."""
+        return "classes" if self.labels.dtype == np.int64 else "numbers"
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a net for it has: one for each class, or number of a label."""
+        return self.classes or math.prod(self.labels.shape[1:])
 
     @property
     def images(self) -> Array:
@@ -108,6 +124,16 @@ class Dataset:
     def test(self) -> Part:
         """Inputs and labels of the test part, as views; empty where there is none."""
         return self._part(self.train_count + self.validation_count, len(self.labels))
+
+    def batch(self, indices: Array) -> Part:
+        """Return copies of the examples of the training part with these indices."""
+        inputs, labels = self.train
+        return tuple(array[indices] for array in inputs), labels[indices]
+
+    def extremes(self, place: int) -> tuple[float, float]:
+        """Return the least and the largest value of an input, by its place."""
+        array = self.inputs[place]
+        return array.min(), array.max()
 
     @cached_property
     def fingerprint(self) -> str:

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from policysearch.data.datasets import Dataset
+from policysearch.data.spool import SpooledDataset
 
 LINE_BYTES = 64
 """Arrays begin on a cache line."""
@@ -54,13 +55,15 @@ class SharedDataset(Dataset):
             self._map(file.detach())
 
 
-def shared(dataset: Dataset) -> SharedDataset:
+def shared(dataset: Dataset) -> Dataset:
     """Return `dataset` with its arrays where processes that are started with it find them.
 
-    OSError where the system has no room, or no files without names.
+    Those of a spool are there. OSError where the system has no room, or no files without names.
     """
     if not hasattr(reduction, "DupFd"):
         raise OSError("files are not handed to a process that is started")
+    if isinstance(dataset, SpooledDataset):
+        return dataset
     places = []
     with _nameless() as file:
         for array in (*dataset.inputs, dataset.labels):

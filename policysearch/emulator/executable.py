@@ -135,7 +135,8 @@ class Executable:
             return _nothing
         if node.id in self._plan.given:
             return _nothing
-        kernel, attrs = self._plan.kernels[node.id], attributes(self.graph, node, self.fast)
+        kernel, seen = self._plan.kernels[node.id], self._rounding.observer
+        attrs = attributes(self.graph, node, self.fast, seen)
         if node.id in self._plan.beside:
             attrs["beside"] = self._flat[self._plan.beside[node.id]]
         run = kernel.bind(inputs, out, attrs, self._work(node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -12,19 +13,28 @@ from policysearch.graph import FloatArray, Graph, Node
 from policysearch.layout import empty
 from policysearch.ops.composite import INNER_FORMAT
 from policysearch.ops.gather import STEPS
+from policysearch.ops.rounded_arithmetic import SEEN
 from policysearch.products.product import product
 from policysearch.rounding.rounder import Fast
 
 Observer = Callable[[Node, FloatArray, FloatArray], None]
-"""Called with a node and some of its values, flat, before and after rounding; all come once."""
+"""Called with a node and some of its values, flat, before and after rounding; all come once.
+
+So do the values that an op rounds inside, before those of its node.
+"""
 
 
-def attributes(graph: Graph, node: Node, fast: Fast) -> dict[str, object]:
+def attributes(
+    graph: Graph, node: Node, fast: Fast, observer: Observer | None = None
+) -> dict[str, object]:
     """Return the node's attributes and what its formats add to them.
 
-    "product" is its accumulator's where not BLAS, INNER_FORMAT that of what rounds in STEPS.
+    "product" is its accumulator's where not BLAS, INNER_FORMAT that of what rounds in STEPS. The
+    `observer` is told of what is rounded inside.
     """
     attrs = node.attributes
+    if observer is not None:
+        attrs[SEEN] = partial(observer, node)
     if attrs.get(STEPS) and node.format != "float32":
         attrs[INNER_FORMAT] = node.format
     if node.op.kind == "gemm" and node.accumulator != "float32":

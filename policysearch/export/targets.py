@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import policysearch.export
+from policysearch.export.reading import About, Reading
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.values import one_of
@@ -18,6 +19,12 @@ class Target(Protocol):
 
     SUFFIX: str
     """File name ending of what `export` returns."""
+
+    UNSAID: frozenset[str]
+    """Fields of a policy that its files leave to the run, beyond those of a training loop."""
+
+    ABOUT: About
+    """What the file is and what it can say."""
 
     def export(self, policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         """Return one self-contained file that applies the policy.
@@ -36,6 +43,13 @@ class Target(Protocol):
 
     def runs(self, policy: Policy, model: Model) -> Policy:
         """Return the policy that the target obeys when it is given this one."""
+        ...
+
+    def read(self, text: str, model: Model, where: str) -> Reading:
+        """Return what a file of the target gives the layers of `model`.
+
+        Raises InputError, beginning with `where`, for what is no such file.
+        """
         ...
 
 

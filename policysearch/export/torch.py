@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
 from policysearch.export.torch_attention import attention_losses, kernels, text
+from policysearch.export.torch_file.reading import ABOUT, read
+from policysearch.export.torch_file.scaler import scaler_values
+from policysearch.export.torch_file.template import STORAGE, TEMPLATE, TF32
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
     FLOAT8,
-    MOVES,
-    TF32,
+    draws_updates,
     holders,
     is_stored_wide,
     low_losses,
@@ -22,17 +23,13 @@ from policysearch.export.torch_runs import (
     runs_in,
     strict_products,
     why_not,
-    with_free_moves,
 )
-from policysearch.export.torch_template import TEMPLATE
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import Model
-from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
-from policysearch.train.loss_scale import first_scale
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 
 
@@ -49,7 +46,6 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
     if isinstance(model, Chain):  # those of an imported net are modules
         lines += _function_losses(apply_policy(traced, running), model)
     lines += attention_losses(policy, model)
-    lines += _move_losses(traced, policy)
     lines += _bias_losses(policy, list(traced.nodes))
     return (*lines, *_whole_losses(policy, running, model))
 
@@ -119,41 +115,6 @@ def _function_losses(graph: Graph, model: Model) -> Iterator[str]:
             )
 
 
-def _move_losses(traced: Graph, policy: Policy) -> Iterator[str]:
-    """Where a move rounds what it moves; it does not where its reader takes that format anyway."""
-    before, after = (apply_policy(traced, moves) for moves in (policy, with_free_moves(policy)))
-    if _paths(before) != _paths(after):
-        listed = ", ".join(sorted(_rounding_moves(before)))
-        yield f"{listed}: torch moves values in the dtype they have, without rounding them"
-
-
-def _paths(graph: Graph) -> list[tuple[str, ...]]:
-    """Return the formats that each operand of a forward op goes through since it was computed."""
-    return [
-        _path(graph, operand)
-        for node in graph.nodes
-        if node.role == "fprop" and not _passes(node)
-        for operand in graph.inputs_of(node)
-    ]
-
-
-def _path(graph: Graph, node: Node) -> tuple[str, ...]:
-    formats = [node.format]
-    while _passes(node):
-        node = graph.inputs_of(node)[0]
-        if node.format != formats[-1]:
-            formats.append(node.format)
-    return tuple(formats)
-
-
-def _passes(node: Node) -> bool:
-    return node.op.name == "cast" or node.op.kind == "move"
-
-
-def _rounding_moves(graph: Graph) -> set[str]:
-    return {n.source for n in graph.nodes if n.op.name == "cast" and n.source in MOVES}
-
-
 def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
     biases = [n for n in nodes if n.op.name == "bias"]
     has_low_bias = any(format_named(policy.layer(n.layer).compute).bits < 32 for n in biases)
@@ -171,10 +132,13 @@ def _bias_losses(policy: Policy, nodes: list[Node]) -> Iterator[str]:
 def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
     for op in low_losses(policy):
         yield f"{op}: the module returns float32, so the loss is float32, not low precision"
-    if policy.rounding != RoleRounding():
-        yield f"rounding: torch rounds as {Rounding()}"
+    if policy.rounding != running.rounding:
+        yield f"rounding: torch rounds as {Rounding()}{_but_updates(running)}"
     yield from _state_losses(policy, running, model)
-    yield from _order_losses(policy)
+    if not draws_updates(running):
+        yield from _order_losses(policy)
+    if policy.gradient_storage != running.gradient_storage:
+        yield "gradient_storage: in torch a gradient has the dtype of its parameter, always"
     if policy.all_reduce != "float32":
         yield f"all_reduce: gradients are reduced as float32, not {policy.all_reduce}"
     if policy.parallel.summary:
@@ -184,6 +148,10 @@ def _whole_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str
     if policy.phases:
         yield "phases: the formats of step 0 stay in force"
     yield from _scale_losses(policy, model)
+
+
+def _but_updates(running: Policy) -> str:
+    return ", but for what updates store" if running.rounding != RoleRounding() else ""
 
 
 def _state_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
@@ -219,9 +187,10 @@ def _scale_losses(policy: Policy, model: Model) -> Iterator[str]:
         yield f"loss_scale: events follow the order of GradScaler, not of {scale.rule}"
 
 
-__all__ = ["SUFFIX", "export", "losses", "offers", "runs"]
+__all__ = ["ABOUT", "SUFFIX", "export", "losses", "offers", "read", "runs"]
 
 SUFFIX = ".py"
+UNSAID: frozenset[str] = frozenset()
 
 
 def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
@@ -237,7 +206,8 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     owners |= {name: rows.get(held, UNREAD) for name, held in holders(model) if name not in rows}
     computed = {row[0] for row in rows.values()}
     own = (x for name, x in ((DTYPE, FLOAT8), ("tfloat32", TF32)) if name in computed)
-    whole = "".join((TEMPLATE, text(model.attention), *own))
+    stored = (STORAGE,) if draws_updates(running) else ()
+    whole = "".join((TEMPLATE, text(model.attention), *own, *stored))
     return Template(whole).substitute(
         kernels=kernels(model.attention),
         power_of_two=running.scaling.power_of_two,
@@ -248,9 +218,11 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),
         biases=tuple(_biases(model)),
+        through=", through store_updates" if stored else "",
+        state=running.optimizer_state,
         low=_lines(running.low_precision_ops),
         wide=_lines((*running.fp32_ops, "loss")),
-        **_scaler_values(running.loss_scale),
+        **scaler_values(running.loss_scale),
     )
 
 
@@ -274,23 +246,6 @@ def _biases(model: Model) -> Iterator[str]:
     for layer in model.layer_names:
         if layer not in products and any(n.op.name == "bias" and n.layer == layer for n in nodes):
             yield layer
-
-
-def _scaler_values(scale: LossScale) -> dict[str, object]:
-    """Return what the text of the scaler leaves open."""
-    return {
-        "kind": repr(scale.kind),
-        "enabled": scale.kind != "none",
-        "init_scale": scale.init_scale,
-        "first_scale": first_scale(scale),
-        "growth_factor": max(scale.growth_factor, math.nextafter(1.0, 2.0)),
-        "backoff_factor": min(scale.backoff_factor, math.nextafter(1.0, 0.0)),
-        "growth_interval": scale.growth_interval,
-        "schedule": scale.schedule,
-        "lowest": 0.0 if scale.min_scale is None else scale.min_scale,
-        "highest": 2.0**127 if scale.max_scale is None else scale.max_scale,
-        "skips": scale.kind == "dynamic" or scale.skip_on_overflow,
-    }
 
 
 def _comment(text: str) -> str:

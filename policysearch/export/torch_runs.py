@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from policysearch.formats import Rounding
 from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.model import Model
-from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
+from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.presets import MOVES
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
@@ -65,6 +67,7 @@ class _Float8Forward(_Forward):
         part.__class__ = type(other)
 
     def run(self, input):
+        self = _own(self)
         device_type = self.mode.device_type
         with torch._C.DisableTorchFunction(), torch.autocast(device_type, enabled=False):
             made = self.product(input.float()).to(self.dtype)
@@ -87,30 +90,6 @@ class _Float8Forward(_Forward):
 FORWARDS["{DTYPE}"] = _Float8Forward
 '''
 """The text of the file that needs torchao."""
-
-
-TF32 = '''\
-
-class _TF32Forward(_Forward):
-    """The forward of a layer whose float32 products are TF32 on a GPU that has them.
-
-    That is one switch of torch for all products, which backward reads too: it stays on until
-    `remove_policy`.
-    """
-
-    def __init__(self, part, row, device_type, result):
-        super().__init__(part, ("float32", *row[1:]), device_type, result)
-        self.switches = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-    def put_back(self):
-        super().put_back()
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.switches
-
-
-FORWARDS["tfloat32"] = _TF32Forward
-'''
-"""The text of the file in which float32 products are TF32."""
 
 
 def strict_products(policy: Policy, model: Model) -> tuple[str, ...]:
@@ -154,8 +133,10 @@ def why_not(policy: Policy, layer: str, model: Model) -> str:
 DTYPES = ("float32", "float16", "bfloat16")
 """Formats that modules of torch compute and store in."""
 
-MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
-"""Ops that only move values: in torch they keep the dtype of what they move."""
+KEPT = ("float32", "bfloat16", AS_STORED)
+"""Where state can be kept that the file itself rounds."""
+
+DRAWN = Rounding("stochastic")
 
 
 def low_losses(policy: Policy) -> tuple[str, ...]:
@@ -172,7 +153,9 @@ def runs(policy: Policy, model: Model) -> Policy:
     one rounding; every op casts what it reads, norms have float32 inside, losses are float32.
     Optimizers round every operation on parameters stored low, as torch's do unless made with
     `fused=True`, and keep their state as the parameter is stored; beside `refused` gradients there
-    is no loss scale. It is its own: `runs(runs(p)) == runs(p)`.
+    is no loss scale. Where updates are rounded by chance (`draws_updates`) the file does that
+    itself, of an update computed in float32 from gradients stored as their parameter is.
+    It is its own: `runs(runs(p)) == runs(p)`.
     """
     tf32 = not strict_products(policy, model)
     layers = tuple((name, _layer(name, policy, model, tf32)) for name, _ in policy.layers)
@@ -181,20 +164,33 @@ def runs(policy: Policy, model: Model) -> Policy:
     lists = dict.fromkeys(LOSS_OPS, LISTS["fp32"])
     if "bias" in _lists_by_op(policy):
         lists["bias"] = _lists_by_op(policy).get("matmul", _lists_by_op(policy)["bias"])
+    wide = is_stored_wide(policy)
+    drawn = draws_updates(replace(policy, layers=layers))
+    state = policy.optimizer_state
+    kept = state if drawn and state in KEPT else "float32" if wide else AS_STORED
     return replace(
         _with_lists(with_free_moves(policy), lists),
         layers=layers,
         bias="fused",
-        optimizer_order="fused" if is_stored_wide(policy) else "eager",
+        optimizer_order="fused" if wide or drawn else "eager",
         casts="op",
         norm_inner="float32",
-        optimizer_state="float32" if is_stored_wide(policy) else AS_STORED,
+        optimizer_state=kept,
+        gradient_storage="param" if drawn else "computed",
         all_reduce="float32",
         loss_scale=LossScale() if refused(policy, model) else _loss_scale(policy.loss_scale),
         scaling=Scaling("current", power_of_two=power_of_two) if narrow else Scaling(),
-        rounding=RoleRounding(),
+        rounding=RoleRounding(update=DRAWN) if drawn else RoleRounding(),
         phases=(),
     )
+
+
+def draws_updates(policy: Policy) -> bool:
+    """Return whether the file rounds what updates store by chance: onto bfloat16 alone."""
+    stored = {policy.stored(name) for name, _ in policy.layers}
+    states = {policy.state_of(name) for name, _ in policy.layers}
+    drawn = policy.rounding.update.mode == "stochastic"
+    return drawn and "bfloat16" in stored | states and stored | states <= {"float32", "bfloat16"}
 
 
 def is_stored_wide(policy: Policy) -> bool:

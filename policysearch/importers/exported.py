@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -96,7 +96,8 @@ def alignments_known() -> Iterator[None]:
         yield
 
 
-_apply: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
+_apply: Any = torch.autograd.Function.__dict__["apply"]
+"""A descriptor: a classmethod, since torch 2.14 one of C."""
 
 
 def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
@@ -105,7 +106,7 @@ def _checked_apply(function: Any, *arguments: Any, **options: Any) -> Any:
         raise InputError(
             f"autograd.Function {function.__name__}: a gradient of its own; {GRADIENT_REMEDY}"
         )
-    return _apply(function, *arguments, **options)
+    return _apply.__get__(None, function)(*arguments, **options)
 
 
 def _refused_hook(value: Any, hook: Any) -> Any:

@@ -35,7 +35,7 @@ Draw = Callable[[int], Mapping[str, FloatArray]]
 """Makes the initial arrays of a seed anew."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TorchModel(Model):
     """A net of torch: the `program` of its forward pass and the arrays it starts from.
 
@@ -60,6 +60,8 @@ class TorchModel(Model):
     source: Any = field(default=None, repr=False)
     evaluation: Program | None = None
     attention: Attention = WRITTEN
+    optimizer_state: Mapping[str, FloatArray] = field(default_factory=dict)
+    updates_done: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         own = {row.name: getattr(self, row.name) for row in fields(self)}
@@ -77,7 +79,8 @@ class TorchModel(Model):
         digest = hashlib.sha256(repr(description).encode())
         digest.update(repr(self.evaluation).encode() if self.evaluation else b"")
         digest.update(self.attention.encode() if self.attention != WRITTEN else b"")
-        for values in (self.initial, self.fixed):
+        digest.update(f"after {self.updates_done}".encode() if self.updates_done else b"")
+        for values in (self.initial, self.fixed, self.optimizer_state):
             for name, array in sorted(values.items()):
                 digest.update(name.encode() + array.tobytes())
         return digest.hexdigest()

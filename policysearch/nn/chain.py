@@ -16,7 +16,7 @@ from policysearch.ops.builder import Builder
 from policysearch.values import InputError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Chain(Model):
     """A chain of layers for inputs of `input_shape` (one example); [rows, classes] comes out.
 

@@ -14,7 +14,7 @@ import numpy as np
 from policysearch.graph import FloatArray, Op, Shape
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import WHOLE, buffer, data, parameter
-from policysearch.values import InputError
+from policysearch.values import InputError, brief
 
 DROPPED = "dropped"
 """The attribute of a data node that is the mask of a dropout: the share that is dropped."""
@@ -111,6 +111,8 @@ class Model(ABC):
     `loss` names the op its output goes through: "" takes the task's, OWN_LOSS none. `labels` is
     the input that takes the labels of the data set, if one does. `constants` are arrays by the
     names of the data nodes they are fed to once. `attention` is what calls of torch's are.
+    `optimizer_state` are arrays ("<parameter>.<state>") that the optimizer starts from, after
+    `updates_done` updates; those it has not are zero.
     """
 
     name: str
@@ -119,6 +121,8 @@ class Model(ABC):
     labels: str = ""
     constants: Mapping[str, FloatArray] = NO_CONSTANTS
     attention: Attention = WRITTEN
+    optimizer_state: Mapping[str, FloatArray] = NO_CONSTANTS
+    updates_done: int = 0
 
     @property
     @abstractmethod
@@ -141,6 +145,10 @@ class Model(ABC):
         """Return the model whose calls of attention run so; InputError where it has none."""
         given = f"attention: {kind!r} with model {self.name}, which calls none of torch's"
         raise InputError(f"{given}; expected {WRITTEN!r}")
+
+    def __repr__(self) -> str:
+        layers, inputs = len(self.layer_names), ", ".join(each.name for each in self.inputs)
+        return brief(f"{type(self).__name__}({self.name!r}, {layers} layers, inputs {inputs})")
 
     @property
     def fingerprint(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,7 @@ class Objective(Pricing):
         if steps is not None:
             policy = stretched(policy, steps / self.task.steps)
         task = self.task if steps is None else self.task.with_steps(steps)
+        started = time.perf_counter()
         run = train(
             task,
             policy,
@@ -93,7 +95,8 @@ class Objective(Pricing):
             until=until,
             checkpoint=checkpoint,
         )
-        return measurement_of(run, task, policy)
+        seconds = round(time.perf_counter() - started, 3)
+        return replace(measurement_of(run, task, policy), wall_seconds=seconds)
 
     def narrower(self, width: float) -> Objective:
         """Return the same for a net of `width` of the widths, made once; see `Task.narrower`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from glob import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.nn.stacks import counterparts
 from policysearch.policy.policy import Policy
+from policysearch.train.groups import Group, by_parameter
 from policysearch.train.tasks import Task
 from policysearch.train.user_code import found_from, is_user_code, said_without_folder
 from policysearch.values import InputError, number, to_plain
@@ -73,10 +76,13 @@ class PricedNet:
         return replace(self, model=found_from(folder, self.model))
 
     def task(self, task: Task, dataset: Dataset) -> Task:
-        """Return the task with this net, on examples of its shapes that say nothing."""
+        """Return the task with this net, on examples of its shapes that say nothing.
+
+        Its parameter groups are left out, as they name parameters of the net that is trained.
+        """
         widths = () if is_user_code(self.model) else self.widths or task.widths
         data = self._examples(dataset)
-        return replace(task, model=self.model or task.model, widths=widths, data=data)
+        return replace(task, model=self.model or task.model, widths=widths, data=data, groups=())
 
     def _examples(self, dataset: Dataset) -> Dataset:
         shapes = [array.shape[1:] for array in dataset.inputs]
@@ -126,6 +132,23 @@ def stand_ins(priced: Model, trained: Model) -> dict[str, str]:
     for name in priced.layer_names:
         before = every[name] = found.get(name, before)
     return every
+
+
+def priced_groups(
+    groups: tuple[Group, ...], priced: Model, trained: Model, stand_ins: Mapping[str, str]
+) -> tuple[Group, ...]:
+    """Return the parameter groups of the priced net: each parameter's is that of its counterpart.
+
+    That is the parameter at the same place of the layer that stands for its own.
+    """
+    grouped = by_parameter(groups, trained.parameters())
+    names: dict[Group, list[str]] = {group: [] for group in groups}
+    for spec in priced.parameters():
+        place = priced.parameters_of(spec.layer).index(spec)
+        there = trained.parameters_of(stand_ins[spec.layer])
+        if place < len(there) and (group := grouped.get(there[place].name)):
+            names[group].append(escape(spec.name))
+    return tuple(replace(g, match=tuple(match)) for g, match in names.items() if match)
 
 
 def _owners(model: Model) -> list[str]:

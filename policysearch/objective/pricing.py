@@ -17,7 +17,7 @@ from policysearch.cost.price import (
 from policysearch.data.datasets import Dataset
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
-from policysearch.objective.priced_net import PricedNet, for_priced, stand_ins
+from policysearch.objective.priced_net import PricedNet, for_priced, priced_groups, stand_ins
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
@@ -33,7 +33,8 @@ LARGEST_BATCH = 2**30
 class Pricing:
     """Prices policies of one task for one device and stack.
 
-    `cost_batch_size` is the batch of the priced step, by default that of the task; in it the blocks
+    `cost_batch_size` is the batch of the priced step, of each of its micro-batches where the task
+    has several, by default that of the task; in it the blocks
     of `recompute` are computed again in backward (`rewrite.recompute`), in float32 too. `parallel`
     is how float32 is spread over devices; a policy is priced spread as it says itself. With a
     `net` the step is that of another net, whose layers have the formats of those that are trained.
@@ -71,8 +72,16 @@ class Pricing:
 
     @cached_property
     def priced_task(self) -> Task:
-        """The task of the net that is priced."""
-        return self.task if self.net is None else self.net.task(self.task, self.dataset)
+        """The task of the net that is priced, its parameter groups those of the counterparts."""
+        if self.net is None:
+            return self.task
+        groups = priced_groups(self.task.groups, self.priced_model, self.model, self._stand_ins)
+        return replace(self._ungrouped, groups=groups)
+
+    @cached_property
+    def _ungrouped(self) -> Task:
+        assert self.net is not None
+        return self.net.task(self.task, self.dataset)
 
     @cached_property
     def priced_model(self) -> Model:
@@ -80,7 +89,7 @@ class Pricing:
         if self.net is None:
             return self.model
         try:
-            return self.priced_task.untrained_model(self.priced_task.load_dataset())
+            return self._ungrouped.untrained_model(self._ungrouped.load_dataset())
         except InputError as error:
             raise InputError(f"cost.net: {error}") from None
 

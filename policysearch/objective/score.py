@@ -12,12 +12,16 @@ from policysearch.cost.price import PolicyCost
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import scale_changes
 from policysearch.train.lost_values import LostValues
+from policysearch.train.origin import Origin, first_harm
 from policysearch.train.run import Run
 from policysearch.train.swamped import NOT_COUNTED, Swamped
 from policysearch.train.tasks import Task
 
 DIVERGED_GAP = 100.0
 """Loss gap in nats of a run that diverged: worse than any run that did not, and finite."""
+
+LOSS_POINTS = 64
+"""So many points of a loss are kept, evenly spaced by the logarithm of the steps taken."""
 
 CURVE_SHARES = (0.125, 0.25, 0.5, 1.0)
 """Where along a run its loss is kept: a gap that grows says more than one that is large."""
@@ -39,7 +43,12 @@ class Measurement:
     nats; None where it is not finite. `resumed_at`: how many of the steps an earlier run had taken
     that this one went on from; it changes nothing else, and plays no part in comparisons.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
-    predictor, mean and standard error over the labels; None in older records too.
+    predictor, mean and standard error over the labels; None in older records too. `origins`: where
+    the first values that were not finite came from, () in older records too. `losses` is
+    `loss_points` of the run, () in older records. `wall_seconds` is how long it took, 0 in older
+    records; it plays no part in comparisons. `validation_loss`, in `loss_unit` as all losses are
+    ("" in older records: nats), and the `metric` of the task: None where there is none, where it is
+    not finite, and in older records.
     """
 
     tail_loss: float | None
@@ -57,6 +66,12 @@ class Measurement:
     first_loss: float | None = None
     resumed_at: int = field(default=0, compare=False)
     validation_gain: tuple[float, float] | None = None
+    losses: tuple[tuple[int, float], ...] = ()
+    wall_seconds: float = field(default=0.0, compare=False)
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
+    origins: tuple[Origin, ...] = ()
 
     @property
     def diverged(self) -> bool:
@@ -65,11 +80,14 @@ class Measurement:
 
     @property
     def divergence(self) -> str:
-        """Say in which step the run diverged, and the layer that overflowed most, if any did."""
+        """Say in which step the run diverged, and where the values that broke it came from."""
+        first = first_harm(self.origins)
+        if first is not None:
+            return f"diverged in step {self.diverged_at}: {first.words}"
         if not self.overflows:
             return f"diverged in step {self.diverged_at}"
         layer, _ = max(self.overflows, key=lambda pair: pair[1])
-        return f"diverged in step {self.diverged_at}, most overflows in {layer}"
+        return f"diverged in step {self.diverged_at}, most overflows in {layer or '(no layer)'}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,9 @@ class Score:
 
     `loss_gap`: tail loss minus that of float32 with the same seed and batches, in nats;
     DIVERGED_GAP where the run diverged, and at most that. `gap_curve`: (steps taken, gap,
-    float32's own loss there) at CURVE_SHARES of the run, as far as both runs got.
+    float32's own loss there) at CURVE_SHARES of the run, as far as both runs got. `losses` and
+    `float32_losses` are `loss_points` of both runs, `wall_seconds` how long this one took.
+    `validation_loss`, `loss_unit` and `metric`: those of the `Measurement`.
     """
 
     loss_gap: float
@@ -107,6 +127,29 @@ class Score:
     scales: tuple[tuple[int, float], ...] = ()
     skips: tuple[int, ...] = ()
     gap_curve: GapCurve = ()
+    losses: tuple[tuple[int, float], ...] = ()
+    float32_losses: tuple[tuple[int, float], ...] = ()
+    wall_seconds: float = field(default=0.0, compare=False)
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
+    origins: tuple[Origin, ...] = ()
+
+
+def loss_points(losses: NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
+    """Return (steps taken, mean loss in nats since the point before) at LOSS_POINTS of a run.
+
+    Steps are spaced evenly by their logarithm, each once; six digits are kept. What is not finite
+    is left out.
+    """
+    ends = sorted({round(end) for end in np.geomspace(1, max(1, len(losses)), LOSS_POINTS)})
+    points, start = [], 0
+    for end in ends:
+        part = losses[start:end]
+        if len(part) and np.isfinite(part).all():
+            points.append((end, float(f"{math.fsum(part) / len(part):.6g}")))
+        start = end
+    return tuple(points)
 
 
 def curve_of(
@@ -163,6 +206,13 @@ def score(measurement: Measurement, baseline: Measurement | None, cost: PolicyCo
         scales=measurement.scales,
         skips=measurement.skips,
         gap_curve=gap_curve(measurement, baseline),
+        losses=measurement.losses,
+        float32_losses=baseline.losses if baseline else (),
+        wall_seconds=measurement.wall_seconds,
+        validation_loss=measurement.validation_loss,
+        loss_unit=measurement.loss_unit,
+        metric=measurement.metric,
+        origins=measurement.origins,
     )
 
 
@@ -184,4 +234,9 @@ def measurement_of(run: Run, task: Task, policy: Policy) -> Measurement:
         first_loss=float(run.losses[0]) if np.isfinite(run.losses[:1]).all() else None,
         resumed_at=run.resumed_at,
         validation_gain=run.validation_gain,
+        losses=loss_points(run.losses),
+        validation_loss=run.validation_loss,
+        loss_unit=run.loss_unit,
+        metric=run.metric,
+        origins=run.origins,
     )

@@ -14,9 +14,9 @@ from policysearch.ops.conv import conv2d, conv2d_dgrad, conv2d_wgrad
 from policysearch.ops.dense import matmul
 
 
-def _restored(values: FloatArray, scales: FloatArray, axis: int, block: int) -> FloatArray:
+def _restored(values: FloatArray, scales: FloatArray, cuts: Sequence[int]) -> FloatArray:
     """Return values * block scales, in storage order as every operand is."""
-    spread = spread_scales(scales, values.shape, axis, block)
+    spread = spread_scales(scales, values.shape, *cuts)
     return np.multiply(values, spread, out=empty(values.shape))
 
 
@@ -24,13 +24,14 @@ def _over_blocks(op: Op) -> Op:
     """Return the product `op` of block-scaled operands.
 
     Inputs are the two operands and the scales of those that have any; `blocks` holds, for each
-    scale, (operand 0 or 1, axis, block). Scaled values are exact in float32.
+    scale, (operand 0 or 1, axis, block), and the second axis and block where blocks are square.
+    Scaled values are exact in float32 where the scales are powers of two or short.
     """
 
     def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
         operands = list(inputs[:2])
-        for (position, axis, block), scales in zip(attrs["blocks"], inputs[2:], strict=True):
-            operands[position] = _restored(operands[position], scales, axis, block)
+        for (position, *cuts), scales in zip(attrs["blocks"], inputs[2:], strict=True):
+            operands[position] = _restored(operands[position], scales, cuts)
         return op.forward(operands, attrs)
 
     return Op(

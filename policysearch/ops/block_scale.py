@@ -68,7 +68,9 @@ float32 is multiplied with. An infinite amax gives 2**127, NaN gives NaN.
 
 def _nvfp4_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     largest, tensor = inputs
-    return np.minimum(largest / np.float32(attrs["maximum"]) * tensor, LARGEST)
+    # core_nvfp4.cuh, compute_decoding_scaling_factor: the factor of the tensor is made first.
+    factor = tensor * (np.float32(1.0) / np.float32(attrs["maximum"]))
+    return np.minimum(largest * factor, LARGEST)
 
 
 nvfp4_scale = Op(
@@ -82,19 +84,49 @@ nvfp4_scale = Op(
     ),
     placement="fp32",
 )
-"""amax / `maximum` * tensor scale per block; the node's format (float8_e4m3fn) rounds it."""
+"""amax * (tensor scale * (1 / `maximum`)) per block, as Transformer Engine multiplies; the node's
+format (float8_e4m3fn) rounds it.
+"""
 
 
-def spread_scales(scales: FloatArray, shape: Shape, axis: int, block: int) -> FloatArray:
-    """Return the scale of every element of `shape`, with one for each `block` along `axis`."""
-    whole = np.repeat(scales, block, axis)
-    return whole[(slice(None),) * axis + (slice(shape[axis]),)]
+def inverse(scales: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """Return 1 / scale."""
+    return np.float32(1.0) / scales[0]
+
+
+inverse_scale = Op(
+    "inverse_scale",
+    same_shape,
+    inverse,
+    example=lambda rng: Example((rng.uniform(0.5, 2.0, (3, 2)).astype(np.float32),)),
+    placement="fp32",
+)
+"""1 / scale: what values are multiplied by after the cast, where the scale multiplies before it."""
+
+
+def spread_scales(scales: FloatArray, shape: Shape, *cuts: int) -> FloatArray:
+    """Return the scale of every element of `shape`.
+
+    `cuts` are an axis and the extent of a block along it, and maybe another such pair.
+    """
+    for axis, block in zip(cuts[::2], cuts[1::2], strict=True):
+        whole = np.repeat(scales, block, axis)
+        scales = whole[(slice(None),) * axis + (slice(shape[axis]),)]
+    return scales
+
+
+def _cuts(attrs: Attrs) -> tuple[int, ...]:
+    return (attrs["axis"], attrs["block"], *attrs.get("across", ()))
 
 
 def _block_cast(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, scales, *tensor = inputs
-    factors = np.minimum((tensor[0] if tensor else np.float32(1.0)) / scales, LARGEST)
-    return x * spread_scales(factors, x.shape, attrs["axis"], attrs["block"])
+    one = np.float32(1.0)
+    if attrs.get("multiplies"):
+        factors = scales
+    else:
+        factors = np.minimum(one / (scales * (one / tensor[0]) if tensor else scales), LARGEST)
+    return x * spread_scales(factors, x.shape, *_cuts(attrs))
 
 
 block_cast = Op(
@@ -111,7 +143,39 @@ block_cast = Op(
     placement="fp32",
     converts=True,
 )
-"""x * (tensor scale / block scale), rounded to the node's format by the emulator.
+"""x / (block scale / tensor scale), rounded to the node's format by the emulator.
 
-Inputs x, the scale of each `block` elements along `axis`, and (NVFP4) the tensor scale ().
+Inputs x, the scale of each `block` elements along `axis`, and (NVFP4) the tensor scale, () or one
+per row. `across`: (axis, block) of a second cut, for square blocks. `multiplies`: the scale
+multiplies before the cast instead (1 x 128 and 128 x 128 blocks).
+"""
+
+
+def _dequantised(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, *scales = inputs
+    one = np.float32(1.0)
+    if "axis" not in attrs:
+        return x * (one / scales[0])
+    factors = scales[0] * (one / scales[1]) if len(scales) > 1 else scales[0]
+    return x * spread_scales(factors, x.shape, *_cuts(attrs))
+
+
+dequantise = Op(
+    "dequantise",
+    same_shape,
+    _dequantised,
+    example=lambda rng: Example(
+        (
+            rng.standard_normal((3, 5)).astype(np.float32),
+            rng.uniform(0.5, 2.0, (3, 2)).astype(np.float32),
+        ),
+        {"axis": 1, "block": 4},
+    ),
+    placement="fp32",
+    converts=True,
+)
+"""The values that a scaled copy stands for, rounded to the node's format.
+
+Inputs the copy and its scale: that of the tensor or of rows, which multiplied before the cast; or,
+with `axis`, those of blocks as `block_cast` has them, and (NVFP4) the tensor scale.
 """

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray, GradientRule, Graph, Node, Op, Shape
 from policysearch.layout import empty
 from policysearch.ops import elementwise, source
 from policysearch.ops.builder import Builder, backward, renumbered
-from policysearch.ops.rounded_arithmetic import RoundedArithmetic
+from policysearch.ops.rounded_arithmetic import inner_arithmetic
 
 Emit = Callable[[Builder, Sequence[int]], int]
 """Of a Builder and the nodes of the inputs: the node of the result, in ops without attributes that
@@ -75,7 +74,7 @@ def _op(
     def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
         rounded = None
         if attrs.get(INNER_FORMAT):
-            rounded = RoundedArithmetic(format_named(attrs[INNER_FORMAT]))
+            rounded = inner_arithmetic(attrs[INNER_FORMAT], attrs)
         sources, values = dict(zip(names, inputs, strict=True)), list[FloatArray]()
         for node in graph.nodes:
             if node.op.kind == "source":

@@ -61,7 +61,8 @@ def _conv(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     image, weight = inputs
     w = windows(image.shape, weight.shape, attrs)
     if is_plain(attrs):
-        matrix = weight.transpose(0, 2, 1, 3).reshape(w.c_out, -1)
+        # in C order however the weight is stored: BLAS sums a transposed operand in another order
+        matrix = np.ascontiguousarray(weight.transpose(0, 2, 1, 3)).reshape(w.c_out, -1)
         rows = contract(matrix, _rows(w, image), attrs)
         return logical_view(rows.reshape(w.out[0], w.c_out, w.out[1], w.batch))
     result = contract(_by_output(w, weight), _columns(w, image), attrs)

@@ -49,6 +49,21 @@ def _move(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return parameter + m * np.float32(change) / denominator
 
 
+def _move_over(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    parameter, grad, denominator, rate = inputs
+    return parameter + grad * -rate / denominator
+
+
+def _direction(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    total: FloatArray = np.sign(inputs[0] + inputs[1])
+    return total
+
+
+def _add_share(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    x, grad = inputs
+    return x + grad * np.float32(attrs["share"])
+
+
 add_damped = update_op("add_damped", _add_damped, 2)
 """x + `share` * grad, x + grad in the first update: the velocity then is the gradient itself."""
 sgd_nesterov = update_op("sgd_nesterov", _add_lookahead, 2)
@@ -65,3 +80,9 @@ adam_shrunk = update_op("adam_shrunk", _shrink, 1)
 """parameter * (1 - learning_rate * weight_decay), AdamW's decay."""
 adam_moved = update_op("adam_moved", _move, 3)
 """parameter - learning_rate / (1 - beta1^step) * m / denominator."""
+moved_over = update_op("moved_over", _move_over, 3)
+"""parameter - learning_rate * grad / denominator."""
+lion_direction = update_op("lion_direction", _direction, 2)
+"""sign(x + y)."""
+add_share = update_op("add_share", _add_share, 2)
+"""x + `share` * grad."""

@@ -9,11 +9,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from policysearch.formats import format_named
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
 from policysearch.ops.builder import Builder
 from policysearch.ops.composite import INNER_FORMAT
-from policysearch.ops.rounded_arithmetic import RoundedArithmetic
+from policysearch.ops.rounded_arithmetic import inner_arithmetic
 
 MOST_INDICES = 8
 """Axes that one `index` can take numbers for."""
@@ -77,7 +76,7 @@ def added_at(start: FloatArray, places: Places, values: FloatArray, attrs: Attrs
     cuts = np.searchsorted(rounds[by_round], np.arange(rounds.max(initial=-1) + 2))
     round_to = None
     if attrs.get(INNER_FORMAT):
-        round_to = RoundedArithmetic(format_named(attrs[INNER_FORMAT]))
+        round_to = inner_arithmetic(attrs[INNER_FORMAT], attrs)
     for first, end in pairwise(cuts):
         members = by_round[first:end]
         at = sorted_places[members]

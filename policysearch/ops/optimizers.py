@@ -59,6 +59,26 @@ def _adam_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     return parameter * np.float32(1.0 - lr * decay) - change
 
 
+def _root_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    """As torch's addcdiv of the gradient over sqrt(squares) + epsilon."""
+    parameter, grad, squares, rate = inputs
+    root: FloatArray = np.sqrt(squares)
+    return parameter + grad * -rate / (root + np.float32(attrs["epsilon"]))
+
+
+def _lion_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    parameter, m, grad, rate = inputs
+    keep, share = np.float32(attrs["beta1"]), np.float32(1.0 - attrs["beta1"])
+    shrunk = parameter * np.float32(1.0 - float(rate) * attrs["weight_decay"])
+    direction: FloatArray = np.sign(m * keep + grad * share)
+    return shrunk - direction * rate
+
+
+def _lion_m(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    m, grad = inputs
+    return m * np.float32(attrs["beta2"]) + grad * np.float32(attrs["share"])
+
+
 sgd_velocity = update_op("sgd_velocity", _velocity, 2)
 """momentum * velocity + grad (torch.optim.SGD without dampening)."""
 sgd_step = update_op("sgd_step", _step, 2)
@@ -71,3 +91,9 @@ adam_v = update_op("adam_v", _second_moment, 4)
 """beta2 * v + (1 - beta2) * grad^2 (Kingma and Ba, arXiv 1412.6980)."""
 adam_step = update_op("adam_step", _adam_step, 8)
 """One Adam or (with the `weight_decay` attribute, decoupled) AdamW step; `step` counts from 1."""
+root_step = update_op("root_step", _root_step, 5)
+"""parameter - learning_rate * grad / (sqrt(squares) + epsilon): RMSprop's step, and Adagrad's."""
+lion_step = update_op("lion_step", _lion_step, 7)
+"""The parameter after decay, minus learning_rate * sign(beta1 * m + (1 - beta1) * grad)."""
+lion_m = update_op("lion_m", _lion_m, 3)
+"""beta2 * m + `share` * grad, which is 1 - beta2 of it."""

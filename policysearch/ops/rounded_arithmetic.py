@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from policysearch.formats import Format
-from policysearch.graph import FloatArray
+from policysearch.formats import Format, format_named
+from policysearch.graph import Attrs, FloatArray
 from policysearch.ops.summation import LANES
 from policysearch.rounding.rounder import quantise
+
+SEEN = "seen"
+"""The attribute of who is told of every rounding inside an op."""
+
+Seen = Callable[[FloatArray, FloatArray], None]
+"""Told of values, flat, before and after a rounding."""
+
+
+def inner_arithmetic(format: str, attrs: Attrs) -> RoundedArithmetic:
+    """Return the arithmetic of an op with these attributes, that is rounded onto a format."""
+    return RoundedArithmetic(format_named(format), attrs.get(SEEN))
 
 
 @dataclass(frozen=True)
 class RoundedArithmetic:
-    """Arithmetic in a format: float32 operations, each rounded onto it.
+    """Arithmetic in a format: float32 operations, each rounded onto it, and `seen` told of it.
 
     Means are over the first axis of `[n, m]` or, of gradients of parameters, sums. A sum has LANES
     partial sums side by side (`ops/summation.py`), each rounded after every addition.
     """
 
     format: Format
+    seen: Seen | None = None
 
     def __call__(self, values: FloatArray) -> FloatArray:
-        return quantise(values, self.format)
+        rounded = quantise(values, self.format)
+        if self.seen is not None:
+            self.seen(np.ravel(values), np.ravel(rounded))
+        return rounded
 
     def sum(self, values: FloatArray) -> FloatArray:
         lanes = np.zeros((LANES, *values.shape[1:]), np.float32)

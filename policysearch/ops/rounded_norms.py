@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray, Op, Shape
 from policysearch.ops.batch_norm import (
     EPSILON,
@@ -28,7 +27,7 @@ from policysearch.ops.layer_norm import (
     layer_norm_weight_grad,
     layer_statistics,
 )
-from policysearch.ops.rounded_arithmetic import RoundedArithmetic
+from policysearch.ops.rounded_arithmetic import RoundedArithmetic, inner_arithmetic
 
 
 def _rows(x: FloatArray) -> FloatArray:
@@ -126,7 +125,7 @@ def _batch_norm_weight_grad(
 
 def _variant(op: Op, compute: Compute) -> Op:
     def forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-        return compute(RoundedArithmetic(format_named(attrs["inner"])), inputs, attrs)
+        return compute(inner_arithmetic(attrs["inner"], attrs), inputs, attrs)
 
     return replace(op, name=f"{op.name}_inner", forward=forward, gradients=(), example=None)
 

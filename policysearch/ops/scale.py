@@ -52,7 +52,8 @@ float32. `power_of_two` rounds down to one.
 
 def _delayed_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
     history, old = inputs
-    largest = np.asarray(history.max() if attrs["amax"] == "max" else history[0])
+    # delayed_scaling.cu: `fmaxf` passes over NaN, which is left only where all are NaN.
+    largest = np.asarray(np.fmax.reduce(history) if attrs["amax"] == "max" else history[0])
     if np.isfinite(largest) and largest > 0:
         return _scale_of(largest, attrs)
     return old if old > 0 else np.float32(1.0)
@@ -72,14 +73,15 @@ delayed_scale = Op(
 )
 """The scale of this step from (amaxes of earlier steps [history], newest first; the last scale).
 
-As `tensor_scale` of the largest ("max") or newest ("most_recent") amax; where that is 0, infinite
-or NaN the last scale stays, 1 where there is none (0).
+As `tensor_scale` of the largest ("max"; NaN is passed over) or newest ("most_recent") amax; where
+that is 0, infinite or NaN the last scale stays, 1 where there is none (0).
 """
 
 
 def _amax_history(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     history, newest = inputs
-    return np.concatenate([newest.reshape(1), history[:-1]])
+    # delayed_scaling.cu: `if (last_amax != 0)`, else the history stays as it is.
+    return np.concatenate([newest.reshape(1), history[:-1]]) if newest != 0 else history
 
 
 amax_history = Op(
@@ -92,7 +94,9 @@ amax_history = Op(
     placement="fp32",
     in_place=(0,),
 )
-"""The history [history] with the newest amax () put first and the oldest dropped."""
+"""The history [history] with the newest amax () put first and the oldest dropped; as it was where
+the newest is 0, which a tensor that was not computed has too.
+"""
 
 
 scaled_cast = Op(

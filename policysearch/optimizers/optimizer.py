@@ -161,9 +161,10 @@ OptimizerKind = Annotated[str, RowName(trained)]
 class Optimizer:
     """An update rule without its learning rate, which is fed at every step.
 
-    `momentum` is that of "momentum", and `beta1`, `beta2` and `epsilon` are those of "adam" and
-    "adamw". `weight_decay` adds weight_decay * parameter to the gradient; with "adamw" it
-    shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101).
+    `momentum` is that of "momentum", `beta1`, `beta2` and `epsilon` are those of "adam" and
+    "adamw"; "lion" reads the betas, "rmsprop" `beta2` (torch's alpha) and `epsilon`, "adagrad"
+    `epsilon`. `weight_decay` adds weight_decay * parameter to the gradient; with "adamw" and "lion"
+    it shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101).
     It is for "all" parameters, or for "matrices", which leaves out biases and the weights of
     norms. `dampening` and `nesterov` are those of torch.optim.SGD.
     """

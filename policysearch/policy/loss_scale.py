@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -20,6 +20,10 @@ class Rule:
     else: good_steps += 1; at growth_interval: scale = min(cap, scale * growth_factor) and
     good_steps = 0
 
+    With a `hysteresis` of n, the first n - 1 overflows skip their step and leave the scale. They
+    are given back when the scale grows or, where it is `consecutive`, by every finite step.
+    `grows_later`: the first finite step, and that after an overflow, is none of the interval.
+
     `source` is where the framework says so. `floor` and `cap` hold unless the policy says others,
     None is none. `stays_finite`: the scale is kept where it would grow to infinity. The framework
     refuses a first scale below `lowest_init`, and ends the run after more than `most_overflows` in
@@ -34,9 +38,21 @@ class Rule:
     lowest_init: float = 0.0
     most_overflows: int | None = None
     factors: tuple[float, float] | None = None
+    hysteresis: int = 1
+    consecutive: bool = False
+    grows_later: bool = False
     moves: bool = True
     skips_fixed: bool = True
 
+
+_DEEPSPEED = Rule(
+    # Beside what the row says it ends the run where a scale at its floor has to fall.
+    "deepspeed/runtime/fp16/loss_scaler.py at 18fd4c97, `DynamicLossScaler.update_scale`",
+    1.0,
+    factors=(2.0, 0.5),
+    hysteresis=2,
+    grows_later=True,
+)
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -67,6 +83,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "jmp.DynamicLossScale": Rule(
             "jmp/_src/loss_scale.py, `DynamicLossScale.adjust`", 1.0, stays_finite=True
         ),
+        "megatron.DynamicGradScaler": Rule(
+            "megatron/core/optimizer/grad_scaler.py at 00caa53a, with its defaults",
+            1.0,
+            hysteresis=2,
+        ),
+        "deepspeed.DynamicLossScaler": _DEEPSPEED,
+        "deepspeed.consecutive_hysteresis": replace(_DEEPSPEED, consecutive=True),
     }
 )
 """By `LossScale.rule`."""

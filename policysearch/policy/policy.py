@@ -14,9 +14,12 @@ from policysearch.accumulators import accumulator_named
 from policysearch.formats import Rounding, format_named
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.parallel import Parallel
+from policysearch.policy.products import Operand, Product, Products, Source, is_narrow, short_form
 from policysearch.policy.scaling import Scaling
 from policysearch.values import (
     InputError,
+    Shown,
+    brief,
     from_plain,
     json_value,
     names_once,
@@ -26,12 +29,31 @@ from policysearch.values import (
     to_plain,
 )
 
-VERSION = 1
+VERSION = 2
+"""Of version 1, a layer with one of `compute` and `grad` narrow multiplied a gradient in high
+precision by the other operand quantised to `compute` again, or the reverse. Read from such a file,
+these products are said in full, so that it trains what it has trained.
+"""
+
 CLIPPING = "gradient_clip_norm"
 """A field of older files: what gradients were clipped to, which is of the recipe now."""
 
-LATER = MappingProxyType({"casts": "op", "norm_inner": "float32", "parallel": to_plain(Parallel())})
+LATER = MappingProxyType(
+    {
+        "casts": "op",
+        "norm_inner": "float32",
+        "gradient_storage": "computed",
+        "parallel": to_plain(Parallel()),
+    }
+)
 """Fields that older files lack, with what holds there: so said, they are not in the digest."""
+
+
+LATER_OF_LAYERS = MappingProxyType(
+    {"backward": "tensor", "scaling": None, "products": to_plain(Products())}
+)
+LATER_OF_SCALING = MappingProxyType({"weights": "rows", "hadamard": False, "tensor": "whole"})
+"""Such fields of layers and of the scaling; they are in no file that does not need them."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +61,13 @@ class LayerPolicy:
     """The formats of one layer.
 
     `compute`: the operands of fprop. `output`: the result of fprop. `grad`: the incoming
-    gradient as an operand of dgrad and wgrad. `wgrad`: the result of wgrad, before it is cast to
+    gradient as an operand of dgrad and wgrad, whose other operand is narrow where the gradient is,
+    and in high precision where the gradient is: made from the "tensor" itself or, with `backward`,
+    from the "forward" copy, dequantised. `wgrad`: the result of wgrad, before it is cast to
     float32 for the update. `param`: storage of the parameters the forward pass reads; with
     master weights the optimizer keeps float32. The result of dgrad has the `grad` format, or
-    `output`'s where `grad` is for operands only: below 16 bits, or tfloat32.
+    `output`'s where `grad` is for operands only: below 16 bits, or tfloat32. `scaling` is another
+    recipe than the policy's; `products` says single products in full.
     """
 
     compute: str = "float32"
@@ -51,6 +76,9 @@ class LayerPolicy:
     wgrad: str = "float32"
     param: str = "float32"
     accumulator: str = "float32"
+    backward: Source = "tensor"
+    scaling: Scaling | None = None
+    products: Products = Products()
 
     def __post_init__(self) -> None:
         names = dict.fromkeys(("compute", "output", "grad", "wgrad", "param"), format_named)
@@ -65,6 +93,23 @@ class LayerPolicy:
         """Format of the result of dgrad."""
         # a product reads operands in these formats, and its result is written in a wider one
         return self.output if format_named(self.grad).operands_only else self.grad
+
+    def product(self, role: str) -> Product:
+        """Return what the layer's products of a role read and sum in, its accumulator named."""
+        said: Product | None = getattr(self.products, role)
+        whole = said or short_form(role, self.compute, self.grad, self.backward)
+        return replace(whole, accumulator=whole.accumulator or self.accumulator)
+
+    @property
+    def operand_formats(self) -> frozenset[str]:
+        """The formats of the operands of all products."""
+        roles = (self.product(role) for role in ("fprop", "dgrad", "wgrad"))
+        return frozenset(operand.format for row in roles for operand in row.operands)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether one direction multiplies narrow operands and the other does not."""
+        return is_narrow(self.compute) != is_narrow(self.grad) and not self.products.dgrad
 
 
 def uniform_layer(
@@ -126,7 +171,7 @@ AS_STORED = "param"
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Shown):
     """A complete mixed-precision policy: applying it looks nothing up anywhere else.
 
     `low_precision_ops` run in their layer's formats, `fp32_ops` in float32, `promote_ops` in the
@@ -142,6 +187,8 @@ class Policy:
     "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
     rounded state back. In the eager order the number of an addition (learning rate, weight
     decay, epsilon) is float32 or, `optimizer_scalars` "storage", has the format of that tensor.
+    `gradient_storage`: "computed" hands a fused update its gradients as they were computed,
+    "param" rounds them, to nearest, to the storage of their parameter first, as torch's `.grad`.
     `all_reduce`: gradients are rounded to it once, when reduced. `parallel` is priced, not trained.
     """
 
@@ -157,6 +204,7 @@ class Policy:
     optimizer_state: str = "float32"
     optimizer_order: Literal["fused", "eager"] = "fused"
     optimizer_scalars: Literal["float32", "storage"] = "float32"
+    gradient_storage: Literal["computed", "param"] = "computed"
     all_reduce: str = "float32"
     parallel: Parallel = Parallel()
     loss_scale: LossScale = LossScale()
@@ -164,6 +212,15 @@ class Policy:
     rounding: RoleRounding = RoleRounding()
     phases: tuple[Phase, ...] = ()
     version: int = field(default=VERSION)
+
+    def __repr__(self) -> str:
+        formats: dict[str, int] = {}
+        for _, layer in self.layers:
+            formats[layer.compute] = formats.get(layer.compute, 0) + 1
+        said = ", ".join(f"{name} in {count}" for name, count in sorted(formats.items()))
+        masters = "float32" if self.master_weights else "none"
+        scale = f"loss scale {self.loss_scale.kind}, masters {masters}"
+        return brief(f"Policy({self.name!r}, {len(self.layers)} layers: {said}; {scale})")
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -194,6 +251,21 @@ class Policy:
             f"policy {self.name!r} layers: no layer {name!r}; "
             f"it has {', '.join(known for known, _ in self.layers)}"
         )
+
+    def scaling_of(self, name: str, operand: Operand | None = None) -> Scaling:
+        """Return the recipe of layer `name`, or of an operand of its products."""
+        if operand is not None and operand.scaling is not None:
+            return operand.scaling
+        return dict(self.layers)[name].scaling or self.scaling
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """The names of the scaling recipes of all layers and operands, each once."""
+        found = dict.fromkeys([self.scaling.recipe])
+        for _, layer in self.layers:
+            rows = [layer.scaling, *(o.scaling for p in _said(layer) for o in p.operands)]
+            found |= dict.fromkeys(row.recipe for row in rows if row is not None)
+        return tuple(found)
 
     def stored(self, name: str) -> str:
         """Return the format that the optimizer keeps the parameters of layer `name` in."""
@@ -235,6 +307,9 @@ class Policy:
         left_out = {"name": self.name, **LATER}
         plain = {k: v for k, v in to_data(self).items() if k not in left_out or v != left_out[k]}
         plain[CLIPPING] = None  # What it said in nearly all policies, while they had the field.
+        phases = [layer for phase in self.phases for layer in phase.layers]
+        split = any(layer.is_split for _, layer in (*self.layers, *phases))
+        plain["version"] = VERSION if split else 1  # All others mean what they meant.
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -250,10 +325,26 @@ def from_json(text: str, where: str = "policy") -> Policy:
 def to_data(policy: Policy) -> dict[str, Any]:
     """Return the policy as plain data, its layers as an object keyed by name."""
     data: dict[str, Any] = to_plain(policy)
-    data["layers"] = dict(data["layers"])
+    data["layers"] = _layers(data["layers"])
     for phase in data["phases"]:
-        phase["layers"] = dict(phase["layers"])
+        phase["layers"] = _layers(phase["layers"])
+    data["scaling"] = _without(data["scaling"], LATER_OF_SCALING)
     return data
+
+
+def _layers(pairs: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    return {name: _without(layer, LATER_OF_LAYERS) for name, layer in pairs}
+
+
+def _without(data: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `data` without the fields that say what holds where they are left out."""
+    return {k: v for k, v in data.items() if k not in defaults or v != defaults[k]}
+
+
+def _said(layer: LayerPolicy) -> tuple[Product, ...]:
+    """Return the products that a layer says in full."""
+    rows = layer.products
+    return tuple(row for row in (rows.fprop, rows.dgrad, rows.wgrad) if row is not None)
 
 
 def from_data(data: object, where: str = "policy") -> Policy:
@@ -264,7 +355,24 @@ def from_data(data: object, where: str = "policy") -> Policy:
     if isinstance(given.get("phases"), list):
         phases = enumerate(given["phases"])
         given["phases"] = [_with_pairs(phase, f"{where}.phases[{i}]") for i, phase in phases]
-    return from_plain(Policy, given, where)
+    before = given.get("version") == 1
+    policy = from_plain(Policy, {**given, "version": VERSION} if before else given, where)
+    return _as_before(policy) if before else policy
+
+
+def _as_before(policy: Policy) -> Policy:
+    """Return the policy of a file of version 1, its split layers said in full (see VERSION)."""
+
+    def layers(pairs: Layers) -> Layers:
+        return tuple((name, _as_it_was(row) if row.is_split else row) for name, row in pairs)
+
+    phases = tuple(replace(row, layers=layers(row.layers)) for row in policy.phases)
+    return replace(policy, layers=layers(policy.layers), phases=phases)
+
+
+def _as_it_was(layer: LayerPolicy) -> LayerPolicy:
+    product = Product(Operand(layer.grad), Operand(layer.compute))
+    return replace(layer, products=Products(dgrad=product, wgrad=product))
 
 
 def clipping_of(data: object, where: str = "policy") -> float | None:

@@ -60,7 +60,10 @@ def read_clipped(path: Path) -> tuple[Policy, float | None]:
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-FORMAT_FIELDS = ("compute", "output", "grad", "wgrad", "param", "optimizer_state", "all_reduce")
+FORMAT_FIELDS = (
+    *("format", "compute", "output", "grad", "wgrad", "param"),
+    *("optimizer_state", "all_reduce"),
+)
 """Text fields that hold the name of a number format."""
 
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -128,6 +131,8 @@ def _field_schema(name: str, hint: Any, definitions: dict[str, Any]) -> dict[str
         return {"anyOf": [named, {"const": AS_STORED}]} if name == "optimizer_state" else named
     if hint is str and name == "accumulator":
         return {"$ref": "#/$defs/Accumulator"}
+    if name == "accumulator":
+        return {"anyOf": [{"$ref": "#/$defs/Accumulator"}, {"type": "null"}]}
     return _type_schema(hint, definitions)
 
 

@@ -29,6 +29,9 @@ WIDE = (
 )
 """In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
 
+MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
+"""Ops that only move values: they keep the format of what they move, as in torch."""
+
 LISTED_OPS = (
     *PRODUCTS,
     *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),
@@ -88,6 +91,12 @@ MINDSPORE_DYNAMIC = LossScale(
 )
 MINDSPORE_FIXED_128 = LossScale("fixed", 128.0, rule="mindspore.FixedLossScaleManager")
 APEX_DYNAMIC = LossScale("dynamic", 2.0**16, max_scale=2.0**24, rule="apex")
+MEGATRON_DYNAMIC = LossScale(
+    "dynamic", 2.0**32, growth_interval=1000, min_scale=1.0, rule="megatron.DynamicGradScaler"
+)
+DEEPSPEED_DYNAMIC = LossScale(
+    "dynamic", 2.0**16, growth_interval=1000, min_scale=1.0, rule="deepspeed.DynamicLossScaler"
+)
 GRAD_SCALER = LossScale("dynamic", 2.0**16, rule="torch.GradScaler")
 
 _FLOAT32 = LayerPolicy()
@@ -216,6 +225,20 @@ PRESETS: dict[str, Preset] = {
             "every layer float16, normalisation and softmax in float32, GradScaler",
             layer=_FLOAT16,
             loss_scale=GRAD_SCALER,
+        ),
+        _like(
+            _UNIFORM,
+            "megatron.fp16",
+            "float16 model, float32 masters, scale from 2^32 that spares a first overflow",
+            layer=_FLOAT16_COPY,
+            loss_scale=MEGATRON_DYNAMIC,
+        ),
+        _like(
+            _UNIFORM,
+            "deepspeed.fp16",
+            "float16 model, float32 masters, scale from 2^16 that spares a first overflow",
+            layer=_FLOAT16_COPY,
+            loss_scale=DEEPSPEED_DYNAMIC,
         ),
         _FLOAT8,
         _like(

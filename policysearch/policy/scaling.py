@@ -1,19 +1,23 @@
 """Tensor scaling recipes for 8-bit and smaller formats, as rows.
 
 Sources: Transformer Engine `common/recipe/__init__.py` (DelayedScaling, Float8CurrentScaling,
-MXFP8BlockScaling, NVFP4BlockScaling); torchao `float8/config.py` (tensorwise, rowwise);
-OCP Microscaling Formats (MX) v1.0.
+Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling); torchao `float8/config.py` (tensorwise,
+rowwise); OCP Microscaling Formats (MX) v1.0; DeepSeek-V3 (arXiv 2412.19437, section 3.3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from policysearch.values import InputError, number, one_of
 
-Recipe = Literal["none", "current", "delayed", "rowwise", "mx", "mx_rceil", "nvfp4"]
+Recipe = Literal["none", "current", "delayed", "rowwise", "mx", "mx_rceil", "nvfp4", "blocks"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
+BLOCKS: Mapping[str, int] = MappingProxyType({"mx": 32, "mx_rceil": 32, "nvfp4": 16, "blocks": 128})
+"""How many values along the contraction share a scale, by recipe."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,14 @@ class Scaling:
     operand. mx: blocks of 32 along the contraction with a power-of-two (E8M0) scale, rounded down
     as OCP's specification has it, so that the top of a block may saturate. mx_rceil: the same,
     rounded up as Transformer Engine does (torchao's name for it), so that nothing does. nvfp4:
-    blocks of 16 with a float8_e4m3fn scale and one float32 scale per tensor.
+    blocks of 16 with a float8_e4m3fn scale and one float32 scale per tensor; gradients are rounded
+    stochastically. blocks: blocks of 128 with a float32 scale, or a `power_of_two`.
+
+    `weights`: blocks of weights are "rows" along the contraction, or "squares" (16 x 16, 32 x 32,
+    128 x 128), so that the forward and the backward product read one copy. `hadamard`: both
+    operands of wgrad are turned by a Hadamard transform of 16 with fixed signs before nvfp4 scales
+    them. `tensor`: the float32 scale of nvfp4 is of the "whole" operand or of each of its "rows",
+    weights and gradients apart.
     """
 
     recipe: Recipe = "none"
@@ -33,14 +44,36 @@ class Scaling:
     history: int = 1024
     amax: Literal["max", "most_recent"] = "max"
     power_of_two: bool = False
+    weights: Literal["rows", "squares"] = "rows"
+    hadamard: bool = False
+    tensor: Literal["whole", "rows"] = "whole"
 
     def __post_init__(self) -> None:
         one_of("recipe", self.recipe, RECIPES)
         one_of("amax", self.amax, ("max", "most_recent"))
         number("margin", self.margin, 0, 64)
         number("history", self.history, 1, 65536)
+        one_of("weights", self.weights, ("rows", "squares"))
+        one_of("tensor", self.tensor, ("whole", "rows"))
         if self.power_of_two and self.recipe in ("none", "mx", "mx_rceil", "nvfp4"):
             raise InputError(
                 f"power_of_two: True with recipe {self.recipe!r}; "
-                "expected a recipe with float32 scales: current, delayed or rowwise"
+                "expected a recipe with float32 scales: current, delayed, rowwise or blocks"
             )
+        if self.weights != "rows" and self.recipe not in BLOCKS:
+            raise InputError(
+                f"weights: {self.weights!r} with recipe {self.recipe!r}; "
+                f"expected a recipe with blocks: {', '.join(BLOCKS)}"
+            )
+        for name, usual in (("hadamard", False), ("tensor", "whole")):
+            if getattr(self, name) != usual and self.recipe != "nvfp4":
+                given = f"{name}: {getattr(self, name)!r} with recipe {self.recipe!r}"
+                raise InputError(f"{given}; expected recipe 'nvfp4'")
+
+    @property
+    def summary(self) -> str:
+        """The recipe and what of it is not usual: "nvfp4, 16 x 16 weights, Hadamard"."""
+        block = BLOCKS.get(self.recipe, 0)
+        words = [self.recipe, *[f"{block} x {block} weights"] * (self.weights == "squares")]
+        words += ["power of two"] * self.power_of_two + ["Hadamard"] * self.hadamard
+        return ", ".join(words + ["a scale per row"] * (self.tensor == "rows"))

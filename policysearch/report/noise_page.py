@@ -47,8 +47,8 @@ def _loss_drop(results: Results) -> str:
             "float32's loss drop: not known, for its runs are missing, lost or of an older version"
         )
     return (
-        f"float32's loss: {loss.first_loss:.4g} nats before any update, {loss.tail_loss:.4g} at "
-        f"the end: a drop of {loss.drop:.4g}"
+        f"float32's loss: {loss.first_loss:.4g} {loss.unit} before any update, "
+        f"{loss.tail_loss:.4g} at the end: a drop of {loss.drop:.4g}"
     )
 
 
@@ -56,7 +56,7 @@ def _jitter(results: Results) -> str:
     if results.noise_gap is None:
         return "noise floor (float32 under a jitter of 1e-6): not measured"
     return (
-        f"noise floor (float32 under a jitter of 1e-6): {results.noise_gap:.1e} nats"
+        f"noise floor (float32 under a jitter of 1e-6): {results.noise_gap:.1e} {results.unit}"
         f"{_share(results, results.noise_gap)}; a gap counts from {results.resolution_gap:.1e} on"
     )
 
@@ -80,8 +80,8 @@ def _spread(results: Results, trained: list[Trial]) -> list[str]:
     middle, halves = statistics.median(spreads), split_half(gaps)
     reach = [i.high - i.mean for i in map(results.interval, trained) if i and i.error > 0.0]
     lines = [
-        f"spread of a gap from seed to seed: median {middle:.1e} nats{_share(results, middle)}; "
-        f"least {min(spreads):.1e}, most {max(spreads):.1e}",
+        f"spread of a gap from seed to seed: median {middle:.1e} {results.unit}"
+        f"{_share(results, middle)}; least {min(spreads):.1e}, most {max(spreads):.1e}",
         f"95 % interval of a mean over {len(seeds)} seeds: +- {statistics.median(reach):.1e} "
         "(median)",
     ]
@@ -101,7 +101,7 @@ def _verdict(results: Results, trained: list[Trial]) -> str:
     older = "" if results.learned.checked else "; that float32 learned is not checked"
     return results.cannot_rank or (
         f"this recipe ranks policies: a gap of {share:.0%} of float32's drop, "
-        f"{share * results.learned.drop:.1e} nats, stands clear of noise{clear}{older}"
+        f"{share * results.learned.drop:.1e} {results.unit}, stands clear of noise{clear}{older}"
     )
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from policysearch.objective.score import Score
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy
+from policysearch.report.lost import lost_lines
 from policysearch.report.step_cost import (
     default_line,
     kernel_lines,
@@ -19,18 +20,14 @@ from policysearch.report.step_cost import (
     phase_lines,
     time_lines,
 )
-from policysearch.report.table import HEADER, batches, cells, speedups
-from policysearch.report.text import aligned, or_dash
+from policysearch.report.table import batches, cells, header, speedups
+from policysearch.report.text import aligned, figures, or_dash
 from policysearch.study.journal.trials import FailedTrial, Trial
 from policysearch.study.proposer import lists_sorted
 from policysearch.study.results.results import Results
 from policysearch.study.results.trend import ONE_SEED, Trend
 from policysearch.study.specification import objective_of
-from policysearch.train.lost_values import LostValues
 from policysearch.values import InputError
-
-KINDS = ("overflow", "underflow", "swamped")
-ROLES = ("fprop", "dgrad", "wgrad", "update")
 
 SHOWN_CHANGES = 6
 """So many of the first changes of a loss scale, and of the first skips, are written out."""
@@ -44,7 +41,7 @@ def trial_page(results: Results, number: int) -> str:
     blocks = [
         [f"verdict: {results.training_verdict(trial)}"],
         [_title(trial), standing(results, trial), results.outlook(trial)],
-        [_settings(trial.policy), *filter(None, [trial.clipped]), _mean(results, trial)],
+        [_settings(trial.policy), *filter(None, [trial.clipped]), *_means(results, trial)],
         _seeds(results, trial),
         trend_lines(results, trial),
         scale_lines(results, trial),
@@ -64,7 +61,7 @@ def tried_page(results: Results, number: int, new: bool) -> str:
     blocks = [
         [f"verdict: {results.training_verdict(trial)}"],
         [] if new else [f"already a trial of {results.spec.study.name}; nothing is added"],
-        aligned([HEADER, cells(row)]),
+        aligned([header([row]), cells(row)]),
         _layers(trial),
         [standing(results, trial)],
     ]
@@ -73,7 +70,7 @@ def tried_page(results: Results, number: int, new: bool) -> str:
 
 def exported_notes(results: Results, trial: Trial) -> tuple[str, ...]:
     """Return what an exported file says of the policy: gap, speedups, batches, horizon."""
-    gap = "diverged" if trial.diverged else f"loss gap {trial.loss_gap:+.2e} nats"
+    gap = "diverged" if trial.diverged else f"loss gap {trial.loss_gap:+.2e} {results.unit}"
     gap += _fewer_seeds(results, trial)
     return (
         f"trial {trial.number} of study {results.spec.study.name}: {gap}",
@@ -176,15 +173,20 @@ def _settings(policy: Policy) -> str:
     )
 
 
+def _means(results: Results, trial: Trial) -> list[str]:
+    """Return the mean gap, and what the validation part shows, each with its interval."""
+    return [_mean(results, trial), *results.measured(trial)]
+
+
 def _mean(results: Results, trial: Trial) -> str:
     interval = results.interval(trial)
     if trial.diverged:
         return "loss gap: none, for a run diverged"
     if interval is None:
-        return f"loss gap: {trial.loss_gap:+.2e} nats (one seed, so no interval)"
+        return f"loss gap: {trial.loss_gap:+.2e} {results.unit} (one seed, so no interval)"
     return (
-        f"loss gap: {trial.loss_gap:+.2e} nats, {interval.low:+.2e} to {interval.high:+.2e} at "
-        "95 % over seeds"
+        f"loss gap: {trial.loss_gap:+.2e} {results.unit}, {interval.low:+.2e} to "
+        f"{interval.high:+.2e} at 95 % over seeds"
     )
 
 
@@ -201,14 +203,23 @@ def _loss_scale(policy: Policy) -> str:
 
 
 def _seeds(results: Results, trial: Trial) -> list[str]:
-    """One line per seed: gap, accuracy, skipped steps, counts; then where it diverged."""
-    titles = ("seed", "loss gap", "val acc", "skipped steps", "overflows", "underflows")
+    """One line per seed: gap, what validation shows, skipped steps, counts; where it diverged."""
+    classes = trial.validation_accuracy is not None
+    metric = [name.rpartition(":")[2]] if (name := results.spec.task.metric_name) else []
+    shown = ("val acc", "val loss") if classes else ("val loss",)
+    shown = shown if trial.validation_loss is not None else ("val acc",)
+    titles = ("seed", "loss gap", *shown, *metric, "skipped steps", "overflows", "underflows")
+    values = {
+        "val acc": lambda score: or_dash(score.validation_accuracy, 3),
+        "val loss": lambda score: figures(score.validation_loss),
+    }
     steps = results.spec.task.steps
     rows = [
         (
             str(seed),
             "diverged" if score.diverged else f"{score.loss_gap:+.2e}",
-            or_dash(score.validation_accuracy, 3),
+            *(values[title](score) for title in shown),
+            *(figures(score.metric) for _ in metric),
             f"{score.skipped_steps} of {steps}",
             str(sum(count for _, count in score.overflows)),
             str(sum(count for _, count in score.underflows)),
@@ -247,56 +258,6 @@ def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     for layer, count in pairs:
         sums[layer] = sums.get(layer, 0) + count
     return sums
-
-
-def lost_lines(trial: Trial) -> list[str]:
-    """Return one line per kind, layer and role that lost values, summed over the seeds."""
-    rows = _sum_by_place(row for score in trial.scores for row in score.lost)
-    if not rows:
-        counted = any(score.overflows or score.underflows for score in trial.scores)
-        why = "not recorded by role, for the runs are older" if counted else "none"
-        return [f"values lost in the probed steps: {why}"]
-    titles = ("lost", "layer", "role", "count", "of those looked at", "first step", "largest")
-    cells = [
-        (
-            row.kind,
-            row.layer or "(no layer)",
-            row.role,
-            str(row.count),
-            f"{100.0 * row.count / row.seen:.2g}%",
-            str(row.first_step),
-            f"{row.largest:.3g}",
-        )
-        for row in sorted(rows, key=_place)
-    ]
-    return ["values lost in the probed steps, before rounding:", *aligned([titles, *cells])]
-
-
-def _place(row: LostValues) -> tuple[int, str, int]:
-    places = {role: place for place, role in enumerate(ROLES)}
-    return KINDS.index(row.kind), row.layer, places.get(row.role, -1)
-
-
-def _sum_by_place(rows: Iterable[LostValues]) -> list[LostValues]:
-    """Return the rows of several runs as those of one."""
-    sums: dict[tuple[str, str, str], LostValues] = {}
-    for row in rows:
-        key = row.kind, row.layer, row.role
-        old = sums.get(key)
-        sums[key] = row if old is None else _sum(old, row)
-    return list(sums.values())
-
-
-def _sum(one: LostValues, other: LostValues) -> LostValues:
-    return LostValues(
-        one.kind,
-        one.layer,
-        one.role,
-        one.count + other.count,
-        one.seen + other.seen,
-        min(one.first_step, other.first_step),
-        max(one.largest, other.largest),
-    )
 
 
 def scale_lines(results: Results, trial: Trial) -> list[str]:
@@ -347,21 +308,22 @@ def trend_lines(results: Results, trial: Trial) -> list[str]:
     """Return the gap along the study's run and along the longer one, and where it goes."""
     runs = [("over the study's run", results.trend(trial))]
     runs.append(("over the longer run", results.confirmed_trend(trial)))
-    return [line for where, trend in runs if trend.points for line in _course(where, trend)]
+    unit = results.unit
+    return [line for where, trend in runs if trend.points for line in _course(where, trend, unit)]
 
 
-def _course(where: str, trend: Trend) -> list[str]:
+def _course(where: str, trend: Trend, unit: str) -> list[str]:
     titles = ("steps", *(str(point.steps) for point in trend.points))
-    gaps = ("gap, nats", *(f"{point.gap:+.2e}" for point in trend.points))
+    gaps = (f"gap, {unit}", *(f"{point.gap:+.2e}" for point in trend.points))
     shares = ("of float32's loss there", *(f"{point.relative:+.2%}" for point in trend.points))
-    return [f"gap {where}: {_direction(trend)}", *aligned([titles, gaps, shares])]
+    return [f"gap {where}: {_direction(trend, unit)}", *aligned([titles, gaps, shares])]
 
 
-def _direction(trend: Trend) -> str:
+def _direction(trend: Trend, unit: str) -> str:
     """Say where the gap goes from the middle of a run to its end, and by how much."""
     if trend.change is None:
         return "no trend, for the run has no middle and end"
-    moved = f"{trend.change:+.1e} nats from the middle to the end"
+    moved = f"{trend.change:+.1e} {unit} from the middle to the end"
     if trend.gap == ONE_SEED or trend.reach is None:
         return f"{moved}; one seed, so no trend is called"
     return f"{trend.gap} ({moved}, +- {trend.reach:.1e}); beside float32's loss {trend.relative}"

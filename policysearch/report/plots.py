@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,7 +17,8 @@ from matplotlib.transforms import Bbox
 from policysearch.policy.presets import PRESETS
 from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 
 MARKERS = "sD^v<>pPXhHd8"
 EDGES = ("tab:red", "tab:purple", "tab:brown", "tab:olive")
@@ -70,13 +72,16 @@ VIEWS = (
 
 def plots(results: Results) -> dict[str, bytes]:
     """Return the plots as PNG files by the name of their `View`."""
-    return {view.name: _png(figure(results, view)) for view in VIEWS}
+    return {view.name: image(figure(results, view)) for view in VIEWS}
 
 
-def _png(fig: Figure) -> bytes:
+def image(fig: Figure, format: str = "png") -> bytes:
+    """Return a figure as a file of this format: png, svg or pdf."""
     out = io.BytesIO()
-    # Without the version of matplotlib in it, equal results give equal files.
-    fig.savefig(out, format="png", dpi=150, metadata={"Software": None})
+    # Without versions, dates and names at random in it, equal results give equal files.
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with rc_context({"svg.hashsalt": "policysearch", "svg.fonttype": "none"}):
+        fig.savefig(out, format=format, dpi=150, metadata=metadata[format])
     return out.getvalue()
 
 
@@ -104,7 +109,7 @@ def figure(results: Results, view: View) -> Figure:
     _draw_star(axes, results, view, least)
     _draw_matters(axes, results)
     _draw_faults(axes, rows, view, least)
-    axes.set_xlabel("loss gap to float32, nats, or its error where that is larger")
+    axes.set_xlabel(f"loss gap to float32, {results.unit}, or its error where that is larger")
     axes.set_ylabel(view.label)
     axes.grid(alpha=0.25)
     axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
@@ -268,7 +273,7 @@ def _star(results: Results) -> tuple[int, str] | None:
 def _draw_matters(axes: Axes, results: Results) -> None:
     """Draw from where on a gap matters."""
     if results.matters_gap > 0.0 and not results.cannot_rank:
-        label = f"a gap matters from here:\n{results.matters_gap:.1e} nats"
+        label = f"a gap matters from here:\n{results.matters_gap:.1e} {results.unit}"
         axes.axvline(results.matters_gap, color="tab:green", lw=0.9, ls="-.", label=label)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
 
 from policysearch.study.results.results import Results
+from policysearch.study.session import Progress
 
 FRONT_SECONDS = 1.0
 """The front is worked out at most so often."""
@@ -47,8 +50,10 @@ class Bar:
         total: int | None = None,
         what: str = "trials",
         beside: Callable[[], str] | None = None,
+        kind: Callable[..., Any] = tqdm,
     ) -> None:
-        """`beside` says how much is under way, shown with the rate."""
+        """`beside` says how much is under way, shown with the rate; `kind` is the bar of tqdm."""
+        self._kind = kind
         self._total, self._what, self._beside = total, what, beside
         self._bar: tqdm[NoReturn] | None = None
         self._front_at = 0.0
@@ -66,7 +71,7 @@ class Bar:
             # Not before there is something to tell: a mistake in the study is one line alone.
             # Trials of an earlier run took none of this one's time.
             stream: Any = _Tolerant()
-            self._bar = tqdm(
+            self._bar = self._kind(
                 total=self._total and max(self._total, math.ceil(trained)),
                 initial=trained,
                 file=stream,
@@ -89,6 +94,26 @@ class Bar:
             return f"{{n:.0f}} {self._what}, {{elapsed}}{rate}{{postfix}}"
         head = f"{{n:.0f}}/{{total}} {self._what}"
         return f"{head} |{{bar}}| {{elapsed}}{rate}, {{remaining}} left{{postfix}}"
+
+
+@contextlib.contextmanager
+def told(
+    progress: Progress | bool, total: int | None, what: str = "trials"
+) -> Iterator[Progress | None]:
+    """Yield what is told of runs: `progress` itself, a bar where that is True, None for False.
+
+    The bar is tqdm's for a notebook in one, and that for a terminal elsewhere.
+    """
+    if progress is False:
+        yield None
+    elif progress is not True:
+        yield progress
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tqdm's, where a notebook lacks ipywidgets
+            from tqdm.auto import tqdm as auto
+        with Bar(total, what, kind=auto) as bar:
+            yield bar
 
 
 def _standing(results: Results) -> str:

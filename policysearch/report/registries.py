@@ -37,8 +37,9 @@ differ from policy to policy, so that policies would be compared under different
 LOSS_SCALES = """## Loss-scale rules
 
 `rule` of a policy's loss scale. An overflow multiplies a dynamic scale by `backoff_factor` and
-skips the step; `growth_interval` clean steps in a row multiply it by `growth_factor`. Floor and cap
-hold where the policy has none. A scale that would grow to infinity is kept by some."""
+skips the step (of a hysteresis of n, the first n - 1 skip it alone); `growth_interval` clean steps
+in a row multiply it by `growth_factor`. Floor and cap hold where the policy has none. A scale that
+would grow to infinity is kept by some."""
 
 SAMPLERS = """## Samplers
 
@@ -47,7 +48,7 @@ SAMPLERS = """## Samplers
 
 def registries_page() -> str:
     """Return the page as Markdown."""
-    samplers = [(OWN, "knows prices and learns the loss gap alone (docs/search.md)", "-")]
+    samplers = [(OWN, "knows prices and learns the loss gap alone (docs/searcher.md)", "-")]
     samplers += [(row.name, row.about, row.needs or "-") for row in STOCK.values()]
     blocks = [
         OPTIMIZERS,
@@ -65,7 +66,8 @@ def registries_page() -> str:
         ),
         LOSS_SCALES,
         _table(
-            "name kinds floor cap at_infinity first_scale gives_up_after factors source",
+            "name kinds floor cap at_infinity first_scale gives_up_after factors hysteresis grows "
+            "source",
             (_loss_scale(name, row) for name, row in RULES.items()),
         ),
         SAMPLERS,
@@ -109,6 +111,8 @@ def _loss_scale(name: str, row: ScaleRule) -> tuple[str, ...]:
         f"at least {_number(row.lowest_init)}" if row.lowest_init else "any",
         _number(row.most_overflows),
         ", ".join(map(_number, row.factors)) if row.factors else "any",
+        f"{row.hysteresis}{', consecutive' * row.consecutive}",
+        "one step later" if row.grows_later else "after the interval",
         row.source,
     )
 

@@ -10,12 +10,14 @@ from types import MappingProxyType
 
 from policysearch.accumulators import accumulator_named
 from policysearch.policy.presets import TF32
-from policysearch.report.text import aligned, or_dash
+from policysearch.report.against import against
+from policysearch.report.text import aligned, figures, or_dash
 from policysearch.search.acquisition import BUDGETS
 from policysearch.study.journal.trials import Confirmation, Trial
 from policysearch.study.results.fidelity import FidelitySummary
 from policysearch.study.results.gain import gain_over_start
-from policysearch.study.results.results import Results, Row
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
 from policysearch.study.results.trend import Trend, later_trends
 from policysearch.study.specification import StudySpec
 
@@ -72,7 +74,8 @@ def front_table(results: Results) -> str:
 
 def _blocks(titled: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the rows as one table, each part of it with rows below its title."""
-    head, *lines = aligned([HEADER, *(cells(row) for rows in titled.values() for row in rows)])
+    every = [row for rows in titled.values() for row in rows]
+    head, *lines = aligned([header(every), *map(cells, every)])
     lines_of, rest = [head], iter(lines)
     for title, rows in titled.items():
         lines_of += [title] * bool(title and rows) + list(islice(rest, len(rows)))
@@ -94,7 +97,9 @@ def search_lines(results: Results) -> list[str]:
         names = ", ".join(name for name, _ in results.left)
         why = ", for others promised more" if results.stopped else " yet"
         lines.append(f"of the ladder not trained{why}: {names}")
-    lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}")
+    held = f" (of what holds: {added.left_out} that fail later are left out)"
+    held = held if added.left_out else ""
+    lines.append(f"gain over the ladder: {added.gain:.3g} of dominated volume, {share}{held}")
     if "speedup" in results.spec.objectives.names and math.isfinite(added.slower):
         lines.append(
             f"at equal gap the ladder alone is {added.slower:.1%} slower than what was found, "
@@ -137,21 +142,35 @@ def warnings(results: Results) -> list[str]:
     """Return what makes the results worth less than they look, one line each."""
     fault = [f"warning: {results.cannot_rank}"] if results.cannot_rank else []
     mixed = [f"warning: results of both sides of a change: {c}" for c in results.mixed]
-    return fault + mixed + _clipped(results)
+    rivals = [f"warning: {line}" for line in against(results)]
+    return fault + mixed + rivals + _clipped(results)
 
 
 def _clipped(results: Results) -> list[str]:
     return [f"warning: trial {t.number}: {t.clipped}" for t in results.trials if t.clipped]
 
 
+def header(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the titles of the rows: HEADER, with the loss where no labels are classes, and the
+    metric where the task has one."""
+    classes = any(row.validation_accuracy is not None for row in rows)
+    losses = any(row.validation_loss is not None for row in rows)
+    place = HEADER.index("val acc")
+    shown = "val loss" if losses and not classes else "val acc"
+    named = [row.metric_name.rpartition(":")[2] for row in rows[:1] if row.metric_name]
+    return (*HEADER[:place], shown, *named, *HEADER[place + 1 :])
+
+
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the row under the titles HEADER."""
+    """Return the row under the titles of `header`."""
+    accuracy = row.validation_accuracy is not None
     return (
         str(row.trial),
         _name(row),
         _gap(row),
         "" if row.tied_with is None else f"= {row.tied_with}",
-        or_dash(row.validation_accuracy, 3),
+        or_dash(row.validation_accuracy, 3) if accuracy else figures(row.validation_loss),
+        *([figures(row.metric)] if row.metric_name else []),
         f"{row.modeled_speedup:.2f} ({row.modeled_speedup_low:.2f} to "
         f"{row.modeled_speedup_high:.2f})",
         *(or_dash(speed, 2) for speed in (row.speedup_over_tf32, row.speedup_over_baseline)),
@@ -204,7 +223,7 @@ def _at_horizon(results: Results, found: Mapping[int, Confirmation]) -> list[str
     first = found[rows[0].trial]
     head = (
         f"confirmed over {first.steps} steps, on seeds the search did not use; float32's "
-        f"own loss there is {first.float32_loss:.3g} nats"
+        f"own loss there is {first.float32_loss:.3g} {results.unit}"
     )
     pairs = [(str(number), each) for number, each in found.items()]
     courses = later_trends(pairs, results.resolution_gap)
@@ -226,7 +245,7 @@ def _at_horizon(results: Results, found: Mapping[int, Confirmation]) -> list[str
 
 
 def _course(trend: Trend) -> tuple[str, str]:
-    """Return where the gap goes, in nats and beside float32's loss, and its shares of that loss."""
+    """Return where the gap goes, by itself and beside float32's loss, and its shares of that."""
     words = trend.gap if trend.gap == trend.relative else f"{trend.gap}, {trend.relative}"
     return words, " ".join(f"{p.relative:+.1%}" for p in trend.points if p.relative is not None)
 
@@ -319,9 +338,11 @@ def caption(results: Results) -> str:
         between = f"the front; others {first} alone; {between}"
     noise = "not measured"
     if results.noise_gap is not None:
-        noise = f"{results.noise_gap:.1e} nats, counted from {results.resolution_gap:.1e} on"
+        noise = f"{results.noise_gap:.1e} {results.unit}"
+        noise += f", counted from {results.resolution_gap:.1e} on"
     ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
-    gaps = f" Gaps up to {results.matters_gap:.1e} nats are equal here ({_matters(results)})."
+    least = f"{results.matters_gap:.1e} {results.unit}"
+    gaps = f" Gaps up to {least} are equal here ({_matters(results)})."
     return (
         f"{ranks}{_price_source(results)}: speed and memory of {spec.cost.device} "
         f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}{_spread(spec)}\n"

@@ -17,3 +17,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def or_dash(value: float | None, places: int) -> str:
     """Return the value with so many places, "-" for None."""
     return "-" if value is None else f"{value:.{places}f}"
+
+
+def figures(value: float | None) -> str:
+    """Return a number with four figures, "-" for none."""
+    return "-" if value is None else f"{value:.4g}"

@@ -28,9 +28,10 @@ def why_page(why: Why) -> str:
     head = f"trial {here.number}: {here.label}; {why.group} ({layers}) one step away"
     seeds = len(results.spec.study.seeds)
     foot = (
-        f"gaps in nats, means of {seeds} seed{'s' * (seeds > 1)}; speed and memory modeled, over "
-        "those of the policy as it is. better, worse: on every axis that differs by what can be "
-        "told of it, gaps by their differences seed by seed; trade: each on one"
+        f"gaps in {results.unit}, means of {seeds} seed{'s' * (seeds > 1)}; speed and "
+        "memory modeled, over those of the policy as it is. better, worse: on every axis that "
+        "differs by what can be told of it, gaps by their differences seed by seed; "
+        "trade: each on one"
     )
     return "\n\n".join([head, "\n".join(aligned([HEADER, *rows])), foot])
 

@@ -14,7 +14,8 @@ from policysearch.graph import Graph, Node, Role
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import LOSS_SCALE, cast, is_whole
 from policysearch.policy.policy import LayerPolicy, Policy
-from policysearch.rewrite.scaling_pass import ScalingPass, is_narrow
+from policysearch.policy.products import is_narrow
+from policysearch.rewrite.scaling_pass import ScalingPass
 from policysearch.rewrite.update_pass import UpdatePass
 from policysearch.rounding.inclusion import join
 from policysearch.values import InputError
@@ -171,8 +172,8 @@ class Casting:
         low = frozenset(policy.low_precision_ops)
         self.boundaries = Boundaries(graph, policy, lambda node: node.source in low)
         self.updating = UpdatePass(self.b, policy)
-        self.scaling = ScalingPass(self.b, policy.scaling, trains=bool(graph.updates))
-        self.scales = policy.scaling.recipe != "none"
+        self.scaling = ScalingPass(self.b, trains=bool(graph.updates))
+        self.scales = policy.recipes != ("none",)
         self._casts: dict[tuple[int, str], int] = {}
 
     def finished(self) -> Graph:
@@ -220,7 +221,7 @@ class Casting:
             value = self.cast(value, wanted, node)
         return value
 
-    def cast(self, new: int, wanted: str, node: Node) -> int:
+    def cast(self, new: int, wanted: str, node: Node, rounding: Rounding | None = None) -> int:
         """Return new node `new` in format `wanted`, as `node` reads it."""
         value = self.b.nodes[new]
         # what is fused is never stored: who reads it has it in the accumulator, which is float32
@@ -235,7 +236,7 @@ class Casting:
                 role=node.role,
                 layer=node.layer,
                 source=node.source,
-                rounding=self._cast_rounding(wanted, node.role),
+                rounding=rounding or self._cast_rounding(wanted, node.role),
             )
         return self._casts[new, wanted]
 
@@ -247,6 +248,8 @@ class Casting:
     def _cast_rounding(self, wanted: str, role: Role) -> Rounding:
         """Casts to narrow formats saturate where the policy scales tensors into them."""
         rounding = self.rounding(role)
+        if role == "update" and self.policy.gradient_storage == "param":
+            return Rounding()  # Of a gradient: what an update stores says its own.
         return (
             replace(rounding, overflow="saturate")
             if self.scales and is_narrow(wanted)

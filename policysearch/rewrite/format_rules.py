@@ -10,17 +10,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
+from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.matching import Match, matches
 from policysearch.rewrite.patterns import Pattern, block_of, node
+from policysearch.rewrite.stacks import layers_in, terms
 from policysearch.values import InputError, near_miss
 
-PARTS = tuple(field.name for field in fields(LayerPolicy))
+PARTS = tuple(field.name for field in fields(LayerPolicy) if field.name != "products")
 OFF, ON = "off", "on"
 Formats = str | LayerPolicy
 
@@ -33,6 +35,10 @@ class LayerMatch:
     "elementwise", "reduce", "move"), its type is one of `layer_type` ("Conv2d", "LayerNorm"),
     its whole name fits the regular expression `layer`, and that of its block `block`. `position`
     is among the layers with parameters, in the model's order: "ends" are the first and the last.
+    Of repeated stacks ("block1", "block2", ...) `blocks` says which blocks, `leaf` which layers in
+    each, by the end of their names there or, with a dot behind it, by what they are inside, `stack`
+    which stack where there are several: such a rule is the same for a deeper net
+    (`policysearch.rewrite.stacks`).
     """
 
     op: tuple[str, ...] = ()
@@ -41,8 +47,12 @@ class LayerMatch:
     layer: str = ""
     block: str = ""
     position: Literal["any", "first", "last", "ends"] = "any"
+    leaf: tuple[str, ...] = ()
+    blocks: str = ""
+    stack: str = ""
 
     def __post_init__(self) -> None:
+        terms(self.blocks or "all")
         node(kind=self.kind, layer=self.layer)
         try:
             node(layer=self.block)
@@ -61,6 +71,8 @@ class LayerMatch:
         names = {m.nodes[0].layer for m in matches(graph, Pattern((wanted,)), model.layer_types)}
         if self.block:
             names = {name for name in names if re.fullmatch(self.block, block_of(name))}
+        if self.leaf or self.blocks or self.stack:
+            names &= layers_in(model.layer_names, self.leaf, self.blocks, self.stack)
         if self.position != "any":
             owners = [name for name in model.layer_names if model.parameters_of(name)]
             ends = {"first": owners[:1], "last": owners[-1:], "ends": [owners[0], owners[-1]]}
@@ -91,6 +103,8 @@ class FormatRule:
     wgrad: str = ""
     param: str = ""
     accumulator: str = ""
+    backward: Literal["", "tensor", "forward"] = ""
+    scaling: Scaling | None = None
     ops: tuple[str, ...] = ()
     run: Literal["", "low", "fp32", "promote"] = ""
     function: str = ""
@@ -114,8 +128,8 @@ class FormatRule:
             raise InputError(f"name: {self.name!r} says {sum(statements)} things; expected {valid}")
 
     @property
-    def parts(self) -> dict[str, str]:
-        """The formats that the rule sets one by one."""
+    def parts(self) -> dict[str, Any]:
+        """What of a layer the rule sets one by one."""
         return {part: given for part in PARTS if (given := getattr(self, part))}
 
     @property
@@ -229,11 +243,18 @@ def placed_rules(
         elif rule.ops:
             layers = ()
         else:
-            layers = tuple((layer, None) for layer in rule.match.layers(graph, model))
+            layers = tuple((layer, None) for layer in _matched(where, rule, graph, model))
         if not (layers or rule.optional or _runs(rule, graph)):
             raise InputError(f"{where}: {_no_match(rule, graph, model)}")
         placed.append(PlacedRule(name, rule, layers))
     return tuple(placed)
+
+
+def _matched(where: str, rule: FormatRule, graph: Graph, model: Model) -> tuple[str, ...]:
+    try:
+        return rule.match.layers(graph, model)
+    except InputError as error:  # blocks beyond the net
+        raise InputError(f"{where}: {error}") from None
 
 
 def _runs(rule: FormatRule, graph: Graph) -> bool:

@@ -5,7 +5,7 @@ A policy is a list of rules, and the pass one sweep over the step that asks them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +15,15 @@ from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.ops.source import BACK, NUMBER, is_rate
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import NORMS
+from policysearch.policy.presets import MOVES, NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
-from policysearch.rewrite.patterns import Edge, Pattern, node
+from policysearch.rewrite.patterns import Pattern, node
+from policysearch.rewrite.product_rules import product_rules
 from policysearch.rewrite.rules import Becomes, Conversion, Pass, sweep
-from policysearch.rewrite.scaling_pass import Operand, is_narrow
 from policysearch.values import InputError
 
 Rules = Sequence[Conversion]
 BACKWARD = ("dgrad", "wgrad")
-
-Product = Callable[[Casting, Node, str, bool], int | None]
-"""Of the step, a product, the format of its result, and whether its bias is added inside."""
 
 FLASH_GRADIENTS = tuple(f"flash_attention_grad_{name}" for name in "qkv")
 
@@ -68,7 +65,7 @@ def policy_rules(policy: Policy) -> tuple[Conversion, ...]:
         _rule("whole numbers", _as_fed, role="input"),
         _rule("sum over micro-batches", _accumulated, op="accumulate"),
         _rule("sum of gradients", _gradient_sum, op="add", role=BACKWARD),
-        *(_mixed_rules(low) if policy.casts == "layer" else ()),
+        *(_mixed_rules(low) if policy.casts == "layer" else _move_rules(low)),
         *_both("pinned cast", _pinned, _pinned_gradient, ("pinned_cast",)),
         *((_rule("bias", _bias, op="bias", role="fprop", source=low),) if low else ()),
         *(_attention_rules(low) if low else ()),
@@ -98,6 +95,12 @@ def _both(
 
 def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
     return _both("mixed op", _mixed, _mixed_gradient, low)
+
+
+def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
+    """What only moves values moves them in the format they have, as in torch: no list rounds it."""
+    moves = tuple(op for op in low if op in MOVES)
+    return _both("move", _promoted, _promoted_gradient, moves)
 
 
 def _attention_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
@@ -252,7 +255,7 @@ def _update(at: Casting, update: Node) -> int:
     if stored is None or at.updating.eager or not at.readers[update.id]:
         return at.updating.emit(update, inputs, stored, formats)
     new = at.updating.emit(update, inputs, "float32", formats)
-    at.stored[update.id] = at.cast(new, stored, update)
+    at.stored[update.id] = at.cast(new, stored, update, at.rounding("update"))
     return new
 
 
@@ -269,102 +272,6 @@ def _refused(at: Casting, op: Node) -> int:
         f"policy {at.policy.name!r}: op {op.source!r} of layer {op.layer!r} is in "
         "no list; expected it in low_precision_ops, fp32_ops or promote_ops"
     )
-
-
-def product_rules(policy: Policy) -> tuple[Conversion, ...]:
-    """Return the rules of products in the policy's low precision.
-
-    With a fused bias a product that feeds its bias alone stays in the accumulator, unless the bias
-    is added `apart`.
-    """
-    rules = [*_product_rules("product", _plain, policy)]
-    if policy.scaling.recipe != "none":
-        rules = [*_product_rules("scaled product", _scaled, policy), *rules]
-    return tuple(rules)
-
-
-def _product_rules(name: str, product: Product, policy: Policy) -> tuple[Conversion, ...]:
-    low = policy.low_precision_ops
-
-    def before_bias(at: Casting, gemm: Node, bias: Node) -> int | None:
-        return None if bias.attributes.get("apart") else forward(at, gemm, "float32", True)
-
-    def alone(at: Casting, gemm: Node) -> int | None:
-        return forward(at, gemm, at.layer(gemm).output, False)
-
-    def forward(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
-        new = product(at, gemm, stored, fused)
-        return None if new is None else at.forward(gemm, new, at.layer(gemm).dgrad)
-
-    def gradient(at: Casting, gemm: Node) -> int | None:
-        layer = at.layer(gemm)
-        return product(at, gemm, layer.wgrad if gemm.role == "wgrad" else layer.dgrad, False)
-
-    gemm = node("gemm", kind="gemm", role="fprop", source=low, single_user=True)
-    bias = node("bias", op="bias", role="fprop", source=low)
-    fused = Pattern((gemm, bias), (Edge("gemm", "bias", 0),))
-    before = (Conversion(f"{name} with its bias", fused, before_bias),)
-    return (
-        *(before if policy.bias == "fused" else ()),
-        Conversion(name, Pattern((node(kind="gemm", role="fprop", source=low),)), alone),
-        Conversion(
-            f"{name} of a gradient",
-            Pattern((node(kind="gemm", role=("dgrad", "wgrad"), source=low),)),
-            gradient,
-        ),
-    )
-
-
-def _plain(at: Casting, gemm: Node, stored: str, fused: bool) -> int:
-    layer = at.layer(gemm)
-    inputs = [
-        at.cast(_before_cast(at, i, gemm), _operand_format(at, i, gemm), gemm) for i in gemm.inputs
-    ]
-    rounding, sums = at.rounding(gemm.role), layer.accumulator
-    return at.b.copy(gemm, inputs, format=stored, fused=fused, accumulator=sums, rounding=rounding)
-
-
-def _scaled(at: Casting, gemm: Node, stored: str, fused: bool) -> int | None:
-    if not any(is_narrow(_operand_format(at, i, gemm)) for i in gemm.inputs):
-        return None
-    operands = [_operand(at, gemm, place) for place in range(len(gemm.inputs))]
-    return at.scaling.product(
-        gemm,
-        operands,
-        format=stored,
-        fused=fused,
-        accumulator=at.layer(gemm).accumulator,
-        rounding=at.rounding(gemm.role),
-    )
-
-
-def _operand(at: Casting, gemm: Node, place: int) -> Operand:
-    """Return an operand in its format, scaled into it where that is narrow."""
-    i = gemm.inputs[place]
-    new, wanted, old = _before_cast(at, i, gemm), _operand_format(at, i, gemm), at.graph.nodes[i]
-    if not is_narrow(wanted):
-        return Operand(at.cast(new, wanted, gemm))
-    side = f"{gemm.layer}.{'grad' if at.is_gradient(i) else 'input'}"
-    name = old.name if old.op.name == "parameter" else side
-    return at.scaling.operand(new, wanted, gemm, place, name, at.rounding(gemm.role))
-
-
-def _operand_format(at: Casting, i: int, gemm: Node) -> str:
-    """Return the format in which a product reads old node `i`."""
-    layer = at.layer(gemm)
-    return layer.grad if at.is_gradient(i) else layer.compute
-
-
-def _before_cast(at: Casting, i: int, gemm: Node) -> int:
-    """Return old node `i` as it is before a product reads it in its format."""
-    layer = at.layer(gemm)
-    if at.is_gradient(i):
-        # The gradient is rounded to the format it flows in before it is narrowed to an operand:
-        # autograd hands it over as a tensor, and what scales it reads that.
-        return at.operand(i, layer.dgrad, gemm)
-    # a copy of a parameter in the product's own narrow format is what is stored of it
-    same = at.graph.nodes[i].op.name == "parameter" and layer.param == layer.compute
-    return at.new[i] if same and is_narrow(layer.compute) else at.read(i, gemm)
 
 
 def with_inner_formats(graph: Graph) -> Graph:

@@ -240,7 +240,7 @@ def _is_kind_alone(pattern: Pattern) -> bool:
 OUTPUT, LOSS = "logits", "loss"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RuledModel(Model):
     """`model` with `rules` of the stages "evaluation" and "forward" applied where they hold.
 
@@ -281,6 +281,14 @@ class RuledModel(Model):
     @property
     def attention(self) -> Attention:  # type: ignore[override]
         return self.model.attention
+
+    @property
+    def optimizer_state(self) -> Mapping[str, FloatArray]:  # type: ignore[override]
+        return self.model.optimizer_state
+
+    @property
+    def updates_done(self) -> int:  # type: ignore[override]
+        return self.model.updates_done
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -15,20 +15,24 @@ from functools import lru_cache
 from typing import Any
 
 from policysearch.accumulators import accumulator_named
-from policysearch.formats import Format, Rounding, format_named
+from policysearch.formats import Format, Rounding, RoundingMode, format_named
 from policysearch.graph import Node, Op
 from policysearch.ops.amax import amax
 from policysearch.ops.block_products import OVER_BLOCKS
-from policysearch.ops.block_scale import block_cast, mx_rceil_scale, mx_scale, nvfp4_scale
+from policysearch.ops.block_scale import (
+    block_cast,
+    dequantise,
+    inverse_scale,
+    mx_rceil_scale,
+    mx_scale,
+    nvfp4_scale,
+)
 from policysearch.ops.builder import Builder
+from policysearch.ops.hadamard import hadamard
 from policysearch.ops.scale import amax_history, delayed_scale, descale, scaled_cast, tensor_scale
 from policysearch.ops.source import own, state
-from policysearch.policy.scaling import Scaling
+from policysearch.policy.scaling import BLOCKS, Scaling
 from policysearch.values import InputError
-
-BLOCKS = {"mx": 32, "mx_rceil": 32, "nvfp4": 16}
-NARROW_BITS = 16
-"""Formats of fewer bits are scaled."""
 
 E8M0 = "e8m1"
 """E8M0 has neither sign nor mantissa; no row has that, and this one holds its powers of two."""
@@ -45,23 +49,53 @@ _CONV_AXES = {
 
 
 @lru_cache(maxsize=1024)
-def is_narrow(format: str) -> bool:
-    """Return whether operands of this format are scaled where the policy has a recipe."""
-    return format_named(format).bits < NARROW_BITS
-
-
-@lru_cache(maxsize=1024)
 def _saturating(rounding: Rounding) -> Rounding:
     return replace(rounding, overflow="saturate")
 
 
 @dataclass(frozen=True)
-class Operand:
-    """One operand of a product: the node, the scale to divide out, and the scales per block."""
+class Scaled:
+    """One operand of a product: the node, the scale to divide out, and the scales per block.
+
+    `cuts`: the axis and extent of a block, and the second ones where blocks are square.
+    """
 
     node: int
     scale: int | None = None
     block_scales: int | None = None
+    cuts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How an operand is wanted: in a format below 16 bits, scaled by a recipe.
+
+    `name` calls its state. `rounding` is that of the cast, which saturates; `mode` another than it
+    has. `weight` and `gradient`: what the operand is, by which recipes differ.
+    """
+
+    format: str
+    scaling: Scaling
+    name: str
+    rounding: Rounding
+    mode: RoundingMode | None = None
+    weight: bool = False
+    gradient: bool = False
+
+    @property
+    def squares(self) -> bool:
+        """Whether its blocks are square."""
+        return self.weight and self.scaling.weights == "squares"
+
+    @property
+    def cast(self) -> Rounding:
+        """Return how it is rounded into its format."""
+        cast = _saturating(self.rounding)
+        # To nearest, what is below half of the smallest number is always lost; by chance it is
+        # there on average. NVFP4BlockScaling rounds gradients so, and these alone.
+        if self.scaling.recipe == "nvfp4" and self.gradient:
+            cast = replace(cast, mode="stochastic")
+        return cast if self.mode is None else replace(cast, mode=self.mode)
 
 
 class ScalingPass:
@@ -73,66 +107,78 @@ class ScalingPass:
     of a step that has any: a forward pass alone leaves them, and so does a skipped step.
     """
 
-    def __init__(self, b: Builder, scaling: Scaling, trains: bool) -> None:
+    def __init__(self, b: Builder, trains: bool) -> None:
         self.b = b
-        self.scaling = scaling
         self.trains = trains
         self.outputs: dict[str, int] = {}
-        self._made: dict[tuple[int, str, tuple[int, ...]], Operand] = {}
+        self._made: dict[tuple[Any, ...], Scaled] = {}
+        self._turned: dict[tuple[int, int], int] = {}
         self._names: dict[str, int] = {}
         self._delayed: list[tuple[int, int, int, int, str]] = []
 
-    def operand(
-        self, new: int, wanted: str, node: Node, position: int, name: str, rounding: Rounding
-    ) -> Operand:
-        """Return new node `new` scaled into format `wanted`, as operand `position` of `node`.
-
-        `name` calls its state, `rounding` is that of the cast, which saturates.
-        """
+    def operand(self, new: int, asked: Asked, node: Node, position: int) -> Scaled:
+        """Return new node `new` scaled as asked, as operand `position` of `node`."""
         # One tensor has other scales where another product sums it over other axes: the weight of
         # fprop and of dgrad, under a recipe with a scale per row or block, is scaled twice.
-        recipe, axes = self.scaling.recipe, self._axes(node, position, self.b.shape(new))
-        if (new, wanted, axes) in self._made:
-            return self._made[new, wanted, axes]
-        cast = _saturating(rounding)
-        # To nearest, what is below half of the smallest number is always lost; by chance it is
-        # there on average. NVFP4BlockScaling rounds gradients so, and these alone.
-        if recipe == "nvfp4" and name == f"{node.layer}.grad":
-            cast = replace(cast, mode="stochastic")
+        scaling, shape = asked.scaling, self.b.shape(new)
+        axes = _axes(node, position, shape, scaling.recipe)
+        along = tuple(sorted(_sides(node, position, shape))) if asked.squares else axes
+        turned = scaling.hadamard and node.role == "wgrad"
+        key = (new, asked.format, along, scaling, asked.mode, turned)
+        if key in self._made:
+            return self._made[key]
         with self.b.scope(layer=node.layer, role=node.role, source=node.source):
-            if recipe in BLOCKS:
-                operand = self._blocks(new, format_named(wanted), axes[0], cast)
+            value = self._turn(new, axes[0]) if turned else new
+            if scaling.recipe in BLOCKS:
+                by_row = scaling.tensor == "rows" and not (asked.weight or asked.gradient)
+                cut = along if asked.squares else axes[:1]
+                operand = self._blocks(value, asked, cut, axes if by_row else ())
             else:
-                name = self._unused(name)
-                scale = self._scale(new, wanted, axes, name)
-                fields: dict[str, Any] = {"format": wanted, "rounding": cast}
-                operand = Operand(self.b.emit(scaled_cast, new, scale, **fields), scale)
-                if recipe == "delayed":
+                name = self._unused(asked.name)
+                scale = self._scale(new, asked, axes, name)
+                fields: dict[str, Any] = {"format": asked.format, "rounding": asked.cast}
+                operand = Scaled(self.b.emit(scaled_cast, new, scale, **fields), scale)
+                if scaling.recipe == "delayed":
                     self._record(new, scale, name)
-        self._made[new, wanted, axes] = operand
+        self._made[key] = operand
         return operand
 
-    def product(self, node: Node, operands: Sequence[Operand], **fields: Any) -> int:
+    def values(self, operand: Scaled, wanted: str, node: Node) -> int:
+        """Return what a scaled copy stands for, in format `wanted`, as `node` reads it."""
+        key = (operand, wanted)
+        if key not in self._made:
+            given = [i for i in (operand.block_scales, operand.scale) if i is not None]
+            attrs = _cut_attrs(operand.cuts)
+            with self.b.scope(layer=node.layer, role=node.role, source=node.source):
+                made = self.b.emit(dequantise, operand.node, *given, attrs=attrs, format=wanted)
+            self._made[key] = Scaled(made)
+        return self._made[key].node
+
+    def _turn(self, new: int, axis: int) -> int:
+        if (new, axis) not in self._turned:
+            # its result is a tensor in the format of what it turns
+            fields: dict[str, Any] = {"format": self.b.nodes[new].format}
+            self._turned[new, axis] = self.b.emit(hadamard, new, attrs={"axis": axis}, **fields)
+        return self._turned[new, axis]
+
+    def product(self, node: Node, operands: Sequence[Scaled], **fields: Any) -> int:
         """Emit the product and what takes the scales out; `fields` are those of its result."""
         # sum_k (s a_k) (t b_k) = s t sum_k a_k b_k: a scale that is the same all along the sum is
         # divided out of the finished sum. That of a block is not, so the product itself reads it.
         inputs = [operand.node for operand in operands]
         op, attrs = node.op, dict(node.attrs)
-        cut = [(i, o.block_scales) for i, o in enumerate(operands) if o.block_scales is not None]
+        cut = [(i, o) for i, o in enumerate(operands) if o.block_scales is not None]
         if cut:
-            op = self._over_blocks(node, fields["accumulator"])
-            shapes = [self.b.shape(i) for i in inputs]
-            firsts = [self._axes(node, i, shapes[i])[0] for i, _ in cut]
-            block = BLOCKS[self.scaling.recipe]
-            attrs["blocks"] = tuple((i, at, block) for (i, _), at in zip(cut, firsts, strict=True))
-            inputs += [scales for _, scales in cut]
+            op = _over_blocks(node, fields["accumulator"])
+            attrs["blocks"] = tuple((i, *operand.cuts) for i, operand in cut)
+            inputs += [o.block_scales for _, o in cut if o.block_scales is not None]
         scaled = [(i, o.scale) for i, o in enumerate(operands) if o.scale is not None]
         # with a scale to take out, the sum stays in the accumulator and `descale` rounds it once
         whole = {**fields, "format": "float32", "fused": True} if scaled else fields
         new = self.b.copy(node, inputs, op=op, attrs=tuple(attrs.items()), **whole)
         if not scaled:
             return new
-        swap, axes = self._swaps(node, [i for i, _ in scaled])
+        swap, axes = self._swaps(node, scaled)
         after = {**fields, "accumulator": "float32"}
         with self.b.scope(layer=node.layer, role=node.role, source=node.source):
             scales = [scale for _, scale in scaled]
@@ -153,10 +199,10 @@ class ScalingPass:
             pairs += [(history, new), (old, scale)]
         return pairs
 
-    def _scale(self, new: int, wanted: str, axes: tuple[int, ...], name: str) -> int:
-        row = self.scaling
+    def _scale(self, new: int, asked: Asked, axes: tuple[int, ...], name: str) -> int:
+        row = asked.scaling
         attrs = {
-            "maximum": format_named(wanted).max,
+            "maximum": format_named(asked.format).max,
             "margin": row.margin,
             "power_of_two": row.power_of_two,
         }
@@ -182,66 +228,105 @@ class ScalingPass:
         self.outputs[f"amax:{name}"] = largest
         self._delayed.append((history, old, scale, largest, self.b.nodes[scale].layer))
 
-    def _blocks(self, new: int, element: Format, axis: int, cast: Rounding) -> Operand:
-        block = BLOCKS[self.scaling.recipe]
-        largest = self.b.emit(amax, new, attrs={"axes": (axis,), "block": block})
-        along = {"axis": axis, "block": block}
-        fields: dict[str, Any] = {"format": element.name, "rounding": cast}
-        if self.scaling.recipe != "nvfp4":
-            # OCP MX v1.0, 6.3: 2**(floor(log2 amax) - emax). The top of a block
-            # may lie above the element's largest number and saturates; rounded up, nothing does.
-            of: dict[str, Any] = {"emax": element.max_exponent}
-            rule = mx_scale
-            if self.scaling.recipe == "mx_rceil":
-                rule, of = mx_rceil_scale, {"maximum": element.max}
-            scales = self.b.emit(rule, largest, attrs=of, format=E8M0)
-            cut = self.b.emit(block_cast, new, scales, attrs=along, **fields)
-            return Operand(cut, None, scales)
+    def _blocks(
+        self, new: int, asked: Asked, axes: tuple[int, ...], rows: tuple[int, ...]
+    ) -> Scaled:
+        recipe, element = asked.scaling.recipe, format_named(asked.format)
+        block = BLOCKS[recipe]
+        cuts = tuple(number for axis in axes for number in (axis, block))
+        largest = new
+        for axis in axes:
+            largest = self.b.emit(amax, largest, attrs={"axes": (axis,), "block": block})
+        fields: dict[str, Any] = {"format": element.name, "rounding": asked.cast}
+        along = _cut_attrs(cuts)
+        if recipe == "nvfp4":
+            scales, tensor = self._two_levels(new, largest, element, rows)
+            cut = self.b.emit(block_cast, new, scales, tensor, attrs=along, **fields)
+            return Scaled(cut, tensor, scales, cuts)
+        if recipe == "blocks":
+            of: dict[str, Any] = {"maximum": element.max}
+            of["power_of_two"] = asked.scaling.power_of_two
+            scales = self.b.emit(tensor_scale, largest, attrs=of)
+            attrs = {**along, "multiplies": True}
+            cut = self.b.emit(block_cast, new, scales, attrs=attrs, **fields)
+            return Scaled(cut, None, self.b.emit(inverse_scale, scales), cuts)
+        # OCP MX v1.0, 6.3: 2**(floor(log2 amax) - emax). The top of a block
+        # may lie above the element's largest number and saturates; rounded up, nothing does.
+        rule, of = mx_scale, {"emax": element.max_exponent}
+        if recipe == "mx_rceil":
+            rule, of = mx_rceil_scale, {"maximum": element.max}
+        scales = self.b.emit(rule, largest, attrs=of, format=E8M0)
+        return Scaled(
+            self.b.emit(block_cast, new, scales, attrs=along, **fields), None, scales, cuts
+        )
+
+    def _two_levels(
+        self, new: int, largest: int, element: Format, rows: tuple[int, ...]
+    ) -> tuple[int, int]:
+        """Return the scales of the blocks and that of the tensor, or of each of its rows."""
         # Two levels, since float8_e4m3fn scales reach from 2**-9 to 448 alone: the scale of the
         # tensor brings its largest block to the top of both formats, those of blocks follow it.
         maximum = {"maximum": format_named(NVFP4_SCALE).max * element.max}
-        tensor = self.b.emit(tensor_scale, self.b.emit(amax, new), attrs=maximum)
+        over = {"axes": rows} if rows else {}
+        tensor = self.b.emit(tensor_scale, self.b.emit(amax, new, attrs=over), attrs=maximum)
         stored: dict[str, Any] = {"format": NVFP4_SCALE, "rounding": NEAREST}
         attrs = {"maximum": element.max}
-        scales = self.b.emit(nvfp4_scale, largest, tensor, attrs=attrs, **stored)
-        cut = self.b.emit(block_cast, new, scales, tensor, attrs=along, **fields)
-        return Operand(cut, tensor, scales)
+        return self.b.emit(nvfp4_scale, largest, tensor, attrs=attrs, **stored), tensor
 
-    def _axes(self, node: Node, position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the axes of the operand that are summed over; none where they do not matter."""
-        if self.scaling.recipe in ("current", "delayed"):
-            return ()
-        if node.op.name in _CONV_AXES and node.attributes.get("groups", 1) == 1:
-            return _CONV_AXES[node.op.name][position]
-        if node.op.name == "matmul":
-            # [rows, depth] by [depth, columns], either of them transposed: the depth is summed over
-            attrs = node.attributes
-            first = attrs.get("transpose_a") if position == 0 else not attrs.get("transpose_b")
-            return (len(shape) - 2,) if first else (len(shape) - 1,)
-        raise InputError(
-            f"scaling.recipe {self.scaling.recipe!r} with op {node.op.name!r} of layer "
-            f"{node.layer!r}: unknown contraction; expected current or delayed"
-        )
-
-    def _swaps(self, node: Node, scaled: list[int]) -> tuple[tuple[bool, ...], tuple[int, int]]:
+    def _swaps(
+        self, node: Node, scaled: list[tuple[int, int]]
+    ) -> tuple[tuple[bool, ...], tuple[int, int]]:
         """Return, per scale, whether its two axes trade places to line up with the result's."""
-        if self.scaling.recipe != "rowwise":
-            return (False,) * len(scaled), (0, 1)
         # Scales have extent 1 where their operand is summed over. Those of a first operand that is
         # summed over its columns are a column, one per row of the result, and fit; a transposed
         # operand's, and those of a convolution's filters, lie along the other axis.
+        if not any(self.b.shape(scale) for _, scale in scaled):
+            return (False,) * len(scaled), (0, 1)
         rows, columns = (0, 1) if node.op.name in _CONV_AXES else (-2, -1)
         ndim = len(node.shape)
         wanted = (columns % ndim, rows % ndim)
-        summed = [self._axes(node, i, node.shape) for i in scaled]
-        swap = tuple(wanted[i] not in axes for i, axes in zip(scaled, summed, strict=True))
+        swap = tuple(
+            bool(self.b.shape(scale)) and wanted[i] not in _axes(node, i, node.shape, "rowwise")
+            for i, scale in scaled
+        )
         return swap, (rows, columns)
 
-    def _over_blocks(self, node: Node, accumulator: str) -> Op:
-        if accumulator_named(accumulator).kind == "tensor_core":
-            raise InputError(
-                f"layer {node.layer!r}: accumulator {accumulator!r} with scaling.recipe "
-                f"{self.scaling.recipe!r}: it models products of unscaled operands; "
-                "expected float32 or chunked:<length>:<format>"
-            )
-        return next(op for op in OVER_BLOCKS if op.name == f"{node.op.name}_blocks")
+
+def _cut_attrs(cuts: tuple[int, ...]) -> dict[str, Any]:
+    if not cuts:
+        return {}
+    attrs: dict[str, Any] = {"axis": cuts[0], "block": cuts[1]}
+    return {**attrs, "across": cuts[2:]} if cuts[2:] else attrs
+
+
+def _axes(node: Node, position: int, shape: tuple[int, ...], recipe: str) -> tuple[int, ...]:
+    """Return the axes of the operand that are summed over; none where they do not matter."""
+    if recipe in ("current", "delayed"):
+        return ()
+    if node.op.name in _CONV_AXES and node.attributes.get("groups", 1) == 1:
+        return _CONV_AXES[node.op.name][position]
+    if node.op.name == "matmul":
+        # [rows, depth] by [depth, columns], either of them transposed: the depth is summed over
+        attrs = node.attributes
+        first = attrs.get("transpose_a") if position == 0 else not attrs.get("transpose_b")
+        return (len(shape) - 2,) if first else (len(shape) - 1,)
+    raise InputError(
+        f"scaling.recipe {recipe!r} with op {node.op.name!r} of layer "
+        f"{node.layer!r}: unknown contraction; expected current or delayed"
+    )
+
+
+def _sides(node: Node, position: int, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the two axes along which a weight is cut into squares."""
+    if node.op.name in _CONV_AXES:
+        return 0, 1
+    return len(shape) - 2, len(shape) - 1
+
+
+def _over_blocks(node: Node, accumulator: str) -> Op:
+    if accumulator_named(accumulator).kind == "tensor_core":
+        raise InputError(
+            f"layer {node.layer!r}: accumulator {accumulator!r} with scales of blocks: "
+            "it models products of unscaled operands; expected float32 or chunked:<length>:<format>"
+        )
+    return next(op for op in OVER_BLOCKS if op.name == f"{node.op.name}_blocks")

@@ -18,7 +18,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from policysearch.formats import format_named
+from policysearch.formats import Rounding, format_named
 from policysearch.graph import Node
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import scale
@@ -30,6 +30,9 @@ from policysearch.rounding.rounder import quantise
 
 GRADIENT_OPS = ("unscale", "weight_decay", "clip", "clip_value")
 """Ops before any update whose result is a gradient, kept in the format of its parameter."""
+
+BEFORE_OPTIMIZERS = (*(name for name in GRADIENT_OPS if name != "weight_decay"), "global_norm")
+"""What a scaler and clipping do to gradients before an optimizer reads them."""
 
 
 @cache
@@ -69,13 +72,16 @@ class UpdatePass:
         between. In the fused order a new state that is read further is float32: who stores it
         rounds it.
         """
-        if not self.eager:
-            return self._copy(node, inputs, stored or "float32")
+        before = node.op.name in BEFORE_OPTIMIZERS and self.policy.gradient_storage == "param"
+        if not self.eager and not before:
+            return self._copy(node, inputs, stored or "float32", self.rounding)
+        rounding = Rounding() if before else self.rounding
         # clip_grad.py: the norm of each gradient has that one's dtype, the norm of these norms the
         # widest, and the factor has the dtype of that
         if node.op is global_norm and set(formats) != {"float32"}:
             rounded = replace(node, attrs=(*node.attrs, ("inner", tuple(formats))))
-            return self._copy(rounded, inputs, join(set(map(format_named, formats))).name)
+            widest = join(set(map(format_named, formats))).name
+            return self._copy(rounded, inputs, widest, rounding)
         if node.op is clip and formats[1] != "float32":
             node = replace(node, attrs=(*node.attrs, ("inner", formats[1])))
         written = stored or self._between(node)
@@ -84,7 +90,7 @@ class UpdatePass:
             node = _with_rounded(node, number, written)
         order = eager_orders().get(node.op.name)
         if order is None:
-            return self._copy(node, inputs, written)
+            return self._copy(node, inputs, written, rounding)
         emit = partial(
             self.b.emit,
             role="update",
@@ -102,7 +108,8 @@ class UpdatePass:
 
     def gradient_format(self, layer: str) -> str:
         """Return the format in which an update keeps the gradients of a layer's parameters."""
-        return self.policy.stored(layer) if self.eager else "float32"
+        kept = self.eager or self.policy.gradient_storage == "param"
+        return self.policy.stored(layer) if kept else "float32"
 
     def _between(self, node: Node) -> str:
         if node.op is scale:  # momentum times the velocity, in its place
@@ -110,8 +117,8 @@ class UpdatePass:
         gradient = node.op.name in gradient_ops()
         return self.gradient_format(node.layer) if gradient else "float32"
 
-    def _copy(self, node: Node, inputs: Sequence[int], stored: str) -> int:
-        return self.b.copy(node, inputs, format=stored, rounding=self.rounding)
+    def _copy(self, node: Node, inputs: Sequence[int], stored: str, rounding: Rounding) -> int:
+        return self.b.copy(node, inputs, format=stored, rounding=rounding)
 
 
 def _with_rounded(node: Node, name: str, format: str) -> Node:

@@ -9,6 +9,7 @@ that `canonical` knows to train alike, make the same row.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -109,7 +110,8 @@ class Encoding:
             elif kind == "op" and not low & {self._group_of.get(n) for n in self._users(group)}:
                 option = _idle(name)
             else:
-                option = _other_option(name, params.get(name, self._fixed[name]))
+                mode = params.get("update_rounding", self._fixed["update_rounding"])
+                option = _other_option(name, params.get(name, self._fixed[name]), mode)
             row.append(self._index[place][option])
         if len(self._scales) > 1:
             scale = self._scale(params)
@@ -126,7 +128,9 @@ class Encoding:
     def _every_option(self, name: str) -> list[Option]:
         kind, _, group = name.partition(".")
         if kind not in PER_LAYER:
-            options = [_other_option(name, value) for value in self._choices[name]]
+            modes = self._choices.get("update_rounding", (self._fixed["update_rounding"],))
+            values = product(self._choices[name], modes)
+            options = [_other_option(name, value, mode) for value, mode in values]
             return list(dict.fromkeys([*options, _idle(name)] if kind == "op" else options))
         own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
         key = own, self._kinds[group]
@@ -184,8 +188,7 @@ class Encoding:
         recipe = policy.scaling.recipe if len(self._one.section.scalings) else ""
         apart = {role: _role_option(role, layer, recipe) for role in self._apart - {"param"}}
         if "param" in self._apart:
-            epsilon = format_named(stored).epsilon if stored else 0.0
-            apart["param"] = Option(f"param/{stored}", 0.0, epsilon)
+            apart["param"] = _stored_option(stored, policy.rounding.update.mode)
         main = _main_option(policy, layer, "" if "param" in self._apart else stored, recipe)
         low = policy.phases != () or layer != LayerPolicy()
         return _Layer({"format": main, **apart}, has_short_range(policy), low, unscaled)
@@ -220,11 +223,27 @@ def _main_option(policy: Policy, layer: LayerPolicy, stored: str, recipe: str) -
         return Option("float32")
     later = (f"{name}@{p.first_step}" for name, p in zip(names[1:], policy.phases, strict=True))
     summed = layer.accumulator if layer.compute != "float32" else ""
-    parts = (layer.compute, stored, summed, _scaled(layer.compute, recipe), *later)
+    kept = _stored_option(stored, policy.rounding.update.mode)
+    said = kept.name.removeprefix("param/")
+    parts = (layer.compute, said, summed, _scaled(layer.compute, recipe), *later)
     # What a layer costs that is widened later lies between the first and the last of its formats.
     first, last = (_epsilon(name) for name in (names[0], names[-1]))
     epsilon = first if len(names) == 1 else (first * max(last, _epsilon("float32"))) ** 0.5
-    return Option("/".join(filter(None, parts)), epsilon, _epsilon(stored) if stored else 0.0)
+    epsilon = math.hypot(epsilon, kept.operand_epsilon)
+    return Option("/".join(filter(None, parts)), epsilon, kept.storage_epsilon)
+
+
+def _stored_option(stored: str, mode: str) -> Option:
+    """Return what the storage of parameters decides: "" where it is float32.
+
+    Rounded by chance, no update is lost: what remains is noise, which a loss feels to second order.
+    """
+    if not stored:
+        return Option("param/")
+    epsilon = _epsilon(stored)
+    if mode == "stochastic":
+        return Option(f"param/{stored}~", epsilon)
+    return Option(f"param/{stored}", 0.0, epsilon)
 
 
 def _role_option(role: str, layer: LayerPolicy, recipe: str) -> Option:
@@ -250,7 +269,7 @@ def _idle(name: str) -> Option:
     return Option(f"{name}=fp32")
 
 
-def _other_option(name: str, value: str) -> Option:
+def _other_option(name: str, value: str, mode: str = "nearest_even") -> Option:
     """Return what an op, a rule, the format of the optimizer's state or the spread decides."""
     if name.startswith(PREFIX):
         return parallel_option(name, value)
@@ -258,6 +277,8 @@ def _other_option(name: str, value: str) -> Option:
     if value in ("fp32", "float32", OFF):
         return Option(said)
     if name == "optimizer_state":
-        return Option(said, 0.0, format_named(value).epsilon)
+        kept = _stored_option(value, mode)
+        said += "~" * (mode == "stochastic")
+        return Option(said, kept.operand_epsilon, kept.storage_epsilon)
     known = name.startswith("rule.") and value != "on"
     return Option(said, format_named(value if known else LOW).epsilon)

@@ -27,11 +27,15 @@ def canonical(
 
     Over a run of `steps`, None for any; `op_layers` are the layers that use each op whose place is
     decided, None where that is not known. What is float32 throughout is the preset float32. A loss
-    scale that changes no rounding (see `scale_acts`) is none. Masters of layers that are stored in
-    float32 anyway are kept, and an op of float32 layers alone stays where float32 has it.
+    scale that changes no rounding (see `scale_acts`) is none; updates of what is stored in float32
+    are rounded to nearest. Masters of layers that are stored in float32 anyway are kept, and an op
+    of float32 layers alone stays where float32 has it.
     """
     if not policy.master_weights and {each.param for each in _layers(policy)} == {"float32"}:
         policy = replace(policy, master_weights=True)
+    if policy.optimizer_state == "float32" and _stores_wide(policy):
+        update = replace(policy.rounding.update, mode="nearest_even")
+        policy = replace(policy, rounding=replace(policy.rounding, update=update))
     if not scale_acts(policy):
         policy = replace(policy, loss_scale=LossScale())
     policy = replace(policy, loss_scale=over_run(policy.loss_scale, steps))
@@ -73,6 +77,12 @@ def _is_short(layer: LayerPolicy, policy: Policy) -> bool:
         for name in (layer.compute, layer.grad)
     )
     return layer.accumulator != "float32" or not (all(map(_is_long, results)) and all(operands))
+
+
+def _stores_wide(policy: Policy) -> bool:
+    """Whether updates read gradients, and write parameters, in float32 alone."""
+    stored = {each.param for each in _layers(policy)}
+    return policy.all_reduce == "float32" and (policy.master_weights or stored == {"float32"})
 
 
 def _is_long(name: str) -> bool:

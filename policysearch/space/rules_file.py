@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from policysearch.rewrite.format_rules import (
     apply_format_rules,
     placed_rules,
 )
-from policysearch.rewrite.rules_of import rules_of
+from policysearch.rewrite.rules_of import Matches, rules_of
+from policysearch.rewrite.stacks import stacks_of
 from policysearch.space.rules import rules_for, rules_from_data
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, one_of, to_plain
@@ -32,13 +33,14 @@ KEYS = ("base", "policy", "rules")
 class RulesFile:
     """A policy of any model: the preset `base`, `rules` on it, and `settings` that it has not.
 
-    `settings` are fields of a policy file other than its layers. Where they give no name, what is
-    not the base as it is does not go by its name.
+    `settings` are fields of a policy file other than its layers, `notes` comments on it. Where the
+    settings give no name, what is not the base as it is does not go by its name.
     """
 
     base: str
     rules: tuple[FormatRule, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def policy(self, model: Model, where: str = "rules") -> Policy:
         """Return the policy of `model`; InputError where a rule matches nothing in it."""
@@ -50,7 +52,7 @@ class RulesFile:
 
     def text(self) -> str:
         """Return the file as TOML."""
-        lines = [f"base = {_toml(self.base)}"]
+        lines = [*(f"# {note}" for note in self.notes), f"base = {_toml(self.base)}"]
         if self.settings:
             lines += ["", "[policy]"]
             lines += [f"{key} = {_toml(value)}" for key, value in self.settings.items()]
@@ -71,18 +73,30 @@ def rules_file_of(policy: Policy, model: Model) -> RulesFile:
     policy.check_layers(model.layer_names)
     names = [name for name, _ in policy.layers]
     graph = trace_forward(model, SMALLEST_BATCH)
-    tried = []
+    fitting, tried = Matches(graph, model), []
     for base in PRESETS:
         data = to_data(preset(base, names))
         settings = {"name": policy.name, **_settings(policy, data)}
         start = from_data({**data, **settings})
-        rules = rules_of(policy, start, graph, model)
+        rules = rules_of(policy, start, fitting)
         rebuilt = apply_format_rules(start, placed_rules(rules, graph, model))
         lists = {name: list(getattr(policy, name)) for name in LISTS.values()}
         if any(list(getattr(rebuilt, name)) != ops for name, ops in lists.items()):
             rules, settings = tuple(r for r in rules if not r.run), {**settings, **lists}
         tried.append(RulesFile(base, rules, settings))
-    return min(tried, key=lambda said: (len(said.rules) + len(said.settings), len(said.text())))
+    best = min(tried, key=lambda said: (len(said.rules) + len(said.settings), len(said.text())))
+    return replace(best, notes=tuple(_ambiguous(best, model)))
+
+
+def _ambiguous(file: RulesFile, model: Model) -> Iterator[str]:
+    """Yield what a net of few blocks cannot tell: blocks at the end from blocks of a number."""
+    counts = {stack.name: len(stack.blocks) for stack in stacks_of(model.layer_names)}
+    for rule in file.rules:
+        blocks, names = rule.match.blocks, [rule.match.stack] if rule.match.stack else [*counts]
+        if "last" in blocks or "to -" in blocks:
+            of = ", ".join(f"{name} ({counts[name]} blocks)" for name in names)
+            blind = "cannot tell blocks at the end from their numbers; ends are taken"
+            yield f"{blocks!r}: {of} {blind}"
 
 
 def read_rules(path: Path) -> RulesFile:

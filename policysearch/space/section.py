@@ -12,6 +12,7 @@ from policysearch.space.decided.op_lists import OpLists, Ops, Rules
 from policysearch.space.decided.phases import PhaseFormats, Phases
 from policysearch.space.decided.products import Accumulators, Products, Scalings
 from policysearch.space.decided.storage import OptimizerState, Storage, StoredFormats
+from policysearch.space.decided.updates import UpdateRounding, Updates
 from policysearch.values import one_of
 
 UNIFORM = "uniform"
@@ -22,7 +23,7 @@ ALL_UNIFORM = "uniform.all"
 
 
 DECIDED: tuple[Decided, ...] = (
-    *(Formats(), Roles(), Ops(), Storage(), OptimizerState(), Scale()),
+    *(Formats(), Roles(), Ops(), Storage(), OptimizerState(), UpdateRounding(), Scale()),
     *(Accumulators(), Scalings(), Rules(), Phases()),
 )
 """Every kind of decision, in the order a policy takes them: a later one changes what is there."""
@@ -30,15 +31,17 @@ DECIDED: tuple[Decided, ...] = (
 
 # The class of the first keys comes last: a dataclass has the fields of its last base first.
 @dataclass(frozen=True)
-class SpaceSection(PhaseFormats, Products, LossScales, StoredFormats, OpLists, LayerFormats):
+class SpaceSection(
+    PhaseFormats, Products, LossScales, Updates, StoredFormats, OpLists, LayerFormats
+):
     """What is searched: the formats of layers and roles, storage, op lists, loss scale, phases.
 
     `base` is the preset that says everything not searched: op lists, bias, scaling recipe.
     `ladder` is what a study begins with: presets by name, which are all trained, and "uniform"
-    for each of the `formats` on every layer, with and without masters as `master_weights` has it.
-    Of "uniform" the sampler "gain" trains each where it promises more than any other policy, and
-    leaves the rest; "uniform.all" is trained whole. "torch.tf32" is trained beside it on every
-    device that has it.
+    for each of the `formats` on every layer, with and without masters as `master_weights` has it,
+    without them with each of the `update_roundings`. Of "uniform" the sampler "gain" trains each
+    where it promises more than any other policy, and leaves the rest; "uniform.all" is trained
+    whole. "torch.tf32" is trained beside it on every device that has it.
     """
 
     base: str = "bfloat16"

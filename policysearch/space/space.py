@@ -132,17 +132,22 @@ class Space:
     def uniform(self) -> list[Policy]:
         """Return each format on every layer with each choice of master weights, widest first.
 
+        Without them, with each choice of how updates are rounded.
+
         Everything else is the first that the section offers. float32 is left out: the ladder has
         it as the preset.
         """
         formats = sorted(self.section.formats, key=lambda name: -format_named(name).bits)
+        modes = self.section.update_roundings
         return [
             self.policy(
-                {f"format.{g.name}": name for g in self.groups} | {"master_weights": masters}
+                {f"format.{g.name}": name for g in self.groups}
+                | {"master_weights": masters, "update_rounding": mode}
             )
             for name in formats
             if name != "float32"
             for masters in self.section.master_weights
+            for mode in (modes[:1] if masters else modes)
         ]
 
     def describe(self, policy: Policy) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from string import Template
+from typing import Any
 
+from policysearch.cost.device_file import device_at
 from policysearch.cost.devices import Device
 from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.rewrite.patterns import block_of
+from policysearch.study.specification import StudySpec, spec_from_text
+from policysearch.train.scripts.script import Script
+from policysearch.values import InputError
 
 FEW_GROUPS = 12
 """Up to so many layers, then blocks, are decided one by one."""
@@ -52,7 +57,7 @@ formats = [$formats]  # what the device multiplies
 granularity = "$granularity"$granularity_comment
 base = "$baseline"
 master_weights = [true, false]  # false: parameters stored low, without a float32 copy
-loss_scales = [$loss_scales]
+${updates}loss_scales = [$loss_scales]
 ${scalings}ladder = [$ladder]
 """)
 
@@ -102,6 +107,7 @@ class FirstStudy:
             granularity=granularity,
             granularity_comment=f"  # {groups} that are decided one by one",
             scalings=self._scalings(),
+            updates=self._updates(),
             loss_scales=_listed(self._loss_scales()),
             ladder=_listed(self._ladder()),
         )
@@ -131,6 +137,12 @@ class FirstStudy:
         eight = any(name.startswith("float8") for name in formats_on(self.device))
         return 'scalings = ["current"]          # of 8-bit operands, as torchao has them\n' * eight
 
+    def _updates(self) -> str:
+        """Return how updates are rounded: torch files round by chance onto bfloat16 alone."""
+        if sixteen_bits(self.device) != "bfloat16":
+            return ""
+        return 'update_roundings = ["nearest_even", "stochastic"]  # of what is stored low\n'
+
     def _loss_scales(self) -> Sequence[str]:
         """Return the kinds: float16 has gradients that vanish without a scale."""
         return ("none", *["dynamic"] * (sixteen_bits(self.device) == "float16"))
@@ -143,6 +155,44 @@ class FirstStudy:
             yield "torch.autocast.bfloat16"
         if "float8_e4m3fn" in self.device.formats:
             yield "torchao.tensorwise"
+
+
+def study_of(
+    script: Script,
+    device: str,
+    *,
+    name: str = "",
+    stack: str = "torch.compile",
+    batch_size: int | None = None,
+    batch_size_reason: str = "",
+    **study: Any,
+) -> StudySpec:
+    """Return a study of what a script trains, its precision the baseline.
+
+    Steps are priced on `device` under `stack`, at a `batch_size` other than the script's where
+    there is a `batch_size_reason`. What is searched is what `policysearch init` has for that
+    device; `study` are keys of [study] in place of those (`trials`, `seeds`).
+    """
+    task = script.task
+    first = FirstStudy(
+        net=script.model.name,
+        name=name or script.model.name,
+        model="lenet5",
+        data="digits32",
+        device_name=device,
+        device=device_at(device),
+        stack=stack,
+        baseline=script.baseline if script.baseline != "float32" else "torch.autocast.bfloat16",
+        batch=task.batch_size,
+    )
+    made = spec_from_text(first.text(script.model, script.data), f"study of {first.name}")
+    cost = replace(made.cost, batch_size=batch_size, batch_size_reason=batch_size_reason)
+    said: Mapping[str, Any] = {"baseline": script.baseline, **study}
+    try:
+        section = replace(made.study, **said)
+    except TypeError as error:
+        raise InputError(f"study_of: {error}; expected keys of [study]") from None
+    return replace(made, study=section, task=task, cost=cost)
 
 
 def formats_on(device: Device) -> tuple[str, ...]:

@@ -55,11 +55,12 @@ def learned(
         return None
     first, tail = zip(*pairs, strict=True)
     means = math.fsum(first) / len(seeds), math.fsum(tail) / len(seeds)
+    unit = next((run.loss_unit for run in ended if run and run.loss_unit), "nats")
     if constant is None:
-        return Learned(*means)
+        return Learned(*means, unit=unit)
     accuracies = _each([run.validation_accuracy for run in ended if run])
     gains = _each([run.validation_gain for run in ended if run])
-    return Learned(*means, Beside(constant, accuracies, gains))
+    return Learned(*means, Beside(constant, accuracies, gains), unit)
 
 
 def _each(values: Sequence[T | None]) -> tuple[T, ...]:

@@ -11,7 +11,13 @@ from pathlib import Path
 from policysearch.data.datasets import check_batch
 from policysearch.objective.objective import Objective
 from policysearch.search.objectives import DIRECTIONS
-from policysearch.study.journal.identity import check_identity, check_task, differences, identity_of
+from policysearch.study.journal.identity import (
+    check_identity,
+    check_task,
+    differences,
+    identity_of,
+    maker,
+)
 from policysearch.study.journal.records import Records
 from policysearch.study.journal.storage import (
     check_name,
@@ -59,6 +65,7 @@ def opened(
             records.add_identity(last)
         if differences(records.identities[-1], identity):
             records.add_identity(identity)
+        records.add_maker(maker())
         records.add_constant(objective.constant)
         code = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         yield records, storage.with_name(f"{storage.name}.{code}")

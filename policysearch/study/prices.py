@@ -89,8 +89,18 @@ class Prices:
         TF32 where the device has it, the baseline where the study names one; none of them before
         there is a trial.
         """
+        known = self._records.references.get(self._reference_key, {})
+        recorded = {n: self._records.prices.get((self.key, digest)) for n, digest in known.items()}
+        if recorded and None not in recorded.values():  # so a view makes no model
+            return tuple((name, cost) for name, cost in recorded.items() if cost is not None)
         priced = ((asked.presets[0], self(asked)) for asked in self._reference_policies())
         return tuple((name, cost) for name, cost in priced if cost is not None)
+
+    @property
+    def _reference_key(self) -> str:
+        """What the references depend on: prices, and what they are in this study."""
+        plain = json.dumps([self.key, to_plain(self._against)])
+        return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
     def _reference_policies(self) -> list[Asked]:
         """The references as policies: their layers are those of the trials."""
@@ -109,8 +119,12 @@ class Prices:
 
     def record(self, trials: Iterable[Asked]) -> None:
         """Record the prices of `trials` and of the references that were made for another key."""
-        for asked in (*trials, *self._reference_policies()):
+        references = self._reference_policies()
+        for asked in (*trials, *references):
             if (self.key, asked.digest) not in self._records.prices:
                 cost = self(asked)
                 if cost is not None:
                     self._records.add_price(self.key, asked.digest, cost)
+        priced = {r.presets[0]: r.digest for r in references if self(r) is not None}
+        if priced:
+            self._records.add_references(self._reference_key, priced)

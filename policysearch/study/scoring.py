@@ -13,7 +13,7 @@ from policysearch.objective.score import Failure, Measurement, Outcome, score
 from policysearch.study.float32_runs import float32_fault, learned, measured, noise_gap
 from policysearch.study.journal.identity import differences
 from policysearch.study.journal.records import Asked, Records, RunKey, digest_of_runs
-from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
+from policysearch.study.journal.trials import FailedTrial, Provenance, Trial, policy_name
 from policysearch.study.results.confirmation import confirmations, horizons, unconfirmed
 from policysearch.study.results.fidelity import FidelitySummary, Prices, fidelity_summary
 from policysearch.study.results.results import Results
@@ -28,15 +28,14 @@ def read_results(
     prices: Prices,
     references: Sequence[tuple[str, PolicyCost]] = (),
 ) -> Results:
-    """Return what the study has found so far; policies with a run outstanding are left out.
+    """Return what the study has found so far, without policies that have a run outstanding.
 
     `references` is what speedups are given against, by name.
     """
     if not records.identities:
         return Results(spec, (), None)
     seeds, base = spec.study.seeds, records.identities[-1]["float32"]
-    trials: list[Trial] = []
-    failed: list[FailedTrial] = []
+    trials, failed = list[Trial](), list[FailedTrial]()
     by_hand = {asked.digest for asked in records.trials if asked.by_hand}
     for asked in _each_once(records.trials):
         trained = [s for s in seeds if RunKey(asked.trained, s) in records.runs]
@@ -61,6 +60,20 @@ def read_results(
         _left(records, prices),
         _by_digest(trials, partial(unconfirmed, records.runs, base)),
         _by_digest(trials, partial(horizons, records.runs, base)),
+        provenance=_provenance(records),
+    )
+
+
+def _provenance(records: Records) -> Provenance:
+    runs = [run for run in records.runs.values() if isinstance(run, Measurement)]
+    # Older journals know numpy and its BLAS alone.
+    makers = records.makers or [each.get("libraries", {}) for each in records.identities]
+    return Provenance(
+        tuple(tuple((str(k), str(v)) for k, v in sorted(each.items())) for each in makers),
+        min((start for start, _ in records.times), default=""),
+        max((end for _, end in records.times), default=""),
+        len(runs),
+        sum(run.wall_seconds for run in runs),
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from policysearch.files import read_text, study_path
-from policysearch.nn.model import Model
 from policysearch.objective.objective import Objective
 from policysearch.space.model_space import make_space
 from policysearch.space.parallel import ParallelSection, spread_space
@@ -23,8 +22,9 @@ from policysearch.study.sections import (
     StudySection,
     default_goal,
 )
+from policysearch.train.scripts.script import script_in
 from policysearch.train.tasks import Task
-from policysearch.values import InputError, from_plain, one_of, shown
+from policysearch.values import InputError, Shown, brief, from_plain, one_of, shown
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ OLD_GOALS = ("goal_gap", "goal_speedup", "least_gain")
 
 
 @dataclass(frozen=True)
-class StudySpec:
+class StudySpec(Shown):
     """A study file, read and checked."""
 
     study: StudySection
@@ -44,6 +44,12 @@ class StudySpec:
     rules: FormatRules = ()
     parallel: ParallelSection = ParallelSection()
     goal: GoalSection | None = None
+
+    def __repr__(self) -> str:
+        task, study = self.task, self.study
+        what = f"{task.model_name} on {task.data_name}, {study.trials} trials"
+        where = f"{self.cost.device} with {self.cost.stack}"
+        return brief(f"StudySpec({study.name!r}: {what} of {task.steps} steps, priced on {where})")
 
     def __post_init__(self) -> None:
         self._check_goal()
@@ -104,10 +110,8 @@ class StudySpec:
         """The batch of the priced step."""
         return self.cost.batch_size or self.task.batch_size
 
-    def with_values(
-        self, model: Model | None = None, data: Any = None, *, cost: CostSection
-    ) -> StudySpec:
-        """Return a copy whose task trains this model, on this Dataset, instead of the named.
+    def with_values(self, model: Any = None, data: Any = None, *, cost: CostSection) -> StudySpec:
+        """Return a copy whose task trains this Model, on this Dataset, instead of the named.
 
         It is priced as `cost` says: the device, batch and reasons of this study are another net's.
         """
@@ -151,29 +155,39 @@ def load_spec(path: Path) -> StudySpec:
     Raises InputError, one line `file: table.key: given; valid`, for anything not understood.
     """
     file = study_path(path)
-    spec = spec_from_text(read_text(file, "a study file in TOML"), str(path))
+    spec = spec_from_text(read_text(file, "a study file in TOML"), str(path), file.parent)
     net = spec.cost.net and spec.cost.net.beside(file.parent)
     return replace(spec, task=spec.task.beside(file.parent), cost=replace(spec.cost, net=net))
 
 
-def spec_from_text(text: str, where: str) -> StudySpec:
-    """Return the study written in the TOML `text`; errors begin with `where`."""
+def spec_from_text(text: str, where: str, folder: Path = Path()) -> StudySpec:
+    """Return the study written in the TOML `text`; errors begin with `where`.
+
+    The file of a script is looked for in `folder` too.
+    """
     try:
         data = tomllib.loads(text)
     except ValueError as error:  # Also an integer of thousands of digits.
         raise InputError(f"{where}: {' '.join(str(error).split())}; expected TOML") from None
     except RecursionError:
         raise InputError(f"{where}: nested too deep; expected TOML") from None
-    return spec_from_data(data, where)
+    return spec_from_data(data, where, folder)
 
 
-def spec_from_data(data: Mapping[str, object], where: str) -> StudySpec:
+def spec_from_data(data: Mapping[str, object], where: str, folder: Path = Path()) -> StudySpec:
     """Return the study of these tables; errors begin with `where`."""
     for name in data:
         one_of(f"{where}: table", name, [section.name for section in fields(StudySpec)])
+    try:
+        script = script_in(data.get("task"), folder)
+    except InputError as error:
+        raise InputError(f"{where}: task.{error}") from None
+    if script is not None:
+        data = script.in_tables(data)
+    task = _section(Task, data, "task", where)
     sections: tuple[Any, ...] = (
         _section(StudySection, data, "study", where),
-        _section(Task, data, "task", where),
+        task if script is None else script.task_of(task, data["task"]),
         _section(CostSection, data, "cost", where),
         _section(SpaceSection, data, "space", where),
         _section(ObjectivesSection, {"objectives": {}, **data}, "objectives", where),
@@ -193,7 +207,7 @@ def _section(kind: type[T], data: Mapping[str, object], name: str, where: str) -
     return from_plain(kind, data[name], f"{where}: {name}")
 
 
-def space_of(spec: StudySpec, model: Model | None = None) -> Space:
+def space_of(spec: StudySpec, model: Any = None) -> Space:
     """Return the space of a study file; its model is made where it is not given."""
     model = model or spec.task.build_model(spec.task.load_dataset())
     space = make_space(spec.space, model, spec.rules, spec.study.target, spec.task.steps)

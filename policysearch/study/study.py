@@ -43,6 +43,7 @@ def run_study(
     only with `retry_failed`.
     """
     jobs, objective = spec.study.workers * len(spec.study.seeds), objective_of(spec)
+    objective.check_price()  # a mistake of the study leaves no journal behind
     with opened(spec, objective, storage, accept_changes) as (records, folder):
         session = Session(spec, objective, records, folder)
         make = executor or partial(make_executor, processes=processes, jobs=jobs)

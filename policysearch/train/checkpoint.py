@@ -20,15 +20,14 @@ from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import ScaleState
-from policysearch.train.lost_values import LostValues
-from policysearch.train.swamped import SwampedCounts
+from policysearch.train.observations import Observed
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, from_plain, to_plain
 
 Taken = list[tuple[float, float, bool]]
 """Loss, loss scale and whether the update was skipped, per step."""
 
-VERSION = 1
+VERSION = 2
 """Of the files: one of another version is none."""
 
 ARRAY = "array:"
@@ -40,15 +39,14 @@ class State:
     """What a training knows beside its arrays.
 
     `of` says which training it is (`training_digest`), `version` how it is written. `scale` is the
-    loss scale of the next step. `probed` and `watched` are what was counted so far.
+    loss scale of the next step. `seen` is what was observed so far.
     """
 
     of: str
     version: int
     updates_done: int
     scale: ScaleState
-    probed: tuple[LostValues, ...]
-    watched: SwampedCounts
+    seen: Observed
 
 
 @dataclass(frozen=True, eq=False)

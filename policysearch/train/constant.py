@@ -123,6 +123,38 @@ def _numbers(shares: Array, labels: Array, loss: str) -> Losses:
     return np.asarray(each.reshape(len(labels), -1).mean(axis=1))
 
 
+def _soft_margin(outputs: Array, targets: Array) -> Losses:
+    return np.asarray(np.logaddexp(0.0, -outputs * targets))
+
+
+def _divergence(log_shares: Array, targets: Array) -> Losses:
+    own = np.where(targets > 0.0, targets * np.log(np.where(targets > 0.0, targets, 1.0)), 0.0)
+    return np.asarray(own - targets * log_shares)
+
+
+def _soft_cross_entropy(outputs: Array, targets: Array) -> Losses:
+    rows = np.logaddexp.reduce(outputs, axis=-1, keepdims=True) - outputs
+    return np.asarray((targets * rows).sum(axis=-1))
+
+
+def _margins(outputs: Array, classes: Array) -> Losses:
+    right = np.take_along_axis(outputs, classes[:, None], axis=1)
+    over = np.maximum(1.0 - right + outputs, 0.0)
+    np.put_along_axis(over, classes[:, None], 0.0, axis=1)
+    return np.asarray(over.mean(axis=1))
+
+
+OF_NETS: Mapping[str, Callable[[Array, Array], Losses]] = MappingProxyType(
+    {
+        **OF_NUMBERS,
+        "soft_margin": _soft_margin,
+        "kl_div": _divergence,
+        "softmax_cross_entropy": _soft_cross_entropy,
+    }
+)
+"""Losses of a net for numbers, those included that no constant is known for."""
+
+
 def output_losses(outputs: Array, labels: Array, loss: str) -> Losses | None:
     """Return a net's loss of each label that counts, as `constant_losses`; None as there.
 
@@ -130,16 +162,21 @@ def output_losses(outputs: Array, labels: Array, loss: str) -> Losses | None:
     """
     exact = outputs.astype(np.float64)
     if labels.dtype == np.int64:
-        if loss not in OF_CLASSES:
-            return None
         rows, wanted = exact[labels != IGNORED], labels[labels != IGNORED]
+        if loss == "multi_margin":
+            return _margins(rows, wanted)
+        if loss not in OF_CLASSES:  # classes as rows of numbers, 1 for their own
+            if loss not in OF_NETS or loss == OWN_LOSS:
+                return None
+            each = OF_NETS[loss](rows, np.eye(rows.shape[1])[wanted])
+            return np.asarray(each.mean(axis=1))
         right = np.take_along_axis(rows, wanted[:, None], axis=1)[:, 0]
         sums = 0.0 if loss == "nll" else np.logaddexp.reduce(rows, axis=1)
         return np.asarray(sums - right)
-    if loss not in OF_NUMBERS or math.prod(outputs.shape) != math.prod(labels.shape):
+    if loss not in OF_NETS or math.prod(outputs.shape) != math.prod(labels.shape):
         return None
-    each = OF_NUMBERS[loss](exact.reshape(len(labels), -1), labels.reshape(len(labels), -1))
-    return np.asarray(each.mean(axis=1))
+    each = OF_NETS[loss](exact, labels.reshape(outputs.shape))
+    return np.asarray(each.reshape(len(labels), -1).mean(axis=1))
 
 
 Judged = tuple[int, Losses | None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,15 +11,15 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.emulator.arena import Arena
-from policysearch.emulator.compile import compile_graph
-from policysearch.nn.model import Model
+from policysearch.emulator.compile import Step, compile_graph
+from policysearch.nn.model import OWN_LOSS, Model
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import Fast
-from policysearch.train.constant import any_counts, below_constant, joined, judged
+from policysearch.train.constant import Judged, any_counts, below_constant, joined, judged
 from policysearch.train.feeding import Array, arrays_by_input, feed_constants, feed_masks
 from policysearch.train.labels import class_axis, of_one_example
-from policysearch.train.losses import loss_of
+from policysearch.train.losses import loss_of, unit_of
 from policysearch.train.step import trace_forward
 
 
@@ -28,12 +29,31 @@ class Evaluation:
 
     `accuracy` is the share of labels got right, IGNORED ones left out; None where labels are no
     classes of the outputs, by the task's `loss`, or all IGNORED. `losses` are those of each label
-    that counts, float64; None where there is no function of that loss in `train.constant`.
+    that counts, float64; None where there is no function of that loss in `train.constant`. A row of
+    outputs that is not finite counts as wrong. `own_losses` are those of each whole batch, where
+    the model returns its own. `metric` is that of the task, None where it has none or it is not
+    finite.
     """
 
     accuracy: float | None
     losses: NDArray[np.float64] | None
     loss: str = ""
+    own_losses: tuple[float, ...] = ()
+    metric: float | None = None
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean loss, as in training; None where it is not known or not finite."""
+        known = self.losses if self.loss != OWN_LOSS else np.array(self.own_losses)
+        if known is None or not known.size:
+            return None
+        mean = float(np.mean(known))
+        return mean if math.isfinite(mean) else None
+
+    @property
+    def unit(self) -> str:
+        """What the loss is counted in."""
+        return unit_of(self.loss)
 
     def below_constant(self, dataset: Dataset) -> tuple[float, float] | None:
         """Return by how much the loss on the validation part is below the constant's.
@@ -54,24 +74,56 @@ def evaluation(
     seed: int,
     fast: Fast,
     arena: Arena | None = None,
+    metric: Callable[[Array, Array], float | None] | None = None,
 ) -> Evaluation:
     """Return what the model makes of `examples`, inputs and labels, under `policy`.
 
-    `arrays` are the trained parameters and running statistics by name. The model runs as in
-    evaluation, where an example does not depend on the others of its batch, with its values in
-    `arena`. A row of logits that is not finite counts as wrong.
+    `arrays` are the trained parameters and running statistics by name; values lie in `arena`.
     """
-    inputs, labels = examples
-    named = loss_of(model, loss)
-    graph = apply_policy(trace_forward(model, batch_size), policy)
+    labels, named = examples[1], loss_of(model, loss)
+    batch_size = min(batch_size, len(labels)) if named == OWN_LOSS else batch_size
+    graph = apply_policy(trace_forward(model, batch_size, named == OWN_LOSS), policy)
     shape = graph.output("logits").shape
     outputs = of_one_example(shape, batch_size)
-    axis = class_axis(outputs, labels.shape[1:], named) if labels.dtype == np.int64 else -1
-    if not shape or axis is None or not any_counts(labels):  # none: a loss of the model's own
-        return Evaluation(None, None)
+    in_rows = bool(shape) and shape[0] % batch_size == 0
+    axis = _axis(outputs, labels, named) if in_rows else None
+    own = "loss" in dict(graph.outputs)
+    if axis is None and not (own or metric):
+        return Evaluation(None, None, named)
     executable = compile_graph(graph, seed=seed, fast=fast, sources=arrays, arena=arena)
+    parts, own_losses, every = list[Judged](), list[float](), list[Array]()
+    for wanted, values in _run(executable, model, examples, batch_size, seed):
+        if own and len(wanted) == batch_size:
+            own_losses.append(float(executable.value("loss")))
+        logits = values.reshape(batch_size, *outputs)[: len(wanted)] if in_rows else values
+        every += [logits.copy()] if metric else []
+        if axis is not None:
+            logits = np.moveaxis(logits, axis, -1) if outputs else logits
+            parts.append(judged(logits, wanted, named))
+    found = metric(np.concatenate(every), labels) if metric else None
+    judgement = (None, None) if axis is None else joined(parts, labels)
+    return Evaluation(*judgement, named, tuple(own_losses), found)
+
+
+def _axis(outputs: tuple[int, ...], labels: Array, loss: str) -> int | None:
+    """Return the axis of classes or numbers in a batch of outputs; None where no label counts."""
+    axis = class_axis(outputs, labels.shape[1:], loss) if labels.dtype == np.int64 else -1
+    return axis if any_counts(labels) else None
+
+
+def _run(
+    executable: Step,
+    model: Model,
+    examples: tuple[Sequence[Array], Array],
+    batch_size: int,
+    seed: int,
+) -> Iterator[tuple[Array, Array]]:
+    """Yield the labels of each batch, and its outputs: a loss where that is all the model gives.
+
+    The last batch may be short: what is left in its rows from the one before is not to be read.
+    """
+    inputs, labels = examples
     feed_constants(executable, model)
-    parts = []
     for start in range(0, len(labels), batch_size):
         part = slice(start, start + batch_size)
         wanted = labels[part]
@@ -79,7 +131,4 @@ def evaluation(
             executable.arrays[name][: len(wanted)] = array[part]
         feed_masks(executable, seed, start)
         executable.forward_backward()
-        # the last batch may be short: what is left in its rows from the one before is not read
-        logits = executable.value("logits").reshape(batch_size, *outputs)[: len(wanted)]
-        parts.append(judged(np.moveaxis(logits, axis, -1) if outputs else logits, wanted, named))
-    return Evaluation(*joined(parts, labels), named)
+        yield wanted, executable.value("logits")

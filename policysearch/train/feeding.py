@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset, batches
+from policysearch.data.spool import SpooledDataset
 from policysearch.emulator.compile import Step
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node, size
@@ -58,6 +59,17 @@ def feed_constants(step: Step, model: Model) -> None:
     for name, array in model.constants.items():
         if name in step.arrays:
             step.arrays[name][...] = array
+
+
+def feed_state(arrays: Mapping[str, Array], model: Model) -> None:
+    """Write the optimizer's state that the model starts with, if it does, to those `arrays`.
+
+    InputError where the optimizer has no such state.
+    """
+    for name, array in model.optimizer_state.items():
+        if name not in arrays or arrays[name].shape != array.shape:
+            raise InputError(f"optimizer state {name}: not the optimizer's; expected its own")
+        arrays[name][...] = array
 
 
 def feed_inputs(step: Step, model: Model, inputs: Sequence[Array], labels: Array) -> None:
@@ -177,7 +189,10 @@ def batch_order(task: Task, dataset: Dataset, seed: int) -> NDArray[np.int64]:
     They are [steps, examples], micro-batch after micro-batch.
     """
     count = task.steps * task.accumulation_steps
-    order = batches(dataset, task.batch_size, count, np.random.default_rng([seed, 1]))
+    if isinstance(dataset, SpooledDataset):
+        order = dataset.order(task.batch_size, count, seed)
+    else:
+        order = batches(dataset, task.batch_size, count, np.random.default_rng([seed, 1]))
     return order.reshape(task.steps, -1)
 
 

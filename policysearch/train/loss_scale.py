@@ -17,11 +17,15 @@ from policysearch.values import InputError
 
 @dataclass(frozen=True)
 class ScaleState:
-    """The scale of the next step, clean steps since it last moved, and overflows in a row."""
+    """The scale of the next step, clean steps since it last moved, and overflows in a row.
+
+    `spared` are the overflows that left the scale, by the hysteresis of the rule.
+    """
 
     scale: float
     good_steps: int = 0
     overflows_in_a_row: int = 0
+    spared: int = 0
 
 
 def lowest(config: LossScale) -> float | None:
@@ -43,14 +47,28 @@ def _times(scale: float, factor: float) -> float:
 def _next_scale(config: LossScale, state: ScaleState, finite: bool) -> float:
     """Return a dynamic scale after a step whose gradients were `finite` or not."""
     if not finite:
+        if state.spared < RULES[config.rule].hysteresis - 1:
+            return state.scale
         product, floor = _times(state.scale, config.backoff_factor), lowest(config)
         return product if floor is None else max(product, floor)
-    if state.good_steps + 1 < config.growth_interval:
+    if not _grows(config, state):
         return state.scale
     product = _times(state.scale, config.growth_factor)
     if RULES[config.rule].stays_finite and not np.isfinite(product):
         return state.scale
     return _under_cap(config, product)
+
+
+def _grows(config: LossScale, state: ScaleState) -> bool:
+    """Whether one more finite step completes the interval."""
+    return state.good_steps + 1 == config.growth_interval + RULES[config.rule].grows_later
+
+
+def _spared(config: LossScale, state: ScaleState, finite: bool) -> int:
+    rule = RULES[config.rule]
+    if not finite:
+        return min(state.spared + 1, rule.hysteresis - 1)
+    return 0 if rule.consecutive or _grows(config, state) else state.spared
 
 
 def _under_cap(config: LossScale, scale: float) -> float:
@@ -95,8 +113,11 @@ def next_state(config: LossScale, state: ScaleState, finite: bool, step: int) ->
         return ScaleState(_scale_of_schedule(config, step + 1), 0, bad)
     if config.kind != "dynamic":
         return ScaleState(state.scale, 0, bad)
-    good = (state.good_steps + 1) % config.growth_interval if finite else 0
-    return ScaleState(_next_scale(config, state, finite), good, bad)
+    good = state.good_steps + 1 if finite else 0
+    if finite and _grows(config, state):
+        good = int(RULES[config.rule].grows_later)
+    spared = _spared(config, state, finite)
+    return ScaleState(_next_scale(config, state, finite), good, bad, spared)
 
 
 def skips_update(config: LossScale, finite: bool) -> bool:

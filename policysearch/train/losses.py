@@ -27,7 +27,7 @@ class NamedLoss:
     It is for `classes`, whole numbers from 0 to n - 1, one for each row of n logits, or for numbers
     of the outputs' shape, from `least` to `most`. `one_hot` ones take classes too, written as rows
     of numbers, 1 for their own and 0 for the others, and `multi_hot` ones such rows of whole
-    numbers. `axis` is that of the n.
+    numbers. `axis` is that of the n, `unit` what the loss is counted in: nats of a likelihood.
     """
 
     emit: Emit
@@ -37,6 +37,7 @@ class NamedLoss:
     least: float = -float("inf")
     most: float = float("inf")
     axis: int = -1
+    unit: str = "nats"
 
 
 def _whole(op: Op) -> Emit:
@@ -71,13 +72,15 @@ SHARES: Mapping[str, Any] = MappingProxyType({"one_hot": True, "least": 0.0, "mo
 LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
     {
         "softmax_cross_entropy": NamedLoss(_whole(OPS["softmax_cross_entropy"]), **SHARES),
-        "mean_squared_error": NamedLoss(_whole(OPS["mean_squared_error"]), one_hot=True),
+        "mean_squared_error": NamedLoss(
+            _whole(OPS["mean_squared_error"]), one_hot=True, unit="MSE"
+        ),
         "token_cross_entropy": NamedLoss(_whole(OPS["token_cross_entropy"]), classes=True),
         "cross_entropy": NamedLoss(_whole(OPS["token_cross_entropy"]), classes=True, axis=1),
         "nll": NamedLoss(_likelihood, classes=True),
-        "l1": NamedLoss(_mean(OPS["absolute_error"])),
-        "smooth_l1": NamedLoss(_mean(OPS["smooth_absolute_error"])),
-        "huber": NamedLoss(_mean(OPS["huber"])),
+        "l1": NamedLoss(_mean(OPS["absolute_error"]), unit="MAE"),
+        "smooth_l1": NamedLoss(_mean(OPS["smooth_absolute_error"]), unit="smooth L1"),
+        "huber": NamedLoss(_mean(OPS["huber"]), unit="Huber"),
         "binary_cross_entropy": NamedLoss(
             _mean(OPS["binary_cross_entropy"]), **SHARES, multi_hot=True
         ),
@@ -85,7 +88,7 @@ LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
             _mean(OPS["binary_cross_entropy_with_logits"]), **SHARES, multi_hot=True
         ),
         "kl_div": NamedLoss(_mean(OPS["kl_divergence"]), least=0.0, most=1.0),
-        "multi_margin": NamedLoss(_mean(OPS["multi_margin"], axes=1), classes=True),
+        "multi_margin": NamedLoss(_mean(OPS["multi_margin"], axes=1), classes=True, unit="hinge"),
         "soft_margin": NamedLoss(_mean(OPS["soft_margin"]), least=-1.0, most=1.0),
     }
 )
@@ -102,6 +105,11 @@ def loss_of(model: Model, loss: str) -> str:
     """
     name = model.loss or loss or USUAL_LOSS
     return name if name == OWN_LOSS else one_of("loss", name, LOSSES)
+
+
+def unit_of(loss: str) -> str:
+    """Return what a loss is counted in, by its name of `loss_of`: "loss" for a net's own."""
+    return "loss" if loss == OWN_LOSS else LOSSES[loss].unit
 
 
 def emit_loss(b: Builder, model: Model, loss: str, traced: Traced) -> int:

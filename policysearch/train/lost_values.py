@@ -1,4 +1,4 @@
-"""Values that a format lost in a training: how many by layer and role, when first, how large.
+"""Values that a format lost in a training: how many by layer, role and op, when first, how large.
 
 `Probe` counts over- and underflows where values are rounded; `Tally` adds all kinds up.
 """
@@ -10,20 +10,24 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policysearch.formats import Format, format_named
 from policysearch.graph import FloatArray, Node, Role
 
-Kind = Literal["overflow", "underflow", "swamped"]
+Kind = Literal["overflow", "underflow", "born", "swamped", "decay", "state"]
 
 
 @dataclass(frozen=True)
 class LostValues:
-    """What was lost in one way by one layer in one role, in the steps that were looked at.
+    """What was lost in one way by one op of a layer in one role, in the steps that were looked at.
 
-    `kind`: "overflow" became infinite or was saturated, "underflow" became zero, "swamped" is an
-    update too small to move its parameter. `count` of the `seen` values were lost, first in step
-    `first_step`; `largest` is the largest absolute value among them, before rounding.
+    `kind`: "overflow" became infinite, NaN or was saturated, "underflow" became zero, "born" is a
+    NaN or an infinity that was computed of finite values, "swamped" an update too small to move its
+    parameter, "decay" a weight decay that is, "state" an update too small to move the optimizer's
+    state. `count` of the `seen` values were lost, first in step `first_step`; `largest` is the
+    largest absolute value among them, before rounding. `op` is that of op lists, "" in records
+    older than it: a gradient has the op that it is of, a cast the op that reads it.
     """
 
     kind: Kind
@@ -33,23 +37,38 @@ class LostValues:
     seen: int
     first_step: int
     largest: float
+    op: str = ""
+
+
+def listed_op(node: Node) -> str:
+    """Return the op of a node by the name that op lists have for it."""
+    return node.source or node.op.name
 
 
 class Tally:
-    """Adds up what was lost, by layer and role; goes on from `rows`, those of another."""
+    """Adds up what was lost, by layer, role and op; goes on from `rows`, those of another."""
 
     def __init__(self, rows: Iterable[LostValues] = ()) -> None:
-        self._rows = {(row.kind, row.layer, row.role): row for row in rows}
+        self._rows = {(row.kind, row.layer, row.role, row.op): row for row in rows}
 
     @property
     def rows(self) -> tuple[LostValues, ...]:
         """All that was added, also what lost nothing, in the order it came."""
         return tuple(self._rows.values())
 
-    def add(self, kind: Kind, layer: str, role: Role, step: int, sizes: FloatArray, of: int) -> int:
+    def add(
+        self,
+        kind: Kind,
+        layer: str,
+        role: Role,
+        step: int,
+        sizes: FloatArray,
+        of: int,
+        op: str = "",
+    ) -> int:
         """Count the absolute values `sizes` as lost in `step` among `of`; return how many."""
-        key, count = (kind, layer, role), len(sizes)
-        row = self._rows.get(key) or LostValues(kind, layer, role, 0, 0, step, 0.0)
+        key, count = (kind, layer, role, op), len(sizes)
+        row = self._rows.get(key) or LostValues(kind, layer, role, 0, 0, step, 0.0, op)
         self._rows[key] = replace(
             row,
             count=row.count + count,
@@ -81,8 +100,25 @@ def nearest_to_largest(fmt: Format) -> float:
     return fmt.max + 2.0 ** (fmt.quantum_exponent(fmt.max_exponent) - 1)
 
 
+def overflowed(node: Node, size: FloatArray, after: FloatArray) -> NDArray[np.bool_]:
+    """Return which finite values of absolute `size` were too large for the node's format.
+
+    `after` are the values as rounded.
+    """
+    # Without saturation what overflows is infinite or NaN. A saturated value shows nothing, so that
+    # its size before rounding decides; up to half a step above the largest it only rounds. Formats
+    # without infinity and NaN saturate whatever the policy asks for.
+    fmt = format_named(node.format)
+    if node.rounding.overflow == "inf" and fmt.specials != "none":
+        lost: NDArray[np.bool_] = ~np.isfinite(after)
+    else:
+        lost = size > nearest_to_largest(fmt)
+    lost &= np.isfinite(size)
+    return lost
+
+
 class Probe:
-    """An observer of the emulator that counts overflows and underflows per layer and role.
+    """An observer of the emulator that counts overflows and underflows per layer, role and op.
 
     `step` is the step that is running.
     """
@@ -93,21 +129,14 @@ class Probe:
 
     def __call__(self, node: Node, before: FloatArray, after: FloatArray) -> None:
         """Count finite values too large for the format, and non-zero ones that became zero."""
-        # Without saturation what overflows is infinite. A saturated value shows nothing, so that
-        # its size before rounding decides; up to half a step above the largest it only rounds.
         size = np.abs(before)
-        rounded = np.abs(after)
-        if node.rounding.overflow == "inf":
-            over = np.isfinite(size) & ~np.isfinite(rounded)
-        else:
-            over = np.isfinite(size) & (size > nearest_to_largest(format_named(node.format)))
-        under = (size > 0) & (rounded == 0)
-        place = node.layer, node.role, self.step
-        self.tally.add("overflow", *place, size[over], len(size))
-        self.tally.add("underflow", *place, size[under], len(size))
+        over, under = overflowed(node, size, after), (size > 0) & (after == 0)
+        place, op = (node.layer, node.role, self.step), listed_op(node)
+        self.tally.add("overflow", *place, size[over], len(size), op)
+        self.tally.add("underflow", *place, size[under], len(size), op)
 
     def lost(self) -> tuple[LostValues, ...]:
-        """Return what over- and underflowed, by layer and role."""
+        """Return what over- and underflowed, by layer, role and op."""
         return self.tally.lost()
 
     def overflow_counts(self) -> tuple[tuple[str, int], ...]:

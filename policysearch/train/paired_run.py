@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
-from policysearch.emulator.compile import compile_graph
+from policysearch.emulator.compile import Step, compile_graph
 from policysearch.graph import FloatArray, Node
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -51,16 +51,23 @@ class Moment:
 class PairedRun:
     """A step under `policy`, with its first loss scale, at moments of other trainings with `seed`.
 
-    `observer` is told of its roundings.
+    `observer` is told of its roundings. `step` is that step, where it is compiled already.
     """
 
     def __init__(
-        self, task: Task, model: Model, policy: Policy, seed: int, observer: Observer | None = None
+        self,
+        task: Task,
+        model: Model,
+        policy: Policy,
+        seed: int,
+        observer: Observer | None = None,
+        *,
+        step: Step | None = None,
     ) -> None:
         graph = task.tracing(model, task.batch_size).step_graph(policy)
         self._names = [name for name, _ in graph.outputs if name.startswith("grad:")]
         wanted = graph.wanting("loss", *self._names)
-        self._step = compile_graph(wanted, seed=seed, observer=observer)
+        self._step = step or compile_graph(wanted, seed=seed, observer=observer)
         self._model, self._seed, self._micro_batches = model, seed, task.accumulation_steps
         feed_constants(self._step, model)
         feed_scalars(self._step, initial_state(policy.loss_scale).scale)

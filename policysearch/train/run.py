@@ -12,6 +12,7 @@ from policysearch.graph import FloatArray
 from policysearch.rounding.rounder import Fast
 from policysearch.train.divergence import tail_mean
 from policysearch.train.lost_values import LostValues
+from policysearch.train.origin import Origin
 from policysearch.train.swamped import Swamped
 
 
@@ -27,11 +28,14 @@ class Run:
     where there are no classes to get right. `overflows` and `underflows` count, per layer, values
     that rounding made infinite (or saturated) or zero, in the steps 0, PROBE_INTERVAL,
     2 PROBE_INTERVAL and so on and in every step whose gradients were found not finite. `swamped`
-    counts updates that vanish, in the first of these; `lost` has all three by role. `fast` is what
+    counts updates that vanish, in the first of these; `lost` has all that was lost by role and op.
+    `origins` says where the first values that were not finite came from. `fast` is what
     ran; it changes no bit. A run that was stopped before its end has the same share of its tail as
     of its steps. `resumed_at` is how many of the steps a checkpoint had, where it went on from one.
     `validation_gain`: by how much the loss of a validation label is below that of the best constant
     predictor, mean and standard error over the labels, None where not known or not finite.
+    `validation_loss` is the mean loss on the validation part, counted in `loss_unit`, as training
+    losses are; `metric` is that of the task. Either is None where there is none, or not finite.
     """
 
     losses: NDArray[np.float64]
@@ -48,7 +52,11 @@ class Run:
     params: dict[str, FloatArray]
     fast: Fast
     resumed_at: int = 0
+    origins: tuple[Origin, ...] = ()
     validation_gain: tuple[float, float] | None = None
+    validation_loss: float | None = None
+    loss_unit: str = ""
+    metric: float | None = None
 
 
 def tail_of(losses: Sequence[float], tail_steps: int, share: float) -> float:

@@ -58,6 +58,9 @@ class Schedule:
     `peak_share` of the steps, and ends at 1/`end_divisor` of where it began; `three_phase` falls as
     long as it rose, to where it began, before it ends. The momentum is not cycled
     (`cycle_momentum=False`).
+
+    "recorded" is any scheduler, as a script has it: `shares` are its rates over the largest, step
+    by step; of another number of steps, those at the same share of the way.
     """
 
     kind: str = "constant"
@@ -76,6 +79,7 @@ class Schedule:
     start_divisor: float = 25.0
     end_divisor: float = 1e4
     three_phase: bool = False
+    shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind in REFUSED:
@@ -106,6 +110,8 @@ class Schedule:
     def _check_milestones(self) -> None:
         for step in self.milestones:
             number("schedule milestones", step, 1, LONGEST)
+        for share in self.shares:
+            number("schedule shares", share, 0.0, LARGEST_FACTOR)
         if any(later < step for step, later in pairwise(self.milestones)):
             raise InputError(f"schedule milestones: {list(self.milestones)}; expected rising steps")
 
@@ -121,6 +127,9 @@ class Schedule:
 
     def check_length(self, steps: int) -> None:
         """Raise InputError where the schedule cannot be that of a training of `steps`."""
+        if self.warmup_steps > steps:
+            given = f"schedule warmup_steps: {self.warmup_steps}"
+            raise InputError(f"{given}; expected at most the {steps} steps")
         used = self.warmup_steps + self.decay_steps
         if self.decay_steps and used > steps:
             raise InputError(
@@ -321,6 +330,11 @@ def _hf_stable_decay(row: Schedule, most: float, since: int, rest: int) -> float
     return most * max(0.0, left * (1.0 - row.final_factor) + row.final_factor)
 
 
+def _recorded(row: Schedule, most: float, since: int, rest: int) -> float:
+    count = len(row.shares)
+    return most * row.shares[min(since if rest == count else since * count // rest, count - 1)]
+
+
 RISE, LINE = ("warmup_steps", "warmup_factor"), "warmup_factor"
 CYCLE = ("peak_share", "start_divisor", "end_divisor", "three_phase", "shape")
 FALL = (*RISE, "period_steps", "final_factor")
@@ -369,6 +383,7 @@ KINDS: Mapping[str, Kind] = {
         "final_factor",
         "decay_steps",
     ),
+    "recorded": Kind(_recorded, "any scheduler that steps by number", ("shares",), "", "shares"),
 }
 
 REFUSED = ("plateau", "reduce_lr_on_plateau")

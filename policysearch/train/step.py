@@ -39,12 +39,17 @@ SMALLEST_BATCH = 2
 """Examples in a forward pass that is traced to be looked at: of one there is no variance."""
 
 
-def trace_forward(model: Model, batch_size: int) -> Graph:
-    """Return the forward pass of evaluation: sources as in `trace_step`, output "logits"."""
+def trace_forward(model: Model, batch_size: int, own_loss: bool = False) -> Graph:
+    """Return the forward pass of evaluation: sources as in `trace_step`, output "logits".
+
+    With `own_loss` a loss that the model returns itself is the output "loss".
+    """
     b = Builder()
     fed = model.emit_inputs(b, batch_size)
     fed |= emit_arrays(b, model.parameters()) | model.emit_statistics(b)
-    return b.graph({"logits": model.trace(b, fed, training=False).output})
+    traced = model.trace(b, fed, training=False)
+    losses = {"loss": traced.loss} if own_loss and traced.loss is not None else {}
+    return b.graph({"logits": traced.output, **losses})
 
 
 def trace_step(

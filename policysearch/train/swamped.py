@@ -7,15 +7,22 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policysearch.emulator.compile import Step
 from policysearch.formats import Format, Rounding, format_named
 from policysearch.graph import FloatArray, Graph, Node, size
-from policysearch.ops.source import state
-from policysearch.train.lost_values import LostValues, Tally
+from policysearch.ops.source import is_rate, state
+from policysearch.train.lost_values import Kind, LostValues, Tally
 
 UPDATE = "update of "
 """Before a parameter's name: the source that holds its last update."""
+
+EXACT = "exact "
+"""Before the name of a state kept below float32: the source of its last value, unrounded."""
+
+DECAYS = ("adam_step", "adam_shrunk", "lion_step")
+"""Ops that shrink a parameter by the learning rate times `weight_decay`, apart from gradients."""
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -200, 128
 """Beyond the exponents of every float32 number; zero counts as having the lowest."""
@@ -48,12 +55,18 @@ def with_update_sources(graph: Graph) -> Graph:
     """Return the step with, for each parameter, its update in the source UPDATE + its name.
 
     That is the node of the new parameter once more, in float32, from zeros in the parameter's
-    place; the decay of AdamW, which is a share of the parameter, is no part of it. All other
-    nodes keep their place, and with it their bits.
+    place; the decay of AdamW, which is a share of the parameter, is no part of it. States below
+    float32 have their new values in EXACT + their name. All other nodes keep their place, and with
+    it their bits.
     """
     nodes, updates = list(graph.nodes), list(graph.updates)
     for old, new in graph.updates:
         parameter, new_value = graph.nodes[old], graph.nodes[new]
+        if _is_low_state(parameter):
+            at = len(nodes)
+            nodes.append(replace(parameter, id=at, name=EXACT + parameter.name, format="float32"))
+            nodes.append(replace(_unrounded(graph, new_value), id=at + 1))
+            updates.append((at, at + 1))
         if parameter.op.name != "parameter":
             continue
         shape = ("shape", parameter.shape)
@@ -66,6 +79,25 @@ def with_update_sources(graph: Graph) -> Graph:
         nodes.append(replace(exact, id=at + 1, inputs=(at, *new_value.inputs[1:])))
         updates.append((at, at + 1))
     return replace(graph, nodes=tuple(nodes), updates=tuple(updates))
+
+
+def _is_low_state(source: Node) -> bool:
+    return source.op.name == "state" and source.format != "float32"
+
+
+def _unrounded(graph: Graph, new_value: Node) -> Node:
+    """Return the node of a new value as it is before it is rounded to where it is kept."""
+    computed = graph.nodes[new_value.inputs[0]] if new_value.op.name == "cast" else new_value
+    return replace(computed, format="float32", rounding=Rounding())
+
+
+def decay_of(graph: Graph, new: Node) -> tuple[Node, Node] | None:
+    """Return the node that applies a decoupled decay to a parameter, and its rate; None if none."""
+    for node in (new, *graph.inputs_of(new)):
+        if node.op.name in DECAYS and node.attributes.get("weight_decay"):
+            rates = [i for i in graph.inputs_of(node) if i.shape == () and is_rate(i)]
+            return (node, rates[0]) if rates else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -103,6 +135,8 @@ class SwampedCounter:
         for node, _ in _parameters_with_rounding(step.graph):
             self._before[node.name] = step.arrays[node.name].copy(order="K")
             step.arrays[UPDATE + node.name][...] = 0.0
+        for node, _ in _low_states(step.graph):
+            self._before[node.name] = step.arrays[node.name].copy(order="K")
 
     def after(self, step: Step, index: int, factor: float) -> None:
         """Count the updates of step `index`, and those `factor` times as large."""
@@ -118,17 +152,48 @@ class SwampedCounter:
             half = half_unit(self._before[node.name], format_named(node.format))
             moving = update > 0.0
             small = update[moving & (update < half)]
-            count = self._tally.add("swamped", node.layer, "update", index, small, update.size)
+            count = self._add("swamped", node, index, small)
+            self._add_decay(step, node, index, update < half)
             swamped += count
             if factor != 1.0:
                 update *= np.float32(factor)
                 count = int(np.count_nonzero(moving & (update < half)))
             projected[node.layer] += count
+        for node, rounding in _low_states(step.graph):
+            if rounding.mode != "stochastic":
+                self._add_state(step, node, index)
         self._shares.append((index, swamped / self._sizes.total()))
         self._projected = dict(projected)
 
+    def _add(self, kind: Kind, node: Node, index: int, small: FloatArray) -> int:
+        of = size(node.shape)
+        return self._tally.add(kind, node.layer, "update", index, np.ravel(small), of)
+
+    def _add_state(self, step: Step, node: Node, index: int) -> None:
+        """Count changes of a state too small to move it as it is kept."""
+        before = self._before[node.name]
+        change = np.abs(step.arrays[EXACT + node.name] - before)
+        half = half_unit(before, format_named(node.format))
+        self._add("state", node, index, change[(change > 0.0) & (change < half)])
+
+    def _add_decay(self, step: Step, node: Node, index: int, still: NDArray[np.bool_]) -> None:
+        """Count decays too small to move a parameter, which its update leaves `still`."""
+        graph = step.graph
+        new = next(graph.nodes[new] for old, new in graph.updates if old == node.id)
+        found = decay_of(graph, new)
+        if found is None or found[1].name not in step.arrays:
+            return
+        decays, rate = found
+        share = float(step.arrays[rate.name]) * decays.attributes["weight_decay"]
+        decay = np.abs(self._before[node.name]) * np.float32(share)
+        small = (decay > 0.0) & (
+            decay < half_unit(self._before[node.name], format_named(node.format))
+        )
+        # decayed in an operation of its own it is stored before the update is added
+        self._add("decay", node, index, decay[small if decays is not new else small & still])
+
     def lost(self) -> tuple[LostValues, ...]:
-        """Return the swamped updates by layer, as they were, not projected."""
+        """Return swamped updates, decays and states by layer, as they were, not projected."""
         return self._tally.lost()
 
     def swamped(self) -> Swamped:
@@ -146,6 +211,17 @@ def _parameters_with_rounding(graph: Graph) -> list[tuple[Node, Rounding]]:
     """Return, for each parameter, its source and how its new value is rounded."""
     pairs = [(graph.nodes[old], graph.nodes[new]) for old, new in graph.updates]
     return [(old, new.rounding) for old, new in pairs if old.op.name == "parameter"]
+
+
+def _low_states(graph: Graph) -> list[tuple[Node, Rounding]]:
+    """Return, for each state kept below float32, its source and how its new value is rounded."""
+    pairs = [(graph.nodes[old], graph.nodes[new]) for old, new in graph.updates]
+    names = {node.name for node in graph.nodes if node.op.kind == "source"}
+    return [
+        (old, new.rounding)
+        for old, new in pairs
+        if _is_low_state(old) and EXACT + old.name in names
+    ]
 
 
 def half_unit(values: FloatArray, fmt: Format) -> FloatArray:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -34,14 +34,22 @@ from policysearch.train.labels import (
 from policysearch.train.schedule import CONSTANT, Schedule
 from policysearch.train.step import SMALLEST_BATCH, Tracing, trace_forward, trace_step
 from policysearch.train.user_code import (
+    Metric,
+    check_metric,
+    check_metric_name,
+    described,
     found_from,
     is_user_code,
+    metric_name,
+    metric_of,
     own_dataset,
     own_model,
     said_without_folder,
     value_of,
 )
-from policysearch.values import InputError, number, one_of, to_plain
+from policysearch.values import InputError, brief, number, one_of, to_plain
+
+Array = NDArray[Any]
 
 DEEPEST = 10_000
 """Most hidden layers of a net."""
@@ -73,7 +81,15 @@ class Task:
     CPUs. `groups` are parameters with a rate or decay of their own, and frozen ones. With
     `accumulation_steps` k a step takes k micro-batches of `batch_size`: it sums the gradients of
     their losses over k, each gradient in the format its parameter is stored in, and updates once;
+    its loss is their mean. `metric` is a number of your own on the validation part, as
+    "file.py:function" of the outputs, float32 [count, ...], and the labels, or such a function in
+    Python: **that runs the file**.
     its loss is their mean.
+
+    `script` is "file.py:function" of a function that returns what `policysearch.from_loader`,
+    `from_trainer` or `from_lightning` gives: **that runs the file**. Model and data are the
+    script's, and so is every key that is not given, `study.baseline` too. It is a key of study
+    files: in Python `policysearch.study_of` makes a study of one.
     """
 
     model: str | Model = "lenet5"
@@ -102,13 +118,26 @@ class Task:
     clip_value: float | None = None
     groups: tuple[Group, ...] = ()
     accumulation_steps: int = 1
+    metric: str | Metric = ""
+    script: str = ""
+
+    def __repr__(self) -> str:
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if field.name == "model" or getattr(self, field.name) != field.default
+        ]
+        return brief(f"Task({', '.join(given)})")
 
     def __post_init__(self) -> None:
+        if self.script:
+            raise InputError(f"script: {self.script!r}; expected it in a study file")
         if isinstance(self.model, str) and not is_user_code(self.model):
             one_of("model", self.model, MODELS)
         if isinstance(self.data, str) and not is_user_code(self.data):
             one_of("data", self.data, LOADERS)
         check_name(self.loss)
+        check_metric_name(self.metric)
         one_of("attention", self.attention, get_args(Attention))
         self._check_values()
         one_of("optimizer", self.optimizer, trained())
@@ -152,7 +181,9 @@ class Task:
         model = found_from(folder, model) if isinstance(model, str) else model
         data = found_from(folder, data) if isinstance(data, str) else data
         rules = tuple(found_from(folder, r) if isinstance(r, str) else r for r in self.graph_rules)
-        return replace(self, model=model, data=data, graph_rules=rules)
+        metric = self.metric
+        metric = found_from(folder, metric) if isinstance(metric, str) else metric
+        return replace(self, model=model, data=data, graph_rules=rules, metric=metric)
 
     def with_steps(self, steps: int) -> Task:
         """Return the same recipe over `steps` steps, its tail and schedule stretched with it."""
@@ -186,6 +217,15 @@ class Task:
     def clipping(self) -> Clipping:
         """What the unscaled gradients are clipped to."""
         return Clipping(self.clip_norm, self.clip_value)
+
+    @property
+    def metric_name(self) -> str:
+        """What the metric is called; "" where there is none."""
+        return metric_name(self.metric)
+
+    def measured(self, outputs: Array, labels: Array) -> float | None:
+        """Return the metric of outputs and labels; None without one, and where it is not finite."""
+        return metric_of(self.metric, outputs, labels) if self.metric else None
 
     @property
     def loop_notes(self) -> tuple[str, ...]:
@@ -234,6 +274,10 @@ class Task:
         outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
         check_labels(self.loss, model, dataset, of_one_example(outputs, 2))
         by_parameter(self.groups, model.parameters())
+        if self.metric and (not outputs or outputs[0] % SMALLEST_BATCH):
+            given = f"metric: {model.name} gives {list(outputs) or 'its loss alone'}"
+            raise InputError(f"{given}; expected a net that gives outputs, examples first")
+        check_metric(self.metric, of_one_example(outputs, SMALLEST_BATCH), dataset.validation[1])
         return model
 
     def tracing(self, model: Model, batch_size: int) -> Tracing:
@@ -249,7 +293,7 @@ class Task:
             check_fits(own, dataset)
             return self._attending(own)
         shape = dataset.image_shape
-        model = MODELS[self.model](shape, dataset.classes, self.activation, self.widths)
+        model = MODELS[self.model](shape, dataset.outputs, self.activation, self.widths)
         whole = dataset.images.dtype == np.int64
         if model.whole != whole:
             given, valid = ("tokens", "images") if whole else ("images", "tokens")
@@ -278,11 +322,14 @@ class Task:
 
         The place of the files is left out, and a model and data set have fingerprints of their own.
         """
-        named = replace(self, model="lenet5", data="digits32", graph_rules=())
+        named = replace(self, model="lenet5", data="digits32", graph_rules=(), metric="")
         fields: dict[str, Any] = json.loads(json.dumps(to_plain(named)))
-        del fields["data_folder"], fields["graph_rules"]
+        for name in ("data_folder", "graph_rules", "metric", "script"):
+            del fields[name]
         fields["loss"] = self.loss or USUAL_LOSS
         fields["schedule"] = self.schedule.to_plain()
+        if self.metric:
+            fields |= described(self.metric)
         if self.graph_rules:  # left out otherwise, as of older runs; what they do is the model's
             fields["graph_rules"] = [_said(rule) for rule in self.graph_rules]
         if self.attention == WRITTEN:  # so, too, what older runs had no word for
@@ -314,9 +361,6 @@ def _rule(given: str | Rule) -> Rule:
     return value_of("rule", given, Rule)
 
 
-Array = NDArray[Any]
-
-
 def check_fits(model: Model, dataset: Dataset) -> None:
     """Raise InputError where inputs or labels of the data set are not those the model takes."""
     where = f"data set {dataset.name}"
@@ -326,7 +370,9 @@ def check_fits(model: Model, dataset: Dataset) -> None:
         given = f"{len(dataset.inputs)} inputs"
         raise InputError(f"{where}: {given}; model {model.name} expected {len(taken)}: {names}")
     for place, (item, array) in enumerate(zip(taken, dataset.inputs, strict=True)):
-        _check_input(f"{where}, inputs[{place}]", f"{item.name} of model {model.name}", item, array)
+        named = f"{item.name} of model {model.name}"
+        ends = dataset.extremes(place) if item.below else (0.0, 0.0)
+        _check_input(f"{where}, inputs[{place}]", named, item, array, ends)
     for item in model.inputs:
         if item.name == model.labels:
             _check_shape(f"{where}, labels", item, dataset.labels)
@@ -340,13 +386,16 @@ def _check_shape(where: str, item: Input, array: Array) -> None:
         raise InputError(f"{where}: {given}; expected {expected}")
 
 
-def _check_input(where: str, named: str, item: Input, array: Array) -> None:
+def _check_input(
+    where: str, named: str, item: Input, array: Array, extremes: tuple[float, float]
+) -> None:
     _check_shape(where, item, array)
     if item.whole != (array.dtype == np.int64):
         expected = "int64" if item.whole else "float32"
         raise InputError(f"{where}: {array.dtype}; expected {expected} for {named}")
-    if item.below and (array.min() < 0 or array.max() >= item.below):
-        worst = array.min() if array.min() < 0 else array.max()
+    least, most = extremes
+    if item.below and (least < 0 or most >= item.below):
+        worst = int(least if least < 0 else most)
         raise InputError(f"{where}: {worst}; expected 0 to {item.below - 1} for {named}")
 
 

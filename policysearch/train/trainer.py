@@ -25,11 +25,12 @@ from policysearch.train.feeding import (
     feed_masks,
     feed_rates,
     feed_scalars,
+    feed_state,
     micro_batches,
 )
 from policysearch.train.loss_scale import initial_state, next_state, skips_update
-from policysearch.train.lost_values import Probe, Tally
-from policysearch.train.swamped import SwampedCounter, with_update_sources
+from policysearch.train.observations import Observations, observed_graph
+from policysearch.train.origin import Where
 from policysearch.train.tasks import Task
 
 PROBE_INTERVAL = 20
@@ -41,16 +42,24 @@ class Trainer:
 
     A phase of the policy is compiled when it begins, twice: with every rounding observed, and
     without. The two take turns in one arena, and so do the phases; all share parameters and state.
+    Unless it `records` nothing is observed.
     """
 
     def __init__(
-        self, model: Model, task: Task, policy: Policy, seed: int, fast: Fast | None = None
+        self,
+        model: Model,
+        task: Task,
+        policy: Policy,
+        seed: int,
+        fast: Fast | None = None,
+        *,
+        records: bool = True,
     ) -> None:
         self.model, self.task, self.policy, self.seed = model, task, policy, seed
         self.fast = check_fast(fast)
         self.scale_state = initial_state(policy.loss_scale)
         self.updates_done = self.step_index = 0
-        self.probe, self.watch = Probe(), SwampedCounter()
+        self.observations, self.records = Observations(), records
         self.arena, self._tracing = Arena(), task.tracing(model, task.batch_size)
         self._compiled: dict[tuple[bool, bool], Step] = {}
         self._shared: dict[str, Array] = {}
@@ -71,19 +80,20 @@ class Trainer:
     def _compile(self, phase: Policy) -> None:
         """Compile the steps of `phase` in the place of those of the phase before."""
         self._compiled.clear()
+        self.observations.begin_phase()
         statistics = (NEXT + spec.name for spec in self.model.statistics())
-        graphs = self._tracing.step_graphs(phase)
+        graphs = self._graphs = self._tracing.step_graphs(phase)
         wanted = ("loss", *statistics)
         sources = self._shared
         for observed, last in product((True, False), (True, False)[: len(graphs)]):
             graph = graphs[0].wanting("finite", *wanted) if last else graphs[1].wanting(*wanted)
             # the one that needs more of the arena comes first
             self._compiled[observed, last] = step = compile_graph(
-                with_update_sources(graph) if observed and last else graph,
+                observed_graph(graph) if observed and last else graph,
                 seed=self.seed,
                 fast=self.fast,
                 sources=sources,
-                observer=self.probe if observed else None,
+                observer=self.observations.probe if observed else None,
                 arena=self.arena,
             )
             sources = step.arrays
@@ -92,17 +102,22 @@ class Trainer:
         feed_constants(step, self.model)
 
     def load(self, params: Mapping[str, Array]) -> None:
-        """Write the initial arrays (logical, by name), rounded to where they are kept."""
+        """Write the initial arrays (logical, by name), rounded to where they are kept.
+
+        The optimizer goes on from the state that the model starts with.
+        """
         specs = (*self.model.parameters(), *self.model.statistics())
         check_initial(specs, params)
         for spec in specs:
             self._shared[spec.name][...] = params[spec.name]
+        feed_state(self._shared, self.model)
+        self.updates_done = self.model.updates_done
         self._enter(self.phase)
 
     def checkpoint(self, of: str, taken: Taken) -> Checkpoint:
         """Return all that the steps after those `taken` depend on, of the training `of`."""
-        probed, watched = self.probe.tally.rows, self.watch.counts
-        state = State(of, VERSION, self.updates_done, self.scale_state, probed, watched)
+        seen = self.observations.so_far
+        state = State(of, VERSION, self.updates_done, self.scale_state, seen)
         arrays = {name: np.array(array, order="C") for name, array in self._shared.items()}
         return Checkpoint(state, list(taken), arrays)
 
@@ -119,8 +134,7 @@ class Trainer:
             array[...] = checkpoint.arrays[name]
         state = checkpoint.state
         self.updates_done, self.scale_state = state.updates_done, state.scale
-        self.probe.tally = Tally(state.probed)
-        self.watch = SwampedCounter(state.watched)
+        self.observations.restore(state.seen)
 
     def params(self) -> dict[str, Array]:
         """Return copies of the parameters and running statistics as they are kept now."""
@@ -136,33 +150,71 @@ class Trainer:
         if any(phase.first_step == self.step_index for phase in self.policy.phases):
             self._enter(self.policy.at_step(self.step_index))
         config, scale = self.policy.loss_scale, self.scale_state.scale
-        probed = self.step_index % PROBE_INTERVAL == 0
+        probed = self.records and self.step_index % PROBE_INTERVAL == 0
         before = self.moving()
+        if self.records:
+            self.observations.keep(self._shared)
         executable, loss = self.forward_backward(probed, inputs, labels, scale)
         finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
-        if not finite and not probed:
+        if not finite and not probed and self.records:
             # What overflowed where is counted in every step that is not finite. The forward and
             # backward pass can be run again, then with its roundings observed.
             self.put_back(before)
             executable, loss = self.forward_backward(True, inputs, labels, scale)
         skipped = skips_update(config, finite)
+        batch = inputs, labels, scale
+        if not np.isfinite(loss):
+            self._trace("loss", skipped, *batch)
+        elif not finite:
+            self._trace("gradients", skipped, *batch)
         if not skipped:
             self._apply_updates(executable, probed)
+            if self.records and self.observations.is_broken(self._parameters()):
+                self._trace("update", False, *batch)
+                self.observations.ended = True
+            self.updates_done += 1
         self.scale_state = next_state(config, self.scale_state, finite, self.step_index)
         self.step_index += 1
         return loss, scale, skipped
 
     def _apply_updates(self, executable: Step, probed: bool) -> None:
+        watch = self.observations.watch
         if probed:
-            self.watch.before(executable)
+            watch.before(executable)
         executable.apply_updates()
-        self.updates_done += 1
         if probed:
             rate = self.task.rate_at(self.step_index)
             # An update is proportional to the rate, so that what is lost at the smallest rate of
             # the schedule can be told from an update at the present one.
             factor = self.task.smallest_rate / rate if rate else 1.0
-            self.watch.after(executable, self.step_index, factor)
+            watch.after(executable, self.step_index, factor)
+
+    def _parameters(self) -> list[Array]:
+        return [self._shared[spec.name] for spec in self.model.parameters()]
+
+    def _trace(
+        self, found: Where, skipped: bool, inputs: Sequence[Array], labels: Array, scale: float
+    ) -> None:
+        """Take the step again from what it began with, and note where its first failure began."""
+        seen = self.observations
+        if not self.records or not seen.wants(found, skipped):
+            return
+        now = {name: array.copy(order="K") for name, array in self._shared.items()}
+        self.put_back(seen.kept)
+        for array in self._sums:
+            array[...] = 0.0
+        count, sources = self.task.accumulation_steps, self._compiled[False, True].arrays
+        for place, batch in enumerate(micro_batches(inputs, labels, count)):
+            last = place == count - 1
+            tracer = seen.tracer(last, self._graphs[not last], self.seed, self.fast, sources)
+            self._run(tracer.step, place + self.step_index * count, *batch, scale)
+            if seen.origins.add(tracer.traced(), self.step_index, found, skipped):
+                break
+            if not last:
+                tracer.step.apply_updates()
+            for spec in self.model.statistics():
+                self._shared[spec.name][...] = tracer.step.value(NEXT + spec.name)
+        self.put_back(now)
 
     def moving(self) -> dict[str, Array]:
         """Return copies of what `forward_backward` moves: statistics, and the states of scales."""
@@ -204,7 +256,7 @@ class Trainer:
     ) -> None:
         """Run one micro-batch, the `number`-th of the training."""
         # The counter of stochastic rounding: the same bits whichever executable takes the step.
-        executable.step_index, self.probe.step = number, self.step_index
+        executable.step_index, self.observations.probe.step = number, self.step_index
         feed_inputs(executable, self.model, inputs, labels)
         feed_masks(executable, self.seed, number)
         # Adam's bias correction counts updates, not steps, as in torch.
@@ -235,4 +287,5 @@ class Trainer:
             seed=self.seed,
             fast=self.fast,
             arena=self.arena,
+            metric=self.task.measured if self.task.metric else None,
         )

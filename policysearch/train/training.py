@@ -41,18 +41,19 @@ def train(
     fast: Fast | None = None,
     until: int | None = None,
     checkpoint: Path | None = None,
+    records: bool = True,
 ) -> Run:
     """Train `task` under `policy` on `dataset` and return what came of it.
 
     The seed fixes initial parameters and batches, whatever the policy, so runs with one seed are
     paired. `model` replaces the task's own; `initial` parameters and `batch_indices`
-    [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. BLAS
-    runs on one thread: more would change the bits. The run is stopped after `until` of the steps;
-    `checkpoint` is the file that it is then kept in, and gone on from to the same bits, until it
-    has ended. Raises InputError where the policy does not fit the model.
+    [steps, batch_size] into the training part replay a given run. `fast` as in `check_fast`. The
+    run is stopped after `until` of the steps; `checkpoint` is the file that it is then kept in, and
+    gone on from to the same bits, until it has ended. What it loses is counted only if it
+    `records`, which changes no bit. InputError where the policy does not fit the model.
     """
     model = task.build_model(dataset) if model is None else model
-    trainer = Trainer(model, task, policy, seed, fast)
+    trainer = Trainer(model, task, policy, seed, fast, records=records)
     initial = initial_parameters(model, seed, jitter) if initial is None else initial
     trainer.load(initial)
     if batch_indices is None:
@@ -92,11 +93,10 @@ def _take_steps(
     progress: Progress | None,
 ) -> bool:
     """Take the steps that are not `taken` yet; return whether the run diverged in the last."""
-    inputs, labels = dataset.train
     losses = [loss for loss, _, _ in taken]
     skipped = [skip for _, _, skip in taken]
     for indices in batch_indices[len(taken) :]:
-        taken.append(trainer.step([array[indices] for array in inputs], labels[indices]))
+        taken.append(trainer.step(*dataset.batch(indices)))
         losses.append(taken[-1][0])
         skipped.append(taken[-1][2])
         if progress is not None:
@@ -116,7 +116,7 @@ def _run(
     share: float,
 ) -> Run:
     losses, scales, skipped = zip(*taken, strict=True)
-    found = trainer.evaluate(*dataset.validation)
+    found, seen = trainer.evaluate(*dataset.validation), trainer.observations
     tail = math.inf if diverged else tail_of(losses, trainer.task.tail_steps, share)
     return Run(
         losses=np.array(losses, np.float64),
@@ -125,12 +125,16 @@ def _run(
         tail_loss=tail,
         validation_accuracy=found.accuracy,
         validation_gain=found.below_constant(dataset),
+        validation_loss=found.mean_loss,
+        loss_unit=found.unit,
+        metric=found.metric,
         diverged=tail == math.inf,
         diverged_at=len(taken) - 1 if tail == math.inf else None,
-        overflows=trainer.probe.overflow_counts(),
-        underflows=trainer.probe.underflow_counts(),
-        swamped=trainer.watch.swamped(),
-        lost=trainer.probe.lost() + trainer.watch.lost(),
+        overflows=seen.probe.overflow_counts(),
+        underflows=seen.probe.underflow_counts(),
+        swamped=seen.watch.swamped(),
+        lost=seen.lost(),
+        origins=seen.origins.rows,
         params=trainer.params(),
         fast=trainer.fast,
         resumed_at=resumed_at,

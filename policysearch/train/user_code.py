@@ -1,12 +1,15 @@
-"""Functions of the user's own files, named in a study as "file.py:function": nets and data."""
+"""Functions of the user's own files, "file.py:function" in a study: nets, data and metrics."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -15,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
+from policysearch.graph import Shape
 from policysearch.nn.model import Model
 from policysearch.ops.loss import IGNORED
 from policysearch.values import InputError, shown
@@ -197,3 +201,67 @@ def _array(where: str, value: Any) -> NDArray[Any]:
         return array.astype(np.int64)
     given = f"{type(value).__name__} of {array.dtype}"
     raise InputError(f"{where}: {given}; expected an array or tensor of numbers, examples first")
+
+
+SAMPLE = 8
+"""Examples that a metric is tried on."""
+
+Metric = Callable[[NDArray[Any], NDArray[Any]], float]
+"""Of the outputs of the validation part, float32 [count, ...], and its labels: one number."""
+
+
+def metric_name(given: str | Metric) -> str:
+    """Return what a metric is called: "file.py:function" without the folder, or its own name."""
+    if isinstance(given, str):
+        return said_without_folder(given)
+    return str(getattr(given, "__name__", type(given).__name__))
+
+
+def described(given: str | Metric) -> dict[str, str]:
+    """Return what a record says of a metric: its name and, of one in a file, the text's SHA-256."""
+    fields = {"metric": metric_name(given)}
+    path = Path(given.rpartition(":")[0]) if isinstance(given, str) else None
+    if path is not None and path.is_file():
+        fields["metric_source"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return fields
+
+
+def check_metric_name(given: str | Metric) -> None:
+    """Raise InputError for what is neither a function of the user's nor the name of one."""
+    if not callable(given) and given and not is_user_code(given):
+        raise InputError(f"metric: {shown(given)}; expected file.py:function")
+
+
+def metric_of(given: str | Metric, outputs: NDArray[Any], labels: NDArray[Any]) -> float | None:
+    """Return the metric of these outputs and labels; None where it is not finite.
+
+    InputError, in one line, for a function that is not there, fails, or returns no number.
+    """
+    where = f"metric: {metric_name(given)}"
+    function: Any = given
+    if isinstance(given, str):
+        path, _, name = given.rpartition(":")
+        function = function_of("metric", path, name)
+    try:
+        value: Any = function(outputs, labels)
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{where}: {said}; expected a number of outputs and labels") from None
+    if isinstance(value, np.ndarray) and value.shape == ():
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        kind = type(value).__name__
+        raise InputError(f"{where} returned {kind} {shown(value)}; expected a number")
+    return float(value) if math.isfinite(value) else None
+
+
+def check_metric(given: str | Metric, outputs: Shape, labels: NDArray[Any]) -> None:
+    """Raise InputError where a metric cannot be had of zeros, outputs [shape of one], and labels.
+
+    So it is said before anything is trained.
+    """
+    if not given:
+        return
+    few = labels[:SAMPLE]
+    zeros = np.zeros((len(few), *outputs), np.float32)
+    metric_of(given, zeros, few)

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,14 +19,14 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from policysearch.nn.chain import Chain
 from policysearch.nn.model import DRAWN, DROPPED, OWN_LOSS, Model
-from policysearch.policy.policy import Policy
 from policysearch.train.feeding import batch_order, dropout_mask, initial_parameters
 from policysearch.train.groups import Group, by_parameter, rate_and_decay
 from policysearch.train.losses import LOSSES, loss_of
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from policysearch.verify.gpu_rounding import AsAGpu
-from policysearch.verify.torch_optimizer import torch_optimizer
+from policysearch.verify.torch_optimizer import EmulatedDraws, torch_optimizer
+from policysearch.verify.torch_trace import Trace, scale_events
 from policysearch.verify.torch_twin import Twin
 from policysearch.verify.verdict import FILE, JOB, RESULT, Job
 
@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
     dataset = job.task.load_dataset()
     model = job.task.build_model(dataset)
     module = _module(model, job.source)
-    _load(module, initial_parameters(model, job.seed))
+    loaded(module, initial_parameters(model, job.seed))
     grouped = by_parameter(job.task.groups, model.parameters())
     for name, parameter in module.named_parameters():
         if name in grouped and grouped[name].frozen:
@@ -79,11 +79,13 @@ def main(folder: Path) -> None:
     # a part of the user's net that is no layer computes nothing
     module = exported.apply_policy(module, strict=isinstance(model, Chain), device_type=kind)
     dtypes = _watched(module)
-    scaler = exported.make_grad_scaler(kind)
-    steps = list(_steps(job, model, dataset, module, scaler, dropout, grouped))
+    scaler, trace = exported.make_grad_scaler(kind), Trace()
+    steps = list(_steps(job, model, dataset, module, exported, scaler, dropout, grouped, trace))
     leaves = [name for name, part in module.named_modules() if not list(part.children())]
     result = {"steps": steps, "dtypes": dtypes, "same_keys": keys == list(module.state_dict())}
-    (folder / RESULT).write_text(json.dumps({**result, "keys": len(keys), "leaves": leaves}))
+    counts = {"keys": len(keys), "leaves": leaves}
+    seen = {"calls": trace.calls, "events": scale_events(exported, kind)}
+    (folder / RESULT).write_text(json.dumps({**result, **seen, **counts}))
 
 
 def _as_the_policy_says() -> None:
@@ -120,7 +122,7 @@ def _module(model: Model, source: Any) -> Any:
     return maker if isinstance(maker, torch.nn.Module) else maker()
 
 
-def _load(module: Any, arrays: Mapping[str, Any]) -> None:
+def loaded(module: Any, arrays: Mapping[str, Any]) -> None:
     """Give the parameters and running statistics their initial values."""
     there = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with torch.no_grad():
@@ -166,21 +168,22 @@ def _steps(
     model: Model,
     dataset: Any,
     module: Any,
+    exported: Any,
     scaler: Any,
     dropout: _Dropout,
     grouped: Mapping[str, Group],
+    trace: Trace,
 ) -> Iterator[Any]:
-    """Yield (loss, scale, skipped) of every step."""
+    """Yield (loss, scale, skipped) of every step; the first is traced."""
     task, (inputs, labels) = job.task, dataset.train
-    updated = _Updated(job.policy, list(module.parameters()))
+    updated = _Updated(job.policy.optimizer_order == "eager", list(module.parameters()))
     tensors = dict(zip(dict(module.named_parameters()), updated.tensors, strict=True))
-    optimizer = _optimizer(task, job.policy, tensors, grouped)
+    optimizer, begin = _stored_as_emulated(job, model, exported, tensors, grouped)
     nodes = task.tracing(model, task.batch_size).float32.nodes
     masks = sum(n.op.kind == "source" and DROPPED in n.attributes for n in nodes)
     if any(n.op.kind == "source" and DRAWN in n.attributes for n in nodes):
         raise InputError("noise drawn in forward: of torch's own; expected none but dropout masks")
-    order = batch_order(task, dataset, job.seed)
-    for step, indices in enumerate(order):
+    for step, indices in enumerate(batch_order(task, dataset, job.seed)):
         for group in optimizer.param_groups:
             group["lr"] = task.rate_at(step, group["rate_factor"])
         module.zero_grad()
@@ -188,17 +191,39 @@ def _steps(
         for place, part in enumerate(indices.reshape(task.accumulation_steps, -1)):
             dropout.begin(step * task.accumulation_steps + place)
             batch = [torch.from_numpy(x[part]).to(job.place) for x in (*inputs, labels)]
-            with AsAGpu() if job.place == "cpu" else contextlib.nullcontext():
+            with _as_a_gpu(job.place), contextlib.nullcontext() if step or place else trace:
                 loss = _loss(task, model, module, batch[:-1], batch[-1])
                 share = loss / task.accumulation_steps if task.accumulation_steps > 1 else loss
                 scaler.scale(share).backward()
             losses.append(loss.item())
             _check_masks(dropout.drawn, masks)
         updated.take_gradients()
+        begin(step)
         _clip(task, scaler, optimizer, updated.tensors)
         scaler.step(optimizer)
         scaler.update()
         yield sum(losses) / len(losses), scale, scaler.skipped > skipped
+
+
+def _stored_as_emulated(
+    job: Job,
+    model: Model,
+    exported: Any,
+    tensors: Mapping[str, Any],
+    grouped: Mapping[str, Group],
+) -> tuple[Any, Callable[[int], None]]:
+    """Return the optimizer, by the file where that rounds updates, and what every step is told."""
+    optimizer = _optimizer(job, tensors, grouped)
+    if job.policy.rounding.update.mode != "stochastic":
+        return optimizer, lambda step: None
+    exported.store_updates(optimizer)
+    exported.random_bits = EmulatedDraws(job.task, model, job.policy, job.seed, tensors)
+    return optimizer, exported.random_bits.begin
+
+
+def _as_a_gpu(place: str) -> Any:
+    """Return what has a CPU round as a GPU does; nothing on another place."""
+    return AsAGpu() if place == "cpu" else contextlib.nullcontext()
 
 
 def _clip(task: Task, scaler: Any, optimizer: Any, parameters: list[Any]) -> None:
@@ -218,9 +243,11 @@ class _Updated:
     but in what is left at a tensor's end, past a multiple of some 16 or 32 values, products first.
     """
 
-    def __init__(self, policy: Policy, parameters: list[Any]) -> None:
+    def __init__(self, eager: bool, parameters: list[Any]) -> None:
         self.parameters = parameters
-        self.tensors = [_filled_up(p) if p.dtype != torch.float32 else p for p in parameters]
+        narrow = (eager and p.dtype != torch.float32 for p in parameters)
+        pairs = zip(parameters, narrow, strict=True)
+        self.tensors = [_filled_up(p) if fills else p for p, fills in pairs]
 
     def take_gradients(self) -> None:
         """Give what is filled up the gradients of the parameters."""
@@ -298,10 +325,9 @@ def named_loss(name: str, logits: Any, targets: Any) -> Any:
     return FUNCTIONS[name](logits, targets.reshape(logits.shape).float())
 
 
-def _optimizer(
-    task: Task, policy: Policy, parameters: Mapping[str, Any], grouped: Mapping[str, Group]
-) -> Any:
+def _optimizer(job: Job, parameters: Mapping[str, Any], grouped: Mapping[str, Group]) -> Any:
     """Return torch's optimizer of the task, in a group for every rate and weight decay."""
+    task, policy = job.task, job.policy
     held: dict[tuple[float, float], list[Any]] = {}
     for name, parameter in parameters.items():
         group = grouped.get(name)
@@ -312,7 +338,9 @@ def _optimizer(
         {"params": params, "rate_factor": factor, "weight_decay": decay}
         for (factor, decay), params in held.items()
     ]
-    fused = None if policy.master_weights else policy.optimizer_order == "fused"
+    # where the file rounds what is stored, torch's optimizer has float32 alone
+    apart = policy.master_weights or policy.rounding.update.mode == "stochastic"
+    fused = None if apart else policy.optimizer_order == "fused"
     return torch_optimizer(task.build_optimizer(), groups, task.learning_rate, fused)
 
 

@@ -74,7 +74,9 @@ class Verdict:
     steps before the scales part, all of them where they do not; `borderline` says whether they part
     where a gradient is within BORDER of overflow. `dtypes` are those of the results of the target's
     submodules, `formats` what the policy asks of those that hold no others. `unlike` has a line for
-    what the target does otherwise in any case.
+    what the target does otherwise in any case. `calls` are those of torch in the first step with
+    their dtypes, `events` what the loss scale does where it is forced, `edits` what a file does
+    otherwise than the one that is exported now.
     """
 
     policy: Policy
@@ -90,6 +92,9 @@ class Verdict:
     state_keys: int
     same_keys: bool
     unlike: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    events: tuple[tuple[float, float], ...] = ()
+    edits: tuple[str, ...] = ()
 
     @property
     def here(self) -> Run:
@@ -129,7 +134,7 @@ class Verdict:
                 lines.append(f"{name}: results are {self.dtypes[name]}; expected {wanted}")
         if not self.same_keys:
             lines.append("state_dict: other keys than without the policy")
-        return tuple(lines)
+        return (*self.edits, *lines)
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -179,16 +184,18 @@ def verify(
     steps: int = 50,
     seed: int = 0,
     place: str = "cpu",
+    text: str | None = None,
 ) -> Verdict:
     """Train the policy as `target` runs it, here and, in another process, there on `place`.
 
-    Both have the same values and batches. Raises InputError where the target cannot run.
+    Both have the same values and batches. `text` is the file that trains there, that which is
+    exported now where there is none. Raises InputError where the target cannot run.
     """
     task, dataset = task.with_steps(steps), task.load_dataset()
     order = batch_order(task, dataset, seed)
     model, exporter = task.build_model(dataset), target_named(one_of("verify target", target, RUN))
     running = _on_place(exporter.runs(policy, model), place)
-    result = trained_in_torch(policy, task, model, seed, place)
+    result = trained_in_torch(policy, task, model, seed, place, text)
     first, *moved = emulator_runs(task, running, model, dataset, seed, order)
     there = np.array(result["steps"], np.float64).T
     ours = reference_of(first, moved, *there[1:])
@@ -205,12 +212,21 @@ def verify(
         skipped=skipped.astype(bool),
         compared=apart + border,  # the loss of that step is before its update
         borderline=border,
-        dtypes=result["dtypes"],
         formats=_formats(running, model, set(result["leaves"]) & set(result["dtypes"])),
-        state_keys=result["keys"],
-        same_keys=result["same_keys"],
+        **_told(result),
         unlike=(*exporter.losses(running, model), *_not_there(exporter.runs(policy, model), place)),
     )
+
+
+def _told(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a verdict that the training in the target says by itself."""
+    events = tuple((scale, value) for scale, value in result["events"])
+    counts = {
+        "dtypes": result["dtypes"],
+        "state_keys": result["keys"],
+        "same_keys": result["same_keys"],
+    }
+    return {**counts, "calls": tuple(result["calls"]), "events": events}
 
 
 def _on_place(running: Policy, place: str) -> Policy:
@@ -240,13 +256,13 @@ def _formats(policy: Policy, model: Model, names: set[str]) -> dict[str, str]:
 
 
 def trained_in_torch(
-    policy: Policy, task: Task, model: Model, seed: int, place: str
+    policy: Policy, task: Task, model: Model, seed: int, place: str, text: str | None = None
 ) -> dict[str, Any]:
-    """Return what the training with the exported file gave, in a fresh process."""
+    """Return what the training with the exported file gave, or with `text`, in a fresh process."""
     task.build_optimizer().in_torch()  # refused before a process starts
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / FILE).write_text(target_named("torch").export(policy, model))
+        (folder / FILE).write_text(text or target_named("torch").export(policy, model))
         source = None if isinstance(task.model, str) else getattr(model, "source", None)
         job = Job(task, target_named("torch").runs(policy, model), seed, source, place)
         (folder / JOB).write_bytes(pickle.dumps(job))

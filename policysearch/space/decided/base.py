@@ -122,7 +122,7 @@ def check_different(name: str, values: Sequence[object]) -> None:
 
 def with_layers(policy: Policy, at: Setting, **parts: Mapping[str, str]) -> Policy:
     """Return the policy with parts of the layers of some groups set, by group."""
-    set_to = {
+    set_to: dict[str, dict[str, Any]] = {
         layer: {part: given[group.name] for part, given in parts.items() if group.name in given}
         for group in at.groups
         for layer in group.layers

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.metadata
 import json
+import platform
 import re
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
@@ -23,6 +25,9 @@ _AFTERWARDS = ("commands", "cost", "search", "space", "study", "report", "export
 _AT_THE_TOP = ("__init__.py", "__main__.py", "api.py", "cli.py")
 _SUFFIXES = (".py", ".c", ".h", ".json")
 _PARTS = ("code", "libraries")
+
+PACKAGES = ("policysearch", "numpy", "optuna", "torch")
+"""Versions of these are recorded, as far as they are installed."""
 
 _C_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/|\s+|\w+|.', re.S)
 
@@ -108,6 +113,17 @@ def libraries() -> dict[str, str]:
     config: Any = np.show_config(mode="dicts")
     simd = config.get("SIMD Extensions", {}).get("found", [])
     return {"numpy": np.__version__, "blas": ", ".join(sorted(named)), "simd": " ".join(simd)}
+
+
+def maker() -> dict[str, str]:
+    """Return the versions and the machine that add to a journal from now on, by name."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def identity_of(

@@ -11,6 +11,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import optuna
@@ -130,6 +131,9 @@ class Records:
         self.format: int | None = None
         self.identities: list[dict[str, Any]] = []
         self.constant: Constant | None = None  # Journals of before have none.
+        self.makers: list[dict[str, str]] = []
+        self.times: list[tuple[str, str]] = []  # When trials started and ended.
+        self.references: dict[str, dict[str, str]] = {}
         for line in lines:
             self._read(line)
 
@@ -173,6 +177,10 @@ class Records:
             self.identities.append(value)
         elif kind == "format":
             self.format = _known_format(value)
+        elif kind == "made":
+            self.makers.append(value)
+        elif kind == "references":
+            self.references[rest] = value
         elif kind == "constant":
             self.constant = from_plain(Constant, value, key)
 
@@ -195,6 +203,7 @@ class Records:
             )
         )
         self._end(self.trials[-1])
+        self.times.append((str(record["datetime_start"]), str(record["datetime_complete"])))
         for seed, plain in attrs["runs"].items():
             key = RunKey(digest_of_runs(attrs["policy"], digest), int(seed))
             self.runs.setdefault(key, _outcome(plain))
@@ -209,6 +218,18 @@ class Records:
             self.format = FORMAT
         self._add_fact(f"identity:{len(self.identities)}", identity)
         self.identities.append(identity)
+
+    def add_maker(self, made: dict[str, str]) -> None:
+        """Record which versions and machine add from here on, unless they were the last to."""
+        if self.makers[-1:] != [made]:
+            self._add_fact(f"made:{len(self.makers)}", made)
+            self.makers.append(made)
+
+    def add_references(self, key: str, digests: Mapping[str, str]) -> None:
+        """Record which policies speedups are given against, by name: no view makes the model."""
+        if self.references.get(key) != digests:
+            self._add_fact(f"references:{key}", dict(digests))
+            self.references[key] = dict(digests)
 
     def add_constant(self, constant: Constant | None) -> None:
         """Record what the best constant predictor gets of the data, unless that is known."""
@@ -303,10 +324,20 @@ class Records:
             },
             constraints={"diverged": float(lost)},
         )
-        study.add_trial(trial)
+        study.add_trial(_lasting(trial, outcomes.values()))
         self.trials.append(replace(asked, number=self._trials_made))
         self._trials_made += 1
         self._end(self.trials[-1])
+
+
+def _lasting(
+    trial: optuna.trial.FrozenTrial, outcomes: Iterable[Outcome]
+) -> optuna.trial.FrozenTrial:
+    """Return the trial with a start, so that Optuna's tools show how long its runs trained."""
+    seconds = sum(run.wall_seconds for run in outcomes if isinstance(run, Measurement))
+    if trial.datetime_complete is not None:
+        trial.datetime_start = trial.datetime_complete - timedelta(seconds=seconds)
+    return trial
 
 
 def _known_format(value: Any) -> int:

@@ -1,15 +1,21 @@
-"""What is known of one policy of a study: its scores, why it failed, how it does later on."""
+"""What is known of one policy of a study: its scores, why it failed, how it does later on.
+
+And of all of them, what made them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import DIVERGED_GAP, GapCurve, Score, share_of
 from policysearch.policy.policy import CLIPPING, Policy, clipping_of, from_json
+from policysearch.train.origin import first_harm
+from policysearch.values import Shown, brief
 
 GROWTH = 3.0
 """A gap that grew more than this many times has not come to rest."""
@@ -25,7 +31,7 @@ SWAMPED = 0.1
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Shown):
     """One trained policy: `scores` holds one score per training seed, `seeds` says which.
 
     `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
@@ -42,6 +48,11 @@ class Trial:
     by_hand: bool = False
     start: bool = False
     seeds: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        cost = f"{self.cost.speedup:.2f}x modeled, {self.cost.memory_ratio:.2f}x memory"
+        gap = self.divergence if self.diverged else f"gap {self.loss_gap:+.1e} nats"
+        return brief(f"Trial({self.number}, {self.label!r}: {cost}, {gap}, seeds {self.seeds})")
 
     @cached_property
     def policy(self) -> Policy:
@@ -99,8 +110,22 @@ class Trial:
     @property
     def validation_accuracy(self) -> float | None:
         """Mean share of validation labels got right; None where there are no classes."""
-        shares = [s.validation_accuracy for s in self.scores if s.validation_accuracy is not None]
-        return math.fsum(shares) / len(shares) if shares else None
+        return _mean(score.validation_accuracy for score in self.scores)
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Mean loss on the validation part; None where a run has none."""
+        return _mean(score.validation_loss for score in self.scores)
+
+    @property
+    def metric(self) -> float | None:
+        """Mean of the task's metric; None where there is none."""
+        return _mean(score.metric for score in self.scores)
+
+    @property
+    def loss_unit(self) -> str:
+        """What losses and gaps are counted in."""
+        return next((score.loss_unit for score in self.scores if score.loss_unit), "nats")
 
     @property
     def skipped_steps(self) -> int:
@@ -133,6 +158,19 @@ class Trial:
         if not step or self.swamped_share < SWAMPED:
             return ""
         return f"updates vanish: {100 * self.swamped_share:.0f} % swamped at step {step}"
+
+    @property
+    def first_not_finite(self) -> str:
+        """Where the first value not finite came from, of the run where it came first; "" if none.
+
+        "" also in records older than that.
+        """
+        rows = zip((first_harm(s.origins) for s in self.scores), self.seeds, strict=False)
+        found = [(row, seed) for row, seed in rows if row is not None]
+        if not found:
+            return ""
+        first, seed = min(found, key=lambda pair: (pair[0].skipped, pair[0].step))
+        return f"{first.words} (seed {seed})"
 
     @property
     def cost(self) -> PolicyCost:
@@ -189,7 +227,34 @@ class FailedTrial:
         return policy_name(self.text)
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """What made the results, as the journal says it.
+
+    `makers`: (name, version or machine) pairs for each machine and set of versions that added to
+    the journal, the last one last; of older journals numpy and its BLAS alone. `started` and
+    `ended`: of the first and the last trial, in the time of the machine, "" without trials.
+    `runs`: trainings recorded, `trained_seconds` what they took together, 0 in older journals.
+    """
+
+    makers: tuple[tuple[tuple[str, str], ...], ...] = ()
+    started: str = ""
+    ended: str = ""
+    runs: int = 0
+    trained_seconds: float = 0.0
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The last machine and versions, by name."""
+        return dict(self.makers[-1]) if self.makers else {}
+
+
 def policy_name(text: str) -> str:
     """Return the name of the policy written in the JSON `text`."""
     name: str = json.loads(text)["name"]
     return name
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None

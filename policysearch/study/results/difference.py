@@ -14,7 +14,7 @@ from policysearch.study.results.noise import CONFIDENCE, change
 
 @dataclass(frozen=True)
 class Difference:
-    """A policy beside another: more loss in nats, and more accuracy, each with its 95 % reach.
+    """A policy beside another: more loss in `unit`s, and more accuracy, each with its 95 % reach.
 
     `matters` and `matters_accuracy` are the least of either that matters. `reach` is None with one
     seed; `accuracy` where no labels are classes, its reach where it is not known how many there are
@@ -29,6 +29,7 @@ class Difference:
     accuracy_reach: float | None = None
     matters_accuracy: float | None = None
     labels: int | None = None
+    unit: str = "nats"
 
     @property
     def worse(self) -> bool:
@@ -72,9 +73,8 @@ class Difference:
 
     @property
     def _loss(self) -> str:
-        return (
-            f"{self.gap:+.1e}" + ("" if self.reach is None else f" +- {self.reach:.1e}") + " nats"
-        )
+        reach = "" if self.reach is None else f" +- {self.reach:.1e}"
+        return f"{self.gap:+.1e}{reach} {self.unit}"
 
     @property
     def _accuracy(self) -> str:
@@ -120,10 +120,11 @@ def difference(
     here = [share for share, _ in shares]
     there = [share for _, share in shares if share is not None]
     if not shares or len(here) != len(there):
-        return Difference(gap, reach, len(pairs), matters)
+        return Difference(gap, reach, len(pairs), matters, unit=trial.loss_unit)
     less = math.fsum(here) / len(here) - math.fsum(there) / len(there)
     wide = _accuracy_reach(here, there, labels)
-    return Difference(gap, reach, len(pairs), matters, less, wide, matters_accuracy, labels)
+    told = wide, matters_accuracy, labels, trial.loss_unit
+    return Difference(gap, reach, len(pairs), matters, less, *told)
 
 
 def _accuracy_reach(

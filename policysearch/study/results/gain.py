@@ -1,4 +1,4 @@
-"""What a search added to the policies it began with."""
+"""What a search added to the policies it began with, told of those that hold."""
 
 from __future__ import annotations
 
@@ -20,21 +20,27 @@ class GainOverStart:
     Measured as `acquisition.yardstick` says, from the prices of the whole ladder; what of it was
     not trained adds nothing. `slower` and `slowest`: how much slower, mean and worst over
     `acquisition.BUDGETS`, the ladder's fastest policy within a gap is than the fastest found.
+    Policies that fail when trained longer, or show an early sign of it, count on neither side:
+    `left_out` says how many.
     """
 
     volume: float
     gain: float
     slower: float
     slowest: float
+    left_out: int = 0
 
 
 def gain_over_start(results: Results) -> GainOverStart | None:
-    """Return what the search added; None where float32 is all that it began with."""
-    trials = results.trials
-    start = [place for place, trial in enumerate(trials) if trial.start]
-    priced = [place for place in start if "float32" not in trials[place].presets]
-    if not priced or len(priced) == len(start):
+    """Return what the search added; None where float32 is all that it began with, or all fails."""
+    begun = [trial for trial in results.trials if trial.start]
+    if all("float32" in t.presets for t in begun) or all("float32" not in t.presets for t in begun):
         return None
+    trials = [trial for trial in results.trials if not results.doubt(trial)]
+    left_out = len(results.trials) - len(trials)
+    if not trials:
+        return None
+    start = [place for place, trial in enumerate(trials) if trial.start]
     gaps = np.array([trial.loss_gap for trial in trials])
     costs = np.array([_costs(trial.cost, results) for trial in trials])
     measure = yardstick(ladder_costs(results))
@@ -42,7 +48,7 @@ def gain_over_start(results: Results) -> GainOverStart | None:
     slower = regret(gaps, costs, start)[:, 0]
     volume = measure.volume(gaps, costs)
     added = max(0.0, gain(measure, gaps, costs, start))  # a difference of volumes, rounded
-    return GainOverStart(volume, added, float(slower.mean()), float(slower.max()))
+    return GainOverStart(volume, added, float(slower.mean()), float(slower.max()), left_out)
 
 
 def ladder_costs(results: Results) -> Array:

@@ -81,7 +81,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Learned:
-    """What float32 does under the recipe: mean loss in nats before any update, and in the tail.
+    """What float32 does under the recipe: mean loss before any update, and in the tail, in `unit`s.
 
     `beside` compares it with the best constant on validation data; None where no record says that.
     """
@@ -89,6 +89,7 @@ class Learned:
     first_loss: float
     tail_loss: float
     beside: Beside | None = None
+    unit: str = "nats"
 
     @property
     def checked(self) -> bool:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policysearch.cost.price import PolicyCost, Speedup, speedup_over
-from policysearch.objective.score import DIVERGED_GAP
-from policysearch.policy.presets import TF32
 from policysearch.search.hypervolume import Point, covers, knee, thinned
-from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
+from policysearch.study.journal.trials import Confirmation, FailedTrial, Provenance, Trial
 from policysearch.study.results.fidelity import FidelitySummary
-from policysearch.study.results.noise import Interval, intervals
 from policysearch.study.results.ranking import (
     RESOLUTION,
     WANTED_SHARE,
@@ -22,135 +20,27 @@ from policysearch.study.results.ranking import (
     cannot_rank,
     matters_gap,
 )
+from policysearch.study.results.rows import Row, columns_over, own_columns
 from policysearch.study.results.trend import Trend, columns, later_trends, trends
+from policysearch.study.results.validation import (
+    GAP,
+    Intervals,
+    OfMean,
+    bounds,
+    seed_intervals,
+    words,
+)
 from policysearch.study.results.verdict import Verdict, training_verdict, verdict_of
+from policysearch.study.results.views import Views
 from policysearch.study.specification import StudySpec
-from policysearch.values import InputError
-
-
-@dataclass(frozen=True)
-class Row:
-    """One trained policy.
-
-    Gaps are in nats: the mean over the seeds, the smallest and largest, and what can be told of it
-    (see `Results.counted_gap`). The speedup with its interval and the memory ratio are modeled,
-    against float32 on the same device and stack. `presets` are the presets that are this policy,
-    separated by spaces. `confirmed_gap`: the gap after `confirmed_steps` steps, on other seeds;
-    `fault` says why the policy fails there, "" where it does not. `gap_low95` and `gap_high95`
-    bound the mean gap at 95 % (see `results.noise`), None with a single seed. `tied_with` is the
-    faster member of the front whose gap cannot be told from this one's. `by_hand`: a user tried it.
-    `swamped_share` of the updates are too small to move their parameter, projected from step
-    `swamped_step` to the smallest learning rate; `early_sign` says so where they are many.
-    `gap_eighth` and so on: the mean gap after that share of the steps; the relative ones are shares
-    of float32's own loss there, `relative_gap` at the end. The trends are those of
-    `results.trend.Trend`, of the study's run and of the longer one.
-    `speedup_over_tf32` and `speedup_over_baseline` are modeled as well: None on a device without
-    tfloat32 products, and in a study that names no `baseline`. Gaps are of `batch_size` examples a
-    step, speed and memory of `priced_batch_size`.
-    `cannot_rank` says why nothing is on the front of this study, "" where that does not apply.
-    `parallel` says how the step is spread over devices, "" on one, `all_reduce` what gradients are
-    reduced in, and `communication_share` which share of the step waits for other devices. `seeds`:
-    how many it was trained with. `matters_gap`: gaps up to it are equal. `verdict` is the study's.
-    """
-
-    trial: int
-    policy: str
-    presets: str
-    on_front: bool
-    diverged: bool
-    loss_gap: float
-    loss_gap_low: float
-    loss_gap_high: float
-    counted_gap: float
-    noise_gap: float | None
-    validation_accuracy: float | None
-    modeled_speedup: float
-    modeled_speedup_low: float
-    modeled_speedup_high: float
-    modeled_memory_ratio: float
-    skipped_steps: int
-    device: str
-    stack: str
-    digest: str
-    confirmed_steps: int | None
-    confirmed_gap: float | None
-    float32_loss: float | None
-    fault: str
-    gap_low95: float | None
-    gap_high95: float | None
-    tied_with: int | None
-    by_hand: bool
-    swamped_share: float
-    swamped_step: int | None
-    swamped_layer: str
-    early_sign: str
-    gap_eighth: float | None
-    gap_quarter: float | None
-    gap_half: float | None
-    relative_gap_eighth: float | None
-    relative_gap_quarter: float | None
-    relative_gap_half: float | None
-    relative_gap: float | None
-    gap_trend: str
-    relative_gap_trend: str
-    confirmed_gap_trend: str
-    confirmed_relative_gap_trend: str
-    speedup_over_tf32: float | None = None
-    baseline: str = ""
-    speedup_over_baseline: float | None = None
-    batch_size: int = 0
-    priced_batch_size: int = 0
-    cannot_rank: str = ""
-    parallel: str = ""
-    all_reduce: str = "float32"
-    communication_share: float = 0.0
-    seeds: int = 1
-    matters_gap: float = 0.0
-    verdict: str = ""
-
-    @property
-    def label(self) -> str:
-        """The name to show: the presets where there are any."""
-        return self.presets or self.policy
-
-
-def own_columns(trial: Trial) -> dict[str, Any]:
-    """Return what a row has from its trial alone."""
-    cost = trial.cost
-    low, high = trial.gap_range
-    return {
-        "trial": trial.number,
-        "policy": trial.name,
-        "presets": " ".join(trial.presets),
-        "diverged": trial.diverged,
-        "loss_gap": trial.loss_gap,
-        "loss_gap_low": low,
-        "loss_gap_high": high,
-        "validation_accuracy": trial.validation_accuracy,
-        "modeled_speedup": cost.speedup,
-        "modeled_speedup_low": cost.speedup_low,
-        "modeled_speedup_high": cost.speedup_high,
-        "modeled_memory_ratio": cost.memory_ratio,
-        "skipped_steps": trial.skipped_steps,
-        "digest": trial.digest,
-        "by_hand": trial.by_hand,
-        "swamped_share": trial.swamped_share,
-        "swamped_step": trial.swamped_step,
-        "swamped_layer": trial.swamped_layer,
-        "early_sign": trial.early_sign,
-        "parallel": cost.parallel,
-        "all_reduce": trial.policy.all_reduce,
-        "communication_share": cost.communication_share,
-        "seeds": len(trial.scores),
-    }
-
+from policysearch.values import InputError, brief
 
 if TYPE_CHECKING:
     import pandas
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(Views):
     """What a study has found so far; `trials` and `failed` by number, equal policies once.
 
     `noise_gap`: root mean square, over the training seeds, of how far the float32 tail loss moves
@@ -164,6 +54,8 @@ class Results:
     baseline. `learned`: what float32 itself learns, None if not known. `stopped`: why the search
     asked for no more, "" before its end. `fidelity`: its runs of low fidelity, None of none.
     `left`: name and modeled cost of what of the ladder was not trained, for others promised more.
+    `storage`: the journal they were read from, where that is known. `provenance`: what made the
+    results, from the journal.
     """
 
     spec: StudySpec
@@ -180,6 +72,13 @@ class Results:
     left: tuple[tuple[str, PolicyCost], ...] = ()
     unconfirmed: tuple[tuple[str, str], ...] = ()
     horizons: tuple[tuple[str, tuple[Confirmation, ...]], ...] = ()
+    storage: Path | None = field(default=None, compare=False)
+    provenance: Provenance = field(default=Provenance(), compare=False)
+
+    def __repr__(self) -> str:
+        count, front = len(self.trials), len(self.front)
+        head = f"{self.spec.study.name!r}: {count} policies, {front} on the front"
+        return brief(f"Results({head}; verdict: {self.verdict})")
 
     def speedups(self, trial: Trial) -> tuple[Speedup, ...]:
         """Return the modeled speedup over each of `references`, in their order."""
@@ -190,6 +89,11 @@ class Results:
         """The modeled speedup of each of `references` over strict float32, which is the first."""
         pairs = [(*strict, *pair) for strict in self.references[:1] for pair in self.references]
         return {name: speedup_over(cost, base, over).value for over, base, name, cost in pairs}
+
+    @cached_property
+    def unit(self) -> str:
+        """What losses and gaps are counted in: nats of a likelihood, "MSE" of squares."""
+        return next((trial.loss_unit for trial in self.trials), "nats")
 
     @property
     def resolution_gap(self) -> float:
@@ -210,7 +114,7 @@ class Results:
     def counted_gap(self, trial: Trial) -> float:
         """Return the gap that can be told: never below the resolution or its standard error."""
         if trial.diverged:
-            return DIVERGED_GAP
+            return trial.loss_gap
         return max(trial.loss_gap, trial.gap_error, self.resolution_gap)
 
     def ranked_gap(self, trial: Trial) -> float:
@@ -235,7 +139,7 @@ class Results:
 
         float32 diverges or has not learned, or its recipe tells policies not apart.
         """
-        known, seeds = list(self._intervals.values()), len(self.spec.study.seeds)
+        known, seeds = list(self.means[GAP].values()), len(self.spec.study.seeds)
         # A study may call smaller gaps its own: then those count that noise leaves to be told.
         share = max(WANTED_SHARE, self.spec.objectives.matters)
         how = self.spec.task, seeds, share
@@ -293,14 +197,13 @@ class Results:
         return self.within(max_gap)[0]
 
     @cached_property
-    def _intervals(self) -> dict[int, Interval | None]:
-        sound = [trial for trial in self.trials if not trial.diverged]
-        found = intervals([[score.loss_gap for score in trial.scores] for trial in sound])
-        return {trial.number: interval for trial, interval in zip(sound, found, strict=True)}
+    def means(self) -> Intervals:
+        """The 95 % intervals over seeds of what was measured, see `validation.seed_intervals`."""
+        return seed_intervals(self.trials)
 
-    def interval(self, trial: Trial) -> Interval | None:
+    def interval(self, trial: Trial) -> OfMean:
         """Return the 95 % interval of the mean gap over seeds; None for one seed, or diverged."""
-        return self._intervals.get(trial.number)
+        return self.means[GAP].get(trial.number)
 
     @cached_property
     def _trends(self) -> dict[int, Trend]:
@@ -327,13 +230,13 @@ class Results:
         Without intervals (one seed) nothing is called apart, and nothing a tie.
         """
         tied: dict[int, int] = {}
-        head: tuple[Trial, Interval] | None = None
+        head: tuple[int, OfMean] = (0, None)
         for trial in self.front:
-            here = self.interval(trial)
-            if here is not None and head is not None and not here.apart(head[1]):
-                tied[trial.number] = head[0].number
+            here, (number, first) = self.interval(trial), head
+            if here is not None and first is not None and not here.apart(first):
+                tied[trial.number] = number
             elif here is not None:
-                head = trial, here
+                head = trial.number, here
         return tied
 
     @cached_property
@@ -349,6 +252,10 @@ class Results:
         confirmed = self.confirmation(trial)
         return confirmed.fault(self.counted_gap(trial)) if confirmed else ""
 
+    def doubt(self, trial: Trial) -> str:
+        """Return why the policy fails later, or will by an early sign; "" where nothing says so."""
+        return self.fault(trial) if self.confirmation(trial) else trial.early_sign
+
     def outlook(self, trial: Trial) -> str:
         """Return in words what is known of the policy beyond the steps of the search."""
         if self.cannot_rank:
@@ -360,7 +267,7 @@ class Results:
             return f"not confirmed: {known}"
         if fault := self.fault(trial):
             return f"fails later: {fault}"
-        return f"holds: gap {confirmed.loss_gap:+.2e} nats at {confirmed.steps} steps"
+        return f"holds: gap {confirmed.loss_gap:+.2e} {self.unit} at {confirmed.steps} steps"
 
     def final_gap(self, trial: Trial) -> float:
         """Return the loss gap at the longest horizon the policy was trained over, in nats."""
@@ -384,6 +291,10 @@ class Results:
         sure = [t for t in sound if self.confirmation(t) or "float32" in t.presets]
         front = self._front_of(sure if any(map(self.confirmation, sure)) else sound)
         return list(front or self.front)
+
+    def measured(self, trial: Trial) -> list[str]:
+        """Return what the validation part shows, a line each, with its interval."""
+        return words(self.means, trial, self.unit, self.spec.task.metric_name)
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number; InputError where there is none."""
@@ -434,7 +345,9 @@ def _row(results: Results, trial: Trial) -> Row:
         gap_low95=interval.low if interval else None,
         gap_high95=interval.high if interval else None,
         tied_with=results.ties.get(trial.number),
+        metric_name=results.spec.task.metric_name,
         **own_columns(trial),
+        **bounds(results.means, trial),
         **columns(results.trend(trial), results.confirmed_trend(trial), results.spec.task.steps),
     )
 
@@ -444,9 +357,7 @@ def _compared(results: Results, trial: Trial, row: Row) -> Row:
     spec, over = results.spec, {speedup.over: speedup.value for speedup in results.speedups(trial)}
     return replace(
         row,
-        speedup_over_tf32=over.get(TF32),
-        baseline=spec.study.baseline or "",
-        speedup_over_baseline=over.get(spec.study.baseline or ""),
+        **columns_over(over, spec.study.baseline or ""),
         batch_size=spec.task.batch_size,
         priced_batch_size=spec.priced_batch_size,
         cannot_rank=results.cannot_rank,

@@ -177,7 +177,8 @@ def _found(results: Evidence) -> Verdict:
     if free:
         trial, speed, lost_by = max(free, key=lambda row: (row[1].value, -row[0].number))
         sure = f"{lost_by.said}; {_later(results, trial)}"
-        text = f"take {_name(trial)} ({_faster(speed, over)}; {sure})"
+        saved = _saved(trial, rival)
+        text = f"take {_name(trial)} ({_faster(speed, over)}{saved}; {sure})"
         return _verdict("take", text + note, results, trial, speed, lost_by)
     if faster:
         trial, speed, lost_by = min(faster, key=lambda row: (row[2].gap, -row[1].value))
@@ -281,6 +282,14 @@ def _called(over: str) -> str:
 def _faster(speed: Speedup, over: str) -> str:
     whom = FLOAT32 if over == FLOAT32 else f"your baseline {over}"
     return f"{speed.value:.2f}x {whom}, modeled {speed.low:.2f} to {speed.high:.2f}"
+
+
+def _saved(trial: Trial, rival: Trial | None) -> str:
+    """Say what a policy takes of the memory of what it is faster than, where that is less."""
+    share = trial.cost.memory_ratio / (rival.cost.memory_ratio if rival else 1.0)
+    if share > 1.0 - MODEL_RESOLUTION["memory_ratio"]:
+        return ""
+    return f", in {share:.2f} of its memory"
 
 
 def _later(results: Evidence, trial: Trial) -> str:

@@ -1,0 +1,1 @@
+"""The known failures of low-precision training, and what a diagnosis says of them."""

@@ -1,0 +1,73 @@
+"""`diagnose`: why a policy fails, where, and the smallest change that repairs it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from policysearch.commands.registry import Command
+from policysearch.commands.shared import (
+    at_least_one,
+    refuse,
+    say,
+    source,
+    study_and_policy,
+)
+from policysearch.files import write_files
+from policysearch.values import InputError
+
+
+def _arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "policy", metavar="POLICY", nargs="?", help="a policy file, or preset:NAME"
+    )
+    command.add_argument("--study", type=source, metavar="STUDY.toml", help="where it is trained")
+    command.add_argument(
+        "--log", type=source, metavar="FILE", help="a torch training that was recorded, instead"
+    )
+    command.add_argument(
+        "--format", metavar="NAME", help="what the log's training would lose in it (float16)"
+    )
+    command.add_argument(
+        "--budget", type=int, default=6, metavar="N", help="changes that are trained at most (6)"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the repaired policy to this file"
+    )
+
+
+def _diagnose(options: argparse.Namespace) -> None:
+    from policysearch.api import diagnose
+    from policysearch.diagnose.log import log_page
+    from policysearch.report.diagnosis_page import diagnosis_page
+
+    at_least_one(options, "budget")
+    if options.log is not None:
+        refuse(options, ("policy", "study", "out"), "beside --log; expected the log alone")
+        print(log_page(options.log, options.format or "float16"))
+        return
+    if options.policy is None or options.study is None:
+        raise InputError("diagnose: no policy and study; expected POLICY --study S, or --log FILE")
+    refuse(options, ("format",), "without --log; expected it beside a log")
+    study, policy = study_and_policy(options)
+    found = diagnose(policy, study, budget=options.budget, progress=say)
+    print(diagnosis_page(found, policy))
+    if found.repair is None:
+        return
+    if options.out is not None:
+        text = found.repair.policy.to_json().encode()
+        write_files({options.out.name: text}, options.out.parent)
+        print(f"\nnext: policysearch try {options.out} --study {options.study}")
+    else:
+        print("\nnext: the same with --out FILE writes the repaired policy")
+
+
+COMMANDS = (
+    Command(
+        65,
+        "diagnose",
+        "why a policy fails, where, and the smallest change that repairs it",
+        _diagnose,
+        _arguments,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Why a policy fails, where, and the smallest change that repairs it."""

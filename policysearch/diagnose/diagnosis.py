@@ -1,0 +1,219 @@
+"""A diagnosis: a policy is trained, its cause named, and changes tried until one repairs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from policysearch.diagnose.evidence import Cause, Evidence
+from policysearch.diagnose.repairs import Repair, low_work, repairs_of
+from policysearch.diagnose.shadow import Shadows
+from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
+from policysearch.policy.policy import Policy
+
+Verdict = Literal["none", "repaired", "not repaired", "undecided"]
+
+BUDGET = 6
+"""Trainings of changes, at most, unless told otherwise."""
+
+MATTERS = 0.05
+"""A gap below this share of what float32 has learned, or of its loss, is no failure."""
+
+TIMES_NOISE = 5.0
+"""A gap below so many times what a jitter of float32 makes is none that can be told."""
+
+CHAOTIC = 0.5
+"""Where jitter moves float32 by this share of a gap that fails, chance decides it."""
+
+JITTERS = (2.0**-11, 2.0**-9)
+"""Relative changes of float32's initial values as large as a rounding to 16 bits."""
+
+CLEAN = 0.1
+"""Relative error of a change's shadow up to which it is worth a training."""
+
+HELPS = 0.5
+"""A change that the cause does not call for leaves at most this share of the policy's error."""
+
+TIMES_BEST = 2.0
+"""So is an error of so many times the smallest that any change leaves."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A change: `left` of the low-precision work after it, its modeled prices, what it gave.
+
+    `error` is that of its shadow, `gaps` those trained in nats, by seed; () where it was not.
+    """
+
+    repair: Repair
+    error: float
+    left: float
+    speedup: float
+    memory_ratio: float
+    gaps: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict on a policy, why, and what was tried, the most low-precision work left first.
+
+    `gap` of the policy (infinite where it diverged) and `matters`, above which a gap is a failure,
+    are in nats; `noise` is the
+    largest by which jitter moved float32. `trained` counts the trainings of changes until the
+    verdict, those on further seeds apart.
+    """
+
+    verdict: Verdict
+    cause: Cause
+    gap: float
+    matters: float
+    noise: float
+    tried: tuple[Tried, ...] = ()
+    repair: Repair | None = None
+    trained: int = 0
+    held: tuple[float, ...] = ()
+    why: str = ""
+
+
+class Diagnoser:
+    """Diagnoses policies of one objective with the first of `seeds`; the others confirm."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        seeds: Sequence[int],
+        budget: int = BUDGET,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.objective, self.seeds, self.budget = objective, tuple(seeds), budget
+        self._progress = progress
+        self._shadows: Shadows | None = None
+        self._levels: tuple[float, float] | None = None
+
+    def diagnose(self, policy: Policy) -> Diagnosis:
+        """Return why `policy` fails and the smallest change that was found to repair it."""
+        self._progress("float32, and float32 jittered")
+        base = self.objective.baseline(self.seeds[0])
+        if base.tail_loss is None:
+            cause = Cause("none", words=f"float32 itself {base.divergence}")
+            return Diagnosis("undecided", cause, math.inf, 0.0, math.inf, why=cause.words)
+        least, noise = self.levels(base)
+        matters = max(least, TIMES_NOISE * noise)
+        run = self._measured(policy, self.seeds[0], "the policy")
+        off = gap(run, base)
+        if off <= matters and not _stuck(run):
+            if noise > least:
+                why = f"jitter alone moves float32 by {noise:.2g} nats"
+                return Diagnosis("undecided", Cause("none"), off, matters, noise, why=why)
+            return Diagnosis("none", Cause("none"), off, matters, noise)
+        evidence = self._evidence(policy, run)
+        if not run.diverged and noise > CHAOTIC * off:
+            why = f"jitter alone moves float32 by {noise:.2g} nats, and the policy by {off:.2g}"
+            return Diagnosis("undecided", evidence.cause, off, matters, noise, why=why)
+        if self._chance_repairs(policy, base, matters):
+            why = "the policy itself trains from initial values that are jittered a little"
+            return Diagnosis("undecided", evidence.cause, off, matters, noise, why=why)
+        return self._repaired(evidence, off, matters, noise)
+
+    def levels(self, base: Measurement) -> tuple[float, float]:
+        """Return the gap that would matter, and by how much jitter moves float32, in nats."""
+        if self._levels is None:
+            seed = self.seeds[0]
+            moved = [self.objective.measure(self.objective.float32, seed, j) for j in JITTERS]
+            noise = max(abs(gap(each, base)) for each in moved)
+            assert base.tail_loss is not None
+            first = base.first_loss if base.first_loss is not None else base.tail_loss
+            learned = max(abs(first - base.tail_loss), abs(base.tail_loss))
+            self._levels = MATTERS * learned, noise
+        return self._levels
+
+    def _measured(self, policy: Policy, seed: int, what: str) -> Measurement:
+        self._progress(f"{what}, seed {seed}")
+        return self.objective.measure(policy, seed)
+
+    def _chance_repairs(self, policy: Policy, base: Measurement, matters: float) -> bool:
+        """Return whether the policy trains once its initial values are moved: no change did it."""
+        self._progress("the policy jittered")
+        moved = self.objective.measure(policy, self.seeds[0], JITTERS[0])
+        return gap(moved, base) <= matters and not _stuck(moved)
+
+    def _evidence(self, policy: Policy, run: Measurement) -> Evidence:
+        self._progress("shadow gradients")
+        if self._shadows is None:
+            self._shadows = Shadows(self.objective, self.seeds[0])
+        shadows = self._shadows
+        steps = self.objective.task.steps
+        error, grown = shadows.error(policy), shadows.grown(policy)
+        return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
+
+    def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
+        table, trained, repair, held = self._ordered(evidence), 0, None, tuple[float, ...]()
+        for place, row in self._worth(table, evidence):
+            trained += 1
+            run = self._measured(row.repair.policy, self.seeds[0], row.repair.what)
+            gaps: tuple[float, ...] = (gap(run, self.objective.baseline(self.seeds[0])),)
+            if gaps[0] <= matters and not _stuck(run):
+                gaps += self._held(row.repair.policy)
+            table[place] = replace(row, gaps=gaps)
+            if len(gaps) == len(self.seeds) and max(gaps) <= matters:
+                repair, held = row.repair, gaps
+                break
+            if trained == self.budget:
+                break
+        verdict: Verdict = "not repaired" if repair is None else "repaired"
+        why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
+        why, rows = "" if repair else why, tuple(table)
+        cause = evidence.cause
+        return Diagnosis(verdict, cause, off, matters, noise, rows, repair, trained, held, why)
+
+    def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:
+        """Return the changes to train, in order, each with its place in the table.
+
+        Those that the cause or a shadow calls for, if no other leaves a much smaller error.
+        """
+        best = min((row.error for row in table if not row.repair.apart), default=math.inf)
+        limit = max(CLEAN, TIMES_BEST * best)
+        return [
+            (place, row)
+            for place, row in enumerate(table)
+            if math.isfinite(row.error)
+            and row.error <= limit
+            and (not row.repair.rank or row.error <= HELPS * evidence.shadow.worst)
+        ]
+
+    def _held(self, policy: Policy) -> tuple[float, ...]:
+        """Return the gaps of a repair with the other seeds."""
+        runs = [(self._measured(policy, s, "the repair"), s) for s in self.seeds[1:]]
+        return tuple(gap(run, self.objective.baseline(seed)) for run, seed in runs)
+
+    def _ordered(self, evidence: Evidence) -> list[Tried]:
+        """Return the changes, most low-precision work left first, bfloat16 everywhere last."""
+        assert self._shadows is not None
+        graph = self.objective.step_graph(evidence.policy)
+        whole = low_work(graph) or 1.0
+        rows = []
+        for repair in repairs_of(evidence, graph):
+            cost = self.objective.price(repair.policy)
+            left = min(1.0, low_work(self.objective.step_graph(repair.policy)) / whole)
+            error = self._shadows.error(repair.policy).worst
+            rows.append(Tried(repair, error, left, cost.speedup, cost.memory_ratio))
+        return sorted(rows, key=self._place)
+
+    @staticmethod
+    def _place(row: Tried) -> tuple[bool, float, int, float, float]:
+        left, rank = -round(row.left, 2), row.repair.rank
+        return row.repair.apart, left, rank, -round(row.left, 4), row.error
+
+
+def gap(run: Measurement, base: Measurement) -> float:
+    """Return the loss gap in nats, infinite where the run diverged: losses may be sums."""
+    if run.tail_loss is None or base.tail_loss is None:
+        return math.inf
+    return run.tail_loss - base.tail_loss
+
+
+def _stuck(run: Measurement) -> bool:
+    return run.diverged

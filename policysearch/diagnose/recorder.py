@@ -1,0 +1,225 @@
+"""Records a real torch training: exponents by op, layer and direction, a line of JSON per step."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SAMPLE = 1 << 16
+"""So many values of a tensor are looked at, spread evenly over it."""
+
+NOT_FINITE, ZERO = -201, -200
+"""What NaN and infinity, and zero, count as: below the exponents of all numbers."""
+
+
+class Exponents:
+    """Histograms of exponents, by direction, layer and op: {exponent: values}."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str, str], Counter[int]] = {}
+
+    def add(self, direction: str, layer: str, op: str, tensor: torch.Tensor) -> None:
+        """Count the values of a tensor, a sample of them where they are many."""
+        if not tensor.is_floating_point() or not tensor.numel():
+            return
+        flat = tensor.detach().reshape(-1)
+        if flat.numel() > SAMPLE:
+            flat = flat[:: flat.numel() // SAMPLE]
+        values = flat.float()
+        _, exponents = torch.frexp(values)
+        exponents = torch.where(values == 0, ZERO, exponents)
+        exponents = torch.where(torch.isfinite(values), exponents, NOT_FINITE)
+        counts = torch.bincount(exponents.long() - NOT_FINITE).tolist()
+        row = self.rows.setdefault((direction, layer, op), Counter())
+        row.update({i + NOT_FINITE: count for i, count in enumerate(counts) if count})
+
+    def plain(self) -> list[list[Any]]:
+        """Return rows of [direction, layer, op, first exponent, counts from there on]."""
+        rows = []
+        for key, row in self.rows.items():
+            special = {str(e): row[e] for e in (NOT_FINITE, ZERO) if e in row}
+            usual = [e for e in row if e > ZERO]
+            first, last = (min(usual), max(usual)) if usual else (0, -1)
+            rows.append([*key, first, [row[e] for e in range(first, last + 1)], special])
+        return rows
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[misc]
+    """Counts what every op gives while the forward pass of a recorded step runs."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        recorder = self.recorder
+        if recorder.layers and isinstance(found, torch.Tensor) and not recorder.busy:
+            recorder.busy = True
+            name = func.__name__.partition(".")[0]
+            recorder.exponents.add("fprop", recorder.layers[-1], name, found)
+            recorder.busy = False
+        return found
+
+
+class Recorder:
+    """Hooks on a module and its optimizer that record every `every`-th step; see `record`."""
+
+    def __init__(
+        self, module: Any, optimizer: Any, path: Path, every: int, scaler: Any, clip: float | None
+    ) -> None:
+        self.module, self.optimizer, self.path = module, optimizer, path
+        self.every, self.scaler, self.clip = every, scaler, clip
+        self.step, self.busy = 0, False
+        self.layers: list[str] = []
+        self.exponents, self.raw = Exponents(), dict[str, float]()
+        self.handles: list[Any] = []
+        self.mode: _Watching | None = None
+        self.before: dict[str, torch.Tensor] = {}
+        self.final = 0.0
+        self.clipped_from: float | None = None
+        self.clipping = torch.nn.utils.clip_grad_norm_
+
+    def start(self) -> None:
+        """Put the hooks on, and one around torch's clipping, which says what norm it has seen."""
+        clipping = self.clipping
+
+        def watched(*given: Any, **options: Any) -> Any:
+            norm = clipping(*given, **options)
+            self.clipped_from = float(norm.detach())
+            return norm
+
+        torch.nn.utils.clip_grad_norm_ = watched
+        for name, part in self.module.named_modules():
+            self.handles.append(part.register_forward_pre_hook(self._entering(name)))
+            self.handles.append(part.register_forward_hook(self._leaving(name), always_call=True))
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                hook = self._gradient(name)
+                self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        self.handles.append(self.optimizer.register_step_pre_hook(self._before_step))
+        self.handles.append(self.optimizer.register_step_post_hook(self._after_step))
+
+    def stop(self) -> None:
+        """Take the hooks off."""
+        self._unwatch()
+        torch.nn.utils.clip_grad_norm_ = self.clipping
+        for handle in self.handles:
+            handle.remove()
+
+    @property
+    def _on(self) -> bool:
+        return self.step % self.every == 0
+
+    def _unwatch(self) -> None:
+        if self.mode is not None:
+            self.mode.__exit__(None, None, None)
+            self.mode = None
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def hook(part: Any, inputs: Any) -> None:
+            if not self._on or not torch.is_grad_enabled():
+                return
+            if self.mode is None:
+                self.mode = _Watching(self)
+                self.mode.__enter__()
+            self.layers.append(name)
+
+        return hook
+
+    def _leaving(self, name: str) -> Callable[..., None]:
+        def hook(part: Any, inputs: Any, output: Any) -> None:
+            if not self.layers or self.layers[-1] != name:
+                return
+            self.layers.pop()
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(lambda grad: self._flowing(name, type(part).__name__, grad))
+            if not self.layers:
+                self._unwatch()
+
+        return hook
+
+    def _flowing(self, name: str, kind: str, grad: torch.Tensor) -> None:
+        self.exponents.add("dgrad", name, kind, grad)
+
+    def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        layer, _, own = name.rpartition(".")
+
+        def hook(parameter: torch.Tensor) -> None:
+            if self._on and parameter.grad is not None:
+                self.raw[name] = float(parameter.grad.float().norm())
+                self.exponents.add("wgrad", layer, own, parameter.grad)
+
+        return hook
+
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter
+
+    def _before_step(self, *given: Any) -> None:
+        if not self._on:
+            return
+        norms = [float(p.grad.float().norm()) for _, p in self._parameters() if p.grad is not None]
+        self.final = sum(norm**2 for norm in norms) ** 0.5
+        self.before = {name: p.detach().clone() for name, p in self._parameters()}
+
+    def _after_step(self, *given: Any) -> None:
+        if self._on:
+            for place, parameter in self._parameters():
+                layer, _, own = place.rpartition(".")
+                moved = (parameter.detach().float() - self.before[place].float()).abs()
+                share = moved / self.before[place].float().abs().clamp(min=1e-30)
+                self.exponents.add("update", layer, own, share)
+            self._write()
+        self.step += 1
+        self.clipped_from = None
+
+    def _write(self) -> None:
+        raw = sum(norm**2 for norm in self.raw.values()) ** 0.5
+        line = {
+            "step": self.step,
+            "scale": float(self.scaler.get_scale()) if self.scaler is not None else 1.0,
+            "norm": raw,
+            "norm_at_step": self.final,
+            "clip": self.clip,
+            "norm_at_clip": self.clipped_from,
+            "exponents": self.exponents.plain(),
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self.exponents, self.raw, self.before = Exponents(), {}, {}
+
+
+@contextmanager
+def record(
+    module: Any,
+    optimizer: Any,
+    path: str | Path,
+    every: int = 10,
+    *,
+    scaler: Any = None,
+    clip: float | None = None,
+) -> Iterator[Recorder]:
+    """Record a training of `module` in the file `path` while the context lasts.
+
+    A line of JSON for every `every`-th step of the `optimizer`: exponent histograms of what an op
+    gives, of the gradients that flow and those of parameters, of the size of updates beside their
+    parameters, and the norm of the gradient as it came and as it was applied. `scaler` is the
+    GradScaler, `clip` the limit that gradients are clipped to, where there is one. A step that the
+    scaler skips is no step.
+    """
+    recorder = Recorder(module, optimizer, Path(path), every, scaler, clip)
+    recorder.path.write_text("", encoding="utf-8")
+    recorder.start()
+    try:
+        yield recorder
+    finally:
+        recorder.stop()

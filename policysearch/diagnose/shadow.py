@@ -1,0 +1,198 @@
+"""Shadow gradients: what a policy makes of moments of the float32 run, without training it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from policysearch.formats import format_named
+from policysearch.graph import FloatArray, Graph, Node
+from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy
+from policysearch.train.loss_scale import initial_state
+from policysearch.train.lost_values import listed_op
+from policysearch.train.origin import Traced, Tracer, largest_of
+from policysearch.train.paired_run import Gradients, PairedRun, along, norm
+from policysearch.train.trainer import Trainer
+
+MOMENTS = (0.0, 0.5, 1.0)
+"""Where along float32's run shadows are taken."""
+
+HEADROOM = 4.0
+"""A value within this factor of its format's largest is as good as beyond: trainings differ."""
+
+SMALLEST = 1e-30
+"""Norms below it count as it: a gradient of zeros has no relative error."""
+
+
+@dataclass(frozen=True)
+class ShadowError:
+    """How far a policy's gradient and loss are from float32's at its worst moment, relative to it.
+
+    Infinite where something is not finite.
+    """
+
+    gradient: float
+    loss: float
+
+    @property
+    def worst(self) -> float:
+        """The larger of the two."""
+        return max(self.gradient, self.loss)
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """A value whose rounding error grew: `before` in what the op read, `after` in what it gave.
+
+    Both are norms of the difference from float32's value over the norm of that.
+    """
+
+    op: str
+    layer: str
+    role: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A value that float32 has up to `largest`, where the `limit` of its format is lower."""
+
+    op: str
+    layer: str
+    role: str
+    largest: float
+    limit: float
+
+
+class Shadows:
+    """Compares policies with float32 at the same parameters, on the same batches, of one seed."""
+
+    def __init__(self, objective: Objective, seed: int) -> None:
+        self._objective, self._seed = objective, seed
+        task, model = objective.task, objective.model
+        steps = sorted({round(share * (task.steps - 1)) for share in MOMENTS})
+        trainer = Trainer(model, task, objective.float32, seed, objective.fast, records=False)
+        with threadpool_limits(1):
+            moments = along(trainer, objective.dataset)
+            self.moments = tuple(moment for moment in moments if moment.step in steps)
+            exact = PairedRun(task, model, objective.float32, seed)
+            self._exact = tuple(exact.at(moment) for moment in self.moments)
+
+    def error(self, policy: Policy) -> ShadowError:
+        """Return how far a policy is from float32 at its worst moment."""
+        objective = self._objective
+        with threadpool_limits(1):
+            beside = PairedRun(objective.task, objective.model, policy, self._seed)
+            found = [beside.at(moment) for moment in self.moments]
+        pairs = list(zip(found, self._exact, strict=True))
+        gradients = [_distance(low, exact) for (_, low), (_, exact) in pairs]
+        losses = [abs(a - b) / max(abs(b), SMALLEST) for (a, _), (b, _) in pairs]
+        return ShadowError(_worst(gradients), _worst(losses))
+
+    def grown(self, policy: Policy) -> list[NodeError]:
+        """Return the values whose error grew, in the order of execution, at the first moment."""
+        low, exact = (self._traced(each) for each in (policy, self._objective.float32))
+        scale, errors = initial_state(policy.loss_scale).scale, dict[int, float]()
+        names = dict(_named(exact.graph))
+        rows = []
+        for key, i in _named(low.graph):
+            if key in names and low.values[i].shape == exact.values[names[key]].shape:
+                node = low.graph.nodes[i]
+                by = scale if node.role in ("dgrad", "wgrad") else 1.0
+                errors[i] = _relative(low.values[i] / np.float32(by), exact.values[names[key]])
+                before = max((errors[x] for x in _read(low.graph, node) if x in errors), default=0)
+                rows.append(NodeError(listed_op(node), node.layer, node.role, before, errors[i]))
+        return [row for row in rows if row.after > row.before]
+
+    def beyond(self, policy: Policy) -> list[Beyond]:
+        """Return what of float32's moments does not fit the formats of `policy`, or nearly so.
+
+        In the order of execution, with the ops that read it: all that has to be wider, where the
+        first alone does not help.
+        """
+        exact, sizes_of = self._sizes()
+        tracing = self._objective.task.tracing(
+            self._objective.model, self._objective.task.batch_size
+        )
+        low = tracing.step_graph(policy)
+        names = dict(_named(exact))
+        large: dict[int, tuple[float, float]] = {}
+        for key, i in _named(low):
+            node = low.nodes[i]
+            if key in names and node.role == "fprop" and not node.fused:
+                largest = sizes_of[names[key]]
+                limit = format_named(node.format).max
+                if largest > limit / HEADROOM:
+                    large[names[key]] = largest, limit
+        found = []
+        for node in exact.nodes:
+            sizes = [large[i] for i in (node.id, *node.inputs) if i in large]
+            if sizes and node.role == "fprop":
+                found.append(Beyond(listed_op(node), node.layer, node.role, *max(sizes)))
+        return found
+
+    def _sizes(self) -> tuple[Graph, dict[int, float]]:
+        """Return float32's step, and the largest of each forward value over the moments."""
+        largest: dict[int, float] = {}
+        for place in range(len(self.moments)):
+            traced = self._traced(self._objective.float32, place)
+            for node in traced.graph.nodes:
+                if node.role == "fprop":
+                    size = largest_of(traced.values[node.id])
+                    largest[node.id] = max(size, largest.get(node.id, 0.0))
+        return traced.graph, largest
+
+    def _traced(self, policy: Policy, place: int = 0) -> Traced:
+        objective = self._objective
+        graph = objective.task.tracing(objective.model, objective.task.batch_size)
+        tracer = Tracer(graph.step_graph(policy), self._seed, objective.fast, {})
+        beside = PairedRun(objective.task, objective.model, policy, self._seed, step=tracer.step)
+        with threadpool_limits(1):
+            beside.at(self.moments[place])
+        return tracer.traced()
+
+
+def _distance(low: Gradients, exact: Gradients) -> float:
+    if not all(np.isfinite(low[name]).all() for name in exact):
+        return math.inf
+    off = norm({name: low[name] - exact[name] for name in exact})
+    return off / max(norm(exact), SMALLEST)
+
+
+def _worst(errors: Sequence[float]) -> float:
+    return max((error if math.isfinite(error) else math.inf for error in errors), default=0.0)
+
+
+def _relative(low: FloatArray, exact: FloatArray) -> float:
+    wide = exact.astype(np.float64)
+    off, whole = float(np.linalg.norm(low - wide)), float(np.linalg.norm(wide))
+    error = off / max(whole, SMALLEST)
+    return error if math.isfinite(error) else math.inf
+
+
+def _named(graph: Graph) -> Iterator[tuple[tuple[str, str, str, int], int]]:
+    """Yield what a computed value is, the same under every policy, and its node."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for node in graph.nodes:
+        if node.op.kind == "source" or node.op.name in ("cast", "scale_loss"):
+            continue
+        if node.role == "update":
+            continue
+        key = node.op.name.removesuffix("_inner"), node.layer, node.role
+        seen[key] += 1
+        yield (*key, seen[key]), node.id
+
+
+def _read(graph: Graph, node: Node) -> Iterator[int]:
+    """Yield what a node reads, casts passed over."""
+    for i in node.inputs:
+        while graph.nodes[i].op.name == "cast":
+            i = graph.nodes[i].inputs[0]
+        yield i

@@ -1,0 +1,211 @@
+"""Targets whose files give every layer one dtype: what they run and lose, how they are read."""
+
+from __future__ import annotations
+
+import ast
+import pprint
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from string import Template
+from typing import Any
+
+from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of
+from policysearch.formats import format_named
+from policysearch.nn.model import Model
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
+from policysearch.values import InputError, one_of
+
+BASE = "bfloat16"
+"""The preset whose op lists these targets have: every op of a layer runs in the layer's dtype."""
+
+LISTS = ("low_precision_ops", "fp32_ops", "promote_ops")
+LAYER_PARTS = tuple(part.name for part in fields(LayerPolicy))
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A target of dtypes per layer.
+
+    `template` is its file: a dollar sign marks what `export` fills in. `scale` returns the loss
+    scale that the target has of one that is asked. `stores` says whether a layer may store what it
+    computes in.
+    """
+
+    name: str
+    template: str
+    dtypes: tuple[str, ...]
+    scale: Callable[[LossScale], LossScale]
+    stores: bool = True
+
+    def level(self, formats: LayerPolicy, masters: bool) -> LayerPolicy:
+        """Return the nearest formats of a layer: one dtype, never narrower than the result's."""
+        wanted = formats.compute if formats.compute in self.dtypes else formats.output
+        if wanted not in self.dtypes or _bits(formats.output) > _bits(wanted):
+            wanted = formats.output if formats.output in self.dtypes else "float32"
+        stored = wanted if self.stores and not masters and formats.param == wanted else "float32"
+        return uniform_layer(wanted, param=stored)
+
+    def runs(self, policy: Policy, model: Model) -> Policy:
+        """Return the policy that the file obeys when it is given this one."""
+        base = preset(BASE, ())
+        layers = tuple((n, self.level(row, policy.master_weights)) for n, row in policy.layers)
+        low = any(row.param != "float32" for _, row in layers)
+        return replace(
+            plain(policy),
+            layers=layers,
+            **{name: getattr(base, name) for name in LISTS},
+            master_weights=not low,
+            optimizer_state=AS_STORED if low else "float32",
+            loss_scale=self.scale(policy.loss_scale),
+        )
+
+    def losses(self, policy: Policy, model: Model) -> tuple[str, ...]:
+        """Return what the file does not do as the policy says, one line each."""
+        policy.check_layers(model.layer_names)
+        return tuple(field_losses(policy, self.runs(policy, model), self.name))
+
+    def offers(self, formats: LayerPolicy, layer_type: str) -> bool:
+        """Return whether a layer runs in these formats."""
+        return formats == self.level(formats, formats.param == "float32")
+
+    def export(self, policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
+        """Return the file: its tables, and what applies them."""
+        running, lines = self.runs(policy, model), self.losses(policy, model)
+        rows = {name: (row.compute, row.param) for name, row in running.layers}
+        scale = {x.name: getattr(running.loss_scale, x.name) for x in fields(LossScale)}
+        return Template(self.template).substitute(
+            head=head(policy, notes, lines, self.name),
+            layers=pprint.pformat(rows, sort_dicts=False, width=96),
+            loss_scale=pprint.pformat(scale, sort_dicts=False, width=96),
+        )
+
+    def read(self, text: str, model: Model, where: str) -> Reading:
+        """Return what the tables of such a file give the layers of `model`."""
+        tables = constants(text, where, ("LAYERS", "LOSS_SCALE"))
+        rows = tables["LAYERS"]
+        given = tuple(self._given(name, rows, where) for name in model.layer_names)
+        low = any(row.formats.param != "float32" for row in given)
+        policy = policy_of(
+            given,
+            model,
+            f"imported from {where}",
+            BASE,
+            master_weights=not low,
+            optimizer_state=AS_STORED if low else "float32",
+            loss_scale=LossScale(**tables["LOSS_SCALE"]),
+        )
+        strangers = (name for name in rows if name not in model.layer_names)
+        unused = tuple(f"{name}: never matches: no layer of the model" for name in strangers)
+        return Reading(policy, given, unused, tuple(scale_traps(given, policy.loss_scale)))
+
+    def _given(self, name: str, rows: Mapping[str, Any], where: str) -> Given:
+        if name not in rows:
+            return Given(name, name, DEFAULT_RULE, LayerPolicy())
+        try:
+            compute, stored = rows[name]
+            formats = uniform_layer(one_of("dtype", compute, self.dtypes), param=stored)
+        except (InputError, TypeError, ValueError) as error:
+            raise InputError(f"{where}: LAYERS[{name!r}]: {error}") from None
+        return Given(name, name, f"LAYERS[{name!r}]", formats)
+
+
+def fixed_scale(asked: LossScale) -> LossScale:
+    """Return a fixed scale as it is, without a skip of its own, and none for any other."""
+    if asked.kind != "fixed":
+        return LossScale()
+    return LossScale("fixed", asked.init_scale, skip_on_overflow=False)
+
+
+def _bits(name: str) -> int:
+    return format_named(name).bits
+
+
+def plain(policy: Policy) -> Policy:
+    """Return the policy with all that no such file can say as frameworks have it by themselves."""
+    return replace(
+        policy,
+        bias="fused",
+        casts="op",
+        norm_inner="float32",
+        optimizer_order="fused",
+        optimizer_scalars="float32",
+        all_reduce="float32",
+        scaling=Scaling(),
+        rounding=RoleRounding(),
+        phases=(),
+    )
+
+
+def scale_traps(given: Sequence[Given], scale: LossScale) -> Iterator[str]:
+    """Yield a line where float16 is trained without a loss scale."""
+    low = [row.layer for row in given if row.formats.compute == "float16"]
+    if low and scale.kind == "none":
+        yield f"{low[0]}: float16 ({len(low)} such layers) and no loss scale: gradients underflow"
+
+
+def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
+    """Yield a line for each field, layer and op in which the running policy is another."""
+    for name, wanted in policy.layers:
+        made = running.layer(name)
+        parts = [x for x in LAYER_PARTS if getattr(wanted, x) != getattr(made, x)]
+        if parts:
+            ours = ", ".join(f"{x} {getattr(made, x)}" for x in parts)
+            theirs = ", ".join(getattr(wanted, x) for x in parts)
+            yield f"layer {name}: runs with {ours}, not {theirs}"
+    before = {op: name for name in LISTS for op in getattr(policy, name)}
+    after = {op: name for name in LISTS for op in getattr(running, name)}
+    for op, name in before.items():
+        if after.get(op, name) != name:
+            yield f"{op}: {target} runs it as one of {after[op]}, not of {name}"
+    for part in fields(Policy):
+        if part.name in ("name", "version", "layers", "parallel", *LISTS):
+            continue
+        asked, made = getattr(policy, part.name), getattr(running, part.name)
+        if asked != made:
+            yield f"{part.name}: {_said(made)}, not {_said(asked)}"
+    if policy.parallel.summary:
+        yield f"parallel: the training script has to set up {policy.parallel.summary}"
+
+
+def _said(value: object) -> str:
+    """Return a value on one line."""
+    return " ".join(repr(value).split())
+
+
+def head(
+    policy: Policy, notes: Sequence[str], losses: Sequence[str], target: str, mark: str = "# "
+) -> str:
+    """Return comments that say what policy a file is of, the notes, and the losses."""
+    name = " ".join(policy.name.split())
+    said = [
+        f"Written by policysearch for {target} from the policy {name} with digest",
+        policy.digest,
+        *notes,
+        "What this file does not do as the policy says:",
+        *(f"  - {line}" for line in losses or ("nothing",)),
+    ]
+    # a line of losses keeps its place under their title
+    short = [line if line.startswith("  - ") else " ".join(line.split()) for line in said]
+    return "\n".join(mark + line for line in short)
+
+
+def constants(text: str, where: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return constants at the top of a Python file; nothing in it is run."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{where}: {error}; expected an exported file") from None
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+    for name in names:
+        if not isinstance(found.get(name), dict):
+            raise InputError(f"{where}: no table {name}; expected an exported file, which has it")
+    return found

@@ -1,0 +1,332 @@
+"""The YAML of `--te-precision-config-file`, written and read: matchers in order, first match wins.
+
+Grammar as of megatron/core/quantization/quant_config.py and core/extensions/transformer_engine.py:
+`fnmatch` on the whole path of a module, case-sensitive; without `enabled: true` it is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
+
+from policysearch.export.levels import BASE
+from policysearch.export.megatron_names import NOT_ADDRESSED, Place, places
+from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of, unmatched
+from policysearch.formats import format_named
+from policysearch.nn.model import Model
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.scaling import Scaling
+from policysearch.values import InputError, one_of
+
+RECIPES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "current": ("fp8_quantization_recipe", "tensorwise"),
+        "mx_rceil": ("fp8_quantization_recipe", "mxfp8"),
+        "nvfp4": ("fp4_quantization_recipe", "nvfp4"),
+    }
+)
+"""By the recipe of a policy, the key and the word of a training recipe."""
+
+KEYS = (
+    "fp8_quantization_recipe",
+    "fp4_quantization_recipe",
+    "custom_recipe_factory",
+    "fp8_format",
+    "override_quantized_autocast",
+    "override_nonquantized_autocast",
+    "tp_only_amax_red",
+)
+"""What a training recipe may have in megatron-core 0.16.1; its head adds two more."""
+
+WORDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+DTYPES = {word: name for name, word in WORDS.items()}
+
+
+def _level(formats: LayerPolicy) -> str:
+    if format_named(formats.compute).bits >= 16:
+        return "wide"
+    if formats.compute == "float4_e2m1fn":
+        return "fp4"
+    return "hybrid" if formats.grad == "float8_e5m2" else "e4m3"
+
+
+def _levels(policy: Policy, model: Model) -> dict[str, list[str]]:
+    """Return the level of each module, block after block."""
+    found: dict[str, list[str]] = {}
+    for layer, place in places(model).items():
+        blocks = found.setdefault(place.module, ["wide"] * place.blocks)
+        blocks[place.block] = _level(policy.layer(layer))
+    return found
+
+
+def _ends(levels: Mapping[str, Sequence[str]]) -> tuple[int, int]:
+    """Return how many blocks at the start, and at the end, are wide throughout."""
+    wide = [all(level == "wide" for level in block) for block in zip(*levels.values(), strict=True)]
+    if all(wide):
+        return 0, 0
+    return wide.index(False), wide[::-1].index(False)
+
+
+def flags_of(policy: Policy, model: Model) -> Iterator[str]:
+    """Yield the flags of the run: its dtype, the recipe around it, ends, state, loss scale."""
+    dtypes = {row.compute for _, row in policy.layers if format_named(row.compute).bits >= 16}
+    dtype = "bfloat16" if len(dtypes) != 1 else dtypes.pop()
+    if dtype != "float32":
+        yield f"--{WORDS[dtype]}"
+    levels = _levels(policy, model)
+    kinds = {level for blocks in levels.values() for level in blocks} - {"wide"}
+    if kinds:
+        key, word = RECIPES[policy.scaling.recipe]
+        if key.startswith("fp4"):
+            yield f"--fp4-format e2m1 --fp4-recipe {word}"
+        else:
+            yield f"--fp8-format {'hybrid' if 'hybrid' in kinds else 'e4m3'} --fp8-recipe {word}"
+        first, last = _ends(levels)
+        if first or last:
+            yield "--first-last-layers-bf16"
+            yield f"--num-layers-at-start-in-bf16 {first} --num-layers-at-end-in-bf16 {last}"
+    if policy.optimizer_state != "float32":
+        word = WORDS[policy.optimizer_state]
+        yield f"--use-precision-aware-optimizer --exp-avg-dtype {word} --exp-avg-sq-dtype {word}"
+    if policy.all_reduce == "bfloat16":
+        yield "--grad-reduce-in-bf16"
+    yield from _scale_flags(policy.loss_scale)
+
+
+def _scale_flags(scale: LossScale) -> Iterator[str]:
+    if scale.kind == "fixed":
+        yield f"--loss-scale {scale.init_scale!r}"
+    elif scale.kind == "dynamic":
+        yield f"--initial-loss-scale {scale.init_scale!r} --min-loss-scale {scale.min_scale!r}"
+        yield f"--loss-scale-window {scale.growth_interval} --hysteresis 1"
+
+
+def yaml_of(policy: Policy, model: Model) -> Iterator[str]:
+    """Yield the lines of the file: one config per level, and ordered matchers."""
+    levels = _levels(policy, model)
+    kinds = sorted({level for blocks in levels.values() for level in blocks} | {"wide"})
+    yield "configs:"
+    for kind in kinds:
+        yield f"  {kind}:"
+        yield "    transformer_engine_config_type: TEQuantizationParams"
+        if kind == "wide":
+            yield "    training_recipe: {}"
+            continue
+        key, word = RECIPES[policy.scaling.recipe]
+        yield "    training_recipe:"
+        yield f"      {key}: {word}"
+        if kind != "fp4":
+            yield f"      fp8_format: {kind}"
+    yield "matchers:"
+    for number, (pattern, kind) in enumerate(_patterns(levels), 1):
+        yield f"  rule_{number}:"
+        yield f"    config: {kind}"
+        yield "    type: glob"
+        yield f'    pattern: "{pattern}"'
+        yield "    enabled: true"
+
+
+def _patterns(levels: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """Yield the globs: blocks that differ by number, then each module of all blocks, then the rest.
+
+    Blocks at the ends that are wide go by flags, which count over the whole net.
+    """
+    first, last = _ends(levels) if levels else (0, 0)
+    for module, blocks in levels.items():
+        inner = range(first, len(blocks) - last)
+        usual = max(sorted({blocks[i] for i in inner}), key=[blocks[i] for i in inner].count)
+        for block in inner:
+            if blocks[block] != usual:
+                yield f"decoder.layers.{block}.{module}", blocks[block]
+        yield f"decoder.layers.*.{module}", usual
+    yield "*", "wide"
+
+
+def read(text: str, model: Model, where: str) -> Reading:
+    """Return what such a file gives the linears of `model`, by megatron-core's rules.
+
+    Where the head has no flags as `export` writes them, what no matcher takes is bfloat16.
+    """
+    data, traps = _loaded(text, where)
+    configs = {name: _config(name, row, where, traps) for name, row in data["configs"].items()}
+    matchers = [*_matchers(data["matchers"], configs, where, traps)]
+    flags = _flags(text)
+    dtype = _dtype_of(flags, data)
+    given, matched = _given(model, matchers, configs, flags, uniform_layer(dtype))
+    recipes = {configs[config][0] for *_, config in matchers} - {""}
+    used = any(format_named(row.formats.compute).bits < 16 for row in given)
+    if len(recipes) > 1:
+        traps.append(
+            f"recipes {', '.join(sorted(recipes))}: one scaling is a policy's; read as one"
+        )
+    if "flags" not in flags:
+        traps.append(
+            "no flags in the head: what no matcher takes does what the run does, here bf16"
+        )
+    policy = policy_of(
+        given,
+        model,
+        f"imported from {where}",
+        BASE,
+        scaling=Scaling(min(recipes)) if used and recipes else Scaling(),  # type: ignore[arg-type]
+        optimizer_state=DTYPES[flags.get("--exp-avg-dtype", "fp32")],
+        all_reduce="bfloat16" if "--grad-reduce-in-bf16" in flags else "float32",
+        loss_scale=_scale_of(flags, dtype),
+    )
+    rules = [name for name, *_ in matchers]
+    return Reading(policy, tuple(given), unmatched(rules, given, matched), tuple(traps))
+
+
+def _given(
+    model: Model,
+    matchers: Sequence[tuple[str, str, str]],
+    configs: Mapping[str, tuple[str, LayerPolicy | None]],
+    flags: Mapping[str, str],
+    wide: LayerPolicy,
+) -> tuple[list[Given], dict[str, int]]:
+    """Return what each layer gets, and how many layers each matcher fits."""
+    there, matched = places(model), dict.fromkeys((name for name, *_ in matchers), 0)
+    given = []
+    for layer in model.layer_names:
+        place = there.get(layer)
+        if place is None:
+            given.append(Given(layer, NOT_ADDRESSED, DEFAULT_RULE, wide))
+            continue
+        hits = [(name, config) for name, pattern, config in matchers if _hits(place, pattern)]
+        for name, _ in hits:
+            matched[name] += 1
+        rule, config = hits[0] if hits else (DEFAULT_RULE, None)
+        formats = wide if config is None else configs[config][1] or wide
+        if _by_flags(place, flags):
+            rule, formats = "--first-last-layers-bf16", wide
+        given.append(Given(layer, place.name, rule, formats))
+    return given, matched
+
+
+def _hits(place: Place, pattern: str) -> bool:
+    return fnmatchcase(place.name, pattern)
+
+
+def _by_flags(place: Place, flags: Mapping[str, str]) -> bool:
+    if "--first-last-layers-bf16" not in flags:
+        return False
+    first = int(flags.get("--num-layers-at-start-in-bf16", 1))
+    last = int(flags.get("--num-layers-at-end-in-bf16", 1))
+    return place.block < first or place.block >= place.blocks - last
+
+
+def _flags(text: str) -> dict[str, str]:
+    """Return the flags in the head, by name, with their values; "flags" where there are any."""
+    line = re.search(r"^# flags:(.*)$", text, re.MULTILINE)
+    if line is None:
+        return {}
+    words, found = line[1].split(), {"flags": ""}
+    for word, after in zip(words, [*words[1:], "--"], strict=False):
+        if word.startswith("--"):
+            found[word] = "" if after.startswith("--") else after
+    return found
+
+
+def _dtype_of(flags: Mapping[str, str], data: Mapping[str, Any]) -> str:
+    if "--fp16" in flags:
+        return "float16"
+    return "float32" if "flags" in flags and "--bf16" not in flags else "bfloat16"
+
+
+def _scale_of(flags: Mapping[str, str], dtype: str) -> LossScale:
+    if dtype != "float16":
+        return LossScale()
+    if "--loss-scale" in flags:
+        return LossScale("fixed", float(flags["--loss-scale"]))
+    if "--initial-loss-scale" not in flags:
+        return LossScale()
+    window = int(flags["--loss-scale-window"])
+    lowest, first = float(flags["--min-loss-scale"]), float(flags["--initial-loss-scale"])
+    return LossScale("dynamic", first, 2.0, 0.5, window, lowest)
+
+
+def _loaded(text: str, where: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise InputError(f"{where}: pyyaml is not installed; expected pip install pyyaml") from None
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}; expected YAML") from None
+    for key in ("configs", "matchers"):
+        rows = data.get(key) if isinstance(data, dict) else None
+        if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+            raise InputError(f"{where}: no table {key!r}; expected configs and matchers")
+    named = re.findall(r"^  (\w+):\s*$", text.partition("matchers:")[2], re.MULTILINE)
+    twice = sorted({name for name in named if named.count(name) > 1})
+    return data, [
+        f"{name}: two matchers of this name; the last one is all that counts" for name in twice
+    ]
+
+
+def _config(
+    name: str, row: Mapping[str, Any], where: str, traps: list[str]
+) -> tuple[str, LayerPolicy | None]:
+    """Return the recipe of a config and its formats, None for those of the run."""
+    at = f"{where}: configs.{name}"
+    known = ("transformer_engine_config_type", "training_recipe", "evaluation_recipe")
+    for key in row:
+        one_of(f"{at}: key", key, known)
+    one_of(f"{at}: type", row.get(known[0]), ("TEQuantizationParams",))
+    recipe = row.get("training_recipe") or {}
+    for key in recipe:
+        if key in ("fp8_param", "fp4_param"):
+            traps.append(
+                f"{name}: {key} is refused by megatron-core 0.16.1; only its head knows it"
+            )
+        else:
+            one_of(f"{at}.training_recipe: key", key, KEYS)
+    if recipe.get("override_nonquantized_autocast"):
+        traps.append(f"{name}: override_nonquantized_autocast quantises first and last blocks too")
+    if "custom_recipe_factory" in recipe:
+        traps.append(f"{name}: what its factory does is not read; taken for the dtype of the run")
+        return "", None
+    fp8, fp4 = recipe.get("fp8_quantization_recipe"), recipe.get("fp4_quantization_recipe")
+    if fp8 and fp4:
+        raise InputError(f"{at}: fp8 and fp4 recipes; expected one of them")
+    if fp4:
+        one_of(f"{at}: fp4_quantization_recipe", fp4, ("nvfp4",))
+        return "nvfp4", uniform_layer("float4_e2m1fn")
+    if not fp8:
+        return "", None
+    one_of(f"{at}: fp8_quantization_recipe", fp8, ("tensorwise", "mxfp8", "blockwise"))
+    shape = one_of(f"{at}: fp8_format", recipe.get("fp8_format", "e4m3"), ("e4m3", "hybrid"))
+    if fp8 == "blockwise":
+        traps.append(f"{name}: blockwise scales are read as tensorwise, which a policy has here")
+    gradients = "float8_e5m2" if shape == "hybrid" else "float8_e4m3fn"
+    made = uniform_layer("float8_e4m3fn")
+    formats = LayerPolicy(made.compute, made.output, gradients, made.wgrad)
+    return "mx_rceil" if fp8 == "mxfp8" else "current", formats
+
+
+def _matchers(
+    rows: Mapping[str, Mapping[str, Any]], configs: Mapping[str, Any], where: str, traps: list[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, pattern, config) of the matchers that count, in order."""
+    for name, row in rows.items():
+        at = f"{where}: matchers.{name}"
+        if row.get("enabled") is not True:
+            traps.append(f"{name}: dropped without a word: a matcher needs enabled: true")
+            continue
+        one_of(f"{at}: type", row.get("type"), ("glob",))
+        config = one_of(f"{at}: config", row.get("config"), configs)
+        pattern = row.get("pattern")
+        if not isinstance(pattern, str):
+            raise InputError(f"{at}: pattern {pattern!r}; expected a glob")
+        if re.search(r"layers\.\d+\*", pattern):
+            traps.append(f"{name}: {pattern!r} takes every number that begins so; expected a dot")
+        elif re.search(r"layers\.[\d\[]", pattern):
+            traps.append(f"{name}: {pattern!r}: numbers are local to the stage of a pipeline")
+        if "local_experts" not in pattern and re.search(r"experts\.linear_fc", pattern):
+            traps.append(f"{name}: {pattern!r} takes grouped experts, none of local_experts")
+        yield name, pattern, config

@@ -1,0 +1,78 @@
+"""Export to MindSpore: to_float on every cell, float32 ones too, and its loss scaler."""
+
+from __future__ import annotations
+
+from policysearch.export.levels import Levels, fixed_scale
+from policysearch.export.reading import About
+from policysearch.policy.loss_scale import LossScale
+
+TEMPLATE = '''\
+$head
+#
+#     apply_policy(net)
+#     scaler = loss_scaler()           # None where the policy scales nothing
+#
+# Every cell gets a to_float: a float16 cell before one without fails in GRAPH_MODE and in
+# PYNATIVE_MODE (MatMul of float16 and float32). amp.custom_mixed_precision takes classes alone.
+
+import mindspore
+from mindspore import amp
+
+# cell: (dtype it computes in, dtype of its parameters)
+LAYERS = $layers
+
+LOSS_SCALE = $loss_scale
+
+
+def apply_policy(net):
+    """Set to_float on every cell by its name, in place, and return the net.
+
+    A cell that the policy does not know, and that holds none it knows, computes in float32.
+    Raises ValueError where a layer with parameters is unknown to the policy.
+    """
+    for name, cell in net.cells_and_names():
+        own = list(cell.parameters_and_names(expand=False))
+        if name not in LAYERS and own:
+            raise ValueError(f"net: {name!r} has parameters and is unknown to the policy")
+        if name in LAYERS or not list(cell.cells()):
+            compute, stored = LAYERS.get(name, ("float32", "float32"))
+            cell.to_float(getattr(mindspore, compute))
+            for _, parameter in own:
+                parameter.set_dtype(getattr(mindspore, stored))
+    return net
+
+
+def loss_scaler():
+    """Return the scaler of mindspore.amp (not of mindspore.train.amp)."""
+    if LOSS_SCALE["kind"] == "none":
+        return None
+    if LOSS_SCALE["kind"] == "fixed":
+        return amp.StaticLossScaler(LOSS_SCALE["init_scale"])
+    return amp.DynamicLossScaler(
+        scale_value=LOSS_SCALE["init_scale"],
+        scale_factor=LOSS_SCALE["growth_factor"],
+        scale_window=LOSS_SCALE["growth_interval"],
+    )
+'''
+
+
+def _scale(asked: LossScale) -> LossScale:
+    if asked.kind == "dynamic":
+        factor = asked.growth_factor
+        rule, first = "mindspore.DynamicLossScaler", max(asked.init_scale, 1.0)
+        return LossScale("dynamic", first, factor, 1.0 / factor, asked.growth_interval, rule=rule)
+    return fixed_scale(asked)
+
+
+_TARGET = Levels("mindspore", TEMPLATE, ("float32", "float16", "bfloat16"), _scale)
+
+SUFFIX = ".py"
+UNSAID: frozenset[str] = frozenset()
+ABOUT = About(
+    "a module to import: apply_policy(net), loss_scaler()",
+    "per cell: float32, float16, bfloat16 (not on a CPU), stored so or not; loss scale",
+    "mindspore 2.10.0 (its sources, 2026-08)",
+    "read back (policysearch inspect)",
+)
+export, losses, runs = _TARGET.export, _TARGET.losses, _TARGET.runs
+offers, read = _TARGET.offers, _TARGET.read

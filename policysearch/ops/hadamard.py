@@ -1,0 +1,57 @@
+"""The Hadamard transform with signs, over runs of 16 values: spreads an outlier over its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from policysearch.graph import Attrs, Example, FloatArray, Op, size
+from policysearch.layout import empty
+from policysearch.ops.amax import in_blocks
+from policysearch.ops.elementwise import same_shape
+
+RUN = 16
+SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""Transformer Engine `custom_recipes/reference_nvfp4.py`, `get_wgrad_sign_vector`."""
+
+
+def _matrix() -> FloatArray:
+    """Return signs * Sylvester's matrix / 4, [16, 16]: orthogonal, every entry +-1/4."""
+    rows = np.ones((1, 1), np.float32)
+    while len(rows) < RUN:
+        rows = np.block([[rows, rows], [rows, -rows]])
+    return (np.array(SIGNS, np.float32)[:, None] * rows / np.float32(4.0)).astype(np.float32)
+
+
+MATRIX = _matrix()
+
+
+def _hadamard(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    (x,), axis = inputs, attrs["axis"]
+    out = empty(x.shape)
+    whole = x.shape[axis] // RUN * RUN
+    kept = (slice(None),) * axis
+    out[(*kept, slice(whole, None))] = x[(*kept, slice(whole, None))]
+    if whole:
+        runs = in_blocks(x, axis, RUN)[0]
+        made = np.moveaxis(np.tensordot(runs, MATRIX, axes=(axis + 1, 0)), -1, axis + 1)
+        out[(*kept, slice(whole))] = made.reshape(*x.shape[:axis], whole, *x.shape[axis + 1 :])
+    return out
+
+
+hadamard = Op(
+    "hadamard",
+    same_shape,
+    _hadamard,
+    # a butterfly: four additions per value, and the signs and the factor at once
+    flops=lambda inputs, out, attrs: 5 * size(out),
+    example=lambda rng: Example((rng.standard_normal((3, 35)).astype(np.float32),), {"axis": 1}),
+    placement="fp32",
+    pointwise=False,
+)
+"""Each whole run of 16 values along `axis` times signs and Sylvester's matrix / 4.
+
+A last run that is shorter stays as it is. Both operands of a product that are transformed along
+what it sums over leave the product as it was: the matrix is orthogonal.
+"""

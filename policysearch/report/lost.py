@@ -1,0 +1,97 @@
+"""What the runs of a trial lost, and what led to the first value that was not finite, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policysearch.report.text import aligned
+from policysearch.study.journal.trials import Trial
+from policysearch.train.lost_values import LostValues
+from policysearch.train.origin import first_harm
+
+KINDS = ("overflow", "born", "underflow", "swamped", "decay", "state")
+ROLES = ("fprop", "dgrad", "wgrad", "update")
+
+
+def lost_lines(trial: Trial) -> list[str]:
+    """Return one line per kind, layer, op and role that lost values, summed over the seeds.
+
+    Before them what led to the first value that was not finite, if any was.
+    """
+    rows = _sum_by_place(row for score in trial.scores for row in score.lost)
+    if not rows:
+        return [*chain_lines(trial), f"values lost in the probed steps: {_none_lost(trial)}"]
+    titles = ("lost", "layer", "op", "role", "count", "of those looked at", "first step", "largest")
+    cells = [
+        (
+            row.kind,
+            row.layer or "(no layer)",
+            row.op or "-",
+            row.role,
+            str(row.count),
+            f"{100.0 * row.count / row.seen:.2g}%",
+            str(row.first_step),
+            f"{row.largest:.3g}",
+        )
+        for row in sorted(rows, key=_place)
+    ]
+    head = "values lost in the probed steps, before rounding:"
+    return [*chain_lines(trial), head, *aligned([titles, *cells])]
+
+
+def _none_lost(trial: Trial) -> str:
+    """Say that nothing is counted, which is not to say that nothing was lost."""
+    if any(score.overflows or score.underflows for score in trial.scores):
+        return "not recorded by role, for the runs are older"
+    return "none but by rounding, which is not counted here"
+
+
+def chain_lines(trial: Trial) -> list[str]:
+    """Return what led to the first value that was not finite, a line per op."""
+    origins = [origin for score in trial.scores for origin in score.origins]
+    first = first_harm(origins)
+    if first is None:
+        return []
+    titles = ("what led there", "layer", "role", "format", "largest in", "largest out", "lost")
+    cells = [
+        (
+            link.op,
+            link.layer or "(no layer)",
+            link.role,
+            link.format,
+            f"{link.largest_in:.3g}",
+            f"{link.largest_out:.3g}",
+            f"{link.lost} of {link.of}",
+        )
+        for link in first.chain
+    ]
+    kept = ", and was skipped" if first.skipped else ""
+    return [f"first value not finite{kept}: {first.words}", *aligned([titles, *cells])]
+
+
+def _place(row: LostValues) -> tuple[int, str, int, str]:
+    places = {role: place for place, role in enumerate(ROLES)}
+    return KINDS.index(row.kind), row.layer, places.get(row.role, -1), row.op
+
+
+def _sum_by_place(rows: Iterable[LostValues]) -> list[LostValues]:
+    """Return the rows of several runs as those of one."""
+    sums: dict[tuple[str, str, str, str], LostValues] = {}
+    for row in rows:
+        key = row.kind, row.layer, row.role, row.op
+        old = sums.get(key)
+        sums[key] = row if old is None else _sum(old, row)
+    return list(sums.values())
+
+
+def _sum(one: LostValues, other: LostValues) -> LostValues:
+    return LostValues(
+        one.kind,
+        one.layer,
+        one.role,
+        one.count + other.count,
+        one.seen + other.seen,
+        min(one.first_step, other.first_step),
+        max(one.largest, other.largest),
+        one.op,
+    )

@@ -1,0 +1,194 @@
+"""The answer: what a study comes to, what speaks against it, and how to apply it."""
+
+from __future__ import annotations
+
+import json
+import re
+from urllib.parse import quote
+
+from policysearch.cost.price import speedup_over
+from policysearch.policy.presets import TF32
+from policysearch.report.page.element import Html, Section, joined, tag
+from policysearch.report.page.sight import Sight
+from policysearch.report.page.svg import label, line, rect, shortened, svg
+from policysearch.report.page.words import formats_said, gap, mib, times
+from policysearch.study.journal.trials import Trial
+
+SECTION = Section(10, "answer", "", "Answer")
+
+HEADS = {
+    "take": "Take trial {0}: {1}",
+    "at a cost": "Faster only at a cost: trial {0}, {1}",
+    "keep": "Keep what you run: {2}",
+    "not learned": "float32 has not learned here",
+    "cannot rank": "These seeds cannot rank the policies",
+    "undecided": "Not decided yet",
+}
+"""The headline by the kind of the verdict: of {0} trial, {1} its formats, {2} its name."""
+
+
+def body(sight: Sight) -> Html:
+    """Return the verdict with its numbers; without a policy the sentence alone."""
+    verdict, pick = sight.results.verdict, sight.pick
+    said = formats_said(pick.policy) if pick else ""
+    number = pick.number if pick else ""
+    head = HEADS.get(verdict.kind, "{2}").format(number, said, verdict.policy)
+    if verdict.kind == "undecided" and pick is not None:
+        head = f"Not decided yet; so far trial {number}: {said}"
+    left = joined(
+        (
+            tag("h2", head, id="answer-title", cls="answer"),
+            tag("p", _sentence(str(verdict)), cls="said"),
+            _warnings(sight),
+        )
+    )
+    if pick is None:
+        return left
+    return joined(
+        (
+            tag("div", tag("div", left), _rivals(sight, pick), cls="two"),
+            _tiles(sight, pick),
+            _others(sight, pick),
+            _apply(sight, pick),
+        )
+    )
+
+
+def _sentence(said: str) -> str:
+    return f"{said[0].upper()}{said[1:]}{'' if said.endswith('.') else '.'}"
+
+
+def _warnings(sight: Sight) -> Html | None:
+    if not sight.warnings:
+        return None
+    lines = [tag("li", _sentence(line)) for line in sight.warnings]
+    return tag("div", tag("p", "What speaks against it:"), tag("ul", *lines), cls="warn")
+
+
+def _tile(big: str, what: str, note: str) -> Html:
+    return tag(
+        "div",
+        tag("dt", what, tag("span", f" {note}", cls="note")),
+        tag("dd", big, cls="big"),
+        cls="tile tilebox",
+    )
+
+
+def _tiles(sight: Sight, pick: Trial) -> Html:
+    results, cost = sight.results, pick.cost
+    tiles = [
+        _tile(
+            times(cost.speedup),
+            "the speed of float32,",
+            f"modeled, {cost.speedup_low:.2f} to {cost.speedup_high:.2f}",
+        )
+    ]
+    for over in results.speedups(pick):
+        if over.over != "float32" and over.over not in pick.presets:
+            name = "TF32" if over.over == TF32 else over.over
+            sure = " and may be no faster" if over.low <= 1.0 < over.value else ""
+            note = f"modeled, {over.low:.2f} to {over.high:.2f}{sure}"
+            tiles.append(_tile(times(over.value), f"the speed of {name},", note))
+    tiles.append(
+        _tile(
+            times(cost.memory_ratio),
+            "the memory of float32,",
+            f"modeled at the peak: {mib(cost.peak_bytes)} for {mib(cost.float32_peak_bytes)}",
+        )
+    )
+    interval, confirmed = results.interval(pick), results.confirmation(pick)
+    sure = f"{gap(interval.low)} to {gap(interval.high)} at 95 %" if interval else "one seed"
+    steps = results.spec.task.steps
+    tiles.append(_tile(gap(pick.loss_gap), f"nats of loss gap at {steps} steps,", sure))
+    if confirmed is not None:
+        held = results.fault(pick) or "holds"
+        tiles.append(_tile(gap(confirmed.loss_gap), f"nats at {confirmed.steps} steps:", held))
+    return tag("dl", *tiles, cls="tiles")
+
+
+def _rivals(sight: Sight, pick: Trial) -> Html:
+    """Draw the speed of the pick beside what else there is, with its interval."""
+    bars: list[tuple[str, float, float, float, bool]] = [("float32", 1.0, 1.0, 1.0, False)]
+    bars += [(name, speed, speed, speed, False) for name, speed in sight.references]
+    cost = pick.cost
+    named = f"trial {pick.number}"
+    bars.append((named, cost.speedup, cost.speedup_low, cost.speedup_high, True))
+    width, scale = 400.0, 300.0 / max(high for _, _, _, high, _ in bars)
+    parts = []
+    for place, (name, speed, low, high, mine) in enumerate(bars):
+        y = 14.0 + 44.0 * place
+        parts.append(label(0, y, shortened(name, 44), "strong" if mine else ""))
+        parts.append(rect(0, y + 7, speed * scale, 15, "bar first" if mine else "bar", 2))
+        if mine and high > low:
+            parts.append(line(low * scale, y + 14.5, high * scale, y + 14.5, "base"))
+            parts += [line(x * scale, y + 10, x * scale, y + 19, "base") for x in (low, high)]
+        parts.append(
+            label(max(speed, high) * scale + 8, y + 19, times(speed), "strong" if mine else "")
+        )
+    said = ", ".join(f"{name} {times(speed)}" for name, speed, *_ in bars)
+    picture = svg(width, 44.0 * len(bars) + 6, *parts, label=f"Modeled speed: {said}")
+    note = "Modeled speed of one training step; the line is the model's interval."
+    return tag("figure", picture, tag("figcaption", note))
+
+
+def _others(sight: Sight, pick: Trial) -> Html | None:
+    """Return the other members that hold, a line each."""
+    results = sight.results
+    others = [t for t in results.sound_front() if t is not pick and "float32" not in t.presets]
+    if not others:
+        return None
+    lines = []
+    for trial in others[:4]:
+        over = speedup_over(trial.cost, pick.cost, "").value
+        beside = "as fast as" if abs(over - 1.0) < 0.005 else f"{times(over)} the speed of"
+        said = (
+            f": {trial.label}; {times(trial.cost.speedup)} float32, {beside} trial {pick.number}, "
+            f"{times(trial.cost.memory_ratio)} memory, gap {gap(trial.loss_gap)} nats"
+        )
+        link = tag("a", f"Trial {trial.number}", href=sight.href(trial.number))
+        lines.append(tag("li", link, said, data_t=trial.number))
+    return joined((tag("h3", "Or, sound as well"), tag("ul", *lines)))
+
+
+def code(said: str, name: str, text: str) -> Html:
+    """Return text to be copied, below what it is."""
+    return tag(
+        "div",
+        tag("p", said, cls="note"),
+        tag("button", "Copy", data_copy=name, cls="script", type="button"),
+        tag("pre", tag("code", text, id=name)),
+        cls="code",
+    )
+
+
+def command(sight: Sight, said: str) -> str:
+    """Return a command on this study, as a shell takes it."""
+    study = sight.study
+    if not re.fullmatch(r"[\w./:@+-]+", study):
+        study = "'" + study.replace("'", "'\\''") + "'"
+    return f"policysearch {said.format(study)}"
+
+
+def _apply(sight: Sight, pick: Trial) -> Html:
+    study = sight.results.spec.study
+    target = study.target or "torch"
+    export = f"export {{0}} --trial {pick.number} --target {target}"
+    parts = [code(f"Writes the policy and code for {target}", "apply", command(sight, export))]
+    if target == "torch":
+        module = f"{study.name}-torch".replace("'", "")
+        lines = (
+            "import importlib\n\n"
+            f"policy = importlib.import_module('results.{module}')\n"
+            "model = policy.apply_policy(model, device_type='cuda')\n"
+            "scaler = policy.make_grad_scaler('cuda')"
+        )
+        parts.append(code("Then in the training script", "lines", lines))
+    plain = json.dumps(json.loads(pick.policy.to_json()), separators=(",", ":"))
+    download = tag(
+        "a",
+        "Download the policy as JSON",
+        cls="button",
+        download=f"{study.name}-policy.json",
+        href="data:application/json," + quote(plain, safe="{}[]:,"),
+    )
+    return joined((tag("h3", "Apply it"), tag("div", *parts, cls="two"), download))

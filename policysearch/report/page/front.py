@@ -1,0 +1,342 @@
+"""The front: loss gap against speed, and against memory, with what else there is to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policysearch.policy.presets import PRESETS
+from policysearch.report.page.element import Child, Html, Section, joined, tag
+from policysearch.report.page.sight import Sight
+from policysearch.report.page.svg import (
+    Axis,
+    Labels,
+    at,
+    crosses,
+    dots,
+    label,
+    level_grid,
+    line,
+    polyline,
+    rect,
+    shortened,
+    svg,
+    titled,
+    upright_grid,
+)
+from policysearch.report.page.words import gap, percent, power, times
+from policysearch.search.hypervolume import non_dominated
+from policysearch.study.results.rows import Row
+
+SECTION = Section(20, "front", "Closer to float32, or faster?", "Front")
+
+RINGS = ("circle", "square", "diamond", "triangle", "nabla", "pentagon")
+"""The outline of a preset, by its place among all presets: the same in every picture."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One picture: what is on its upright axis, and whether more of it is better."""
+
+    title: str
+    axis: str
+    value: Callable[[Row], float]
+    more: bool
+
+
+KINDS = (
+    Kind("Speed", "speed over float32, modeled; up is faster", lambda r: r.modeled_speedup, True),
+    Kind(
+        "Memory",
+        "peak memory, share of float32's, modeled; up needs less",
+        lambda r: r.modeled_memory_ratio,
+        False,
+    ),
+)
+
+
+def body(sight: Sight) -> Html | None:
+    """Return both pictures and the front as a table; None where nothing trained to its end."""
+    rows = [row for row in sight.rows if not row.diverged]
+    if not rows:
+        return None
+    intro = (
+        "Each mark is one policy. Left: its training loss ends closer to float32's. Up: its step "
+        "takes less. Blue marks are the front, which no other policy beats by what can be told; "
+        "the star is the one above. A mark leads to the policy up close."
+    )
+    pictures = [
+        tag(
+            "figure",
+            tag("h3", kind.title),
+            tag("div", picture(sight, rows, kind, 960.0, 380.0), cls="wide"),
+            tag("div", picture(sight, rows, kind, 340.0, 330.0), cls="narrow"),
+        )
+        for kind in KINDS
+    ]
+    return joined((tag("p", intro), *pictures, _legend(sight), _table(sight)))
+
+
+def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: float) -> Html:
+    """Return the picture of gap against `kind`, so wide and high."""
+    left, right, top, bottom = 46.0, width - 10.0, 30.0, height - 44.0
+    least = min((row.counted_gap for row in rows if row.counted_gap > 0.0), default=1e-6)
+    matters = 0.0 if sight.results.cannot_rank else sight.results.matters_gap
+    most = max(max(row.counted_gap for row in rows), matters, least)
+    x = Axis(least / 2.0, most * 2.5, left, right, log=True)
+    y = _upright(sight, rows, kind, bottom, top)
+    labels = Labels(width, height)
+    place = {r.trial: (x(max(r.counted_gap, least)), y(kind.value(r))) for r in rows}
+    for row in rows[:400]:
+        labels.taken(*place[row.trial])
+    named = "loss gap at the end of training, nats; left is better"
+    parts: list[Child] = [
+        _noise(sight, x, top, bottom),
+        level_grid(y, left, right, lambda v: f"{v:g}×"),
+        upright_grid(x, top, bottom, lambda v: power(v, 0), 6 if width > 600 else 4),
+        label(0, 14, kind.axis, "axis"),
+        label(
+            (left + right) / 2,
+            height - 6,
+            named if width > 600 else named[:8] + ", nats",
+            "axis",
+            "middle",
+        ),
+        _matters(matters, x, top, bottom, labels),
+        _references(sight, y, left, right, labels) if kind.more else None,
+        _staircase(rows, place, kind),
+        _ranges(sight, rows, place, x, y, kind, least),
+        *_marks(sight, rows, place),
+        *_links(sight, rows, place, labels, kind),
+    ]
+    said = f"{kind.title} against loss gap of {len(rows)} policies; the table below has the front"
+    return svg(width, height, *parts, label=said, links=True)
+
+
+def _upright(sight: Sight, rows: list[Row], kind: Kind, bottom: float, top: float) -> Axis:
+    values = [kind.value(row) for row in rows] + [1.0]
+    if kind.more:
+        front = [row for row in rows if row.on_front]
+        values += [row.modeled_speedup_high for row in front]
+        values += [row.modeled_speedup_low for row in front]
+        values += [speed for _, speed in sight.references]
+    low, high = min(values), max(values)
+    margin = 0.07 * (high - low or 1.0)
+    ends = (bottom, top) if kind.more else (top, bottom)
+    return Axis(max(0.0, low - margin), high + margin, *ends)
+
+
+def _noise(sight: Sight, x: Axis, top: float, bottom: float) -> Html | None:
+    edge = sight.results.resolution_gap
+    if not edge or edge <= x.low:
+        return None
+    return rect(x.start, top, x(edge) - x.start, bottom - top, "noise")
+
+
+def _matters(matters: float, x: Axis, top: float, bottom: float, labels: Labels) -> Html | None:
+    if not x.low < matters < x.high:
+        return None
+    wide = labels.width > 600
+    said = "a gap matters from here on" if wide else "matters"
+    written = label(x(matters) - 5, top + 12, said, "small halo", "end")
+    labels.boxes.append((x(matters) - 6.2 * len(said), top, x(matters), top + 16))
+    return joined((line(x(matters), top, x(matters), bottom, "matter"), written))
+
+
+def _references(sight: Sight, y: Axis, left: float, right: float, labels: Labels) -> Html:
+    parts = []
+    for name, speed in sight.references:
+        said = shortened(f"{name} {times(speed)}", 60 if labels.width > 600 else 30)
+        parts.append(line(left, y(speed), right, y(speed), "ref"))
+        free = labels.place(right + 4, y(speed) + 2, said, "small halo", must=True)
+        parts.append(free or Html())
+    return joined(parts)
+
+
+def _staircase(rows: list[Row], place: dict[int, tuple[float, float]], kind: Kind) -> Html | None:
+    members = [row for row in rows if row.on_front]
+    points = [place[row.trial] for row in members]
+    corners = sorted(points[i] for i in non_dominated(points)) if points else []
+    steps: list[tuple[float, float]] = []
+    for px, py in corners:
+        if steps:
+            steps.append((px, steps[-1][1]))
+        steps.append((px, py))
+    return polyline(steps, "step") if len(steps) > 1 else None
+
+
+def _ranges(
+    sight: Sight,
+    rows: list[Row],
+    place: dict[int, tuple[float, float]],
+    x: Axis,
+    y: Axis,
+    kind: Kind,
+    least: float,
+) -> Html:
+    parts = []
+    for row in rows:
+        if not row.on_front:
+            continue
+        px, py = place[row.trial]
+        if kind.more:
+            parts.append(
+                line(px, y(row.modeled_speedup_low), px, y(row.modeled_speedup_high), "range")
+            )
+        if row.gap_low95 is not None and row.gap_high95 is not None:
+            ends = [x(max(value, least / 2.0)) for value in (row.gap_low95, row.gap_high95)]
+            parts.append(line(ends[0], py, ends[1], py, "range"))
+    return joined(parts)
+
+
+def _marks(
+    sight: Sight, rows: list[Row], place: dict[int, tuple[float, float]]
+) -> list[Html | None]:
+    """Draw all that is not on the front: dots, and crosses on what will not hold."""
+    others = [place[row.trial] for row in rows if not row.on_front]
+    early = [place[r.trial] for r in rows if r.early_sign and not r.fault]
+    failing = [place[row.trial] for row in rows if row.fault]
+    held = dict.fromkeys(r.trial for r in rows if r.early_sign and r.confirmed_gap is not None)
+    early = [place[r.trial] for r in rows if r.early_sign and r.trial not in held]
+    return [
+        dots(others, "dot-other"),
+        crosses(early, "dot-early", 4.5),
+        crosses(failing, "dot-fail", 5.0),
+    ]
+
+
+def _links(
+    sight: Sight,
+    rows: list[Row],
+    place: dict[int, tuple[float, float]],
+    labels: Labels,
+    kind: Kind,
+) -> list[Html]:
+    """Draw what leads to a policy up close: the front with numbers, presets with their outline."""
+    linked = [row for row in rows if row.trial in sight.linked]
+    linked.sort(key=lambda row: (row.on_front, sight.mark(row.trial) == "★"))
+    parts, written = [], []
+    for row in reversed(linked):
+        x, y = place[row.trial]
+        wanted = row.on_front or sight.mark(row.trial) == "★"
+        said = f"{row.trial} ★" if sight.mark(row.trial) == "★" else str(row.trial)
+        if not wanted and row.presets:
+            said = shortened(row.presets.split()[0], 26)
+        if wanted or (row.presets and labels.width > 600):
+            strong = "strong halo" if wanted else "small halo"
+            written.append(labels.place(x, y, said, strong, must=wanted) or Html())
+    for row in linked:
+        x, y = place[row.trial]
+        shapes: list[Child] = [tag("circle", cx=at(x), cy=at(y), r=11, cls="hit")]
+        if row.presets:
+            shapes.append(outline(row.presets.split()[0], x, y))
+        if sight.mark(row.trial) == "★":
+            shapes.append(_star(x, y))
+        elif row.on_front:
+            shapes.append(tag("circle", cx=at(x), cy=at(y), r=5.5, cls="dot-front"))
+        said = f"Trial {row.trial}, {row.label}: {times(kind.value(row))}, gap {gap(row.loss_gap)}"
+        link = tag(
+            "a", *shapes, href=f"#t{row.trial}", data_t=row.trial, aria_label=shortened(said, 160)
+        )
+        parts.append(titled(link, f"{said} nats; {sight.state(row)}"))
+    return [*parts, *written]
+
+
+def _star(x: float, y: float) -> Html:
+    points = (
+        *((0, -10), (2.6, -3.5), (9.5, -3.1), (4.2, 1.4), (5.9, 8.1), (0, 4.4)),
+        *((-5.9, 8.1), (-4.2, 1.4), (-9.5, -3.1), (-2.6, -3.5)),
+    )
+    return tag(
+        "path", d="M" + "L".join(f"{at(x + a)} {at(y + b)}" for a, b in points) + "Z", cls="star"
+    )
+
+
+def outline(preset: str, x: float, y: float, s: float = 8.5) -> Html:
+    """Return the outline of a preset around a place, `s` in radius."""
+    place = list(PRESETS).index(preset) if preset in PRESETS else 0
+    kind = RINGS[place % len(RINGS)]
+    if kind == "circle":
+        return tag("circle", cx=at(x), cy=at(y), r=s, cls="ring")
+    corners = {
+        "square": ((-s, -s), (s, -s), (s, s), (-s, s)),
+        "diamond": ((0, -s * 1.25), (s * 1.25, 0), (0, s * 1.25), (-s * 1.25, 0)),
+        "triangle": ((0, -s * 1.3), (s * 1.2, s * 0.8), (-s * 1.2, s * 0.8)),
+        "nabla": ((0, s * 1.3), (s * 1.2, -s * 0.8), (-s * 1.2, -s * 0.8)),
+        "pentagon": ((0, -s * 1.1), (s * 1.05, -3), (s * 0.7, s), (-s * 0.7, s), (-s * 1.05, -3)),
+    }[kind]
+    return tag(
+        "path", d="M" + "L".join(f"{at(x + a)} {at(y + b)}" for a, b in corners) + "Z", cls="ring"
+    )
+
+
+def _legend(sight: Sight) -> Html:
+    def key(said: str, *shapes: Child) -> Html:
+        return tag(
+            "li",
+            tag("svg", *shapes, width="18", height="14", viewBox="0 0 18 14", aria_hidden="true"),
+            said,
+        )
+
+    items = [
+        key("on the front", tag("circle", cx=9, cy=7, r=5, cls="dot-front")),
+        key("not on the front", dots([(9, 7)], "dot-other") or ""),
+        key("outlined: a preset", outline("float32", 9, 7, 5.5)),
+        key("early sign: updates vanish", crosses([(9, 7)], "dot-early", 4.5) or ""),
+        key("fails when trained longer", crosses([(9, 7)], "dot-fail", 5) or ""),
+        key(
+            "interval: upright of the speed model, level 95 % over seeds",
+            line(1, 7, 17, 7, "range"),
+        ),
+    ]
+    if sight.results.resolution_gap:
+        items.append(key("too small to tell from float32's own noise", rect(0, 1, 18, 12, "noise")))
+    return tag("ul", *items, cls="legend")
+
+
+def _table(sight: Sight) -> Html | None:
+    members = [row for row in sight.rows if row.on_front]
+    sound = {t.number for t in sight.results.sound_front()} if members else set()
+    members += [row for row in sight.rows if row.trial in sound and not row.on_front]
+    if not members:
+        return tag("p", f"There is no front: {sight.results.cannot_rank}.")
+    titles = (
+        "Trial",
+        "Policy",
+        "Speed",
+        "Memory",
+        "Loss gap, nats",
+        "95 % over seeds",
+        "Accuracy",
+        "Where it stands",
+    )
+    head = tag("tr", *(tag("th", name, scope="col") for name in titles))
+    lines = [_line(sight, row) for row in members]
+    table = tag("table", tag("thead", head), tag("tbody", *lines), cls="list")
+    scroll = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label="The front")
+    return joined((tag("h3", "The front and what may be picked, fastest first"), scroll))
+
+
+def _line(sight: Sight, row: Row) -> Html:
+    mark = sight.mark(row.trial)
+    number = tag("a", str(row.trial), href=sight.href(row.trial))
+    spread = "one seed"
+    if row.gap_low95 is not None and row.gap_high95 is not None:
+        spread = f"{gap(row.gap_low95)} to {gap(row.gap_high95)}"
+    tie = f", ties with {row.tied_with}" if row.tied_with is not None else ""
+    span = f"{row.modeled_speedup_low:.2f}–{row.modeled_speedup_high:.2f}"
+    speed = f"{times(row.modeled_speedup)} ({span})"
+    accuracy = "–" if row.validation_accuracy is None else percent(row.validation_accuracy)
+    return tag(
+        "tr",
+        tag("th", number, f" {mark}" if mark else "", scope="row"),
+        tag("td", row.label),
+        tag("td", speed, cls="number"),
+        tag("td", times(row.modeled_memory_ratio), cls="number"),
+        tag("td", gap(row.loss_gap), cls="number"),
+        tag("td", spread + tie),
+        tag("td", accuracy, cls="number"),
+        tag("td", sight.state(row)),
+        cls="pick" if mark == "★" else None,
+        data_t=row.trial,
+    )

@@ -1,0 +1,128 @@
+"""What the sections of a page look at: the results, read once, and which policies come first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from policysearch.policy.presets import TF32
+from policysearch.report.against import against, picked, unproven
+from policysearch.study.journal.trials import Trial
+from policysearch.study.results.results import Results
+from policysearch.study.results.rows import Row
+
+MOST_DETAILED = 24
+"""So many policies are shown up close, and as columns of formats."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The results of a study as its page shows them.
+
+    `study`: the study file as commands are given it. `watched`: after so many seconds the page is
+    read again, 0 for never.
+    """
+
+    results: Results
+    study: str
+    watched: int = 0
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """One row per trained policy, the front first."""
+        return self.results.rows()
+
+    @cached_property
+    def row(self) -> dict[int, Row]:
+        """The rows by the number of their trial."""
+        return {row.trial: row for row in self.rows}
+
+    @cached_property
+    def trial(self) -> dict[int, Trial]:
+        """The trained policies by number."""
+        return {trial.number: trial for trial in self.results.trials}
+
+    @cached_property
+    def pick(self) -> Trial | None:
+        """The policy that is put first; None without a front."""
+        return picked(self.results)
+
+    @cached_property
+    def float32(self) -> Trial | None:
+        """float32 as a trial of the study, where it is one."""
+        return next((t for t in self.results.trials if "float32" in t.presets), None)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What speaks against the pick, one sentence each."""
+        changes = [f"results of both sides of a change: {c}" for c in self.results.mixed]
+        return [*against(self.results), *unproven(self.results), *changes]
+
+    @cached_property
+    def detailed(self) -> tuple[Trial, ...]:
+        """The policies shown up close: the pick, the front, what else may be picked, presets.
+
+        Then what fails later or was tried by hand, and the rest by speed; MOST_DETAILED at most.
+        """
+        results = self.results
+        sound = results.sound_front() if results.front else []
+        named = [t for t in results.trials if t.presets]
+        failing = [t for t in results.trials if results.doubt(t) or t.by_hand]
+        rest = [self.trial[row.trial] for row in self.rows]
+        first = [self.pick] if self.pick else []
+        ordered = [*first, *results.front, *sound, *named, *failing, *rest]
+        once = {trial.number: trial for trial in ordered}
+        return tuple(once.values())[:MOST_DETAILED]
+
+    @cached_property
+    def sound(self) -> frozenset[int]:
+        """The numbers of what may be picked."""
+        found = self.results.sound_front() if self.results.front else []
+        return frozenset(trial.number for trial in found)
+
+    @cached_property
+    def linked(self) -> frozenset[int]:
+        """The numbers of the policies that are shown up close."""
+        return frozenset(trial.number for trial in self.detailed)
+
+    def href(self, number: int) -> str | None:
+        """Return the link to a policy up close; None where it is not shown so."""
+        return f"#t{number}" if number in self.linked else None
+
+    def mark(self, number: int) -> str:
+        """Return the sign beside a number: ★ picked, ✕ fails later, ! an early sign, ⚠ diverged."""
+        if self.pick is not None and number == self.pick.number:
+            return "★"
+        trial = self.trial[number]
+        if trial.diverged:
+            return "∞"
+        if self.results.fault(trial):
+            return "✕"
+        return "!" if self.results.doubt(trial) else ""
+
+    def state(self, row: Row) -> str:
+        """Return in words where a policy stands."""
+        trial = self.trial[row.trial]
+        if trial.diverged:
+            return trial.divergence
+        if row.fault:
+            return f"fails later: {row.fault}"
+        if doubt := self.results.doubt(trial):
+            return doubt
+        held = f", holds at {row.confirmed_steps} steps" if row.confirmed_steps else ""
+        if row.on_front:
+            return f"on the front{held}"
+        if row.trial in self.sound:
+            return f"sound, where members of the front are not{held}"
+        return f"beaten{held}" if self.results.front else "not ranked"
+
+    @cached_property
+    def references(self) -> list[tuple[str, float]]:
+        """What else than float32 speed is compared with: (name, modeled speedup over float32)."""
+        pairs = list(self.results.reference_speedups.items())[1:]
+        base = self.results.spec.study.baseline
+        names = {TF32: "TF32, one switch"}
+        return [
+            (f"baseline: {name}" if name == base else names.get(name, name), speed)
+            for name, speed in pairs
+        ]

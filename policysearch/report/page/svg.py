@@ -1,0 +1,203 @@
+"""Pictures as SVG: axes, ticks, texts that do not cover one another. No picture holds a style."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from policysearch.report.page.element import Child, Html, tag, text
+
+LETTER = 6.1
+"""The width of a letter of the small type, in units of the picture; a little more than the mean."""
+
+
+def svg(width: float, height: float, *children: Child, label: str, links: bool = False) -> Html:
+    """Return a picture. One with links is a group: what is in an image cannot be reached."""
+    return tag(
+        "svg",
+        *children,
+        viewBox=f"0 0 {width:g} {height:g}",
+        role="group" if links else "img",
+        aria_label=label,
+        cls="picture",
+        width=f"{width:g}",
+        height=f"{height:g}",
+    )
+
+
+def at(value: float) -> str:
+    """Return a coordinate: a tenth of a unit is less than can be seen."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def line(x1: float, y1: float, x2: float, y2: float, cls: str) -> Html:
+    """Return a line."""
+    return tag("path", d=f"M{at(x1)} {at(y1)}L{at(x2)} {at(y2)}", cls=cls)
+
+
+def polyline(points: Sequence[tuple[float, float]], cls: str) -> Html:
+    """Return a line through points."""
+    return tag("path", d="M" + "L".join(f"{at(x)} {at(y)}" for x, y in points), cls=cls)
+
+
+def dots(points: Sequence[tuple[float, float]], cls: str) -> Html | None:
+    """Return dots as one path of strokes of no length with round ends; None of no points."""
+    if not points:
+        return None
+    places = sorted({(at(x), at(y)) for x, y in points})
+    return tag("path", d="".join(f"M{x} {y}h0" for x, y in places), cls=cls)
+
+
+def crosses(points: Sequence[tuple[float, float]], cls: str, size: float = 4.0) -> Html | None:
+    """Return crosses as one path; None of no points."""
+    if not points:
+        return None
+    s = size
+    places = sorted({(round(x, 1), round(y, 1)) for x, y in points})
+    d = "".join(
+        f"M{at(x - s)} {at(y - s)}L{at(x + s)} {at(y + s)}M{at(x - s)} {at(y + s)}"
+        f"L{at(x + s)} {at(y - s)}"
+        for x, y in places
+    )
+    return tag("path", d=d, cls=cls)
+
+
+def rect(x: float, y: float, width: float, height: float, cls: str, round_: float = 0.0) -> Html:
+    """Return a rectangle."""
+    return tag(
+        "rect",
+        x=at(x),
+        y=at(y),
+        width=at(max(0.0, width)),
+        height=at(height),
+        rx=round_ or None,
+        cls=cls,
+    )
+
+
+def label(x: float, y: float, said: str, cls: str = "", anchor: str = "start") -> Html:
+    """Return text at a place; `anchor` is start, middle or end."""
+    anchored = None if anchor == "start" else anchor
+    return tag("text", said, x=at(x), y=at(y), cls=cls or None, text_anchor=anchored)
+
+
+def shortened(said: str, letters: int) -> str:
+    """Return a text of at most so many letters, its middle left out where it is longer."""
+    if len(said) <= letters:
+        return said
+    head = (letters - 1) // 2
+    return f"{said[:head]}…{said[len(said) - (letters - 1 - head) :]}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale from values to places: linear, logarithmic, or with `bend` logarithmic on both sides.
+
+    Within `bend` of zero that last one is about linear.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    bend: float = 0.0
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (self._of(v) for v in (self.low, self.high, value))
+        share = (value - low) / ((high - low) or 1.0)
+        return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
+
+    def _of(self, value: float) -> float:
+        if self.bend:
+            return math.asinh(value / self.bend)
+        return math.log10(max(value, 1e-300)) if self.log else value
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Return round values along the axis: powers of ten, or steps of 1, 2 or 5."""
+        if self.log:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            step = max(1, math.ceil((last - first + 1) / count))
+            return [10.0**e for e in range(first, last + 1, step)]
+        if self.bend:
+            sizes = [10.0**e for e in range(math.ceil(math.log10(self.bend * 3)), 9)]
+            sides = [v for size in sizes for v in (-size, size) if self.low <= v <= self.high]
+            every = max(1, math.ceil(len(sides) / count))
+            return sorted([0.0, *sides[::-every]])
+        raw = (self.high - self.low) / count or 1.0
+        unit = 10.0 ** math.floor(math.log10(raw))
+        step_size = next(s * unit for s in (1, 2, 5, 10) if s * unit >= raw * 0.999)
+        first = math.ceil(self.low / step_size - 1e-9)
+        found = []
+        while first * step_size <= self.high + 1e-9 * step_size:
+            found.append(round(first * step_size, 12))
+            first += 1
+        return found
+
+
+@dataclass
+class Labels:
+    """Places texts so that none covers another or a point."""
+
+    width: float
+    height: float
+    boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+    def taken(self, x: float, y: float, size: float = 5.0) -> None:
+        """Keep a point clear."""
+        self.boxes.append((x - size, y - size, x + size, y + size))
+
+    def place(self, x: float, y: float, said: str, cls: str, must: bool = False) -> Html | None:
+        """Return the text beside (x, y) where it is free; None where it is not and need not be."""
+        wide = LETTER * len(said) * (1.12 if "strong" in cls else 1.0)
+        for dx, dy, anchor in (
+            *((9, -7, "start"), (-9, -7, "end"), (9, 14, "start"), (-9, 14, "end")),
+            *((0, -13, "middle"), (0, 22, "middle"), (9, -19, "start"), (9, 27, "start")),
+            *((-9, -20, "end"), (-9, 27, "end"), (9, -32, "start"), (9, 40, "start")),
+        ):
+            left = x + dx - {"start": 0.0, "middle": wide / 2, "end": wide}[anchor]
+            box = (left, y + dy - 10, left + wide, y + dy + 3)
+            inside = box[0] >= 0 and box[2] <= self.width and box[1] >= 0 and box[3] <= self.height
+            if inside and not any(_meet(box, other) for other in self.boxes):
+                self.boxes.append(box)
+                return label(x + dx, y + dy, said, cls, anchor)
+        return label(min(x + 9, self.width - wide), y - 7, said, cls) if must else None
+
+
+def _meet(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def level_grid(
+    axis: Axis, left: float, right: float, said: Callable[[float], str], count: int = 5
+) -> list[Html]:
+    """Return level lines at the ticks of an upright axis, each with its value on the left."""
+    marks = axis.ticks(count)
+    return [
+        part
+        for value in marks
+        for part in (
+            line(left, axis(value), right, axis(value), "rule"),
+            label(left - 6, axis(value) + 4, said(value), "tick", "end"),
+        )
+    ]
+
+
+def upright_grid(
+    axis: Axis, top: float, bottom: float, said: Callable[[float], str], count: int = 6
+) -> list[Html]:
+    """Return upright lines at the ticks of a level axis, each with its value below."""
+    return [
+        part
+        for value in axis.ticks(count)
+        for part in (
+            line(axis(value), top, axis(value), bottom, "rule"),
+            label(axis(value), bottom + 16, said(value), "tick", "middle"),
+        )
+    ]
+
+
+def titled(element: Html, said: str) -> Html:
+    """Return the element with a title that shows where it is pointed at."""
+    return tag("g", Html(f"<title>{text(said)}</title>"), element)

@@ -1,0 +1,97 @@
+"""The pages of the export targets: what each says, its traps, and a file it writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from policysearch.export.targets import Target, targets
+from policysearch.files import write_files
+from policysearch.nn.model import Model
+from policysearch.nn.models import gpt
+from policysearch.policy.policy import Policy
+from policysearch.policy.presets import preset
+
+POLICY = "te.mxfp8"
+"""The preset on the pages: 8-bit products, so that each target says what it makes of them."""
+
+LONGEST = 60
+"""Lines of a file that are shown; an exported torch file has some 600."""
+
+TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "torch": (
+            "Accelerate, HF Trainer and Lightning need their one line (`use_in_accelerate`, "
+            "`PolicyTrainer`, `lightning_plugin`), or gradients are clipped while scaled.",
+            "Make the optimizer after `apply_policy`, and replace layers before it.",
+        ),
+        "megatron": (
+            "The flags in the head are part of the policy: without them a matched recipe does "
+            "nothing.",
+            "Names are local to the stage of a pipeline: first and last blocks go by flags; globs "
+            "with the number of a block are right on one stage alone.",
+            "A matcher without `enabled: true` is dropped, two of one name are one, and an unknown "
+            "recipe fails at the first step: `inspect` says so before.",
+        ),
+        "torchao": (
+            "A second `convert_to_float8_training` without an exact filter converts again.",
+            "torchao converts sizes that are no multiples of 16, and a GPU refuses them: `is_low` "
+            "does before.",
+        ),
+        "deepspeed": (
+            "`fp16` and `bf16` cast the whole module, norms too; nothing differs by layer. With "
+            "both off, the torch file keeps layers apart.",
+            "A typing mistake in `torch_autocast`, or of a block's name, is silent there.",
+        ),
+        "keras": (
+            "Paths of a `DTypePolicyMap` depend on how a model was built, so the file sets each "
+            "layer's own policy.",
+            "`compile` adds a loss scale for a global mixed_float16 only: use `scaled`.",
+        ),
+        "flax": (
+            "linen modules take their dtype in the constructor; nnx modules may be set later.",
+            "`jax.tree.map` over jmp's loss scale resets its floor.",
+        ),
+        "mindspore": (
+            "A float16 cell before one without `to_float` fails: float32 cells get one as well.",
+            "bfloat16 does not run on a CPU there.",
+        ),
+    }
+)
+"""What goes wrong in silence, by target: tried or read, as `targets` says."""
+
+
+def page_of(name: str, target: Target) -> str:
+    """Return the page of a target as Markdown."""
+    model = gpt((8,), 10, 16, (32, 32), 2)
+    policy = preset(POLICY, model.layer_names)
+    about = target.ABOUT
+    lines = [
+        f"# {name}",
+        f"- Its file: {about.file}.",
+        f"- What it can say: {about.says}.",
+        f"- Looked at: {about.checked}; checked by: {about.how}.",
+    ]
+    command = f"policysearch export preset:{POLICY} --study studies/gpt-sums.toml --target {name}"
+    traps = [f"- {trap}" for trap in TRAPS.get(name, ())]
+    kind = target.SUFFIX.removeprefix(".").replace("py", "python")
+    shown = [f"```{kind}", *_shown(target, policy, model), "```"]
+    return "\n".join([*lines, "", *traps, "", "```sh", command, "```", "", *shown, ""])
+
+
+def _shown(target: Target, policy: Policy, model: Model) -> list[str]:
+    """Return the lines of the file, cut where it is long."""
+    lines = target.export(policy, model).splitlines()
+    short = [line if len(line) <= 110 else f"{line[:107]}..." for line in lines]
+    return short if len(short) <= LONGEST else [*short[:LONGEST], "..."]
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by the name of its file."""
+    return {f"target-{name}.md": page_of(name, target) for name, target in targets().items()}
+
+
+if __name__ == "__main__":
+    write_files({name: text.encode() for name, text in pages().items()}, Path(sys.argv[1]))

@@ -1,0 +1,89 @@
+"""What a training keeps of itself: values lost, updates that vanish, where a failure began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policysearch.graph import FloatArray, Graph
+from policysearch.rounding.rounder import Fast
+from policysearch.train.lost_values import LostValues, Probe, Tally
+from policysearch.train.origin import Origin, Origins, Tracer, Where, is_all_finite
+from policysearch.train.swamped import SwampedCounter, SwampedCounts, with_update_sources
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was kept so far: counts of the probe, of updates, and origins with NaN born of them."""
+
+    probed: tuple[LostValues, ...] = ()
+    watched: SwampedCounts = field(default_factory=SwampedCounts)
+    origins: tuple[Origin, ...] = ()
+    born: tuple[LostValues, ...] = ()
+
+
+class Observations:
+    """Observers of one training, over all its phases.
+
+    `kept` are the arrays that one step leaves to the next as they were before the step, so that it
+    can be taken again and looked at. `ended`: all that comes is not finite, and says nothing more.
+    """
+
+    def __init__(self) -> None:
+        self.probe, self.watch, self.origins = Probe(), SwampedCounter(), Origins()
+        self.ended = False
+        self.kept: dict[str, FloatArray] = {}
+        self._tracers: dict[bool, Tracer] = {}
+
+    @property
+    def so_far(self) -> Observed:
+        """What was kept so far."""
+        origins = self.origins
+        return Observed(self.probe.tally.rows, self.watch.counts, origins.rows, origins.tally.rows)
+
+    def restore(self, observed: Observed) -> None:
+        """Go on after what another training has kept."""
+        self.probe.tally = Tally(observed.probed)
+        self.watch = SwampedCounter(observed.watched)
+        self.origins = Origins(observed.origins, Tally(observed.born))
+
+    def lost(self) -> tuple[LostValues, ...]:
+        """Return all that was lost, by kind, layer, role and op."""
+        return self.probe.lost() + self.watch.lost() + self.origins.tally.lost()
+
+    def begin_phase(self) -> None:
+        """Forget the compiled steps of the phase before."""
+        self._tracers.clear()
+
+    def keep(self, arrays: Mapping[str, FloatArray]) -> None:
+        """Remember the arrays as they are before a step."""
+        if self.ended:
+            return
+        if self.kept.keys() != arrays.keys():
+            self.kept = {name: np.empty_like(array) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            np.copyto(self.kept[name], array)
+
+    def wants(self, found: Where, skipped: bool) -> bool:
+        """Return whether a step in which something was `found` not finite is to be traced."""
+        return not self.ended and self.origins.lacks(found, skipped)
+
+    def is_broken(self, arrays: Iterable[FloatArray]) -> bool:
+        """Return whether any of new parameters is not finite, and is so for the first time."""
+        return not self.ended and not is_all_finite(arrays)
+
+    def tracer(
+        self, last: bool, graph: Graph, seed: int, fast: Fast, sources: Mapping[str, FloatArray]
+    ) -> Tracer:
+        """Return the step of the phase that keeps every value, compiled once; no value is old."""
+        if last not in self._tracers:
+            self._tracers[last] = Tracer(graph, seed, fast, sources)
+        self._tracers[last].clear()
+        return self._tracers[last]
+
+
+def observed_graph(graph: Graph) -> Graph:
+    """Return the step with what `SwampedCounter` reads of its updates."""
+    return with_update_sources(graph)

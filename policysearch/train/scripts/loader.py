@@ -1,0 +1,218 @@
+"""A plain or Accelerate loop as a task: its module, loader, loss, optimizer and scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from policysearch.data.spool import LARGEST_BYTES, SpooledDataset
+from policysearch.files import RESULTS_FOLDER
+from policysearch.importers.torch_export import from_torch
+from policysearch.nn.model import OWN_LOSS
+from policysearch.policy.presets import PRESETS
+from policysearch.train.losses import LOSSES
+from policysearch.train.scripts.batches import VALIDATION_BATCHES, Drawing, seeded, spooled
+from policysearch.train.scripts.checkpoints import restored
+from policysearch.train.scripts.recipe import Read, read_optimizer, recorded
+from policysearch.train.scripts.script import Script, check_recipe
+from policysearch.train.scripts.stepped import Layout, Step, Stepping, layout_of, stepped
+from policysearch.values import InputError, one_of
+
+TAIL_SHARE = 6
+"""The reported loss is that of the last steps, one in so many."""
+
+
+def from_loader(
+    module: Any,
+    loader: Any,
+    *,
+    loss: str | Callable[..., Any],
+    steps: int | None = None,
+    epochs: float | None = None,
+    seed: int = 0,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    precision: str = "no",
+    init_from: str | Path | None = None,
+    **options: Any,
+) -> Script:
+    """Return a training loop of torch's as a task whose batches are those of its `loader`.
+
+    `module` is an nn.Module, whose values every seed starts from, or a function that makes one.
+    `loss` is a function of the module and a batch that returns the loss, an nn.Module of outputs
+    and labels, or the name of a loss of a task. Batches are tensors, or lists, tuples and dicts of
+    them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps` or
+    `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
+    rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
+    "bf16" or "fp16", as Accelerate has them, or a preset. `init_from` is a checkpoint that is
+    loaded into the three first. Other `options` are fields of `Kept`, and keys of [task]
+    (accumulation_steps, clip_norm). InputError for a loader that yields nothing, changes shapes or
+    fails, and for what is no part of a task.
+    """
+    kept, recipe = _split(options)
+    if init_from is not None:
+        restored(init_from, module, optimizer, [] if scheduler is None else [scheduler])
+    count = recipe.pop("accumulation_steps", 1)
+    read = Read({} if optimizer is None else {"optimizer": optimizer})
+    if optimizer is not None and not isinstance(optimizer, str):
+        read = read_optimizer(optimizer, _instance(module))
+    named = loss if isinstance(loss, str) else ""
+    drawing = kept.drawing(loader, seed, steps=steps, epochs=epochs, accumulation_steps=count)
+    script = script_of(module, drawing, step_of(loss), kept, read, named)
+    if scheduler is not None:
+        if optimizer is None or isinstance(optimizer, str):
+            raise InputError("scheduler: without its optimizer; expected both")
+        recipe = {**recorded(optimizer, [(scheduler, 1)], script.recipe["steps"]), **recipe}
+    return replace(script, recipe={**script.recipe, **recipe}, baseline=baseline_of(precision))
+
+
+def _split(options: Mapping[str, Any]) -> tuple[Kept, dict[str, Any]]:
+    """Return how batches are kept, and keys of [task]; InputError for what is neither."""
+    own = [field.name for field in fields(Kept)]
+    recipe = {name: value for name, value in options.items() if name not in own}
+    check_recipe(recipe, own)
+    return Kept(**{name: value for name, value in options.items() if name in own}), recipe
+
+
+def _instance(module: Any) -> Any:
+    if isinstance(module, torch.nn.Module):
+        return module
+    raise InputError("optimizer: beside a function that makes modules; expected the module itself")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How batches are kept: in the file `spool`, by default results/NAME.spool.
+
+    It has at most `spool_bytes`. `name` is what the net is called, by default its class;
+    `validation` is another loader, of which `validation_batches` are kept. `labels` names the
+    labels, where they are called otherwise than usual and are not the last of a tuple. Tensors
+    called by the keys of `pads` are filled up with their values to `length` along axis 1.
+    """
+
+    spool: str | Path | None = None
+    spool_bytes: int = LARGEST_BYTES
+    name: str = ""
+    labels: str = ""
+    validation: Any = None
+    validation_batches: int = VALIDATION_BATCHES
+    pads: Mapping[str, float] = field(default_factory=dict)
+    length: int | None = None
+
+    def drawing(self, loader: Any, seed: int, **others: Any) -> Drawing:
+        """Return how the batches of `loader` are drawn."""
+        own = {key: getattr(self, key) for key in ("validation_batches", "pads", "length")}
+        validation = {"validation": self.validation}
+        return Drawing(loader, seed=seed, **{**own, **validation, **others})
+
+    def called(self, module: Any) -> str:
+        """Return what the net is called."""
+        own = type(module).__name__ if isinstance(module, torch.nn.Module) else ""
+        return self.name or own or getattr(module, "__name__", "script")
+
+    def place(self, module: Any) -> Path:
+        """Return the file."""
+        usual = RESULTS_FOLDER / f"{self.called(module)}.spool"
+        return usual if self.spool is None else Path(self.spool)
+
+
+def step_of(loss: str | Callable[..., Any]) -> Step | None:
+    """Return the training step of a loss; None for one that has a name."""
+    if isinstance(loss, str):
+        one_of("loss", loss, LOSSES)
+        return None
+    if isinstance(loss, torch.nn.Module):
+        return Criterion(loss)
+    if not callable(loss):
+        valid = "a function of module and batch, an nn.Module or a name"
+        raise InputError(f"loss: {type(loss).__name__}; expected {valid}")
+    return loss
+
+
+class Criterion:
+    """A step of a loss that is a module: of the outputs and the last of the batch."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+
+    def __call__(self, module: Any, batch: Any) -> Any:
+        if not isinstance(batch, list | tuple) or len(batch) < 2:
+            given = type(batch).__name__
+            raise InputError(f"batch: {given} with loss a module; expected (inputs..., labels)")
+        return self._loss(module(*batch[:-1]), batch[-1])
+
+
+def script_of(
+    module: Any,
+    drawing: Drawing,
+    step: Step | None,
+    kept: Kept,
+    read: Read,
+    loss: str = "",
+    taken: Sequence[str] = (),
+) -> Script:
+    """Return the script of a step (or of a named loss) over the batches of a drawing."""
+    layout = layout_of(drawing.first())
+    place, name = layout.labels(kept.labels), kept.called(module)
+    if step is None and place is None:
+        raise InputError(f"loss: {loss!r} of batches without labels; expected labels")
+    file = kept.place(module)
+    data, left_out = spooled(drawing, layout, place, name, file, kept.spool_bytes)
+    with seeded(drawing.seed):
+        model = _model(module, step, layout, place, data, name, loss)
+    model = replace(model, optimizer_state=read.states, updates_done=read.updates)
+    steps = data.train_count // (data.loader_batch * drawing.accumulation_steps)
+    recipe = {
+        **read.recipe,
+        "batch_size": data.loader_batch,
+        "accumulation_steps": drawing.accumulation_steps,
+        "steps": steps,
+        "tail_steps": max(1, steps // TAIL_SHARE),
+    }
+    lines = [
+        f"batches: {data.train_count // data.loader_batch} of {data.loader_batch} under seed "
+        f"{drawing.seed}, in {file}",
+        f"validation: {'batches after the last step' if drawing.validation is None else 'loader'}",
+        *([f"begins after {read.updates} updates"] if read.updates else []),
+        *(f"left out: {count} batches {why}" for why, count in left_out.items()),
+    ]
+    return Script(model, data, recipe, taken=(*lines, *taken))
+
+
+def _model(
+    module: Any,
+    step: Step | None,
+    layout: Layout,
+    place: int | None,
+    data: SpooledDataset,
+    name: str,
+    loss: str,
+) -> Any:
+    """Return the model, with examples of the data as its inputs."""
+    arrays = [array[:2].copy() for array in data.inputs]
+    if step is None:
+        examples = tuple(torch.from_numpy(array) for array in arrays)
+        return from_torch(module, examples, loss=loss, name=name)
+    label = ""
+    if place is not None:
+        arrays.insert(place, data.labels[:2].copy())
+        label = layout.leaves[place].name
+    examples = tuple(torch.from_numpy(array) for array in arrays)
+    made = Stepping(module, step, layout)
+    instance = isinstance(module, torch.nn.Module)
+    source = stepped(module, step, layout) if instance else made
+    return from_torch(source, examples, loss=OWN_LOSS, labels=label, name=name)
+
+
+def baseline_of(precision: str) -> str:
+    """Return the preset of a precision, as Accelerate, Lightning or a preset calls it."""
+    low = {"bf16": "bfloat16", "fp16": "float16", "bf16-mixed": "bfloat16", "16-mixed": "float16"}
+    if precision in low:
+        return f"torch.autocast.{low[precision]}"
+    if precision in ("no", "32-true"):
+        return "float32"
+    return one_of("precision", precision, (*low, "no", *PRESETS))

@@ -1,0 +1,109 @@
+"""A training script that was read: its model, batches and recipe, and what was taken of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from policysearch.data.datasets import Dataset
+from policysearch.nn.model import Model
+from policysearch.train.groups import Group
+from policysearch.train.tasks import Task
+from policysearch.train.user_code import found_from, result_of
+from policysearch.values import InputError, one_of
+
+KEY = "script"
+"""Of the table [task] of a study file: "file.py:function" of a function that gives a Script."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What `from_loader`, `from_trainer` and `from_lightning` give.
+
+    `recipe` are keys of [task] by name. `baseline` is the preset of the precision that the script
+    runs at. `taken` says what was read and what was left out, one line each.
+    """
+
+    model: Model
+    data: Dataset
+    recipe: Mapping[str, Any]
+    baseline: str = "float32"
+    taken: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """The task: what the script trains."""
+        return Task(model=self.model, data=self.data, **self.recipe)
+
+    def in_tables(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tables of a study file with what they do not say of the script's."""
+        given = {name: value for name, value in data["task"].items() if name != KEY}
+        recipe = {
+            name: _plain(value)
+            for name, value in self.recipe.items()
+            if name != "schedule" and name not in given
+        }
+        steps = given.get("steps")
+        if isinstance(steps, int) and "tail_steps" not in given:
+            recipe["tail_steps"] = max(1, min(self.recipe["tail_steps"], steps))
+        study = data.get("study")
+        if isinstance(study, Mapping):
+            data = {**data, "study": {"baseline": self.baseline, **study}}
+        return {**data, "task": {**recipe, **given}}
+
+    def task_of(self, task: Task, given: Any) -> Task:
+        """Return a `task` that was read of a table, with the values that no file can say."""
+        schedule = task.schedule
+        if "schedule" not in given and "schedule" in self.recipe:
+            schedule = self.recipe["schedule"].stretched(task.steps, self.recipe["steps"])
+        return replace(task, model=self.model, data=self.data, schedule=schedule)
+
+
+def script_in(table: object, folder: Path) -> Script | None:
+    """Return the script that a table [task] names; None where it names none."""
+    if not isinstance(table, Mapping) or KEY not in table:
+        return None
+    for name in ("model", "data"):
+        if name in table:
+            raise InputError(f"{name}: beside {KEY}, which has its own; expected it left out")
+    return script_at(table[KEY], folder)
+
+
+def script_at(name: object, folder: Path) -> Script:
+    """Return what the function "file.py:function" gives, its file looked for in `folder` too.
+
+    That runs the file. InputError where it gives something else.
+    """
+    if not isinstance(name, str) or ".py:" not in name:
+        raise InputError(f"{KEY}: {name!r}; expected file.py:function")
+    given = result_of(KEY, found_from(folder, name))
+    if not isinstance(given, Script):
+        valid = "what from_loader, from_trainer or from_lightning returns"
+        raise InputError(f"{KEY}: {name} returned {type(given).__name__}; expected {valid}")
+    return given
+
+
+OWN_KEYS = ("model", "data", "data_folder", "loss", "script", "batch_size", "steps")
+"""Of [task]: a script says them itself."""
+
+
+def check_recipe(recipe: Mapping[str, Any], others: Sequence[str]) -> None:
+    """Raise InputError for a name that is neither a key of [task] nor one of `others`."""
+    known = [f.name for f in fields(Task) if f.name not in OWN_KEYS]
+    for name in recipe:
+        one_of("option", name, (*others, *known))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and value and isinstance(value[0], Group):
+        return [
+            {
+                key: list(held) if isinstance(held, tuple) else held
+                for key, held in vars(group).items()
+                if held is not None
+            }
+            for group in value
+        ]
+    return value

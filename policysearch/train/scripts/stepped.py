@@ -1,0 +1,170 @@
+"""A user's module whose forward pass is a training step: arrays of a batch to the loss.
+
+It stays the root, so that its layers and parameters keep their names.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from policysearch.values import InputError
+
+Step = Callable[[Any, Any], Any]
+"""Of the module and a batch, the loss."""
+
+LABELS = ("labels", "label", "targets", "target", "y")
+"""What the labels of a batch are called, if it has names."""
+
+PLAIN = (int, float, bool, str, type(None))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Where a value stands in a batch, and what it is called as an input."""
+
+    path: tuple[Any, ...]
+    name: str
+    truths: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a batch in order, and the batch without them."""
+
+    leaves: tuple[Leaf, ...]
+    shell: Any
+
+    def rebuilt(self, tensors: Sequence[Any]) -> Any:
+        """Return the batch with these tensors in it."""
+        held = {
+            leaf.path: tensor.bool() if leaf.truths else tensor
+            for leaf, tensor in zip(self.leaves, tensors, strict=True)
+        }
+        return _filled(self.shell, held, ())
+
+    def labels(self, wanted: str = "") -> int | None:
+        """Return the place of the labels: those called so, or the last of several without names.
+
+        InputError where none is called as `wanted`.
+        """
+        names = [leaf.name for leaf in self.leaves]
+        if wanted and wanted not in names:
+            raise InputError(f"labels: {wanted!r}; expected one of {', '.join(names)}")
+        for name in (wanted,) if wanted else LABELS:
+            if name in names:
+                return names.index(name)
+        unnamed = isinstance(self.shell, list | tuple) and len(names) > 1
+        return len(names) - 1 if unnamed else None
+
+
+def layout_of(batch: Any) -> Layout:
+    """Return how a batch is made; InputError for what is neither tensor, number nor word."""
+    leaves: list[Leaf] = []
+    shell = _emptied(batch, (), leaves)
+    if not leaves:
+        raise InputError(f"batch: {type(batch).__name__} without tensors; expected some")
+    return Layout(tuple(leaves), shell)
+
+
+def tensors_of(batch: Any, layout: Layout) -> list[Any]:
+    """Return the tensors of another batch in the order of the first; InputError where it differs.
+
+    That is, where it holds others, or other numbers and words beside them.
+    """
+    own = layout_of(batch)
+    if own != layout:
+        names, others = ([leaf.name for leaf in x.leaves] for x in (layout, own))
+        given = ", ".join(others) if names != others else "other numbers or words"
+        raise InputError(f"{given}; expected {', '.join(names)}, as in the first")
+    return [_at(batch, leaf.path) for leaf in layout.leaves]
+
+
+def _emptied(value: Any, path: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+    if isinstance(value, torch.Tensor):
+        name = "_".join(str(key) for key in path) or "batch"
+        name = name if name.isidentifier() else f"input_{name}"
+        name = name if name.isidentifier() else f"input_{len(leaves)}"
+        leaves.append(Leaf(path, name, value.dtype == torch.bool))
+        return None
+    if isinstance(value, Mapping):
+        return {key: _emptied(held, (*path, key), leaves) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_emptied(held, (*path, i), leaves) for i, held in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if not isinstance(value, PLAIN):
+        place = ".".join(map(str, path))
+        raise InputError(f"batch {place}: {type(value).__name__}; expected tensors and numbers")
+    return value
+
+
+def _filled(shell: Any, held: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+    if path in held:
+        return held[path]
+    if isinstance(shell, dict):
+        return {key: _filled(value, held, (*path, key)) for key, value in shell.items()}
+    if isinstance(shell, list | tuple):
+        parts = [_filled(value, held, (*path, i)) for i, value in enumerate(shell)]
+        return parts if isinstance(shell, list) else tuple(parts)
+    return shell
+
+
+def _at(batch: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        batch = batch[key]
+    return batch
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """Makes the module whose forward pass is `step` on a batch of this `layout`.
+
+    `module` is one, or a function that makes one.
+    """
+
+    module: Any
+    step: Step
+    layout: Layout
+
+    def __call__(self) -> Any:
+        made = self.module if isinstance(self.module, torch.nn.Module) else self.module()
+        if not isinstance(made, torch.nn.Module):
+            raise InputError(f"module: {type(made).__name__}; expected an nn.Module or its maker")
+        return stepped(made, self.step, self.layout)
+
+
+def stepped(module: Any, step: Step, layout: Layout) -> Any:
+    """Return a shallow copy of `module` whose forward pass takes tensors and returns the loss.
+
+    Called by the step itself it is what it was.
+    """
+    own = type(module)
+
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self._in_step:
+            return own.forward(self, *arguments, **options)
+        self._in_step.append(True)
+        try:
+            return step(self, layout.rebuilt(arguments))
+        finally:
+            self._in_step.pop()
+
+    names = ["self", *(leaf.name for leaf in layout.leaves)]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    rows = [inspect.Parameter(name, kind) for name in names]
+    forward.__signature__ = inspect.Signature(rows)  # type: ignore[attr-defined]
+    silent = {name: _unlogged for name in ("log", "log_dict") if hasattr(own, name)}
+    net = copy.copy(module)
+    net.__dict__ = dict(module.__dict__)
+    net.__class__ = type(own.__name__, (own,), {"forward": forward, **silent})
+    net.__dict__["_in_step"] = []
+    return net
+
+
+def _unlogged(self: Any, *_: Any, **__: Any) -> None:
+    """Take what a step would log, and let it be."""

@@ -1,0 +1,34 @@
+"""A static loss scale that is too large, and whose overflowing updates are applied.
+
+MindSpore's FixedLossScaleManager with drop_overflow_update=False.
+Repair: a lower scale, or one that skips.
+"""
+
+import numpy as np
+import torch
+from torch import nn
+
+POLICY = "apex.O3"
+KIND, OPS, LAYERS = "loss scale", (), ()
+CHANGES = {
+    "master_weights": True,
+    "optimizer_state": "float32",
+    "optimizer_order": "fused",
+    "loss_scale": {
+        "kind": "fixed",
+        "init_scale": 2.0**20,
+        "skip_on_overflow": False,
+        "rule": "mindspore.FixedLossScaleManager",
+    },
+}
+TASK = {"optimizer": "adam", "learning_rate": 0.003, "steps": 60, "batch_size": 32}
+
+
+def net() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)), (torch.zeros(4, 16),)
+
+
+def data() -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((640, 16)).astype(np.float32)
+    return x, (x[:, :4].argmax(1)).astype(np.int64)

@@ -1,0 +1,140 @@
+"""Diagnoses of policies that fail for a known reason, and of those that do not fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policysearch.cli import main
+from policysearch.data.datasets import Dataset
+from policysearch.diagnose.diagnosis import Diagnoser, Diagnosis
+from policysearch.diagnose.repairs import low_work, with_layers_in, with_ops_wide
+from policysearch.diagnose.shadow import Shadows
+from policysearch.objective.objective import Objective
+from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.policy import Policy, from_json
+from policysearch.policy.presets import preset
+from policysearch.report.diagnosis_page import diagnosis_page
+from policysearch.train.tasks import Task
+from tests.studies import write_study
+
+TASK = Task(
+    model="mlp",
+    widths=(32,),
+    data="digits",
+    activation="tanh",
+    optimizer="adam",
+    learning_rate=3e-3,
+    batch_size=32,
+    steps=60,
+    tail_steps=10,
+)
+
+
+@pytest.fixture(scope="module")
+def objective() -> Objective:
+    return Objective(TASK, "H100-SXM5", "torch.eager")
+
+
+@pytest.fixture(scope="module")
+def diagnoser(objective: Objective) -> Diagnoser:
+    return Diagnoser(objective, (0, 1, 2))
+
+
+def low(objective: Objective, **changes: object) -> Policy:
+    plain = preset("apex.O3", objective.model.layer_names)
+    masters = replace(
+        plain, master_weights=True, optimizer_state="float32", optimizer_order="fused"
+    )
+    return replace(masters, **changes)  # type: ignore[arg-type]
+
+
+STATE = {"optimizer_state": "float16", "optimizer_order": "eager", "optimizer_scalars": "storage"}
+
+
+@pytest.fixture(scope="module")
+def state(diagnoser: Diagnoser, objective: Objective) -> tuple[Policy, Diagnosis]:
+    policy = low(objective, master_weights=False, **STATE)
+    return policy, diagnoser.diagnose(policy)
+
+
+def test_adams_epsilon_in_float16_is_repaired_by_its_state(
+    state: tuple[Policy, Diagnosis],
+) -> None:
+    policy, found = state
+    assert found.verdict == "repaired" and found.cause.kind == "state" and found.trained == 1
+    assert found.cause.role == "update" and "adam" in found.cause.op and found.cause.step == 0
+    assert found.repair is not None and found.repair.policy.optimizer_state == "float32"
+    assert len(found.held) == 3 and max(found.held) <= found.matters
+    page = diagnosis_page(found, policy)
+    assert page.startswith("verdict: repaired by optimizer state in float32")
+    assert "  optimizer_state: float32" in page and "bfloat16 everywhere" in page
+
+
+def test_a_scale_that_overflows_is_lowered_and_nothing_widened(
+    diagnoser: Diagnoser, objective: Objective
+) -> None:
+    scale = LossScale("fixed", 2.0**22, rule="mindspore.FixedLossScaleManager")
+    found = diagnoser.diagnose(low(objective, loss_scale=scale))
+    assert found.cause.kind in ("loss scale", "never leaves skipping")
+    assert found.cause.role in ("dgrad", "wgrad") and found.cause.chain
+    assert found.cause.value > found.cause.limit == 65504.0
+    assert found.repair is not None and found.repair.policy.layers == low(objective).layers
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "apex.O2", "te.current"])
+def test_what_trains_is_left_alone(name: str, diagnoser: Diagnoser, objective: Objective) -> None:
+    found = diagnoser.diagnose(preset(name, objective.model.layer_names))
+    assert (found.verdict, found.cause.kind, found.tried) == ("none", "none", ())
+
+
+def test_where_chance_decides_nothing_is_claimed(digits: Dataset) -> None:
+    """At this rate float32 itself ends elsewhere for any jitter of its initial values."""
+    wild = replace(TASK, optimizer="momentum", learning_rate=3.0, activation="relu")
+    objective = Objective(wild, "H100-SXM5", "torch.eager")
+    found = Diagnoser(objective, (0,)).diagnose(preset("bfloat16", objective.model.layer_names))
+    assert found.verdict in ("undecided", "none") and found.repair is None
+
+
+def test_shadows_are_exact_for_float32_and_grow_with_coarser_formats(objective: Objective) -> None:
+    shadows = Shadows(objective, 0)
+    names = objective.model.layer_names
+    assert [moment.step for moment in shadows.moments] == [0, 30, 59]
+    errors = [shadows.error(preset(n, names)).gradient for n in ("float32", "float16", "bfloat16")]
+    assert errors[0] == 0.0 < errors[1] < errors[2] < 0.1
+    assert not shadows.grown(preset("float32", names))
+    assert shadows.grown(preset("bfloat16", names))
+
+
+def test_work_left_counts_what_is_low(objective: Objective) -> None:
+    policy = low(objective)
+    layer = "fc1"
+    work = [
+        low_work(objective.step_graph(each))
+        for each in (
+            policy,
+            with_ops_wide(policy, ["tanh"]),
+            with_layers_in(policy, [layer], "float32"),
+            preset("float32", objective.model.layer_names),
+        )
+    ]
+    assert work[0] > work[1] > work[2] > work[3] == 0.0
+    bf16 = with_layers_in(policy, [layer], "bfloat16")
+    np.testing.assert_equal(low_work(objective.step_graph(bf16)), work[0])
+
+
+def test_the_command_says_it_and_writes_the_repair(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: tuple[Policy, Diagnosis]
+) -> None:
+    study = write_study(tmp_path)
+    assert main(["diagnose", "preset:bfloat16", "--study", str(study)]) == 0
+    assert capsys.readouterr().out.startswith("verdict: ")
+    assert main(["diagnose", "preset:bfloat16", "--study", str(study), "--budget", "0"]) == 2
+    assert "--budget: 0; expected at least 1" in capsys.readouterr().err
+    _, found = state
+    assert found.repair is not None
+    text = found.repair.policy.to_json()
+    assert from_json(text) == found.repair.policy

@@ -1,0 +1,177 @@
+"""Megatron-LM's file: read by megatron-core's own parser, its pitfalls, and layers on stages."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policysearch.export import megatron
+from policysearch.export.megatron_names import places
+from policysearch.formats import format_named
+from policysearch.nn.models import gpt
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.policy.scaling import Scaling
+from policysearch.values import InputError
+
+MODEL = gpt((8,), 10, 16, (32,) * 12, 2)
+WHERE = places(MODEL)
+LEVELS = ("bfloat16", "float8_e4m3fn")
+
+
+def policy_of(levels: dict[str, str]) -> Policy:
+    """A policy of bfloat16 but for these layers, scaled as TE's current recipe has it."""
+    base = preset("bfloat16", MODEL.layer_names)
+    made = base.with_layers({name: uniform_layer(level) for name, level in levels.items()})
+    return replace(made, scaling=Scaling("current"))
+
+
+def ends() -> Policy:
+    """FP8 in all linears but those of block 0 and of the last two of 12."""
+    return policy_of(
+        {name: LEVELS[1] for name, place in WHERE.items() if place.block not in (0, 10, 11)}
+    )
+
+
+def test_ends_go_by_flags_and_not_by_numbers_of_a_stage() -> None:
+    text = megatron.export(ends(), MODEL)
+    assert "--num-layers-at-start-in-bf16 1 --num-layers-at-end-in-bf16 2" in text
+    assert "layers.0" not in text.partition("matchers:")[2]
+    assert len(WHERE) == 12 * 6 and WHERE["block3.attention.k"].name == (
+        "decoder.layers.2.self_attention.linear_qkv"
+    )
+
+
+def given_on_stages(text: str, tmp_path: Path, stages: int) -> dict[str, str]:
+    """Return the dtype of each linear as megatron-core's parser matches it, stage by stage."""
+    yaml = pytest.importorskip("yaml")
+    config = pytest.importorskip("megatron.core.quantization.quant_config")
+    path = tmp_path / "te.yaml"
+    path.write_text(text)
+    recipe = config.RecipeConfig.from_yaml_file(str(path))
+    flags = megatron.export.__globals__["read"].__globals__["_flags"](text)
+    first = int(flags.get("--num-layers-at-start-in-bf16", 0))
+    last = int(flags.get("--num-layers-at-end-in-bf16", 0))
+    data = yaml.safe_load(text)
+    found, per_stage = {}, 12 // stages
+    for layer, place in WHERE.items():
+        local = f"decoder.layers.{place.block % per_stage}.{place.module}"
+        matched = recipe.match(config.MatchContext(local, place.block % per_stage))
+        training = matched.config["training_recipe"]
+        assert matched.config == data["configs"][matched.config_key]
+        wide = place.block < first or place.block >= 12 - last or not training
+        found[layer] = "bfloat16" if wide else LEVELS[1]
+    return found
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_no_linear_is_wrong_on_any_stage(stages: int, tmp_path: Path) -> None:
+    policy = ends()
+    found = given_on_stages(megatron.export(policy, MODEL), tmp_path, stages)
+    assert {name: policy.layer(name).compute for name in WHERE} == found
+
+
+def test_drawn_policies_are_what_the_parser_of_megatron_reads(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        levels = {name: rng.choice(LEVELS) for name in WHERE}
+        running = megatron.runs(policy_of(levels), MODEL)
+        found = given_on_stages(megatron.export(running, MODEL), tmp_path, 1)
+        assert {name: running.layer(name).compute for name in WHERE} == found
+
+
+def test_the_widest_part_of_a_fused_linear_wins_and_is_said() -> None:
+    policy = policy_of({name: LEVELS[1] for name in WHERE if name != "block5.attention.v"})
+    running = megatron.runs(policy, MODEL)
+    for part in "qkv":
+        assert running.layer(f"block5.attention.{part}").compute == "bfloat16"
+    assert running.layer("block5.attention.o").compute == LEVELS[1]
+    lines = megatron.losses(policy, MODEL)
+    assert any(line.startswith("layer block5.attention.q: runs with compute bf") for line in lines)
+    assert not any("block4" in line for line in lines)
+
+
+def file_of(matcher: str = "", recipe: str = "fp8_quantization_recipe: mxfp8") -> str:
+    return f"""configs:
+  low:
+    transformer_engine_config_type: TEQuantizationParams
+    training_recipe: {{{recipe}}}
+  bf16:
+    transformer_engine_config_type: TEQuantizationParams
+    training_recipe: {{}}
+matchers:
+{matcher}  rest:
+    config: low
+    type: glob
+    pattern: "*"
+    enabled: true
+"""
+
+
+def matcher(pattern: str, more: str = "\n    enabled: true", config: str = "bf16") -> str:
+    return f'  mine:\n    config: {config}\n    type: glob\n    pattern: "{pattern}"{more}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "trap"),
+    [
+        (file_of(matcher("*.mlp.*", "")), "mine: dropped without a word"),
+        (file_of(matcher("*layers.1*")), "takes every number that begins so"),
+        (file_of(matcher("decoder.layers.3.*")), "numbers are local to the stage"),
+        (file_of(matcher("*layers.[0-1].*")), "numbers are local to the stage"),
+        (file_of(matcher("*.mlp.experts.linear_fc1")), "takes grouped experts, none of"),
+        (file_of(matcher("*.mlp.*") * 2), "mine: two matchers of this name"),
+        (file_of(recipe="fp8_quantization_recipe: mxfp8, fp8_param: true"), "fp8_param is refused"),
+        (file_of(), "no flags in the head"),
+        (file_of(recipe="fp8_quantization_recipe: blockwise"), "blockwise scales are read as"),
+        (
+            file_of(recipe="fp8_quantization_recipe: mxfp8, override_nonquantized_autocast: true"),
+            "quantises first and last blocks too",
+        ),
+    ],
+)
+def test_pitfalls_are_one_line(text: str, trap: str) -> None:
+    reading = megatron.read(text, MODEL, "te.yaml")
+    assert sum(trap in line for line in reading.traps) == 1
+    sound = "# flags: --bf16\n" + file_of(matcher("*.mlp.linear_fc2"))
+    assert not megatron.read(sound, MODEL, "te.yaml").traps
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (file_of(matcher("*", config="none")), r"matchers\.mine: config: 'none'; expected one of"),
+        (file_of(recipe="fp8_quantization_recipe: mxfp9"), "fp8_quantization_recipe: 'mxfp9'"),
+        (file_of(recipe="fp8_quantization_recipe: delayed"), "fp8_quantization_recipe: 'delayed'"),
+        (
+            file_of(recipe="fp8_quantization_recipe: mxfp8, fp8_format: hybridd"),
+            "fp8_format: 'hybridd'; expected one of e4m3, hybrid",
+        ),
+        (file_of(recipe="fp8_quantisation: mxfp8"), "key: 'fp8_quantisation'; expected one of"),
+        (
+            file_of(recipe="fp8_quantization_recipe: mxfp8, fp4_quantization_recipe: nvfp4"),
+            "fp8 and fp4 recipes; expected one of them",
+        ),
+        ("configs: 1", "no table 'configs'"),
+    ],
+)
+def test_mistakes_that_megatron_finds_late_or_never_are_errors(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        megatron.read(text, MODEL, "te.yaml")
+
+
+def test_first_match_wins_and_shadowed_rules_are_named() -> None:
+    rules = matcher("*.self_attention.*") + matcher("*.linear_qkv").replace("mine", "late")
+    reading = megatron.read(file_of(rules), MODEL, "te.yaml")
+    computed: dict[str, Any] = {row.layer: (row.rule, row.formats) for row in reading.given}
+    assert computed["block2.attention.q"][0] == "mine"
+    assert computed["block2.fc1"][0] == "rest"
+    assert format_named(computed["block2.fc1"][1].compute).bits == 8
+    assert reading.unused == ("late: shadowed: earlier rules take all 36 it matches",)
+    assert reading.policy.scaling == Scaling("mx_rceil")
+    nothing = matcher("*.router").replace("mine", "none")
+    assert "none: never matches" in megatron.read(file_of(nothing), MODEL, "x").unused

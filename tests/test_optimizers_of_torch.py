@@ -1,0 +1,123 @@
+"""RMSprop, Adagrad and Lion over 50 steps: torch's classes, and the Lion of its authors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from policysearch.data.datasets import load_dataset
+from policysearch.ops.source import LEARNING_RATE
+from policysearch.optimizers.optimizer import Optimizer
+from policysearch.policy.presets import preset
+from policysearch.train.feeding import batch_order, initial_parameters
+from policysearch.train.tasks import Task
+from policysearch.train.training import train
+from policysearch.verify.verdict import verify
+from tests.test_pure_low import both_updated, pure, started, torch_tensors
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+RATES = {"rmsprop": 0.001, "adagrad": 0.02, "lion": 0.003}
+
+
+class Lion(torch.optim.Optimizer):  # type: ignore[name-defined]
+    """The paper's algorithm 2 in torch's in-place operations, in the order of its authors' code."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": decay})
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                m = state.setdefault("m", torch.zeros_like(p))
+                p.data.mul_(1 - group["lr"] * group["weight_decay"])
+                update = (m * beta1 + p.grad * (1 - beta1)).sign_()
+                p.data.add_(update, alpha=-group["lr"])
+                m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+def of_torch(optimizer: Optimizer, tensors: list[Any], rate: float) -> Any:
+    """Return the oracle of an optimizer."""
+    from policysearch.verify.torch_optimizer import torch_optimizer
+
+    if optimizer.kind != "lion":
+        return torch_optimizer(optimizer, tensors, rate)
+    betas = optimizer.beta1, optimizer.beta2
+    return Lion(tensors, rate, betas, optimizer.weight_decay)
+
+
+def _in_torch(net: Any, task: Task, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the losses of the task in torch, updated by the oracle."""
+    import benchmarks.torch_training as there
+
+    oracle = of_torch(task.build_optimizer(), list(net.params.values()), task.learning_rate)
+    monkeypatch.setattr(there, "torch_optimizer", lambda *given: oracle)
+    dataset = load_dataset("digits")
+    return there.train_in_torch(net, task, dataset, batch_order(task, dataset, 0)).losses
+
+
+@pytest.mark.parametrize("name", ["float32", "torch.autocast.bfloat16"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("kind", RATES)
+def test_fifty_steps_are_those_of_torch(
+    kind: str, decay: float, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, and in bfloat16 with float32 masters: within twice torch's own jitter."""
+    from benchmarks.torch_nets import TorchNet
+
+    task = Task(
+        model="mlp",
+        data="digits",
+        widths=(24, 24),
+        batch_size=32,
+        steps=50,
+        tail_steps=10,
+        optimizer=kind,
+        learning_rate=RATES[kind],
+        weight_decay=decay,
+    )
+    dataset = load_dataset("digits")
+    model = task.build_model(dataset)
+    policy = preset(name, model.layer_names)
+    ours = train(task, policy, 0, dataset=dataset)
+    torch.set_num_threads(1)
+    theirs, jittered = (
+        _in_torch(TorchNet(model, policy, initial_parameters(model, 0, jitter)), task, monkeypatch)
+        for jitter in (0.0, 1e-6)
+    )
+    # Signs and steps over small roots turn the last bit of a sum into another path.
+    apart, reach = (abs(each / theirs - 1.0) for each in (ours.losses, jittered))
+    assert apart.max() <= max(2e-6, 2.0 * reach.max())
+    assert apart[:5].max() <= 2e-6 and reach.max() < 0.1
+    assert ours.losses[-1] < 0.8 * ours.losses[0]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.013])
+@pytest.mark.parametrize("kind", RATES)
+def test_without_masters_updates_are_those_of_torch(kind: str, decay: float) -> None:
+    """Parameters and state in bfloat16, each operation rounded as a CPU rounds it.
+
+    torch's `addcdiv_` multiplies and adds in one rounding, which moves a bit here and there.
+    """
+    name, rate = "bfloat16", 10 * RATES[kind]
+    optimizer = Optimizer(kind, weight_decay=decay)
+    executable = started(pure(name, "eager", "storage"), optimizer, name)
+    executable.arrays[LEARNING_RATE][...] = rate
+    tensors = torch_tensors(executable, name)
+    theirs = of_torch(optimizer, list(tensors.values()), rate)
+    before = {key: value.clone() for key, value in tensors.items()}
+    steps = list(both_updated(executable, tensors, theirs))
+    assert all((before[key] != value).float().mean() > 0.5 for key, value in tensors.items())
+    assert max(steps) <= 1e-3 * sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("kind", ["rmsprop", "adagrad"])
+def test_the_exported_file_trains_so_too(kind: str) -> None:
+    task = Task(model="mlp", data="digits", widths=(24,), steps=20, tail_steps=5, optimizer=kind)
+    policy = preset("torch.autocast.float16", task.build_model(load_dataset("digits")).layer_names)
+    assert verify(policy, task, steps=20).faults == ()

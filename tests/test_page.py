@@ -1,0 +1,267 @@
+"""The page of a study: one file, whole without scripts, strict, and true to its results."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policysearch.policy.parallel import Parallel
+from policysearch.policy.policy import Phase, uniform_layer
+from policysearch.report.page.data import page_data
+from policysearch.report.page.element import VOID, tag
+from policysearch.report.page.frame import page
+from policysearch.report.page.words import power
+from policysearch.study.journal.records import compact
+from policysearch.study.journal.trials import FailedTrial
+from policysearch.study.results.results import Results
+from tests.made_up import diverged, results_of, trial_of
+
+
+@dataclass
+class Tree(HTMLParser):
+    """The elements of a page: every tag with the names of its attributes, in order."""
+
+    shape: list[tuple[str, ...]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    assets: dict[str, str] = field(default_factory=dict)
+    policy: str = ""
+    stack: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        assert len(known) == len(attrs), (tag, attrs)
+        assert not any(name == "style" or name.startswith("on") for name in known), attrs
+        self.shape.append((tag, *(name for name, _ in attrs)))
+        self.ids += [known["id"] or ""] if "id" in known else []
+        self.links += [known["href"] or ""] if "href" in known else []
+        if known.get("http-equiv") == "Content-Security-Policy":
+            self.policy = known["content"] or ""
+        if tag == "script":
+            tag = "data" if "type" in known else "script"
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.shape.append((f"/{tag}",))
+        opened = self.stack.pop()
+        assert opened == tag or (opened, tag) == ("data", "script"), (opened, tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.stack and self.stack[-1] in ("script", "style", "data"):
+            self.assets[self.stack[-1]] = data
+        else:
+            self.texts.append(data)
+
+
+def tree_of(html: str) -> Tree:
+    """Return the tree, checked: closed, strict, every link leads somewhere in the file."""
+    tree = Tree()
+    tree.feed(html)
+    tree.close()
+    assert not tree.stack
+    assert len(set(tree.ids)) == len(tree.ids)
+    for link in tree.links:
+        assert link.startswith("data:application/json,") or link[1:] in tree.ids, link
+    for name, asset in (("style", "style-src"), ("script", "script-src")):
+        digest = hashlib.sha256(tree.assets[name].encode()).digest()
+        assert f"{asset} 'sha256-{base64.b64encode(digest).decode()}'" in tree.policy
+    assert tree.policy.startswith("default-src 'none'")
+    assert not re.search(r"https?://", html)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return results_of()
+
+
+@pytest.fixture(scope="module")
+def html(results: Results) -> str:
+    return page(results, "studies/tiny.toml")
+
+
+def test_a_page_is_strict_and_every_section_is_there(html: str) -> None:
+    tree = tree_of(html)
+    wanted = ("answer", "front", "layers", "policy", "sure", "search", "failed", "every", "made")
+    assert [name for name in tree.ids if name in wanted] == list(wanted)
+
+
+def test_equal_results_give_equal_bytes(html: str) -> None:
+    assert page(results_of(), "studies/tiny.toml") == html
+
+
+def test_without_scripts_verdict_front_and_every_detailed_policy_are_there(
+    html: str, results: Results
+) -> None:
+    tree = tree_of(html)
+    said = " ".join(tree.texts)
+    assert str(results.verdict)[1:] in said
+    assert len(results.front) > 1
+    for trial in results.trials:
+        assert f"t{trial.number}" in tree.ids
+        assert f"#t{trial.number}" in tree.links
+
+
+def test_figures_are_those_of_the_results(html: str, results: Results) -> None:
+    data = json.loads(tree_of(html).assets["data"])
+    by_number = {row[0]: row for row in data["rows"]}
+    for row in results.rows():
+        shown = by_number[row.trial]
+        assert shown[1] == row.label
+        assert shown[2] == pytest.approx(row.loss_gap, rel=1e-5)
+        assert shown[3] == pytest.approx(row.modeled_speedup, rel=1e-5)
+        assert shown[4] == pytest.approx(row.modeled_memory_ratio, rel=1e-5)
+    pick = results.trial(results.verdict.trial or 0)
+    assert f">{pick.cost.speedup:.2f}×<" in html
+    assert any(row.fault for row in results.rows())
+    assert "fails later: " in html
+
+
+def test_data_have_no_not_a_number(results: Results) -> None:
+    lost = replace(results, trials=(*results.trials[:3], diverged(results.trials[3])))
+    plain = json.loads(json.dumps(page_data(lost), allow_nan=False))
+    assert [row["trial"] for row in plain["policies"]] == [row.trial for row in lost.rows()]
+    assert plain["verdict"]["text"] == str(lost.verdict)
+
+
+def _empty() -> Results:
+    return replace(results_of(2), trials=(), references=(), stopped="", confirmed=())
+
+
+def _running() -> Results:
+    found = results_of(4)
+    assert replace(found, stopped="").verdict.trials_left > 0
+    return replace(found, stopped="")
+
+
+def _spread() -> Results:
+    found = results_of()
+    policy = replace(found.trials[4].policy, parallel=Parallel(2), all_reduce="bfloat16")
+    trial = trial_of(4, policy)
+    return replace(found, trials=(*found.trials[:4], trial, *found.trials[5:]))
+
+
+def _phases() -> Results:
+    found = results_of()
+    phase = Phase(3, (("fc1", uniform_layer("float32")),))
+    trial = trial_of(4, replace(found.trials[4].policy, phases=(phase,)))
+    assert compact(trial.policy) != compact(found.trials[4].policy)
+    return replace(found, trials=(*found.trials[:4], trial, *found.trials[5:]))
+
+
+def _all_diverged() -> Results:
+    found = results_of()
+    return replace(found, trials=tuple(map(diverged, found.trials)), confirmed=())
+
+
+FAULT = "float32 has not learned here: its own training loss does not fall"
+STATES: dict[str, tuple[Callable[[], Results], str]] = {
+    "empty": (
+        lambda: replace(results_of(2), trials=(), references=(), stopped=""),
+        "No policy has",
+    ),
+    "running": (_running, "trials left"),
+    "all diverged": (_all_diverged, "diverged in step 3"),
+    "cannot rank": (lambda: replace(results_of(), float32_fault=FAULT), "has not learned"),
+    "one seed": (lambda: results_of(seeds=1), "with one seed"),
+    "parallel": (_spread, "gradients reduced in bfloat16"),
+    "phases": (_phases, "from step 3 other formats"),
+    "300 layers": (lambda: results_of(6, [f"layer{i}" for i in range(300)]), "others"),
+    "failed": (
+        lambda: replace(
+            results_of(),
+            failed=(FailedTrial(9, results_of().trials[2].text, (), "out of memory"),),
+        ),
+        "out of memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_study_in_any_state_has_a_page(state: str) -> None:
+    make, words = STATES[state]
+    tree = tree_of(page(make()))
+    assert words in " ".join(tree.texts)
+
+
+def test_only_a_watched_page_reads_itself_again(html: str, results: Results) -> None:
+    assert "refresh" not in html
+    assert '<meta http-equiv="refresh" content="5">' in page(results, "x.toml", 5)
+
+
+ATTACKS = (
+    "</script><script>alert(1)</script>",
+    '" onload="x',
+    "<!--",
+    "]]>",
+    "<img src=x>",
+    "&lt;",
+)
+NAMES = st.one_of(
+    st.sampled_from(ATTACKS),
+    st.text(min_size=1, max_size=12),
+    st.text("<>\"'&/=-!\0\n\r \u2028\u202e", min_size=1, max_size=12),
+)
+
+
+def _named(layers: Sequence[str], names: Sequence[str], other: str) -> Results:
+    found = results_of(5, layers, names=names)
+    spec = replace(found.spec, cost=replace(found.spec.cost, stack=found.spec.cost.stack))
+    object.__setattr__(spec.cost, "device", other)
+    lost = diverged(trial_of(7, found.trials[2].policy))
+    lost = replace(lost, divergence=other)
+    failed = (FailedTrial(8, found.trials[3].text, (), other),)
+    return replace(found, spec=spec, trials=(*found.trials, lost), failed=failed, stopped=other)
+
+
+PLAIN = tree_of(page(_named(("a", "b", "c"), ("d", "e"), "f"), "g.toml")).shape
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    layers=st.lists(NAMES, min_size=3, max_size=3, unique=True),
+    names=st.lists(NAMES, min_size=2, max_size=2),
+    other=NAMES,
+    study=NAMES,
+)
+def test_names_that_attack_never_change_the_tree(
+    layers: list[str], names: list[str], other: str, study: str
+) -> None:
+    tree = tree_of(page(_named(layers, names, other), study))
+    assert tree.shape == PLAIN
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(layers=st.lists(NAMES, min_size=3, max_size=3, unique=True), other=NAMES, study=NAMES)
+def test_a_thousand_names_that_attack(layers: list[str], other: str, study: str) -> None:
+    assert tree_of(page(_named(layers, (other, study), other), study)).shape == PLAIN
+
+
+def test_an_element_refuses_what_a_strict_policy_forbids() -> None:
+    for name in ("style", "onclick", "a b"):
+        with pytest.raises(ValueError, match="strict policy"):
+            tag("p", **{name: "x"})
+    assert tag("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0"), (2.94e-7, "2.9×10⁻⁷"), (-1e-5, "−1.0×10⁻⁵"), (0.0123, "0.012")],
+)
+def test_small_numbers_are_written_as_people_do(value: float, said: str) -> None:
+    assert power(value) == said

@@ -1,0 +1,160 @@
+"""A real torch training that is recorded: what its log says of formats and of the loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import policysearch
+from policysearch.cli import main
+from policysearch.diagnose.log import Finding, findings, read_log
+from policysearch.values import InputError
+
+pytestmark = pytest.mark.torch
+
+SCALE = 2.0**12
+
+
+class Scaler:
+    """A loss scale that stays, as GradScaler has it between its moves; on a CPU, without skips."""
+
+    def get_scale(self) -> float:
+        return SCALE
+
+
+class Net(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.first(x) * self.factor / self.factor))
+
+
+def trained(
+    path: Path,
+    factor: float = 1.0,
+    rate: float = 0.1,
+    clip: Callable[[list[Any]], None] = lambda params: None,
+    late: bool = True,
+    records: bool = True,
+    size: float = 1.0,
+) -> list[float]:
+    """Train ten steps in float32 and return the losses; clip after unscaling, or before."""
+    torch.manual_seed(0)
+    net = Net(factor)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+    x, y = torch.randn(64, 8), torch.randint(0, 4, (64,))
+    params, losses = list(net.parameters()), []
+
+    def steps() -> None:
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(x), y) * size
+            (loss * SCALE).backward()
+            if not late:
+                clip(params)
+            for p in params:
+                assert p.grad is not None
+                p.grad /= SCALE
+            if late:
+                clip(params)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+
+    if not records:
+        steps()
+        return losses
+    with policysearch.record(net, optimizer, path, every=3, scaler=Scaler()):
+        steps()
+    return losses
+
+
+def found(path: Path, format: str = "float16") -> list[Finding]:
+    return findings(read_log(path), format)
+
+
+def limited(params: list[Any]) -> None:
+    torch.nn.utils.clip_grad_norm_(params, 0.01)
+
+
+def test_recording_changes_nothing_and_keeps_every_third_step(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert trained(path) == trained(path, records=False)
+    lines = read_log(path)
+    assert [line["step"] for line in lines] == [0, 3, 6, 9]
+    assert max(len(json.dumps(line)) for line in lines) < 5000
+    rows = {tuple(row[:2]) for row in lines[0]["exponents"]}
+    assert {("fprop", "first"), ("dgrad", "first"), ("wgrad", "last"), ("update", "first")} <= rows
+
+
+def test_exponents_are_those_of_numpy(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    trained(path, rate=0.0)
+    (row,) = (
+        row
+        for row in read_log(path)[0]["exponents"]
+        if tuple(row[:2]) == ("fprop", "last") and row[2] == "addmm"
+    )
+    torch.manual_seed(0)
+    net = Net(1.0)
+    x = torch.randn(64, 8)
+    _, exponents = np.frexp(net(x).detach().numpy())
+    first, counts = row[3], row[4]
+    assert sum(counts) == exponents.size and first == exponents.min()
+    assert counts == np.bincount((exponents - first).ravel()).tolist()
+
+
+def test_an_op_that_would_overflow_is_named_with_its_direction(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    trained(path, factor=1e7)
+    first = found(path)[0]
+    assert (first.kind, first.direction, first.op, first.step) == ("overflow", "fprop", "mul", 0)
+    assert not [f for f in found(path, "bfloat16") if f.kind == "overflow"]
+
+
+def test_gradients_that_would_vanish_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    trained(path, size=1e-12)
+    kinds = {(f.kind, f.direction) for f in found(path)}
+    assert ("underflow", "wgrad") in kinds and "overflow" not in {kind for kind, _ in kinds}
+
+
+def test_updates_that_bfloat16_would_swallow_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    trained(path, rate=1e-5)
+    assert "swamped updates" in {f.kind for f in found(path, "bfloat16")}
+    assert "swamped updates" not in {f.kind for f in found(path, "float32")}
+
+
+def test_clipping_before_unscaling_is_found_and_clipping_after_it_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    trained(path, clip=limited, late=False)
+    first = found(path)[0]
+    assert first.kind == "clip before unscale" and "clipped to 0.01" in first.words
+    trained(path, clip=limited, late=True)
+    assert "clip before unscale" not in {f.kind for f in found(path)}
+    trained(path)
+    assert "clip before unscale" not in {f.kind for f in found(path)}
+
+
+def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log"
+    trained(path, factor=1e7)
+    assert main(["diagnose", "--log", str(path)]) == 0
+    assert "overflow in float16" in capsys.readouterr().out
+    assert main(["diagnose", "--log", str(path), "--study", "x.toml"]) == 2
+    assert main(["diagnose"]) == 2
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="no recorded step"):
+        read_log(path)
