@@ -119,12 +119,12 @@ def results_of(
     )
 
 
-def many(policies: int, layers: int) -> Results:
+def many(policies: int, layers: int, seeds: int = 1) -> Results:
     """Return results of many policies of a deep net; texts are shared, names are in them."""
     names = [f"blocks.{i // 4}.{('attn', 'norm', 'mlp', 'act')[i % 4]}" for i in range(layers)]
     spec, blank = tiny()
     texts = [compact(policy_of(number, names)) for number in range(8)]
-    first = trial_of(0, preset("float32", tuple(names)), (0.0, 0.0), ("float32",))
+    first = trial_of(0, preset("float32", tuple(names)), (0.0,) * seeds, ("float32",))
     cost = trial_of(1, policy_of(1, names)).cost
     trials = [first]
     for number in range(1, policies):
@@ -138,9 +138,11 @@ def many(policies: int, layers: int) -> Results:
             step_seconds=blank.cost.float32_step_seconds / speed,
         )
         gaps = [1e-6 * 1.001 ** (number * 31 % 9000) * (1 + 0.1 * seed) for seed in (0, 1)]
-        scores = tuple(replace(blank, loss_gap=gap, cost=own) for gap in gaps)
+        scores = tuple(replace(blank, loss_gap=gap, cost=own) for gap in gaps[:seeds])
         plain = json.loads(texts[number % 8])["name"]
         text = texts[number % 8].replace(f'"{plain}"', f'"policy {number}"', 1)
-        trials.append(Trial(number, f"{number:064x}", text, (), scores, "", seeds=(0, 1)))
+        trials.append(
+            Trial(number, f"{number:064x}", text, (), scores, "", seeds=tuple(range(seeds)))
+        )
     references = (("float32", blank.cost), ("bfloat16", trials[1].cost))
     return Results(spec, tuple(trials), 1e-8, references=references, stopped="budget")

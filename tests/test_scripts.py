@@ -27,7 +27,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-class Points(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+class Points(torch.utils.data.Dataset):  # type: ignore[name-defined]
     """Points with noise that is drawn anew whenever one is read."""
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class Points(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
         return torch.full((4,), float(index)) / 30 + 0.1 * torch.randn(4), index % 3
 
 
-class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[name-defined]
     def __iter__(self) -> Iterator[Any]:
         points = Points()
         return (points[int(index)] for index in torch.randperm(30))
@@ -280,7 +280,7 @@ def lengths(rows: list[tuple[Any, int]]) -> dict[str, Any]:
     return {"ids": ids, "mask": mask, "labels": torch.tensor([y for _, y in rows])}
 
 
-class Bag(torch.nn.Module):  # type: ignore[misc, name-defined]
+class Bag(torch.nn.Module):  # type: ignore[name-defined]
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -47,7 +47,8 @@ def _diagnose(options: argparse.Namespace) -> None:
         print(log_page(options.log, options.format or "float16"))
         return
     if options.policy is None or options.study is None:
-        raise InputError("diagnose: no policy and study; expected POLICY --study S, or --log FILE")
+        given = options.policy or options.study or "no policy and study"
+        raise InputError(f"diagnose: {given}; expected POLICY --study STUDY, or --log FILE")
     refuse(options, ("format",), "without --log; expected it beside a log")
     study, policy = study_and_policy(options)
     found = diagnose(policy, study, budget=options.budget, progress=say)

@@ -34,6 +34,9 @@ ENDING_BYTES = 16
 BLOCK_BYTES = 2**24
 """So much of a file is read at once where all of it is."""
 
+LARGEST_LABEL_BYTES = 2**26
+"""Labels of so many bytes are kept in memory, side by side."""
+
 LARGEST_BYTES = 2**33
 """Of a spool, unless its maker says otherwise."""
 
@@ -89,12 +92,22 @@ class SpooledDataset(Dataset):
         if known != self._known:
             raise InputError(f"{self._path}: {_of(known)}; expected the spool {_of(self._known)}")
         rows = np.memmap(self._path, known.record, "r", shape=(known.train + known.validation,))
+        self.__dict__["_mapped"] = rows._mmap  # type: ignore[attr-defined]
         *inputs, labels = (np.asarray(rows[name]) for name in known.record.names or ())
+        labels = self._together(labels) if labels.nbytes <= LARGEST_LABEL_BYTES else labels
         self.__dict__.update(
             inputs=tuple(inputs), labels=labels, train_count=known.train, classes=known.classes
         )
         self.__dict__.update(validation_count=known.validation, mean=0.0, std=1.0)
-        self.__dict__["_mapped"] = rows._mmap  # type: ignore[attr-defined]
+
+    def _together(self, labels: Array) -> Array:
+        """Return a copy of the labels: they are read often, and each lies on a page of its own."""
+        count = max(1, BLOCK_BYTES // self._known.record.itemsize)
+        copied = np.empty(labels.shape, labels.dtype)
+        for first in range(0, len(labels), count):
+            copied[first : first + count] = labels[first : first + count]
+            self.release()
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("name", "_path", "_known")}

@@ -13,9 +13,8 @@ from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, one_of
 
 BASE = "bfloat16"
@@ -125,18 +124,8 @@ def _bits(name: str) -> int:
 
 def plain(policy: Policy) -> Policy:
     """Return the policy with all that no such file can say as frameworks have it by themselves."""
-    return replace(
-        policy,
-        bias="fused",
-        casts="op",
-        norm_inner="float32",
-        optimizer_order="fused",
-        optimizer_scalars="float32",
-        all_reduce="float32",
-        scaling=Scaling(),
-        rounding=RoleRounding(),
-        phases=(),
-    )
+    lists = policy.low_precision_ops, policy.fp32_ops, policy.promote_ops
+    return Policy(policy.name, policy.layers, *lists, parallel=policy.parallel)
 
 
 def scale_traps(given: Sequence[Given], scale: LossScale) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
@@ -98,7 +98,7 @@ def json_object(text: str, where: str) -> dict[str, object]:
     return data
 
 
-PARTS = tuple(part.name for part in fields(LayerPolicy) if part.name != "accumulator")
+PARTS = ("compute", "output", "grad", "wgrad", "param")
 """What of a layer is a number format."""
 
 

@@ -59,6 +59,8 @@ def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -
     formats, multiplies = policy.layer(layer), any(n.op.kind == "gemm" for n in low)
     compute, output = formats.compute, formats.output
     runs = runs_in(formats, not strict) if multiplies else output
+    if multiplies and formats.products != LayerPolicy().products:
+        yield f"layer {layer}: torch has one format for all its products, which are {runs}"
     if multiplies and compute == DTYPE and not why_not(policy, layer, model):
         return
     if multiplies and formats == uniform_layer("tfloat32"):

@@ -265,9 +265,10 @@ PRESETS: dict[str, Preset] = {
         _like(
             _FLOAT8,
             "te.nvfp4",
-            "float4_e2m1fn, blocks of 16 with float8_e4m3fn scales, stochastic gradients",
+            "float4_e2m1fn, blocks of 16 (16 x 16 of weights) with float8_e4m3fn scales, "
+            "stochastic gradients, a Hadamard transform before wgrad",
             layer=uniform_layer("float4_e2m1fn"),
-            scaling=Scaling("nvfp4"),
+            scaling=Scaling("nvfp4", weights="squares", hadamard=True),
         ),
         _like(_FLOAT8, "torchao.tensorwise", "float8, a current scale per tensor", bias="rounded"),
         _like(

@@ -98,9 +98,27 @@ def _mixed_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
 
 
 def _move_rules(low: tuple[str, ...]) -> Iterator[Conversion]:
-    """What only moves values moves them in the format they have, as in torch: no list rounds it."""
+    """What only moves a value of the float32 list leaves it there, as in torch, which rounds none.
+
+    Other values are moved in the format of the layer that moves them, as MindSpore's cells do.
+    """
     moves = tuple(op for op in low if op in MOVES)
-    return _both("move", _promoted, _promoted_gradient, moves)
+
+    def follows(at: Casting, move: Node) -> bool:
+        """Return whether something it moves was made by an op of the float32 list."""
+        made = [at.graph.nodes[i] for i in move.inputs]
+        return any(
+            follows(at, node) if node.source in moves else node.source in at.policy.fp32_ops
+            for node in made
+        )
+
+    def forward(at: Casting, move: Node) -> int | None:
+        return _promoted(at, move) if follows(at, move) else None
+
+    def gradient(at: Casting, op: Node) -> int | None:
+        return _promoted_gradient(at, op) if follows(at, at.graph.nodes[op.of]) else None
+
+    return _both("move", forward, gradient, moves)
 
 
 def _attention_rules(low: tuple[str, ...]) -> Iterator[Conversion]:

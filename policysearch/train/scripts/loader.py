@@ -48,10 +48,8 @@ def from_loader(
     them, the examples along axis 0; they are drawn once, under `seed`, for so many `steps` or
     `epochs`, and kept as `Kept` says. torch's `optimizer` and `scheduler` (stepped once a step) say
     rate, groups, schedule and the state to start from. `precision` is what the loop runs at: "no",
-    "bf16" or "fp16", as Accelerate has them, or a preset. `init_from` is a checkpoint that is
-    loaded into the three first. Other `options` are fields of `Kept`, and keys of [task]
-    (accumulation_steps, clip_norm). InputError for a loader that yields nothing, changes shapes or
-    fails, and for what is no part of a task.
+    "bf16" or "fp16", or a preset. `init_from` is a checkpoint that is loaded into the three first.
+    Other `options` are fields of `Kept` and keys of [task]. InputError for what is no part of one.
     """
     kept, recipe = _split(options)
     if init_from is not None:
