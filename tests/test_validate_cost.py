@@ -48,7 +48,7 @@ def known() -> Known:
 
 
 def test_held_out_families_and_devices_are_within_what_is_printed(known: Known) -> None:
-    """The bars of the project are 12.5 % and 12 %; these are what is reached, and may not rise."""
+    """What is reached, which may not rise; the bars of the project are in the test below."""
     families, devices = (row.summaries[ALL] for row in crossed(known))
     assert families.rows == devices.rows == 429
     assert families.mean <= 0.152 and devices.mean <= 0.144
@@ -57,6 +57,43 @@ def test_held_out_families_and_devices_are_within_what_is_printed(known: Known) 
     assert crossed(known)[0].time_error <= 0.23
     truth = known.steps.speedups
     assert families.mean < np.abs(2 / truth - 1).mean() / 2
+
+
+@pytest.mark.parametrize(
+    ("place", "figure", "bar"),
+    [
+        pytest.param(0, "mean", 0.125, marks=pytest.mark.xfail(reason="0.149, the bar is 0.125")),
+        pytest.param(1, "mean", 0.12, marks=pytest.mark.xfail(reason="0.142, the bar is 0.12")),
+        pytest.param(0, "p90", 0.27, marks=pytest.mark.xfail(reason="0.308, the bar is 0.27")),
+        pytest.param(1, "p90", 0.27, marks=pytest.mark.xfail(reason="0.293, the bar is 0.27")),
+    ],
+)
+def test_errors_are_within_the_bars(known: Known, place: int, figure: str, bar: float) -> None:
+    """Families and devices held out, over all rows; the bars of before were of the first file."""
+    assert getattr(crossed(known)[place].summaries[ALL], figure) <= bar
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(0, marks=pytest.mark.xfail(reason="0.831, the bar is 0.9")),
+        pytest.param(1, marks=pytest.mark.xfail(reason="0.851, the bar is 0.9")),
+    ],
+)
+def test_speedups_are_in_the_published_order(known: Known, place: int) -> None:
+    assert crossed(known)[place].summaries[ALL].rank >= 0.9
+
+
+@pytest.mark.slow
+def test_the_command_prints_every_row_and_ends_with_the_error(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    assert validation([]) == 0
+    lines = capsys.readouterr().out.rstrip().split("\n")
+    printed = [line.split()[0] for line in lines[3:432]]
+    assert printed == [setting.row.id for setting in known.settings]
+    assert lines[-1].startswith("mean error ")
+    assert any(line.startswith("always 2x") for line in lines)
 
 
 def test_what_is_fitted_is_what_policies_are_priced_with(known: Known) -> None:
@@ -154,7 +191,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    assert validation(["--rows", str(path)]) == 0
+    assert validation(["--rows", str(path), "--anchor", str(path)]) == 0
     out = capsys.readouterr().out
     for reason in (
         "resnet49: unknown network 'resnet49'; did you mean",
