@@ -191,7 +191,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    assert validation(["--rows", str(path), "--anchor", str(path)]) == 0
+    assert validation(["--rows", str(path)]) == 0
     out = capsys.readouterr().out
     for reason in (
         "resnet49: unknown network 'resnet49'; did you mean",
