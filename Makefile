@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs site reference lint slow browser peers mindspore bench mutants clean
+.PHONY: front test docs site reference lint slow browser peers mindspore bench mutants faults clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -69,6 +69,10 @@ bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.depth
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.processes
+
+# Journals of another shape with valid checksums, by command; about ten minutes.
+faults: .venv/test.stamp
+	$(BIN)/python -m benchmarks.faults --count 5000
 
 # Minutes to an hour; goes on where it was interrupted.
 mutants: .venv/mutants.stamp

@@ -32,6 +32,7 @@ from policysearch.space.target import differences, named_as_run
 from policysearch.study.cost_section import CostSection as CostSection
 from policysearch.study.first_study import study_of as study_of
 from policysearch.study.goal import with_goal
+from policysearch.study.journal.records import unreadable
 from policysearch.study.journal.storage import Repair, repair
 from policysearch.study.journal.trials import Trial as Trial
 from policysearch.study.opening import load_results as read_journal
@@ -278,7 +279,8 @@ def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
     A sound journal is left alone. InputError where there is none, or nothing intact in it.
     """
     path = _journal(study, storage)
-    return repair(path, study.study.name, [DIRECTIONS[n] for n in study.objectives.names])
+    directions = [DIRECTIONS[name] for name in study.objectives.names]
+    return repair(path, study.study.name, directions, unreadable)
 
 
 def load_results(study: StudySpec, storage: str | Path | None = None) -> Results:

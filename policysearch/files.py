@@ -71,14 +71,16 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
 def read_text(path: Path, what: str) -> str:
     """Return the UTF-8 text of `path`; InputError, saying that `what` is expected, otherwise.
 
-    Files of more than 16 MiB are refused: no study or policy file is that long.
+    More than 16 MiB are refused, and never read: no study or policy file is that long, and a
+    device or pipe may have no end.
     """
     try:
-        if path.is_file() and path.stat().st_size > _LONGEST_TEXT_BYTES:
-            raise InputError(
-                f"{path}: {path.stat().st_size} bytes; expected {what} of 16 MiB or less"
-            )
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_LONGEST_TEXT_BYTES + 1)
+        if len(content) > _LONGEST_TEXT_BYTES:
+            size = f"{path.stat().st_size} bytes" if path.is_file() else "no end in 16 MiB"
+            raise InputError(f"{path}: {size}; expected {what} of 16 MiB or less")
+        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text; expected {what}") from None
     except (OSError, ValueError) as error:

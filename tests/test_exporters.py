@@ -15,6 +15,7 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.products import Operand, Product, Products
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError
 
@@ -50,6 +51,9 @@ BARE = replace(
     optimizer_order="eager",
 )
 HIGH = _moved(LOW, "relu", "fp32_ops")
+NARROW = preset("te.current", MODEL.layer_names)
+SPLIT = _with_layer(NARROW, grad="bfloat16")
+WIDE = Operand("float32")
 
 # By field: two policies that differ there alone, and train differently for it (op lists by twos).
 POLICY: dict[str, Pair] = {
@@ -82,6 +86,9 @@ LAYER: dict[str, Pair] = {
     "wgrad": (LOW, _with_layer(LOW, wgrad="float16")),
     "param": (LOW, _with_layer(LOW, param="float16")),
     "accumulator": (LOW, _with_layer(LOW, accumulator="chunked:32:float16")),
+    "backward": (SPLIT, _with_layer(SPLIT, backward="forward")),
+    "scaling": (NARROW, _with_layer(NARROW, scaling=Scaling("rowwise"))),
+    "products": (LOW, _with_layer(LOW, products=Products(wgrad=Product(WIDE, WIDE)))),
 }
 LOSS_SCALE: dict[str, Pair] = {
     "kind": (DYNAMIC, FIXED),

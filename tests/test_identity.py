@@ -174,6 +174,10 @@ def test_other_data_or_another_task_are_never_added_to(accept: bool) -> None:
             check_identity(with_parts(task=task), NOW, "a.journal", accept)
 
 
+def mean_output(outputs: Any, labels: Any) -> float:
+    return float(np.mean(outputs))
+
+
 # What a task may be instead, where a number would not do.
 OTHERS: dict[str, Any] = {
     "data_folder": "elsewhere",
@@ -183,6 +187,7 @@ OTHERS: dict[str, Any] = {
     "loss": "mean_squared_error",
     "activation": "tanh",
     "graph_rules": ("net.py:rule",),
+    "metric": mean_output,
 }
 
 
@@ -204,6 +209,10 @@ def test_every_field_of_a_task_counts_but_the_place_of_its_files(
     field: dataclasses.Field[Any],
 ) -> None:
     task = Task(model="mlp", widths=(8,), data="digits", steps=60)
+    if field.name == "script":  # a key of study files, which names all the others
+        with pytest.raises(InputError, match="in a study file"):
+            dataclasses.replace(task, script="net.py:script")
+        return
     other = dataclasses.replace(task, **{field.name: other_value(task, field)})
     assert getattr(other, field.name) != getattr(task, field.name)
     assert (other.to_plain() == task.to_plain()) == (field.name == "data_folder")

@@ -36,9 +36,11 @@ ANSWERS = {
     "Why is this layer in this format?": ("one step away", "as it is", "narrower", "more gap"),
     "Does that still hold in a longer training?": ("short gap", "long gap", "verdict", "12 steps"),
     "Which layer overflows?": ("layer", "overflows", "underflows", "fc1", "skipped steps"),
+    "Why does this policy fail, and what repairs it?": ("verdict: ",),
     "Which loss scale holds?": ("loss scale: dynamic from", "skipped steps", "of 6"),
     "Why is it not faster?": ("step's time is set by", "casts", "one narrower", "->"),
     "Does it fit into memory?": ("modeled memory: peak", "reserved", "fits on H100-SXM5"),
+    "Can I look at all of it?": ("wrote", ".html"),
     "What is the front worth?": ("Noise under jitter", "seeds 0, 1", "wrote", ".png"),
     "Can this recipe rank policies, and would more seeds tell more?": (
         "noise floor",
@@ -126,6 +128,7 @@ def test_the_commands_in_the_sentences_of_the_readme_run(
     verbs = ("init", "try", "show", "noise", "confirm", "profile", "repair", "keys")
     commands = [[given.get(word, word) for word in command.split()] for command in found]
     assert {words[0] for words in commands} == set(verbs)
+    assert main(["run", "studies/mlp-digits.toml"]) == 0
     for words in sorted(commands, key=lambda words: verbs.index(words[0])):
         assert main(words) == 0, (words, capsys.readouterr().err)
         assert capsys.readouterr().out

@@ -53,7 +53,7 @@ def cost(spec: StudySpec) -> PolicyCost:
 def journal(tmp_path: Path) -> Iterator[OpenJournal]:
     path = tmp_path / "a.journal"
     with exclusive(path):
-        yield open_for_writing(path, "tiny", ["minimize", "maximize"], ["gap", "speedup"])
+        yield open_for_writing(path, "tiny", ["minimize", "maximize"], ["loss_gap", "speedup"])
 
 
 def read_back(journal: OpenJournal, tmp_path: Path) -> Records:
@@ -98,7 +98,7 @@ def test_a_policy_is_read_back_with_its_number_decisions_runs_and_cost(
     records = Records([], journal)
     outcomes: dict[int, Outcome] = {0: RAN, 1: LOST}
     records.add_asked(ASKED)
-    for number, values in enumerate(({"speedup": 2.0, "memory": 9.0, "gap": 0.25}, None)):
+    for number, values in enumerate(({"speedup": 2.0, "memory": 9.0, "loss_gap": 0.25}, None)):
         priced = None if values is None else cost
         asked = replace(ASKED, number=7, place=number + 4, by_hand=number == 1)
         records.add_trial(asked, KINDS, outcomes, "here", priced, values, {"shown": number})
@@ -121,7 +121,7 @@ def test_a_policy_is_read_back_with_its_number_decisions_runs_and_cost(
 def test_a_sound_policy_keeps_the_constraint(journal: OpenJournal, cost: PolicyCost) -> None:
     records = Records([], journal)
     runs: dict[int, Outcome] = {0: RAN, 1: Failure("killed")}
-    records.add_trial(ASKED, KINDS, runs, "here", cost, {"gap": 0.25, "speedup": 2.0}, {})
+    records.add_trial(ASKED, KINDS, runs, "here", cost, {"loss_gap": 0.25, "speedup": 2.0}, {})
     assert journal.study.trials[0].constraints == {"diverged": 0.0}
 
 

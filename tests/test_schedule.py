@@ -106,9 +106,39 @@ def test_rates_are_hugging_faces(row: Schedule, warmup: dict[str, Any]) -> None:
     assert_rates_are(replace(row, **warmup))
 
 
+@torch_test
+@quiet
+@pytest.mark.parametrize("name", ["waves", "CyclicLR", "ChainedScheduler"])
+def test_recorded_rates_are_those_of_any_scheduler(name: str) -> None:
+    """Of schedulers that no other kind is."""
+    torch = pytest.importorskip("torch")
+    from policysearch.train.scripts.recipe import recorded
+
+    of = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0123)
+    scheduler = {
+        "waves": lambda: of.LambdaLR(optimizer, lambda step: 1.0 + 0.5 * np.sin(step / 7.0)),
+        "CyclicLR": lambda: of.CyclicLR(optimizer, 0.001, 0.02, step_size_up=37),
+        "ChainedScheduler": lambda: of.ChainedScheduler(
+            [of.ExponentialLR(optimizer, 0.99), of.ConstantLR(optimizer, 0.3, 50)]
+        ),
+    }[name]()
+    said = recorded(optimizer, [(scheduler, 1)], TASK.steps)
+    assert said["schedule"].kind == "recorded"
+    # shares are of what the scheduler began with, which a cycle sets itself
+    task, theirs = replace(TASK, learning_rate=optimizer.param_groups[0]["initial_lr"], **said), []
+    for _ in range(task.steps):
+        theirs.append(optimizer.param_groups[0]["lr"])
+        scheduler.step()
+    ours = [task.rate_at(step) for step in range(task.steps)]
+    assert len(set(ours)) > 2
+    np.testing.assert_array_equal(np.array(ours, np.float32), np.array(theirs, np.float32))
+
+
 def test_every_kind_is_compared() -> None:
-    compared = {row.kind for row in (*TORCH, *CYCLES, *HUGGING_FACE)}
-    assert compared | {"recorded"} == KINDS.keys()  # which tests/test_scripts.py compares
+    """A "recorded" one has its schedulers in a test of its own."""
+    rows = {row.kind for row in (*TORCH, *CYCLES, *HUGGING_FACE)}
+    assert rows | {"recorded"} == KINDS.keys() and "recorded" not in rows
 
 
 @torch_test

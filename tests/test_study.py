@@ -124,7 +124,7 @@ def test_optuna_is_told_the_gap_in_nats_and_the_costs(journal: Path, spec: Study
     for trial, told in zip(trials, study.trials, strict=True):
         assert told.values == [trial.loss_gap, trial.cost.speedup, trial.cost.memory_ratio]
         assert told.user_attrs["name"] == trial.name
-        assert json.loads(told.user_attrs["policy"])["version"] == 1
+        assert json.loads(told.user_attrs["policy"])["version"] == 2
         assert ("params_are" in told.user_attrs) == bool(trial.presets)
     # An O3 level has float16 everywhere, which this space does not offer.
     assert study.trials[2].user_attrs["params_are"] == "the nearest"

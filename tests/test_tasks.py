@@ -21,7 +21,7 @@ TASK = Task(model="mlp", widths=(16,), data="digits", steps=30, tail_steps=10)
         {"model": "vgg"},
         {"data": "mnist"},
         {"loss": "hinge"},
-        {"optimizer": "lion"},
+        {"optimizer": "sophia"},
         {"learning_rate": math.nan},
         {"steps": 0},
         {"tail_steps": 31},

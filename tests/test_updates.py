@@ -30,6 +30,9 @@ PER_ELEMENT = {
     "weight_decay": 2,  # gradient + decay * parameter
     "adam_m": 3,  # m + share * (gradient - m)
     "adam_v": 4,  # beta * v + share * gradient * gradient
+    "root_step": 5,  # parameter - rate * gradient / (sqrt(square) + epsilon)
+    "lion_step": 7,  # shrunk parameter - rate * sign(share * m + (1 - share) * gradient)
+    "lion_m": 3,  # m + share * (gradient - m)
     "add_square": 3,  # x + share * gradient * gradient
     "adam_root": 1,
     "adam_corrected": 1,  # root / correction

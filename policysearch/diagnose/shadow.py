@@ -152,7 +152,7 @@ class Shadows:
     def _traced(self, policy: Policy, place: int = 0) -> Traced:
         objective = self._objective
         graph = objective.task.tracing(objective.model, objective.task.batch_size)
-        tracer = Tracer(graph.step_graph(policy), self._seed, objective.fast, {})
+        tracer = Tracer(graph.step_graph(policy), self._seed, {})
         beside = PairedRun(objective.task, objective.model, policy, self._seed, step=tracer.step)
         with threadpool_limits(1):
             beside.at(self.moments[place])

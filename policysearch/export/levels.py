@@ -141,8 +141,8 @@ def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
         made = running.layer(name)
         parts = [x for x in LAYER_PARTS if getattr(wanted, x) != getattr(made, x)]
         if parts:
-            ours = ", ".join(f"{x} {getattr(made, x)}" for x in parts)
-            theirs = ", ".join(getattr(wanted, x) for x in parts)
+            ours = ", ".join(f"{x} {_word(getattr(made, x))}" for x in parts)
+            theirs = ", ".join(_word(getattr(wanted, x)) for x in parts)
             yield f"layer {name}: runs with {ours}, not {theirs}"
     before = {op: name for name in LISTS for op in getattr(policy, name)}
     after = {op: name for name in LISTS for op in getattr(running, name)}
@@ -157,6 +157,10 @@ def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
             yield f"{part.name}: {_said(made)}, not {_said(asked)}"
     if policy.parallel.summary:
         yield f"parallel: the training script has to set up {policy.parallel.summary}"
+
+
+def _word(part: object) -> str:
+    return part if isinstance(part, str) else _said(part)
 
 
 def _said(value: object) -> str:

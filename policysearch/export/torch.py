@@ -13,6 +13,7 @@ from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
     FLOAT8,
+    MOVES,
     draws_updates,
     holders,
     is_stored_wide,
@@ -23,6 +24,7 @@ from policysearch.export.torch_runs import (
     runs_in,
     strict_products,
     why_not,
+    with_free_moves,
 )
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph, Node
@@ -31,6 +33,8 @@ from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
+
+BARE = LayerPolicy()
 
 
 def losses(policy: Policy, model: Model) -> tuple[str, ...]:
@@ -45,6 +49,7 @@ def losses(policy: Policy, model: Model) -> tuple[str, ...]:
             lines += _storage_losses(policy, layer, traced)
     if isinstance(model, Chain):  # those of an imported net are modules
         lines += _function_losses(apply_policy(traced, running), model)
+    lines += _move_losses(traced, policy)
     lines += attention_losses(policy, model)
     lines += _bias_losses(policy, list(traced.nodes))
     return (*lines, *_whole_losses(policy, running, model))
@@ -59,8 +64,12 @@ def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -
     formats, multiplies = policy.layer(layer), any(n.op.kind == "gemm" for n in low)
     compute, output = formats.compute, formats.output
     runs = runs_in(formats, not strict) if multiplies else output
-    if multiplies and formats.products != LayerPolicy().products:
-        yield f"layer {layer}: torch has one format for all its products, which are {runs}"
+    own = [
+        x for x in ("backward", "scaling", "products") if getattr(formats, x) != getattr(BARE, x)
+    ]
+    for part in own:
+        given = " ".join(repr(getattr(formats, part)).split())
+        yield f"layer {layer}: {part} of its own, {given}, is left out"
     if multiplies and compute == DTYPE and not why_not(policy, layer, model):
         return
     if multiplies and formats == uniform_layer("tfloat32"):
@@ -85,6 +94,41 @@ def _layer_losses(policy: Policy, layer: str, nodes: list[Node], model: Model) -
             f"{formats.grad} (operand), {formats.dgrad} (input), {formats.wgrad} (weight)"
         )
         yield f"layer {layer}: gradients are {runs}, not {gradients_asked}"
+
+
+def _move_losses(traced: Graph, policy: Policy) -> Iterator[str]:
+    """Where a move rounds what it moves; it does not where its reader takes that format anyway."""
+    before, after = (apply_policy(traced, moves) for moves in (policy, with_free_moves(policy)))
+    if _paths(before) != _paths(after):
+        listed = ", ".join(sorted(_rounding_moves(before)))
+        yield f"{listed}: torch moves values in the dtype they have, without rounding them"
+
+
+def _paths(graph: Graph) -> list[tuple[str, ...]]:
+    """Return the formats that each operand of a forward op goes through since it was computed."""
+    return [
+        _path(graph, operand)
+        for node in graph.nodes
+        if node.role == "fprop" and not _passes(node)
+        for operand in graph.inputs_of(node)
+    ]
+
+
+def _path(graph: Graph, node: Node) -> tuple[str, ...]:
+    formats = [node.format]
+    while _passes(node):
+        node = graph.inputs_of(node)[0]
+        if node.format != formats[-1]:
+            formats.append(node.format)
+    return tuple(formats)
+
+
+def _passes(node: Node) -> bool:
+    return node.op.name == "cast" or node.op.kind == "move"
+
+
+def _rounding_moves(graph: Graph) -> set[str]:
+    return {n.source for n in graph.nodes if n.op.name == "cast" and n.source in MOVES}
 
 
 def _storage_losses(policy: Policy, layer: str, traced: Graph) -> Iterator[str]:

@@ -35,6 +35,9 @@ LOSS_SCALE, INVERSE_SCALE = own("loss_scale"), own("inverse_scale")
 LEARNING_RATE, STEP_NUMBER, TARGETS = own("learning_rate"), own("step"), own("targets")
 """What the trainer feeds besides the inputs of the net."""
 
+AVERAGE = ".ema"
+"""What follows the name of a parameter in that of its moving average."""
+
 RATE_FACTOR = "rate_factor"
 """The attribute of a source that holds the learning rate of a group of parameters: its factor."""
 

@@ -20,6 +20,7 @@ from policysearch.graph import Attrs, Op
 from policysearch.ops.builder import Builder
 from policysearch.ops.optimizers import weight_decay
 from policysearch.ops.source import state
+from policysearch.optimizers.averages import Average
 from policysearch.values import InputError, RowName, number, one_of
 
 Decays = Literal["all", "matrices"]
@@ -166,7 +167,8 @@ class Optimizer:
     `epsilon`. `weight_decay` adds weight_decay * parameter to the gradient; with "adamw" and "lion"
     it shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101).
     It is for "all" parameters, or for "matrices", which leaves out biases and the weights of
-    norms. `dampening` and `nesterov` are those of torch.optim.SGD.
+    norms. `dampening` and `nesterov` are those of torch.optim.SGD. With an `ema_decay` a
+    moving average of the parameters is kept beside them, in format `ema_storage`.
     """
 
     kind: OptimizerKind = "momentum"
@@ -178,6 +180,8 @@ class Optimizer:
     dampening: float = 0.0
     nesterov: bool = False
     decays: Decays = "all"
+    ema_decay: float | None = None
+    ema_storage: str = "float32"
 
     def __post_init__(self) -> None:
         one_of("optimizer", self.kind, trained())
@@ -196,6 +200,12 @@ class Optimizer:
             )
         number("optimizer weight_decay", self.weight_decay, 0.0, 1e6)
         number("optimizer epsilon", self.epsilon, 1e-30, 1e6)
+        _ = self.average
+
+    @property
+    def average(self) -> Average:
+        """What is kept of the parameters beside them."""
+        return Average(self.ema_decay, self.ema_storage)
 
     @property
     def rule(self) -> Rule:

@@ -22,12 +22,12 @@ BLOCKS: Mapping[str, int] = MappingProxyType({"mx": 32, "mx_rceil": 32, "nvfp4":
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the operands of an 8-bit (or smaller) matmul are scaled into their format.
+    """How the operands of an 8-bit (or smaller) matmul are scaled into their format, by `recipe`.
 
     current: scale = max / amax of the tensor itself. delayed: amax from `history` earlier steps,
-    their "max" or the "most_recent", divided by 2**margin. rowwise: one scale per row of the
-    operand. mx: blocks of 32 along the contraction with a power-of-two (E8M0) scale, rounded down
-    as OCP's specification has it, so that the top of a block may saturate. mx_rceil: the same,
+    their `amax` "max" or the "most_recent". Both divide by 2**`margin`. rowwise: one scale per row
+    of the operand. mx: blocks of 32 along the contraction with a power-of-two (E8M0) scale, rounded
+    down as OCP's specification has it, so that the top of a block may saturate. mx_rceil: the same,
     rounded up as Transformer Engine does (torchao's name for it), so that nothing does. nvfp4:
     blocks of 16 with a float8_e4m3fn scale and one float32 scale per tensor; gradients are rounded
     stochastically. blocks: blocks of 128 with a float32 scale, or a `power_of_two`.

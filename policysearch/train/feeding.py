@@ -16,6 +16,7 @@ from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Node, size
 from policysearch.nn.model import DRAWN, DROPPED, Model, ParameterSpec
 from policysearch.ops.source import (
+    AVERAGE,
     INVERSE_SCALE,
     LEARNING_RATE,
     LOSS_SCALE,
@@ -70,6 +71,23 @@ def feed_state(arrays: Mapping[str, Array], model: Model) -> None:
         if name not in arrays or arrays[name].shape != array.shape:
             raise InputError(f"optimizer state {name}: not the optimizer's; expected its own")
         arrays[name][...] = array
+
+
+def begin_averages(arrays: Mapping[str, Array], model: Model) -> None:
+    """Let the moving averages there are begin at the parameters, as torch's copy of a module."""
+    for spec in model.parameters():
+        if spec.name + AVERAGE in arrays:
+            arrays[spec.name + AVERAGE][...] = arrays[spec.name]
+
+
+def averaged(step: Step, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return `arrays` with averages for parameters, rounded to where the step keeps parameters."""
+    taken = dict(arrays)
+    for node in step.graph.nodes:
+        if node.op.name == "parameter" and node.name + AVERAGE in arrays:
+            taken[node.name] = arrays[node.name].copy(order="K")  # laid out as steps share it
+            taken[node.name][...] = as_stored(node, arrays[node.name + AVERAGE])
+    return taken
 
 
 def feed_inputs(step: Step, model: Model, inputs: Sequence[Array], labels: Array) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policysearch.graph import FloatArray, Graph
-from policysearch.rounding.rounder import Fast
 from policysearch.train.lost_values import LostValues, Probe, Tally
 from policysearch.train.origin import Origin, Origins, Tracer, Where, is_all_finite
 from policysearch.train.swamped import SwampedCounter, SwampedCounts, with_update_sources
@@ -75,11 +74,11 @@ class Observations:
         return not self.ended and not is_all_finite(arrays)
 
     def tracer(
-        self, last: bool, graph: Graph, seed: int, fast: Fast, sources: Mapping[str, FloatArray]
+        self, last: bool, graph: Graph, seed: int, sources: Mapping[str, FloatArray]
     ) -> Tracer:
         """Return the step of the phase that keeps every value, compiled once; no value is old."""
         if last not in self._tracers:
-            self._tracers[last] = Tracer(graph, seed, fast, sources)
+            self._tracers[last] = Tracer(graph, seed, sources)
         self._tracers[last].clear()
         return self._tracers[last]
 

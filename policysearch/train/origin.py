@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from policysearch.emulator.arena import Arena
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node, Role
-from policysearch.rounding.rounder import Fast
 from policysearch.train.lost_values import Tally, listed_op, overflowed
 
 LONGEST_CHAIN = 8
@@ -81,12 +79,16 @@ def first_harm(origins: Iterable[Origin]) -> Origin | None:
     return rows[0] if rows else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seen:
     """What rounding did to the values of one node: how many were too large, and the largest."""
 
     over: int = 0
     largest: float = 0.0
+
+    def plus(self, over: int, largest: float) -> Seen:
+        """Return it with more values, so many of them too large."""
+        return Seen(self.over + over, max(self.largest, largest))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,21 +126,19 @@ def largest_of(values: FloatArray) -> float:
 class Tracer:
     """A step compiled so that every value of it can be looked at; `sources` are its arrays."""
 
-    def __init__(
-        self, graph: Graph, seed: int, fast: Fast, sources: Mapping[str, FloatArray]
-    ) -> None:
+    def __init__(self, graph: Graph, seed: int, sources: Mapping[str, FloatArray]) -> None:
         self._seen: dict[int, Seen] = {}
         named = tuple((f"node {node.id}", node.id) for node in graph.nodes)
         kept = replace(graph, outputs=(*graph.outputs, *named))
+        # by the reference: it has every value anyway, and no second arena beside the training's
         self.step: Step = compile_graph(
-            kept, seed=seed, fast=fast, sources=sources, observer=self._see, arena=Arena()
+            kept, seed=seed, fast="off", sources=sources, observer=self._see
         )
 
     def _see(self, node: Node, before: FloatArray, after: FloatArray) -> None:
         size = np.abs(before)
-        row = self._seen.setdefault(node.id, Seen())
-        row.over += int(np.count_nonzero(overflowed(node, size, after)))
-        row.largest = max(row.largest, largest_of(size))
+        over = int(np.count_nonzero(overflowed(node, size, after)))
+        self._seen[node.id] = self._seen.get(node.id, Seen()).plus(over, largest_of(size))
 
     def clear(self) -> None:
         """Forget what rounding did in the last run."""
@@ -157,12 +157,11 @@ class Tracer:
         return Traced(graph, values, dict(self._seen))
 
 
-@dataclass
 class Origins:
     """The origins that a training has shown, one for each place where one is found."""
 
-    rows: tuple[Origin, ...] = ()
-    tally: Tally = field(default_factory=Tally)
+    def __init__(self, rows: tuple[Origin, ...] = (), tally: Tally | None = None) -> None:
+        self.rows, self.tally = rows, Tally() if tally is None else tally
 
     def lacks(self, found: Where, skipped: bool) -> bool:
         """Return whether none is known that was found there, and did harm if this does."""

@@ -131,7 +131,7 @@ class Tracing:
         groups: Sequence[Group] = (),
         micro_batches: int = 1,
     ) -> None:
-        self._model = model
+        self._model, self._average = model, optimizer.average
         self._recipe = loss, optimizer, batch_size, clipping, groups, micro_batches
 
     @cached_property
@@ -142,7 +142,8 @@ class Tracing:
     def step_graph(self, policy: Policy) -> Graph:
         """Return one training step under `policy`; InputError where it does not fit the model."""
         policy.check_layers(self._model.layer_names)
-        return apply_policy(self.float32, policy)
+        step = apply_policy(self.float32, policy)
+        return self._average.beside(step, self._model.updates_done + 1)
 
     def step_graphs(self, policy: Policy) -> tuple[Graph, ...]:
         """Return what the last micro-batch of a step does, and what those before it, if any, do."""

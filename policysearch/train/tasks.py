@@ -81,10 +81,13 @@ class Task:
     CPUs. `groups` are parameters with a rate or decay of their own, and frozen ones. With
     `accumulation_steps` k a step takes k micro-batches of `batch_size`: it sums the gradients of
     their losses over k, each gradient in the format its parameter is stored in, and updates once;
-    its loss is their mean. `metric` is a number of your own on the validation part, as
+    its loss is their mean. With an `ema_decay` each update moves an average of the parameters, kept
+    in format `ema_storage`, to decay * average + (1 - decay) * parameter, as torch's
+    `AveragedModel` with `get_ema_multi_avg_fn` does; its first is the parameters.
+    `ema_validates` measures the validation part with the average, rounded to the format the
+    parameters are stored in. `metric` is a number of your own on the validation part, as
     "file.py:function" of the outputs, float32 [count, ...], and the labels, or such a function in
     Python: **that runs the file**.
-    its loss is their mean.
 
     `script` is "file.py:function" of a function that returns what `policysearch.from_loader`,
     `from_trainer` or `from_lightning` gives: **that runs the file**. Model and data are the
@@ -118,6 +121,9 @@ class Task:
     clip_value: float | None = None
     groups: tuple[Group, ...] = ()
     accumulation_steps: int = 1
+    ema_decay: float | None = None
+    ema_storage: str = "float32"
+    ema_validates: bool = False
     metric: str | Metric = ""
     script: str = ""
 
@@ -154,6 +160,8 @@ class Task:
         if len(self.widths) > DEEPEST:
             raise InputError(f"widths: {len(self.widths)} of them; expected at most {DEEPEST}")
         self.build_optimizer()
+        if self.ema_validates and self.ema_decay is None:
+            raise InputError("ema_validates: true without ema_decay; expected it with one")
         _ = self.clipping
 
     def _check_values(self) -> None:
@@ -211,6 +219,8 @@ class Task:
             dampening=self.dampening,
             nesterov=self.nesterov,
             decays=self.weight_decay_for,
+            ema_decay=self.ema_decay,
+            ema_storage=self.ema_storage,
         )
 
     @property
@@ -236,7 +246,16 @@ class Task:
                 f"accumulation: a step sums the gradients of loss / {self.accumulation_steps} over "
                 f"{self.accumulation_steps} micro-batches, then unscales, clips and updates once"
             )
-        return (*lines, *filter(None, [self.clipping.in_torch]))
+        return (*lines, *filter(None, [self.clipping.in_torch, self._average_note]))
+
+    @property
+    def _average_note(self) -> str:
+        if self.ema_decay is None:
+            return ""
+        swapped = ", and validate with its weights" if self.ema_validates else ""
+        made = f"AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn({self.ema_decay}))"
+        kept = f"kept in {self.ema_storage}; update_parameters(module) after each step not skipped"
+        return f"average of weights: torch.optim.swa_utils.{made}, {kept}{swapped}"
 
     def rate_at(self, step: int, factor: float = 1.0) -> float:
         """Return the learning rate of `step`, counted from 0, of a group with that factor."""
@@ -341,6 +360,8 @@ class Task:
             del fields["groups"]
         if self.accumulation_steps == 1:
             del fields["accumulation_steps"]
+        if self.ema_decay is None:
+            del fields["ema_decay"], fields["ema_storage"], fields["ema_validates"]
         return {**fields, "model": self.model_name, "data": self.data_name}
 
     @property

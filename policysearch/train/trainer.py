@@ -19,6 +19,8 @@ from policysearch.train.feeding import (
     KEPT,
     Array,
     as_stored,
+    averaged,
+    begin_averages,
     check_initial,
     feed_constants,
     feed_inputs,
@@ -111,6 +113,7 @@ class Trainer:
         for spec in specs:
             self._shared[spec.name][...] = params[spec.name]
         feed_state(self._shared, self.model)
+        begin_averages(self._shared, self.model)
         self.updates_done = self.model.updates_done
         self._enter(self.phase)
 
@@ -206,7 +209,7 @@ class Trainer:
         count, sources = self.task.accumulation_steps, self._compiled[False, True].arrays
         for place, batch in enumerate(micro_batches(inputs, labels, count)):
             last = place == count - 1
-            tracer = seen.tracer(last, self._graphs[not last], self.seed, self.fast, sources)
+            tracer = seen.tracer(last, self._graphs[not last], self.seed, sources)
             self._run(tracer.step, place + self.step_index * count, *batch, scale)
             if seen.origins.add(tracer.traced(), self.step_index, found, skipped):
                 break
@@ -276,11 +279,15 @@ class Trainer:
         """Return what the model makes of these examples under the policy in force.
 
         The model runs as in evaluation. A row of logits that is not finite counts as wrong.
+        Averages take the place of parameters where the task validates with them.
         """
+        arrays = self._shared
+        if self.task.ema_validates:
+            arrays = averaged(self._compiled[False, True], arrays)
         return evaluation(
             self.model,
             self.phase,
-            self._shared,
+            arrays,
             (inputs, labels),
             self.task.batch_size,
             loss=self.task.loss,

@@ -136,7 +136,7 @@ class Axis:
         return found
 
 
-@dataclass
+@dataclass(frozen=True)
 class Labels:
     """Places texts so that none covers another or a point."""
 

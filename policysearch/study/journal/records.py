@@ -22,7 +22,9 @@ from policysearch.cost.price import PolicyCost
 from policysearch.objective.score import Failure, Measurement, Outcome
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, from_json
-from policysearch.study.journal.storage import Line, OpenJournal
+from policysearch.search.objectives import DIRECTIONS
+from policysearch.study.journal import shapes
+from policysearch.study.journal.storage import Line, OpenJournal, not_replayed
 from policysearch.train.constant import Constant
 from policysearch.values import InputError, from_plain, to_plain
 
@@ -65,6 +67,9 @@ before it was recorded are read like those of format 1.
 PREFIX = "policysearch:"
 _SET_STUDY_SYSTEM_ATTR = 3
 _CREATE_TRIAL = 4
+
+# What reading a record of another shape than ours raises, beside InputError.
+_OTHER_SHAPE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 
 Params = dict[str, Any]
 
@@ -117,6 +122,8 @@ class Records:
     """The facts of a study so far and, with an open journal, the place to add to them."""
 
     def __init__(self, lines: Iterable[Line], journal: OpenJournal | None = None) -> None:
+        if journal is not None:
+            shapes.check_metrics(journal.study, DIRECTIONS, "storage")
         self._journal = journal
         self._trials_made = 0
         self.runs: dict[RunKey, Outcome] = {}
@@ -134,8 +141,13 @@ class Records:
         self.makers: list[dict[str, str]] = []
         self.times: list[tuple[str, str]] = []  # When trials started and ended.
         self.references: dict[str, dict[str, str]] = {}
-        for line in lines:
-            self._read(line)
+        for number, line in enumerate(lines, 1):
+            try:
+                self._read(line)
+            except NewerFormatError:
+                raise
+            except _OTHER_SHAPE as error:
+                raise InputError(_misshapen(number, error)) from None
 
     @property
     def searched(self) -> list[Asked]:
@@ -169,47 +181,48 @@ class Records:
         elif kind == "weighed":
             self.weighed = [_asked(digest, each) for digest, each in value.items()]
         elif kind == "finalists":
-            self.finalists += value
+            self.finalists += shapes.texts(value, key)
         elif kind == "stop":
+            self.stopped = shapes.text(value, key)
             self.stops.append(value)
-            self.stopped = value
         elif kind == "identity":
-            self.identities.append(value)
+            self.identities.append(shapes.identity(value, key))
         elif kind == "format":
             self.format = _known_format(value)
         elif kind == "made":
-            self.makers.append(value)
+            self.makers.append(shapes.text_table(value, key))
         elif kind == "references":
-            self.references[rest] = value
+            self.references[rest] = shapes.text_table(value, key)
         elif kind == "constant":
             self.constant = from_plain(Constant, value, key)
 
     def _read_trial(self, record: Mapping[str, Any]) -> None:
         attrs = record["user_attrs"]
-        digest = attrs["digest"]
+        digest = shapes.text(attrs["digest"], "digest")
+        text = shapes.policy_text(attrs["policy"], "policy")
         kinds = {k: json_to_distribution(d) for k, d in record["distributions"].items()}
         params = {k: kinds[k].to_external_repr(v) for k, v in record["params"].items()}
         self.trials.append(
             Asked(
                 number=self._trials_made,
                 digest=digest,
-                text=attrs["policy"],
-                presets=tuple(attrs["presets"]),
+                text=text,
+                presets=tuple(shapes.texts(attrs["presets"], "presets")),
                 params=params,
-                place=attrs.get("place", len(self.trials)),
-                told=attrs.get("told", 0),
-                start=attrs.get("start", bool(attrs["presets"])),
-                by_hand=attrs.get("by_hand", False),
+                place=shapes.count(attrs.get("place", len(self.trials)), "place"),
+                told=shapes.count(attrs.get("told", 0), "told", 0),
+                start=shapes.truth(attrs.get("start", bool(attrs["presets"])), "start"),
+                by_hand=shapes.truth(attrs.get("by_hand", False), "by_hand"),
             )
         )
         self._end(self.trials[-1])
         self.times.append((str(record["datetime_start"]), str(record["datetime_complete"])))
         for seed, plain in attrs["runs"].items():
-            key = RunKey(digest_of_runs(attrs["policy"], digest), int(seed))
+            key = RunKey(digest_of_runs(text, digest), int(seed))
             self.runs.setdefault(key, _outcome(plain))
         if attrs["cost"] is not None:
             cost = from_plain(PolicyCost, attrs["cost"], f"trial {self._trials_made} cost")
-            self.prices[attrs["priced_on"], digest] = cost
+            self.prices[shapes.text(attrs["priced_on"], "priced_on"), digest] = cost
 
     def add_identity(self, identity: dict[str, Any]) -> None:
         """Record what the runs from here on belong to, in a new journal after its format."""
@@ -341,12 +354,40 @@ def _lasting(
 
 
 def _known_format(value: Any) -> int:
-    if not isinstance(value, int) or not 1 <= value <= FORMAT:
-        raise InputError(
+    if shapes.count(value, "format", 1) > FORMAT:
+        raise NewerFormatError(
             f"storage: a journal of format {value!r}; expected 1 to {FORMAT}, which this version "
-            f"of policysearch reads"
+            f"of policysearch reads (it was made by a newer version)"
         )
-    return value
+    return int(value)
+
+
+class NewerFormatError(InputError):
+    """A journal that a newer version of the package made: nothing in it is taken for a fault."""
+
+
+def _misshapen(number: int, error: Exception) -> str:
+    said = str(error) if isinstance(error, InputError) else "another shape"
+    return (
+        f"storage: record {number}: {said} (`policysearch repair STUDY.toml` keeps what can be "
+        "read and a copy of the file)"
+    )
+
+
+def unreadable(lines: Sequence[Line]) -> list[int]:
+    """Return the places, from 0, of the lines that cannot be read as records, here or by Optuna.
+
+    Raises NewerFormatError for a journal of a newer version.
+    """
+    places = set(not_replayed(line.record for line in lines))
+    for place, line in enumerate(lines):
+        try:
+            Records([line])
+        except NewerFormatError:
+            raise
+        except InputError:
+            places.add(place)
+    return sorted(places)
 
 
 def compact(policy: Policy) -> str:
@@ -360,7 +401,7 @@ def _plain_asked(asked: Asked) -> dict[str, Any]:
 
 
 def _asked(digest: str, plain: Mapping[str, Any]) -> Asked:
-    return Asked(-1, digest, **{**plain, "presets": tuple(plain["presets"])})
+    return Asked(-1, digest, **shapes.asked(plain, "asked"))
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

@@ -9,14 +9,18 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import (
+    BaseJournalBackend,
+    JournalFileBackend,
+    JournalFileOpenLock,
+)
 
 from policysearch.files import reason, write_whole
 from policysearch.values import InputError
@@ -80,8 +84,11 @@ def read_line(text: bytes) -> Line | None:
     if seal is not None:
         if zlib.crc32(text[: seal.start(2) - len(b',"crc":"')]) != int(seal[2], 16):
             return None
-        record = json.loads(text)
-        return Line(record, int(seal[1])) if "op_code" in record else None
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):  # Sealed by another hand.
+            return None
+        return Line(record, int(seal[1])) if record.get("op_code") in _OPTUNA_OPS else None
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -309,10 +316,13 @@ def open_for_writing(
     for a damaged journal, and one that holds another study.
     """
     reading = read_checked(path)
+    _check_replay(path, reading)
     _end_whole(path, reading)
     storage = JournalStorage(SealedJournal(path, reading.next_place))
     if any(line.record["op_code"] == _CREATE_STUDY for line in reading.lines):
         check_name(reading, name, path)
+        if [each.study_name for each in optuna.get_all_study_summaries(storage)][:1] != [name]:
+            raise InputError(f"storage {path}: its study is not the first; expected {name!r} alone")
         study = optuna.load_study(study_name=name, storage=storage)
     else:
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
@@ -321,6 +331,41 @@ def open_for_writing(
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(list(metrics))
     return OpenJournal(study, storage, reading)
+
+
+class _Remembered(BaseJournalBackend):
+    """Records in memory, for Optuna to replay one more of at a time."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        yield from self.records[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.records += logs
+
+
+def not_replayed(records: Iterable[dict[str, Any]]) -> list[int]:
+    """Return the places, from 0, of the records that Optuna's own replay cannot apply."""
+    backend = _Remembered()
+    storage, places = JournalStorage(backend), list[int]()
+    for place, record in enumerate(records):
+        backend.records.append(record)
+        try:
+            storage.get_all_studies()
+        except Exception:  # Whatever Optuna meets in it: it checks no shapes.
+            places.append(place)
+    return places
+
+
+def _check_replay(path: Path, reading: Reading) -> None:
+    """Raise InputError where Optuna could not read the journal."""
+    for place in not_replayed(line.record for line in reading.lines):
+        raise InputError(
+            f"storage {path}: record {place + 1} has another shape; expected one that Optuna reads "
+            "(`policysearch repair STUDY.toml` keeps what can be read and a copy of the file)"
+        )
 
 
 def _end_whole(path: Path, reading: Reading) -> None:
@@ -357,8 +402,16 @@ class Repair:
     copy: Path | None
 
 
-def repair(path: Path, name: str, directions: list[Direction]) -> Repair:
+Unreadable = Callable[[Sequence[Line]], Sequence[int]]
+"""Returns the places, from 0, of intact lines that say nothing that can be read."""
+
+
+def repair(
+    path: Path, name: str, directions: list[Direction], unreadable: Unreadable = lambda _: ()
+) -> Repair:
     """Rewrite a damaged journal with every intact record; a sound one is left alone.
+
+    Lines that are `unreadable` count as damage.
 
     The damaged file is kept beside it under a new name. Raises InputError where nothing in it is
     a record, and as `exclusive`.
@@ -368,15 +421,18 @@ def repair(path: Path, name: str, directions: list[Direction]) -> Repair:
     with exclusive(path):
         content = _content(path)
         reading = read_journal(content)
-        if not reading.damage:
+        found = list(salvage(content)) if reading.damage else list(reading.lines)
+        dropped = frozenset(unreadable(found))
+        damage = (*reading.damage, *(f"record {n + 1} has another shape" for n in sorted(dropped)))
+        if not damage:
             return Repair(len(reading.lines), (), None)
-        intact = list(salvage(content))
+        intact = [line for place, line in enumerate(found) if place not in dropped]
         if not intact:
             raise InputError(f"storage {path}: no intact record in it; expected a journal")
         copy = _spare_name(path)
         write_whole({copy: content})
         write_whole({path: _rewritten(intact, name, directions)})
-        return Repair(len(intact), reading.damage, copy)
+        return Repair(len(intact), damage, copy)
 
 
 def _spare_name(path: Path) -> Path:
