@@ -265,7 +265,8 @@ class Trainer:
         # Adam's bias correction counts updates, not steps, as in torch.
         updates = self.updates_done + 1
         feed_scalars(executable, scale, self.task.rate_at(self.step_index), updates)
-        feed_rates(executable, partial(self.task.rate_at, self.step_index))
+        if self.task.groups:
+            feed_rates(executable, partial(self.task.rate_at, self.step_index))
         executable.forward_backward()
 
     def accuracy(self, inputs: Sequence[Array], labels: Array) -> float | None:
