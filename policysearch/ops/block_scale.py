@@ -119,6 +119,14 @@ def _cuts(attrs: Attrs) -> tuple[int, ...]:
     return (attrs["axis"], attrs["block"], *attrs.get("across", ()))
 
 
+def _scaled_example(rng: np.random.Generator) -> Example:
+    """Return values with the scale of each block of four."""
+    values = rng.standard_normal((3, 5)).astype(np.float32)
+    return Example(
+        (values, rng.uniform(0.5, 2.0, (3, 2)).astype(np.float32)), {"axis": 1, "block": 4}
+    )
+
+
 def _block_cast(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, scales, *tensor = inputs
     one = np.float32(1.0)
@@ -133,13 +141,7 @@ block_cast = Op(
     "block_cast",
     same_shape,
     _block_cast,
-    example=lambda rng: Example(
-        (
-            rng.standard_normal((3, 5)).astype(np.float32),
-            rng.uniform(0.5, 2.0, (3, 2)).astype(np.float32),
-        ),
-        {"axis": 1, "block": 4},
-    ),
+    example=_scaled_example,
     placement="fp32",
     converts=True,
 )
@@ -164,13 +166,7 @@ dequantise = Op(
     "dequantise",
     same_shape,
     _dequantised,
-    example=lambda rng: Example(
-        (
-            rng.standard_normal((3, 5)).astype(np.float32),
-            rng.uniform(0.5, 2.0, (3, 2)).astype(np.float32),
-        ),
-        {"axis": 1, "block": 4},
-    ),
+    example=_scaled_example,
     placement="fp32",
     converts=True,
 )
