@@ -3,8 +3,9 @@
 Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/train/amp.py` and
 `train/loss_scale_manager.py`; Apex e13873de `apex/amp/frontend.py`, `apex/amp/lists` and
 `apex/amp/scaler.py`; PyTorch 2.13 `aten/src/ATen/autocast_mode.h` (CUDA lists) and
-`torch/amp/grad_scaler.py`; Transformer Engine d0067d0d `common/recipe/__init__.py`; torchao
-36027d82 `float8/config.py`.
+`torch/amp/grad_scaler.py`; Transformer Engine d0067d0d `common/recipe/__init__.py` and, of the
+rows of `TE_FACTORIES`, `pytorch/custom_recipes/quantizer_factory_zoo.py`; torchao 36027d82
+`float8/config.py`; DeepSeek-V3, arXiv 2412.19437, section 3.3.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from policysearch.formats import FORMATS, Rounding
 from policysearch.graph import Placement
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.products import Operand, Product, Products, Source
 from policysearch.policy.scaling import Scaling
-from policysearch.values import one_of
+from policysearch.values import InputError, one_of
 
 NORMS = ("batch_norm", "layer_norm")
 PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
@@ -45,6 +48,7 @@ LISTED_OPS = (
 
 NO_LOSS_SCALE = LossScale()
 NO_SCALING = Scaling()
+TO_NEAREST = RoleRounding()
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,10 @@ class Preset:
     master_weights: bool = True
     optimizer_state: str = "float32"
     optimizer_order: Literal["fused", "eager"] = "fused"
+    gradient_storage: Literal["computed", "param"] = "computed"
     loss_scale: LossScale = NO_LOSS_SCALE
     scaling: Scaling = NO_SCALING
+    rounding: RoleRounding = TO_NEAREST
 
     def placement(self, op: str) -> Placement:
         """Return the list `op` is in."""
@@ -156,6 +162,82 @@ _FLOAT8 = Preset(
     scaling=Scaling("current"),
 )
 _E4M3_ONLY = dataclasses.replace(_FLOAT8.layer, grad="float8_e4m3fn")
+_E2M1 = uniform_layer("float4_e2m1fn")
+_MXFP8 = Scaling("mx_rceil")
+_TURNED = Scaling("nvfp4", hadamard=True)
+_ROW_SCALED = Scaling("nvfp4", tensor="rows")
+_POWERS = Scaling("rowwise", power_of_two=True)
+_COPIES: tuple[Source, Source] = ("forward", "forward")
+
+
+def _operand(layer: LayerPolicy, scaling: Scaling, source: Source = "tensor") -> Operand:
+    return Operand(layer.compute, source, scaling)
+
+
+def _backward(layer: LayerPolicy, scaling: Scaling, weight: Source, input: Source) -> Products:
+    """Return gradient products of operands as `layer` has them, under another recipe."""
+    grad = _operand(layer, scaling)
+    return Products(
+        dgrad=Product(grad, _operand(layer, scaling, weight)),
+        wgrad=Product(grad, _operand(layer, scaling, input)),
+    )
+
+
+TE_FACTORIES = (
+    _like(
+        _FLOAT8,
+        "te.high_precision_fwd_mxfp8_bwd",
+        "bfloat16 forward, gradient products as te.mxfp8",
+        layer=LayerPolicy("bfloat16", "bfloat16", "float8_e4m3fn", "bfloat16"),
+        scaling=_MXFP8,
+    ),
+    _like(
+        _FLOAT8,
+        "te.mxfp8_fwd_nvfp4_bwd",
+        "te.mxfp8 forward, gradient products in float4_e2m1fn, weights from the dequantised copy",
+        layer=dataclasses.replace(
+            _E4M3_ONLY, products=_backward(_E2M1, _TURNED, "forward", "tensor")
+        ),
+        scaling=_MXFP8,
+    ),
+    _like(
+        _FLOAT8,
+        "te.nvfp4_1d_weight",
+        "te.nvfp4 with weights in rows of 16, those of dgrad from the dequantised copy",
+        layer=dataclasses.replace(
+            _E2M1,
+            products=Products(
+                dgrad=Product(Operand("float4_e2m1fn"), Operand("float4_e2m1fn", "forward"))
+            ),
+        ),
+        scaling=_TURNED,
+    ),
+    _like(
+        _FLOAT8,
+        "te.mxfp8_fwd_high_precision_bwd",
+        "te.mxfp8 forward, gradient products in bfloat16 of the dequantised copies",
+        layer=LayerPolicy("float8_e4m3fn", "bfloat16", "bfloat16", "bfloat16", backward="forward"),
+        scaling=_MXFP8,
+    ),
+    _like(
+        _FLOAT8,
+        "te.nvfp4_row_scaled_fwd_mxfp8_bwd",
+        "row-scaled float4_e2m1fn forward, gradient products as te.mxfp8 of dequantised copies; "
+        "there for the experts of a mixture alone (composer2)",
+        layer=dataclasses.replace(_E2M1, products=_backward(_E4M3_ONLY, _MXFP8, *_COPIES)),
+        scaling=_ROW_SCALED,
+    ),
+    _like(
+        _FLOAT8,
+        "te.nvfp4_row_scaled_fwd_high_precision_bwd",
+        "row-scaled float4_e2m1fn forward, gradient products in bfloat16 of the dequantised copies",
+        layer=LayerPolicy("float4_e2m1fn", "bfloat16", "bfloat16", "bfloat16", backward="forward"),
+        scaling=_ROW_SCALED,
+    ),
+)
+"""Compositions of Transformer Engine for linears; `nvfp4_linear_fp8_dpa` is `te.nvfp4` and a rule
+for the layers of attention (docs/presets.md).
+"""
 
 PRESETS: dict[str, Preset] = {
     row.name: row
@@ -228,6 +310,16 @@ PRESETS: dict[str, Preset] = {
         ),
         _like(
             _UNIFORM,
+            "bfloat16.stochastic",
+            "parameters and state in bfloat16 without masters, updates rounded by chance (torchao)",
+            layer=uniform_layer("bfloat16", param="bfloat16"),
+            master_weights=False,
+            optimizer_state="bfloat16",
+            gradient_storage="param",
+            rounding=RoleRounding(update=Rounding("stochastic")),
+        ),
+        _like(
+            _UNIFORM,
             "megatron.fp16",
             "float16 model, float32 masters, scale from 2^32 that spares a first overflow",
             layer=_FLOAT16_COPY,
@@ -253,7 +345,7 @@ PRESETS: dict[str, Preset] = {
             "te.mxfp8",
             "float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded up",
             layer=_E4M3_ONLY,
-            scaling=Scaling("mx_rceil"),
+            scaling=_MXFP8,
         ),
         _like(
             _FLOAT8,
@@ -267,7 +359,7 @@ PRESETS: dict[str, Preset] = {
             "te.nvfp4",
             "float4_e2m1fn, blocks of 16 (16 x 16 of weights) with float8_e4m3fn scales, "
             "stochastic gradients, a Hadamard transform before wgrad",
-            layer=uniform_layer("float4_e2m1fn"),
+            layer=_E2M1,
             scaling=Scaling("nvfp4", weights="squares", hadamard=True),
         ),
         _like(_FLOAT8, "torchao.tensorwise", "float8, a current scale per tensor", bias="rounded"),
@@ -277,8 +369,41 @@ PRESETS: dict[str, Preset] = {
             "float8_e4m3fn throughout, a power-of-two scale per row",
             layer=_E4M3_ONLY,
             bias="rounded",
-            scaling=Scaling("rowwise", power_of_two=True),
+            scaling=_POWERS,
         ),
+        _like(
+            _FLOAT8,
+            "torchao.rowwise_with_gw_hp",
+            "torchao.rowwise with wgrad in bfloat16, and one scale for the weight of dgrad",
+            layer=dataclasses.replace(
+                _E4M3_ONLY,
+                products=Products(
+                    dgrad=Product(
+                        Operand("float8_e4m3fn"),
+                        _operand(_E4M3_ONLY, Scaling("current", power_of_two=True)),
+                    ),
+                    wgrad=Product(Operand("bfloat16"), Operand("bfloat16")),
+                ),
+            ),
+            bias="rounded",
+            scaling=_POWERS,
+        ),
+        _like(
+            _FLOAT8,
+            "te.float8_block",
+            "float8_e4m3fn throughout, blocks of 128 (128 x 128 of weights), power-of-two scales",
+            layer=_E4M3_ONLY,
+            scaling=Scaling("blocks", power_of_two=True, weights="squares"),
+        ),
+        _like(
+            _FLOAT8,
+            "deepseek.v3",
+            "te.float8_block with float32 scales, sums promoted every 128, moments in bfloat16",
+            layer=dataclasses.replace(_E4M3_ONLY, accumulator="chunked:128:float32"),
+            optimizer_state="bfloat16",
+            scaling=Scaling("blocks", weights="squares"),
+        ),
+        *TE_FACTORIES,
         *(
             _like(
                 row,
@@ -304,6 +429,28 @@ PRESETS: dict[str, Preset] = {
         ),
     )
 }
+
+
+def layer_presets() -> tuple[str, ...]:
+    """Return the presets that say narrow operands and their recipe: a layer can be as in one."""
+    return tuple(name for name, row in PRESETS.items() if row.scaling.recipe != "none")
+
+
+def layer_named(name: str, *, param: str = "float32", accumulator: str = "float32") -> LayerPolicy:
+    """Return a layer that computes in format `name`, or as the preset `name` with its recipe.
+
+    InputError for what is neither a format nor one of `layer_presets`.
+    """
+    row = PRESETS.get(name)
+    if row is None or row.scaling.recipe == "none" or name in FORMATS:
+        try:
+            return uniform_layer(name, param=param, accumulator=accumulator)
+        except InputError as error:
+            known = ", ".join(layer_presets())
+            raise InputError(f"{error}; or a preset of narrow operands: {known}") from None
+    summed = accumulator if row.layer.accumulator == "float32" else row.layer.accumulator
+    fields = {"param": param, "accumulator": summed, "scaling": row.scaling}
+    return dataclasses.replace(row.layer, **fields)  # type: ignore[arg-type]
 
 
 def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None = None) -> Policy:
