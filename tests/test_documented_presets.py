@@ -12,7 +12,8 @@ from policysearch.formats import FORMATS
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import LISTED_OPS, PRESETS, preset
+from policysearch.policy.preset_row import LISTED_OPS
+from policysearch.policy.presets import PRESETS, preset
 
 TEXT = (Path(__file__).parents[1] / "docs" / "presets.md").read_text(encoding="utf-8")
 NAMES = re.compile(r"`([\w.]+)`")

@@ -12,80 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from policysearch.formats import FORMATS, Rounding
 from policysearch.graph import Placement
-from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
+from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.preset_row import (
+    LISTED_OPS,
+    NO_LOSS_SCALE,
+    NORMS,
+    PRODUCTS,
+    WIDE,
+    Preset,
+)
 from policysearch.policy.products import Operand, Product, Products, Source
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, one_of
-
-NORMS = ("batch_norm", "layer_norm")
-PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
-WIDE = (
-    *("exp", "pow", "rsqrt", "sum"),
-    *("log", "logsumexp", "cumsum", "cumprod", "prod", "vector_norm", "interpolate"),
-)
-"""In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
-
-MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
-"""Ops that only move values: they keep the format of what they move, as in torch."""
-
-LISTED_OPS = (
-    *PRODUCTS,
-    *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),
-    *("silu", "hardtanh", "leaky_relu", "hardswish", "sqrt"),
-    *("add", "subtract", "multiply", "divide", "scale", "shift"),
-    *("mean", "where", "masked_fill", "slice", "concatenate", "embedding"),
-    *("max_pool", "average_pool", "reshape", "transpose", "broadcast_to"),
-    *(*NORMS, "softmax_cross_entropy", "token_cross_entropy", "mean_squared_error"),
-)
-"""What the frameworks' own lists place, in the order of a policy; `others` speaks of these."""
-
-NO_LOSS_SCALE = LossScale()
-NO_SCALING = Scaling()
-TO_NEAREST = RoleRounding()
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One row: the formats of every layer, where ops run, and the loss scale.
-
-    `low`, `fp32` and `promote` name ops; those of `LISTED_OPS` that they leave out go to the list
-    `others`, and any other op where its definition puts it (`Op.placement`). Losses run in float32
-    unless named: the frameworks do so where the loss is passed separately.
-    """
-
-    name: str
-    summary: str
-    layer: LayerPolicy
-    others: Placement
-    low: tuple[str, ...] = ()
-    fp32: tuple[str, ...] = ()
-    promote: tuple[str, ...] = ()
-    bias: Literal["fused", "rounded", "fp32"] = "fused"
-    casts: Literal["op", "layer"] = "op"
-    master_weights: bool = True
-    optimizer_state: str = "float32"
-    optimizer_order: Literal["fused", "eager"] = "fused"
-    gradient_storage: Literal["computed", "param"] = "computed"
-    loss_scale: LossScale = NO_LOSS_SCALE
-    scaling: Scaling = NO_SCALING
-    rounding: RoleRounding = TO_NEAREST
-
-    def placement(self, op: str) -> Placement:
-        """Return the list `op` is in."""
-        if op in self.low:
-            return "low"
-        if op in self.fp32 or op in LOSS_OPS:
-            return "fp32"
-        if op in self.promote:
-            return "promote"
-        return self.others if op in LISTED_OPS or op not in OPS else OPS[op].placement
 
 
 def _like(row: Preset, name: str, summary: str, **changes: Any) -> Preset:
@@ -268,6 +212,7 @@ PRESETS: dict[str, Preset] = {
             "apex.O1",
             "patched functions: products in float16, dynamic scale from 2^16",
             _FLOAT16,
+            called="opt_level O1",
             others="promote",
             low=PRODUCTS,
             fp32=("softmax", "gelu", "layer_norm"),
@@ -277,6 +222,7 @@ PRESETS: dict[str, Preset] = {
             "apex.O2",
             "float16 model but batch norm, float32 masters, dynamic scale from 2^16",
             _FLOAT16_COPY,
+            called="opt_level O2",
             others="low",
             low=WIDE,
             fp32=("batch_norm",),
@@ -286,6 +232,7 @@ PRESETS: dict[str, Preset] = {
             "apex.O3",
             "float16 model and optimizer, no masters, scale 1",
             _FLOAT16_COPY,
+            called="opt_level O3",
             others="low",
             low=WIDE,
             master_weights=False,
@@ -312,6 +259,7 @@ PRESETS: dict[str, Preset] = {
             _UNIFORM,
             "bfloat16.stochastic",
             "parameters and state in bfloat16 without masters, updates rounded by chance (torchao)",
+            called="torchao _AdamW(bf16_stochastic_round=True)",
             layer=uniform_layer("bfloat16", param="bfloat16"),
             master_weights=False,
             optimizer_state="bfloat16",
@@ -322,6 +270,7 @@ PRESETS: dict[str, Preset] = {
             _UNIFORM,
             "megatron.fp16",
             "float16 model, float32 masters, scale from 2^32 that spares a first overflow",
+            called="--fp16",
             layer=_FLOAT16_COPY,
             loss_scale=MEGATRON_DYNAMIC,
         ),
@@ -329,6 +278,7 @@ PRESETS: dict[str, Preset] = {
             _UNIFORM,
             "deepspeed.fp16",
             "float16 model, float32 masters, scale from 2^16 that spares a first overflow",
+            called="fp16.enabled",
             layer=_FLOAT16_COPY,
             loss_scale=DEEPSPEED_DYNAMIC,
         ),
@@ -337,13 +287,20 @@ PRESETS: dict[str, Preset] = {
             _FLOAT8,
             "te.delayed",
             "float8 with the amax of the last 1024 steps (Transformer Engine)",
+            called="DelayedScaling()",
             scaling=Scaling("delayed", margin=0, history=1024, amax="max"),
         ),
-        _like(_FLOAT8, "te.current", "float8, current scaling (Transformer Engine)"),
+        _like(
+            _FLOAT8,
+            "te.current",
+            "float8, current scaling (Transformer Engine)",
+            called="Float8CurrentScaling()",
+        ),
         _like(
             _FLOAT8,
             "te.mxfp8",
             "float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded up",
+            called="MXFP8BlockScaling()",
             layer=_E4M3_ONLY,
             scaling=_MXFP8,
         ),
@@ -359,14 +316,22 @@ PRESETS: dict[str, Preset] = {
             "te.nvfp4",
             "float4_e2m1fn, blocks of 16 (16 x 16 of weights) with float8_e4m3fn scales, "
             "stochastic gradients, a Hadamard transform before wgrad",
+            called="NVFP4BlockScaling()",
             layer=_E2M1,
             scaling=Scaling("nvfp4", weights="squares", hadamard=True),
         ),
-        _like(_FLOAT8, "torchao.tensorwise", "float8, a current scale per tensor", bias="rounded"),
+        _like(
+            _FLOAT8,
+            "torchao.tensorwise",
+            "float8, a current scale per tensor",
+            called="recipe tensorwise",
+            bias="rounded",
+        ),
         _like(
             _FLOAT8,
             "torchao.rowwise",
             "float8_e4m3fn throughout, a power-of-two scale per row",
+            called="recipe rowwise",
             layer=_E4M3_ONLY,
             bias="rounded",
             scaling=_POWERS,
@@ -375,6 +340,7 @@ PRESETS: dict[str, Preset] = {
             _FLOAT8,
             "torchao.rowwise_with_gw_hp",
             "torchao.rowwise with wgrad in bfloat16, and one scale for the weight of dgrad",
+            called="recipe rowwise_with_gw_hp",
             layer=dataclasses.replace(
                 _E4M3_ONLY,
                 products=Products(
@@ -392,6 +358,7 @@ PRESETS: dict[str, Preset] = {
             _FLOAT8,
             "te.float8_block",
             "float8_e4m3fn throughout, blocks of 128 (128 x 128 of weights), power-of-two scales",
+            called="Float8BlockScaling()",
             layer=_E4M3_ONLY,
             scaling=Scaling("blocks", power_of_two=True, weights="squares"),
         ),
@@ -434,6 +401,12 @@ PRESETS: dict[str, Preset] = {
 def layer_presets() -> tuple[str, ...]:
     """Return the presets that say narrow operands and their recipe: a layer can be as in one."""
     return tuple(name for name, row in PRESETS.items() if row.scaling.recipe != "none")
+
+
+def name_elsewhere(row: Preset) -> str:
+    """Return what its framework calls a preset, "-" where it has no framework."""
+    factory = f"{row.name.partition('.')[2]}_factory" if row in TE_FACTORIES else ""
+    return row.called or factory or "-"
 
 
 def layer_named(name: str, *, param: str = "float32", accumulator: str = "float32") -> LayerPolicy:
