@@ -173,8 +173,16 @@ def _narrow_gradients(old: LayerPolicy) -> LayerPolicy:
 
 
 WAYS = (
-    Way("loud", ("overflow",), ("fprop",), lambda layer: Loud(layer, 30000.0), everything="float16"),
-    Way("heavy", ("overflow",), ("fprop",), lambda layer: Heavy(layer, 2.0**17), everything="float16"),
+    Way(
+        "loud", ("overflow",), ("fprop",), lambda layer: Loud(layer, 30000.0), everything="float16"
+    ),
+    Way(
+        "heavy",
+        ("overflow",),
+        ("fprop",),
+        lambda layer: Heavy(layer, 2.0**17),
+        everything="float16",
+    ),
     Way("rooted", ("born", "underflow"), ("fprop", "dgrad"), Rooted, everything="float16"),
     Way("gradients vanish", ("underflow",), ("dgrad", "wgrad"), formats=_narrow_gradients),
     Way(
@@ -233,7 +241,7 @@ def recipe(rng: np.random.Generator, data: Dataset, net: nn.Module) -> Task:
     return Task(
         model=model,
         data=data,
-        optimizer=optimizer,  # type: ignore[arg-type]
+        optimizer=optimizer,
         learning_rate=rate,
         batch_size=int(rng.choice([24, 48])),
         steps=int(rng.choice([50, 80])),
