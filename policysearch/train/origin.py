@@ -243,7 +243,8 @@ def chain_to(traced: Traced, node: Node) -> tuple[Node, ...]:
 
 def is_all_finite(arrays: Iterable[FloatArray]) -> bool:
     """Return whether every element is finite: sums of squares first, which cost one pass."""
-    return all(
-        math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
-        for flat in (array.ravel(order="K") for array in arrays)
-    )
+    with np.errstate(over="ignore"):
+        return all(
+            math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+            for flat in (array.ravel(order="K") for array in arrays)
+        )
