@@ -85,9 +85,10 @@ def ported_moments(m: FloatArray, v: FloatArray, grad: FloatArray) -> tuple[Floa
 
 
 def ported_step(p: FloatArray, m: FloatArray, v: FloatArray, rate: float, n: int) -> FloatArray:
-    deviation = np.sqrt(v) / np.float32(np.sqrt(1.0 - ADAM.beta2**n)) + np.float32(ADAM.epsilon)
+    root: FloatArray = np.sqrt(v)
+    deviation = root / np.float32(np.sqrt(1.0 - ADAM.beta2**n)) + np.float32(ADAM.epsilon)
     change = m / deviation * np.float32(rate / (1.0 - ADAM.beta1**n))
-    moved: FloatArray = p * np.float32(1.0 - rate * ADAM.weight_decay) - change
+    moved = np.asarray(p * np.float32(1.0 - rate * ADAM.weight_decay) - change, np.float32)
     return moved
 
 
