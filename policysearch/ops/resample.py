@@ -31,10 +31,10 @@ class Taps:
             return np.take(x, self.places[:, 0], axis)
         shape = [1] * x.ndim
         shape[axis] = -1
-        result = np.float32(0.0)
+        result: FloatArray | np.float32 = np.float32(0.0)
         for places, weights in zip(self.places.T, self.weights.T, strict=True):
             result = result + np.take(x, places, axis) * weights.reshape(shape)
-        return np.asarray(result)
+        return result
 
     def spread(self, grad: FloatArray, axis: int, extent: int) -> FloatArray:
         """Return the gradient of x, `extent` values along `axis`, of that of `taken`."""
