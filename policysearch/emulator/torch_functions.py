@@ -131,13 +131,13 @@ def _full(device: Any, shape: Any, value: Any, dtype: Any = None, order: str = "
     return torch.full(tuple(shape), float(value), dtype=dtype or torch.float64, device=device)
 
 
-def _like(value: float | None = None) -> Callable[..., Tensor]:
-    def like(device: Any, x: Tensor, *given: Any, dtype: Any = None) -> Tensor:
-        filled = given[0] if value is None else value
-        found = torch.empty_like(x, dtype=dtype, device=device)
-        return found.copy_(filled) if isinstance(filled, torch.Tensor) else found.fill_(filled)
+def _full_like(device: Any, x: Tensor, value: Any, dtype: Any = None) -> Tensor:
+    found = torch.empty_like(x, dtype=dtype, device=device)
+    return found.copy_(value) if isinstance(value, torch.Tensor) else found.fill_(value)
 
-    return like
+
+def _like(value: float) -> Callable[..., Tensor]:
+    return lambda device, x, dtype=None: _full_like(device, x, value, dtype)
 
 
 def _arange(device: Any, *bounds: Any, dtype: Any = None) -> Tensor:
@@ -336,7 +336,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "zeros_like": _like(0.0),
     "ones_like": _like(1.0),
     "empty_like": _like(0.0),
-    "full_like": _like(),
+    "full_like": _full_like,
     "arange": _arange,
     "eye": _eye,
     "array": _array,
@@ -366,6 +366,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "searchsorted": lambda device, x, values, side="left": torch.searchsorted(
         x, values.contiguous(), side=side
     ),
+    "count_nonzero": lambda device, x: torch.count_nonzero(x),
     "lexsort": _lexsort,
     "pad": _pad,
     "nan_to_num": _numbers,

@@ -103,7 +103,7 @@ class TorchStep:
         return found
 
     def _run(self, order: list[int]) -> None:
-        with torch.inference_mode(), exact_products(), np.errstate(all="ignore"):
+        with exact_products(), np.errstate(all="ignore"):
             for i in order:
                 self._values[i] = self._computed(self.graph.nodes[i])
                 for dead in self._dead.get(i, ()):

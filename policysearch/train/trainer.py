@@ -206,10 +206,10 @@ class Trainer:
         self.put_back(seen.kept)
         for array in self._sums:
             array[...] = 0.0
-        count, sources = self.task.accumulation_steps, self._compiled[False, True].arrays
+        count, running = self.task.accumulation_steps, self._compiled[False, True]
         for place, batch in enumerate(micro_batches(inputs, labels, count)):
             last = place == count - 1
-            tracer = seen.tracer(last, self._graphs[not last], self.seed, sources)
+            tracer = seen.tracer(last, self._graphs[not last], self.seed, running)
             self._run(tracer.step, place + self.step_index * count, *batch, scale)
             if seen.origins.add(tracer.traced(), self.step_index, found, skipped):
                 break
