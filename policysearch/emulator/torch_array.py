@@ -82,7 +82,7 @@ class TorchArray(NDArrayOperatorsMixin):
         return self.size * self.dtype.itemsize
 
     @property
-    def T(self) -> TorchArray:  # noqa: N802
+    def T(self) -> TorchArray:
         return self.transpose()
 
     def __len__(self) -> int:
@@ -213,10 +213,10 @@ class TorchArray(NDArrayOperatorsMixin):
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         name = function.__name__
-        if name not in FUNCTIONS:
-            return self._on_host(name, function, args, kwargs)
         if name == "copyto":
             return _written(args[0], args[1])
+        if name not in FUNCTIONS:
+            return self._on_host(name, function, args, kwargs)
         device = self.tensor.device
         kwargs = {key: value for key, value in kwargs.items() if key not in _PLACING}
         kwargs = {key: _known(value, device) for key, value in kwargs.items()}

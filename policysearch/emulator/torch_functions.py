@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ ACCUMULATIONS: Mapping[str, Callable[..., Tensor]] = {
 
 def _eye(
     device: Any, rows: int, M: Any = None, k: int = 0, dtype: Any = None, order: str = "C"
-) -> Tensor:  # noqa: N803
+) -> Tensor:
     columns = torch.arange(rows if M is None else M, device=device)
     return (columns == torch.arange(rows, device=device)[:, None] + k).to(dtype)
 
@@ -261,6 +261,13 @@ def _infinite(sign: float) -> Callable[..., Tensor]:
     return lambda device, x: x == sign * torch.inf
 
 
+def _expanded(device: Any, x: Tensor, axis: Any) -> Tensor:
+    places = (axis,) if isinstance(axis, int) else axis
+    for place in sorted(a % (x.ndim + len(places)) for a in places):
+        x = x.unsqueeze(place)
+    return x
+
+
 def _flip(device: Any, x: Tensor, axis: Any = None) -> Tensor:
     return torch.flip(x, _axes(x, axis))
 
@@ -342,7 +349,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "array": _array,
     "asarray": _as_array,
     "ascontiguousarray": lambda device, x, dtype=None: _as_array(device, x, dtype).contiguous(),
-    "copyto": None,
     "concatenate": _joined(torch.cat),
     "stack": _joined(torch.stack),
     "split": _split,
@@ -352,7 +358,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "reshape": lambda device, x, shape: x.reshape(shape),
     "ravel": lambda device, x: x.reshape(-1),
     "squeeze": _of_method("squeeze"),
-    "expand_dims": _of_method("unsqueeze"),
+    "expand_dims": _expanded,
     "broadcast_to": _broadcast,
     "flip": _flip,
     "repeat": _repeat,

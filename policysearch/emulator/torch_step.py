@@ -129,9 +129,12 @@ class TorchStep:
         if not grid.stochastic:
             found = rounded(grid, x.contiguous())
         else:  # elements draw in the order in which they are stored
-            flat = stored_view(TorchArray(x)).tensor.contiguous()
-            there: Any = TorchArray(rounded(grid, flat, self.seed, draws(node, self._step)))
-            found = logical_view(there).tensor
+            given: Any = TorchArray(x)
+            flat: Any = stored_view(given)
+            drawn = rounded(grid, flat.tensor.contiguous(), self.seed, draws(node, self._step))
+            there: Any = TorchArray(drawn)
+            back: Any = logical_view(there)
+            found = back.tensor
         if self._observer is not None:
             self._observer(node, TorchArray(x), TorchArray(found))
         return found

@@ -49,7 +49,7 @@ def _padded_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(extent + sum(width) for extent, width in pairs)
 
 
-def _pad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _pad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
     if attrs["mode"] != "constant":
         return _moved(inputs, attrs)
     (x,), widths = inputs, attrs["widths"]

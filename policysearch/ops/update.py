@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def _global_norm(inputs: Sequence[FloatArray], attrs: Attrs) -> np.float32:
     return np.sqrt(sum(norm * norm for norm in norms))
 
 
-def _onto(format: str) -> Callable[[np.float32], np.float32]:
+def _onto(format: str) -> Callable[[Any], Any]:
     """Return the function that rounds a number onto a format."""
     if format == "float32":
         return lambda value: value

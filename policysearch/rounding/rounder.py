@@ -51,6 +51,8 @@ FASTS: tuple[Fast, ...] = ("c", "numpy", "off")
 TORCH = "torch"
 """What runs a step on torch, on a CPU or a GPU: sums have another order, so the bits differ."""
 
+EXECUTORS = (*FASTS, TORCH)
+
 PLACES = re.compile(r"cpu|cuda(:[0-9]{1,2})?")
 
 
@@ -60,32 +62,51 @@ def fast_ways() -> tuple[Fast, ...]:
     return tuple(fast for fast in FASTS if not missing[fast])
 
 
+def is_on_torch(fast: Fast | None) -> bool:
+    """Return whether it is TORCH, wherever that runs."""
+    return fast is not None and fast.partition(":")[0] == TORCH
+
+
+def at_place(fast: Fast | None, place: str | None) -> Fast | None:
+    """Return what emulates at a place, for a member of EXECUTORS; whether it is there is not asked.
+
+    InputError for another name, and for a place of what has none.
+    """
+    if fast is not None:
+        one_of("fast", fast, EXECUTORS)
+    if place is None:
+        return fast
+    if fast != TORCH:
+        raise InputError(f"place: {place!r} with fast {fast!r}; expected fast {TORCH!r}")
+    if not PLACES.fullmatch(place):
+        raise InputError(f"place: {place!r}; expected cpu, cuda or cuda:<number>")
+    return TORCH if place == "cpu" else f"{TORCH}:{place}"
+
+
 def check_fast(fast: Fast | None) -> Fast:
     """Return `fast`, or the fastest way for None; InputError where it is not there."""
     ways = fast_ways()
     if fast is None:
         return ways[0]
-    name, _, place = fast.partition(":")
-    if name == TORCH:
-        return _on_torch(place or "cpu")
-    if one_of("fast", fast, (*FASTS, TORCH)) not in ways:
+    if is_on_torch(fast):
+        return _on_torch(fast.partition(":")[2] or "cpu")
+    if one_of("fast", fast, EXECUTORS) not in ways:
         raise InputError(f"fast: {fast!r}, which is not built; expected one of {', '.join(ways)}")
     return fast
 
 
 def _on_torch(place: str) -> Fast:
     """Return the name of torch at a place; InputError where it is not there."""
-    if not PLACES.fullmatch(place):
-        raise InputError(f"place: {place!r}; expected cpu, cuda or cuda:<number>")
+    named = at_place(TORCH, place)
     if importlib.util.find_spec("torch") is None:
         raise InputError("fast: 'torch', which is not installed; expected `pip install torch`")
-    if place == "cpu":
+    if place == "cpu" or named is None:
         return TORCH
     torch = importlib.import_module("torch")
     count, number = torch.cuda.device_count(), int(place.partition(":")[2] or 0)
     if number >= count:
         raise InputError(f"place: {place}, of {count} CUDA devices that torch sees; expected one")
-    return f"{TORCH}:{place}"
+    return named
 
 
 class Rounder:

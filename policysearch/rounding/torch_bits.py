@@ -103,11 +103,14 @@ def _lost(grid: Grid, exponent: Tensor) -> Tensor | int:
 
 
 def _overflow(grid: Grid, x: Tensor, found: Tensor) -> Tensor:
-    size, sign = x & ABS, x & _i32(SIGN)
-    finite = torch.where((found & ABS) > grid.max, sign | grid.finite_overflow, found)
-    # a constant beside a tensor is int64 in `torch.where`, and a view of that twice as long
-    infinite = torch.where(size == INF, sign | grid.inf_overflow, finite)
-    return torch.where(size > INF, x | QUIET, infinite)
+    size, ends = x & ABS, (grid.finite_overflow, grid.inf_overflow)
+    if not (grid.wide and ends == (INF, INF)):  # there a carry has made infinity already
+        sign = x & _i32(SIGN)
+        # a constant beside a tensor is int64 in `torch.where`, and a view of that twice as long
+        found = torch.where((found & ABS) > grid.max, sign | ends[0], found)
+        if ends[0] != ends[1]:
+            found = torch.where(size == INF, sign | ends[1], found)
+    return torch.where(size > INF, x | QUIET, found)
 
 
 def _by_chance(grid: Grid, x: Tensor, draw: Tensor) -> Tensor:

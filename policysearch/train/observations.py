@@ -74,9 +74,7 @@ class Observations:
         """Return whether any of new parameters is not finite, and is so for the first time."""
         return not self.ended and not is_all_finite(arrays)
 
-    def tracer(
-        self, last: bool, graph: Graph, seed: int, step: Step
-    ) -> Tracer:
+    def tracer(self, last: bool, graph: Graph, seed: int, step: Step) -> Tracer:
         """Return the step of the phase that keeps every value, compiled once; no value is old.
 
         `step` is the one in training, whose arrays it has.

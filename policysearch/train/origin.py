@@ -12,7 +12,7 @@ import numpy as np
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node, Role
-from policysearch.rounding.rounder import TORCH, Fast
+from policysearch.rounding.rounder import Fast, is_on_torch
 from policysearch.train.lost_values import Tally, listed_op, overflowed
 
 LONGEST_CHAIN = 8
@@ -128,13 +128,13 @@ class Tracer:
     """A step compiled so that every value of it can be looked at; `sources` are its arrays."""
 
     def __init__(
-        self, graph: Graph, seed: int, sources: Mapping[str, FloatArray], fast: Fast
+        self, graph: Graph, seed: int, sources: Mapping[str, FloatArray], fast: Fast = "off"
     ) -> None:
         self._seen: dict[int, Seen] = {}
         named = tuple((f"node {node.id}", node.id) for node in graph.nodes)
         kept = replace(graph, outputs=(*graph.outputs, *named))
         # by the reference: it has every value anyway, and no second arena beside the training's
-        way = fast if fast.startswith(TORCH) else "off"
+        way = fast if is_on_torch(fast) else "off"
         self.step: Step = compile_graph(
             kept, seed=seed, fast=way, sources=sources, observer=self._see
         )
