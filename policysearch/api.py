@@ -89,11 +89,10 @@ def run_study(
     the study file, `goal` its goal ("fastest gap<=0.01 memory<=0.6"), `fast` ("c", "numpy" or
     "off") what emulates. Results depend neither on that nor on `processes`: None takes one per
     core, 0 trains in this process. "torch", at a `place` ("cpu", "cuda:1"), has its own journal.
-    `executor`: a Dask client whose workers train. `progress` is called after every run: by default
-    a bar; False is silent. Every run that ended is used again. Raises InputError where `storage`
-    holds runs of another task, other data, or other code or libraries; the last two are mixed, and
-    the results say so, with `accept_changes`. `retry_failed` starts runs again that were recorded
-    as failed.
+    `executor`: a Dask client. `progress` is called after every run: by default a bar; False is
+    silent. Every run that ended is used again. Raises InputError where `storage` holds runs of
+    another task, other data, or other code or libraries; the last two are mixed, and the results
+    say so, with `accept_changes`. `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
     spec = (spec if goal is None else with_goal(spec, goal)).emulated_by(fast, place)

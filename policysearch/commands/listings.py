@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 def _presets(options: argparse.Namespace) -> None:
-    """Print every preset and what it does."""
-    from policysearch.policy.presets import PRESETS
+    """Print every preset, what its framework calls it, and what it does."""
+    from policysearch.policy.presets import PRESETS, name_elsewhere
 
-    _print(("preset", "what it does"), [(row.name, row.summary) for row in PRESETS.values()])
+    rows = [(row.name, name_elsewhere(row), row.summary) for row in PRESETS.values()]
+    _print(("preset", "called", "what it does"), rows)
 
 
 def _formats(options: argparse.Namespace) -> None:

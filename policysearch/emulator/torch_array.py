@@ -82,6 +82,10 @@ class TorchArray(NDArrayOperatorsMixin):
         return self.size * self.dtype.itemsize
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(step * self.dtype.itemsize for step in self.tensor.stride())
+
+    @property
     def T(self) -> TorchArray:
         return self.transpose()
 

@@ -14,7 +14,7 @@ from policysearch.nn.model import Model
 from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
-from policysearch.policy.presets import MOVES as MOVES
+from policysearch.policy.preset_row import MOVES as MOVES
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update

@@ -15,7 +15,7 @@ from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.ops.source import BACK, NUMBER, is_rate
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import MOVES, NORMS
+from policysearch.policy.preset_row import MOVES, NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
 from policysearch.rewrite.patterns import Pattern, node
 from policysearch.rewrite.product_rules import product_rules

@@ -218,4 +218,6 @@ def space_of(spec: StudySpec, model: Any = None) -> Space:
     """Return the space of a study file; its model is made where it is not given."""
     model = model or spec.task.build_model(spec.task.load_dataset())
     space = make_space(spec.space, model, spec.rules, spec.study.target, spec.task.steps)
-    return spread_space(replace(space, rivals=spec.cost.rivals), spec.parallel)
+    return spread_space(
+        replace(space, rivals=spec.cost.rivals, recipes=spec.cost.recipes), spec.parallel
+    )

@@ -248,6 +248,7 @@ def chain_to(traced: Traced, node: Node) -> tuple[Node, ...]:
 def is_all_finite(arrays: Iterable[FloatArray]) -> bool:
     """Return whether every element is finite: sums of squares first, which cost one pass."""
     flats = [array.ravel(order="K") for array in arrays]
-    if math.isfinite(sum(np.dot(flat, flat) for flat in flats)):
-        return True
+    with np.errstate(over="ignore"):
+        if math.isfinite(sum(np.dot(flat, flat) for flat in flats)):
+            return True
     return all(bool(np.isfinite(flat).all()) for flat in flats)
