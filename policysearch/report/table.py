@@ -36,9 +36,9 @@ HEADER = (
 )
 
 EMULATORS: Mapping[str, str] = MappingProxyType(
-    {"c": "C and numpy", "numpy": "numpy", "off": "the reference"}
+    {"c": "C and numpy", "numpy": "numpy", "off": "the reference", "torch": "torch"}
 )
-"""What ran (`Score.fast`), in words; the bits are the same."""
+"""What ran (`Score.fast`), in words; the bits are the same, but for those of torch."""
 
 INTERVALS = "95 % intervals by t, variances shared between policies"
 
@@ -322,6 +322,12 @@ def _matters(results: Results) -> str:
     return f"{results.spec.objectives.matters:.3g} of what float32 learns"
 
 
+def emulator(fast: str) -> str:
+    """Return what ran, in words, and where."""
+    name, _, place = fast.partition(":")
+    return EMULATORS.get(name, "?") + (f" on {place}" if place else "")
+
+
 def caption(results: Results) -> str:
     """Return on what the results rest: device, stack, batches, seeds, accumulator, noise.
 
@@ -331,7 +337,7 @@ def caption(results: Results) -> str:
     accumulators = [accumulator_named(name) for name in results.accumulators or ("float32",)]
     sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
-    ways = ", ".join(sorted({EMULATORS.get(s.fast, "?") for t in results.trials for s in t.scores}))
+    ways = ", ".join(sorted({emulator(s.fast) for t in results.trials for s in t.scores}))
     between = "one seed, so no interval" if len(spec.study.seeds) == 1 else INTERVALS
     if spec.study.searched != spec.study.seeds:
         first = ", ".join(str(seed) for seed in spec.study.searched)
