@@ -37,6 +37,9 @@ GROWTH = 4.0
 LARGE_ERROR = 0.05
 """Relative error of a value that is worth naming."""
 
+FORWARD = 0.2
+"""Share of what an op reads or gives going forward that becomes zero where that is the cause."""
+
 MANY = 0.1
 """Share of the updates, or of a state's, that are lost where that is the cause."""
 
@@ -157,7 +160,9 @@ class Evidence:
     def _gradients(self) -> Cause | None:
         """Saturation, underflow or rounding, whichever is the largest share where it happens."""
         saturated = self._most("overflow", ("fprop", *BACKWARD))
-        vanished = self._most("underflow", BACKWARD)
+        vanished, read = self._most("underflow", BACKWARD), self._most("underflow", ("fprop",))
+        if _share(read) >= max(FORWARD, _share(vanished)):
+            vanished = read
         over, under = _share(saturated), _share(vanished)
         own = self._grown()
         if max(over, under) < LARGE_ERROR and own is not None:
