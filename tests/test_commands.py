@@ -199,7 +199,7 @@ def test_a_common_mistake_gets_a_hint(
     try:
         code = main(line.split())
     except SystemExit as stopped:
-        code = stopped.code
+        code = int(stopped.code or 0)
     said = capsys.readouterr().err
     assert code == 2 and said.count("\n") == 1
     assert meant in said
