@@ -75,7 +75,7 @@ class Beside:
         return (
             f"float32 has not learned here: {self.said}: no better than chance as far "
             "as seeds and labels tell, so no policy can be ranked; change: more task.steps, "
-            "another task.learning_rate, a larger model, or data whose labels follow from its inputs"
+            "another task.learning_rate, a larger model, or data whose labels follow from inputs"
         )
 
 
