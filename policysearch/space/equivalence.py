@@ -36,7 +36,8 @@ def canonical(
     policy = _with_recipes(policy)
     if not policy.master_weights and {each.param for each in _layers(policy)} == {"float32"}:
         policy = replace(policy, master_weights=True)
-    if policy.optimizer_state == "float32" and _stores_wide(policy):
+    policy = _as_kept(policy)
+    if _state_is_wide(policy) and _stores_wide(policy):
         update = replace(policy.rounding.update, mode="nearest_even")
         policy = replace(policy, rounding=replace(policy.rounding, update=update))
     if not scale_acts(policy):
@@ -45,6 +46,21 @@ def canonical(
     if _is_float32(policy):
         return preset("float32", [name for name, _ in policy.layers])
     return policy if op_layers is None else _with_acting_ops(policy, op_layers)
+
+
+def _as_kept(policy: Policy) -> Policy:
+    """Return the policy without what keeps nothing: sums of what is not rounded, unused blocks."""
+    if policy.second_moment == policy.optimizer_state:
+        policy = replace(policy, second_moment="optimizer_state")
+    states = {policy.state_of(name, state) for name, _ in policy.layers for state in ("m", "v")}
+    if all(format_named(state).bits >= 16 for state in states):
+        policy = replace(policy, state_block=0)
+    return replace(policy, compensation="none") if policy.master_weights else policy
+
+
+def _state_is_wide(policy: Policy) -> bool:
+    second = policy.second_moment
+    return policy.optimizer_state == "float32" and second in ("optimizer_state", "float32")
 
 
 def _with_recipes(policy: Policy) -> Policy:
@@ -136,7 +152,8 @@ def _is_float32(policy: Policy) -> bool:
     whole = LayerPolicy()
     return (
         all(layer == whole for layer in _layers(policy))
-        and policy.optimizer_state == policy.all_reduce == "float32"
+        and _state_is_wide(policy)
+        and policy.all_reduce == "float32"
         and policy.optimizer_order == "fused"
         and policy.loss_scale.kind == "none"
     )

@@ -11,7 +11,7 @@ from policysearch.cost.devices import device_named
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.export.targets import targets
 from policysearch.policy.presets import PRESETS
-from policysearch.rounding.rounder import Fast
+from policysearch.rounding.rounder import Fast, at_place
 from policysearch.search.fidelity import Fidelity
 from policysearch.search.objectives import ObjectiveName
 from policysearch.study.optuna_samplers import OWN, SAMPLERS
@@ -38,13 +38,14 @@ class StudySection:
     prices known, the others are Optuna's. `baseline` is the preset that is in use today: always
     among the policies that are trained, and speedups are given against it as well. `fast` is
     what emulates: "c", "numpy" or, with the reference alone, "off"; by default the fastest
-    there is, for the bits are the same. At its end the front is confirmed over `confirm_factor`
-    times the steps, for at most `confirm_share` of the training steps that the search took; 0
-    leaves that out. With a `target` to export to, only what runs there is searched: every
-    policy is trained and priced as the target obeys it. With `short_runs` policies are
-    evaluated at low fidelity first: over a quarter of the steps with the first of `seeds`, if
-    float32 learns by then. What promises most there is gone on with to its end, so long as
-    these runs rank policies as whole runs do; they count as `trials` by their steps. With
+    there is, for the bits are the same; or "torch", whose sums have an order of their own: at the
+    `place` "cpu", if not given, "cuda" or "cuda:<number>". At its end the front is
+    confirmed over `confirm_factor` times the steps, for at most `confirm_share` of the training
+    steps that the search took; 0 leaves that out. With a `target` to export to, only what runs
+    there is searched: every policy is trained and priced as the target obeys it. With `short_runs`
+    policies are evaluated at low fidelity first: over a quarter of the steps with the first of
+    `seeds`, if float32 learns by then. What promises most there is gone on with to its end, so long
+    as these runs rank policies as whole runs do; they count as `trials` by their steps. With
     `narrow`, say 0.25, runs of low fidelity are whole ones of a net of that share of the widths
     instead, if float32 learns in it; they count by that share, and what they propose is trained
     from its start.
@@ -59,7 +60,8 @@ class StudySection:
     baseline: str | None = None
     workers: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)
-    fast: Fast | None = None
+    fast: Literal["c", "numpy", "off", "torch"] | None = None
+    place: str | None = None
     confirm_factor: float = 10.0
     confirm_share: float = 0.5
     target: str | None = None
@@ -79,6 +81,7 @@ class StudySection:
                 f"name: {shown(self.name)} of {len(self.name.encode())} bytes; expected at most "
                 f"{LONGEST_NAME_BYTES}, for it is part of file names"
             )
+        at_place(self.fast, self.place)
         self._check_sampler()
         if self.narrow is not None:
             number("narrow", self.narrow, 0.01, 0.99)
@@ -118,6 +121,11 @@ class StudySection:
     def searched(self) -> tuple[int, ...]:
         """The training seeds that every policy of the search is trained with."""
         return self.seeds[: self.search_seeds]
+
+    @property
+    def executor(self) -> Fast | None:
+        """What emulates, with its place."""
+        return at_place(self.fast, self.place)
 
     def fidelity(self, steps: int) -> Fidelity | None:
         """Return how policies are evaluated before they are trained whole, over `steps` steps."""

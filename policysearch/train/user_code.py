@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,8 @@ from policysearch.ops.loss import IGNORED
 from policysearch.values import InputError, shown
 
 T = TypeVar("T")
+Check = Callable[[Path], None]
+_CHECK: ContextVar[Check | None] = ContextVar("check", default=None)
 ENDING = ".py:"
 
 VALIDATION_SHARE = 0.2
@@ -31,6 +35,16 @@ VALIDATION_SHARE = 0.2
 
 MODEL = "a torch.nn.Module, or a Model as policysearch.from_torch gives it"
 DATA = "a policysearch.Dataset, or arrays or tensors (inputs..., labels)"
+
+
+@contextlib.contextmanager
+def guarded(check: Check) -> Iterator[None]:
+    """Have `check` called with every file of the user's before it is run, in this context."""
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
 
 
 def is_user_code(name: str) -> bool:
@@ -97,6 +111,8 @@ def _member(where: str, path: str, name: str, kind: str, fits: Callable[[Any], b
 def _loaded(where: str, path: str) -> ModuleType:
     if not Path(path).is_file():
         raise InputError(f"{where}: {shown(path)}: no such file; expected a Python file")
+    if (check := _CHECK.get()) is not None:
+        check(Path(path))
     return _run(f"{where}: {path}", functools.partial(_module, str(Path(path).resolve())))
 
 

@@ -73,8 +73,8 @@ class Beside:
         if not self.checked or self.learned:
             return ""
         return (
-            f"float32 has not learned here: {self.said}, which seeds and labels cannot tell from "
-            "chance or is worse, so no policy can be ranked; change: more task.steps, another "
+            f"float32 has not learned here: {self.said}: no better than chance as far "
+            "as seeds and labels tell, so no policy can be ranked; change: more task.steps, another "
             "task.learning_rate, a larger model, or data whose labels follow from its inputs"
         )
 
