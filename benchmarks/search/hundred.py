@@ -176,9 +176,9 @@ def probes_of(drawn: Truth, error: float, seed: int) -> Array:
 
 
 def hints_of(hundred: Hundred, probed: Array) -> Array:
-    """Return logarithms of probes in the order of `Decisions.counted`."""
+    """Return logarithms of probes in the order of `Decisions.counted`: [decisions, 1]."""
     counted = hundred.encoding.decisions.counted()
-    return np.log(np.array([probed[place, option] for place, option in counted]))
+    return np.array([[math.log(probed[place, option])] for place, option in counted])
 
 
 @dataclass(frozen=True)

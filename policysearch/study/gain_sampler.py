@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
@@ -20,7 +21,6 @@ from policysearch.policy.policy import Policy
 from policysearch.search.acquisition import FLOAT32, SMALLEST_GAP, Yardstick, yardstick
 from policysearch.search.candidates import SpacePool, SpacePrices, price_of
 from policysearch.search.goals import Goal, Left
-from policysearch.search.hypervolume import Array
 from policysearch.search.objectives import UNCOUNTED, ObjectiveName, counted
 from policysearch.search.searcher import Searcher
 from policysearch.space.decided.base import Params
@@ -65,7 +65,7 @@ class GainSampler(BaseSampler):
         gap_of: Callable[[float], float] = float,
         seed: int = 0,
         prices: SpacePrices | None = None,
-        hints: Array | None = None,
+        hints: NDArray[np.float64] | None = None,
     ) -> None:
         self.space, self._price, self._objectives = space, price, tuple(objectives)
         self._hints = hints
@@ -221,7 +221,7 @@ def sampler_of(
     baseline: str | None,
     seed: int,
     gap_of: Callable[[float], float] = float,
-    hints: Array | None = None,
+    hints: NDArray[np.float64] | None = None,
 ) -> GainSampler:
     """Return the sampler of `space` with the prices of `objective`, drawn from with `seed`.
 

@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.search.goals import Goal, Left
-from policysearch.search.hypervolume import Array
 from policysearch.space.decided.base import Params
 from policysearch.space.section import ALL_UNIFORM
 from policysearch.space.space import Space
@@ -46,7 +46,7 @@ class Proposer:
         plan: SearchPlan,
         objective: Objective,
         space: Space,
-        hints: Array | None = None,
+        hints: NDArray[np.float64] | None = None,
     ) -> None:
         self._plan, self._objective, self._space = plan, objective, space
         self._hints = hints
