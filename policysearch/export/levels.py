@@ -13,9 +13,9 @@ from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.normal_forms import shortest
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
-from policysearch.policy.product_words import shortest
 from policysearch.values import InputError, one_of
 
 BASE = "bfloat16"

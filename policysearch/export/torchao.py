@@ -12,9 +12,10 @@ from policysearch.export.reading import DEFAULT_RULE, About, Given, Reading, pol
 from policysearch.export.torch_runs import MULTIPLE
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
+from policysearch.policy.normal_forms import shortest
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import PRESETS, preset
-from policysearch.policy.product_words import ROLES, SAME, shortest, with_words
+from policysearch.policy.product_words import ROLES, SAME, with_words
 from policysearch.policy.products import Product
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, one_of

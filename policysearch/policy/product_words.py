@@ -95,16 +95,3 @@ def words_of(layer: LayerPolicy) -> str:
     if layer.backward != "tensor":
         said.append(f"backward={layer.backward}")
     return " ".join(said) or SAME
-
-
-def shortest(layer: LayerPolicy) -> LayerPolicy:
-    """Return the layer with the same products said by `compute` and `grad`, where they can be."""
-    if layer.products == Products():
-        return layer
-    forward, back = layer.product("fprop").second.format, layer.product("dgrad").first.format
-    for source in SOURCES:
-        made = replace(layer, compute=forward, grad=back, backward=source, products=Products())
-        same = all(made.product(role) == layer.product(role) for role in ROLES)
-        if same and made.dgrad == layer.dgrad:
-            return made
-    return layer
