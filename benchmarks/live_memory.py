@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.live_nets import NETS, Net
 from benchmarks.timing import show
-from benchmarks.validation.layers.layer_memory import Weights
-from benchmarks.validation.layers.precision import FLOAT16, FLOAT32
-from benchmarks.validation.networks.catalogue import network_named
-from benchmarks.validation.published_memory import training
+from benchmarks.validation.published_memory import Weights, memory_of
+from policysearch.importers.torch_export import from_torch
+from policysearch.importers.torch_model import TorchModel
+from policysearch.objective.published.stacks import FLOAT16, FLOAT32
 
 STEPS = 2
 MODES: dict[str, Weights] = {"float32": "float32", "autocast": "cached", "halved": "halved"}
@@ -96,13 +97,19 @@ def live_in_torch(net: Net, batch: int, mode: str) -> float:
 
 
 def modeled(net: Net, batch: int, mode: str) -> tuple[float, str]:
-    """Return the modeled bytes and the moment of the peak."""
+    """Return the modeled bytes and the node that runs at the peak."""
+    model = _imported(net.name)
     precision = FLOAT32 if mode == "float32" else FLOAT16
-    made = training(
-        network_named(net.name), "PyTorch 2.5", precision, MODES[mode], net.length, "adam"
-    )
-    found = replace(made, keeping=replace(made.keeping, data_bytes=0.0)).footprint(batch)
-    return found.live_bytes, found.moment
+    memory = memory_of(model, "adam", precision, MODES[mode], batch)
+    return memory.peak_bytes, f"node {memory.peak_node}"
+
+
+@lru_cache(maxsize=2)
+def _imported(name: str) -> TorchModel:
+    net = next(net for net in NETS if net.name == name)
+    logistic = "binary_cross_entropy_with_logits"
+    loss = logistic if name == "ncf" else "token_cross_entropy"
+    return from_torch(net.model(), net.batch(2, "cpu")[:-1], loss=loss, name=name)
 
 
 def compared() -> list[Compared]:
