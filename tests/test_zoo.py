@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.failures.zoo import Failure, failure, names
+from benchmarks.failures.zoo import FOLDER, Failure, failure, names
 from policysearch.diagnose.diagnosis import BUDGET, Diagnoser, Diagnosis
 from policysearch.objective.score import score
 from policysearch.report.diagnosis_page import diagnosis_page
@@ -59,6 +59,26 @@ def test_no_page_says_that_a_failed_run_lost_nothing(name: str) -> None:
     assert not any(line.endswith(": none") for line in lines)
     if run.diverged:
         assert lines[0].startswith("first value not finite"), lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("attention_logits", "@ (self.k(h)"),
+        ("mask", "-1e9"),
+        ("t5_feed_forward", "self.wi1(x)"),
+        ("summed_loss", ".sum()"),
+        ("timestamps", "-"),
+        ("accumulator", "self.count(x)"),
+    ],
+)
+def test_the_users_line_is_named(name: str, text: str) -> None:
+    case, found = diagnosed(name)
+    file, _, number = found.cause.line.partition(":")
+    assert file == f"{name}.py" and found.cause.line in found.cause.place
+    lines = (FOLDER / file).read_text(encoding="utf-8").splitlines()
+    assert text in lines[int(number) - 1]
+    assert found.cause.line in diagnosis_page(found, case.policy)
 
 
 def test_what_first_overflows_is_what_float32_has_first_beyond() -> None:
