@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,9 @@ from benchmarks.live_nets import NETS, Net
 from benchmarks.timing import show
 from benchmarks.validation.published_memory import Weights, memory_of
 from policysearch.importers.torch_export import from_torch
-from policysearch.importers.torch_model import TorchModel
+from policysearch.nn.model import Model
+from policysearch.objective.published.models import model_at
+from policysearch.objective.published.networks import NETWORKS
 from policysearch.objective.published.stacks import FLOAT16, FLOAT32
 
 STEPS = 2
@@ -98,18 +99,18 @@ def live_in_torch(net: Net, batch: int, mode: str) -> float:
 
 def modeled(net: Net, batch: int, mode: str) -> tuple[float, str]:
     """Return the modeled bytes and the node that runs at the peak."""
-    model = _imported(net.name)
+    model = _imported(net)
     precision = FLOAT32 if mode == "float32" else FLOAT16
     memory = memory_of(model, "adam", precision, MODES[mode], batch)
     return memory.peak_bytes, f"node {memory.peak_node}"
 
 
-@lru_cache(maxsize=2)
-def _imported(name: str) -> TorchModel:
-    net = next(net for net in NETS if net.name == name)
-    logistic = "binary_cross_entropy_with_logits"
-    loss = logistic if name == "ncf" else "token_cross_entropy"
-    return from_torch(net.model(), net.batch(2, "cpu")[:-1], loss=loss, name=name)
+def _imported(net: Net) -> Model:
+    """Return the net as it is recorded for published rows, else as it is imported."""
+    if net.name in NETWORKS:
+        return model_at(NETWORKS[net.name], net.length or 0)
+    examples = net.batch(2, "cpu")[:-1]
+    return from_torch(net.model(), examples, loss="softmax_cross_entropy", name=net.name)
 
 
 def compared() -> list[Compared]:

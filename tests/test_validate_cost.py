@@ -16,6 +16,7 @@ from benchmarks.validation.published_memory import read_memory_rows
 from policysearch.cli import main
 from policysearch.cost.price import SPEEDUP_INTERVAL, UNMEASURED_INTERVAL
 from policysearch.cost.roofline import FITTED
+from policysearch.objective.published.graphs import recorded_works
 from policysearch.objective.published.judged import ALL, Judged, crossed, settings_of
 from policysearch.objective.published.known import NONE, Known, interval_of, read_known
 from policysearch.objective.published.rows import read_rows, setting_of, shipped_rows
@@ -195,6 +196,47 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert reason in out
     assert "all                1 rows" in out
     assert "held out: 1 rows by family, 0 by device; 0 with anchors" in out
+
+
+NET = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+def data():
+    return torch.zeros(64, 512), torch.zeros(64, dtype=torch.long)
+"""
+
+
+@pytest.mark.torch
+def test_rows_name_nets_of_the_user_beside_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The graph of the net is priced; a function that is not there is a refusal of its row."""
+    pytest.importorskip("torch")
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    row = {
+        "model": "net.py:model",
+        "framework": "PyTorch 2.5",
+        "hardware": "RTX-4090",
+        "batch_per_gpu_baseline": 16384,
+        "batch_per_gpu_mixed": 16384,
+        "dtype_baseline": "fp32",
+        "dtype_mixed": "fp16",
+        "throughput_baseline": 1000,
+        "throughput_mixed": 1800,
+    }
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([row, {**row, "model": "net.py:other"}]), encoding="utf-8")
+    assert main(["validate-cost", "--trust", "--rows", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "no function 'other'; expected one of model, data" in said
+    assert "all                1 rows" in said
+    (setting,), _ = settings_of(read_rows(path))
+    assert sum(work.flops * work.count for work in recorded_works(setting.runs[0])) > 0
+    assert setting.network.family not in read_known().fits
 
 
 @pytest.mark.parametrize("read", [read_rows, read_narrow_rows, read_memory_rows])

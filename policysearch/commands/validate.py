@@ -7,6 +7,7 @@ from collections.abc import Sequence, Sized
 from pathlib import Path
 
 from policysearch.commands.registry import Command
+from policysearch.commands.shared import add_trust
 from policysearch.values import InputError
 
 
@@ -18,6 +19,7 @@ def _arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--aliases", type=Path, metavar="FILE", help="TOML: other names of devices and models"
     )
+    add_trust(command)
 
 
 def _validate(options: argparse.Namespace) -> None:

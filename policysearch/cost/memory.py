@@ -39,7 +39,7 @@ LARGEST_BATCH = 2**24
 
 @dataclass(frozen=True)
 class Growth:
-    """Reserved over live bytes: expected, and bounds of what was seen of held-out networks."""
+    """Reserved over live bytes: expected, at least and at most."""
 
     low: float
     expected: float
