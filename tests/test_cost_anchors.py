@@ -13,15 +13,21 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from benchmarks.validation.__main__ import validation
-from benchmarks.validation.anchored import Known, anchored, usable_for
-from benchmarks.validation.anchors import LARGEST_ERROR, Carried, Parts, carried, likeliest
-from benchmarks.validation.fit import chosen
-from benchmarks.validation.known_file import read_known
-from benchmarks.validation.layers.precision import FLOAT32, TFLOAT32
-from benchmarks.validation.networks.catalogue import NETWORKS
-from benchmarks.validation.published import SHIPPED, Setting, read_rows, setting_of
+from policysearch.cli import main
 from policysearch.cost.devices import DEVICES
+from policysearch.objective.published.anchored import anchored, usable_for
+from policysearch.objective.published.anchors import (
+    LARGEST_ERROR,
+    Carried,
+    Parts,
+    carried,
+    likeliest,
+)
+from policysearch.objective.published.known import Known, read_known
+from policysearch.objective.published.networks import NETWORKS
+from policysearch.objective.published.rows import SHIPPED, Setting, read_rows, setting_of
+from policysearch.objective.published.stacks import FLOAT32, TFLOAT32
+from policysearch.objective.published.steps import chosen
 
 PARTS = Parts(run=0.008, network=0.006, own=0.01)
 
@@ -196,7 +202,7 @@ def test_the_command_says_what_became_of_every_anchor(
     ]
     rows.write_text(json.dumps([row_of()]), encoding="utf-8")
     anchors.write_text(json.dumps(given), encoding="utf-8")
-    assert validation(["--rows", str(rows), "--anchor", str(anchors)]) == 0
+    assert main(["validate-cost", "--rows", str(rows), "--anchor", str(anchors)]) == 0
     out = capsys.readouterr().out
     assert " x1." in out and "anchors: 3, related to 1 of 1 rows" in out
     assert "not built: unknown resnet50: unknown device 'Abacus'" in out
@@ -205,7 +211,7 @@ def test_the_command_says_what_became_of_every_anchor(
     assert "doubtful: wrong resnet50 on RTX A6000: a speedup of 8.00, but 1.80 by its" in out
     assert out.count("doubtful") == 2
     anchors.write_text(json.dumps(given[2:3]), encoding="utf-8")
-    assert validation(["--rows", str(rows), "--anchor", str(anchors)]) == 2
+    assert main(["validate-cost", "--rows", str(rows), "--anchor", str(anchors)]) == 2
     error = capsys.readouterr().err
     assert "anchors.json: no row could be built: unknown device 'Abacus'" in error
 

@@ -125,7 +125,17 @@ def test_the_commands_in_the_sentences_of_the_readme_run(
     text = " ".join(re.sub(r"```.*?```", "", README, flags=re.S).split())
     found = dict.fromkeys(re.findall(r"`policysearch ([^`]*)`", text))
     given = {"STUDY": "studies/mlp-digits.toml", "N": "1", "preset:NAME": "preset:apex.O2"}
-    verbs = ("init", "try", "show", "noise", "confirm", "profile", "repair", "keys")
+    verbs = (
+        "init",
+        "try",
+        "show",
+        "noise",
+        "confirm",
+        "profile",
+        "repair",
+        "keys",
+        "validate-cost",
+    )
     commands = [[given.get(word, word) for word in command.split()] for command in found]
     assert {words[0] for words in commands} == set(verbs)
     assert main(["run", "studies/mlp-digits.toml"]) == 0

@@ -10,30 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.validation.__main__ import validation
-from benchmarks.validation.anchored import NONE, Known, known_of
-from benchmarks.validation.fit import (
+from benchmarks.validation.fit import HIGHEST, PRIORS, constants_at, fit, held_out, known_of
+from benchmarks.validation.narrow.rows import read_narrow_rows
+from benchmarks.validation.published_memory import read_memory_rows
+from policysearch.cli import main
+from policysearch.cost.price import SPEEDUP_INTERVAL, UNMEASURED_INTERVAL
+from policysearch.cost.roofline import FITTED
+from policysearch.objective.published.graphs import recorded_works
+from policysearch.objective.published.judged import ALL, Judged, crossed, settings_of
+from policysearch.objective.published.known import NONE, Known, interval_of, read_known
+from policysearch.objective.published.rows import read_rows, setting_of, shipped_rows
+from policysearch.objective.published.stacks import pair_named
+from policysearch.objective.published.steps import (
     FITTED_NAMES,
-    HIGHEST,
-    PRIORS,
     Steps,
     chosen,
-    constants_at,
-    fit,
-    held_out,
     ratio,
     step_seconds,
     steps_of,
 )
-from benchmarks.validation.intervals import interval_of
-from benchmarks.validation.known_file import package_settings, read_known
-from benchmarks.validation.published import read_rows, setting_of, shipped_rows
-from benchmarks.validation.published_memory import read_memory_rows
-from benchmarks.validation.published_narrow import read_narrow_rows
-from benchmarks.validation.published_stacks import pair_named
-from benchmarks.validation.validate import ALL, Judged, crossed, settings_of
-from policysearch.cost.price import SPEEDUP_INTERVAL, UNMEASURED_INTERVAL
-from policysearch.cost.roofline import FITTED
 from policysearch.values import InputError
 
 
@@ -87,9 +82,9 @@ def test_speedups_are_in_the_published_order(known: Known, place: int) -> None:
 def test_the_command_prints_every_row_and_ends_with_the_error(
     capsys: pytest.CaptureFixture[str], known: Known
 ) -> None:
-    assert validation([]) == 0
+    assert main(["validate-cost"]) == 0
     lines = capsys.readouterr().out.rstrip().split("\n")
-    printed = [line.split()[0] for line in lines[3:432]]
+    printed = [line.split()[0] for line in lines[3 : 3 + len(known.settings)]]
     assert printed == [setting.row.id for setting in settings_of(shipped_rows())[0]]
     assert lines[-1].startswith("mean error ")
     assert any(line.startswith("always 2x") for line in lines)
@@ -113,7 +108,7 @@ def test_no_group_has_seen_its_rows(known: Known) -> None:
 
 @pytest.mark.slow
 def test_the_file_is_what_a_fit_finds(known: Known) -> None:
-    again = known_of(package_settings())
+    again = known_of(settings_of(shipped_rows())[0])
     for name in FITTED_NAMES:
         expected = getattr(again.constants, name)
         assert getattr(known.constants, name) == pytest.approx(expected, rel=2e-2)
@@ -181,7 +176,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             "speedup": 1.8,
         }
         for model, framework, hardware, mixed in (
-            ("densenet121", "PyTorch 1.13", "RTX A6000", "fp16"),
+            ("vgg11", "PyTorch 1.13", "RTX A6000", "fp16"),
             ("resnet49", "PyTorch 1.13", "RTX A6000", "fp16"),
             ("vgg16", "Abacus", "RTX A6000", "fp16"),
             ("vgg16", "PyTorch 1.13", "Abacus", "fp16"),
@@ -190,7 +185,7 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    assert validation(["--rows", str(path)]) == 0
+    assert main(["validate-cost", "--rows", str(path)]) == 0
     out = capsys.readouterr().out
     for reason in (
         "resnet49: unknown network 'resnet49'; did you mean",
@@ -201,6 +196,47 @@ def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert reason in out
     assert "all                1 rows" in out
     assert "held out: 1 rows by family, 0 by device; 0 with anchors" in out
+
+
+NET = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+def data():
+    return torch.zeros(64, 512), torch.zeros(64, dtype=torch.long)
+"""
+
+
+@pytest.mark.torch
+def test_rows_name_nets_of_the_user_beside_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The graph of the net is priced; a function that is not there is a refusal of its row."""
+    pytest.importorskip("torch")
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    row = {
+        "model": "net.py:model",
+        "framework": "PyTorch 2.5",
+        "hardware": "RTX-4090",
+        "batch_per_gpu_baseline": 16384,
+        "batch_per_gpu_mixed": 16384,
+        "dtype_baseline": "fp32",
+        "dtype_mixed": "fp16",
+        "throughput_baseline": 1000,
+        "throughput_mixed": 1800,
+    }
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([row, {**row, "model": "net.py:other"}]), encoding="utf-8")
+    assert main(["validate-cost", "--trust", "--rows", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "no function 'other'; expected one of model, data" in said
+    assert "all                1 rows" in said
+    (setting,), _ = settings_of(read_rows(path))
+    assert sum(work.flops * work.count for work in recorded_works(setting.runs[0])) > 0
+    assert setting.network.family not in read_known().fits
 
 
 @pytest.mark.parametrize("read", [read_rows, read_narrow_rows, read_memory_rows])

@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.validation import published_narrow
 from benchmarks.validation.__main__ import validation
-from benchmarks.validation.layers.layers import Layers
-from benchmarks.validation.layers.parallel import Run, waited_seconds
-from benchmarks.validation.layers.precision import Precision
-from benchmarks.validation.layers.scalings import SCALINGS, scaling_named
-from benchmarks.validation.networks.decoders import DECODERS, Decoder, block, decoder
-from benchmarks.validation.published_narrow import (
+from benchmarks.validation.narrow.decoders import DECODERS, Decoder, block, decoder
+from benchmarks.validation.narrow.layers import Layers
+from benchmarks.validation.narrow.parallel import Run, waited_seconds
+from benchmarks.validation.narrow.precision import NarrowPrecision
+from benchmarks.validation.narrow.rows import (
     BFLOAT16,
     NarrowRow,
     is_eight_bit,
     narrow_speedup,
     read_narrow_rows,
 )
+from benchmarks.validation.narrow.rows import SHIPPED as NARROW
+from benchmarks.validation.narrow.scalings import SCALINGS, scaling_named
 from policysearch.cost.devices import DEVICES, Sourced
 from policysearch.cost.gemm import product_rate
 from policysearch.cost.parallel.collectives import interconnect
@@ -201,7 +201,7 @@ def test_the_stated_baseline_is_priced() -> None:
 
 def test_layouts_and_batches_are_read_as_they_are_written(tmp_path: Path) -> None:
     """FSDP=0 is none, and a batch may be a text of digits."""
-    shipped = Path(published_narrow.__file__).with_name("published_narrow.json")
+    shipped = NARROW
     row = json.loads(shipped.read_text(encoding="utf-8"))[0]
     said = ("MBS=1 FSDP=0 TP=2", "MBS=1 FSDP=64 TP=2", "FSDP2", "DP=8")
     rows = [{**row, "parallelism": text, "n_gpu": 64} for text in said]
@@ -267,7 +267,7 @@ def test_quantising_is_passes_over_memory() -> None:
     products = [work for work in step.works if work.product]
     assert {work.flops for work in products} == {2 * 512 * 256 * 128}
     assert products[0].bytes == 512 * 256 + 256 * 128 + 2 * 512 * 128
-    later = Precision("bfloat16", "bfloat16", "bfloat16", False, True, SCALINGS["current"], 4)
+    later = NarrowPrecision("bfloat16", "bfloat16", "bfloat16", False, True, SCALINGS["current"], 4)
     step = Layers(STACKS["torch.compile"], later)
     step.linear(512, 256, 128, bias=False)
     assert [work.bytes for work in step.works if work.product is None][2] == 2 * 256 * 128
@@ -294,7 +294,7 @@ def test_the_command_ends_with_the_error(
     together = f"layers and gemms together, 8 bits and below: {len(parts)} rows, mean absolute"
     assert len(parts) == 32 and lines[-2].startswith(f"{together} error {np.mean(parts):.3f}, ")
     assert any("shapes are not given" in line for line in lines)
-    assert validation(["--narrow", "--anchor", "x.json"]) == 2
+    assert validation(["--narrow", "--place", "cpu"]) == 2
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"kind": "gemm"}]), encoding="utf-8")
     assert validation(["--narrow", "--rows", str(path)]) == 2

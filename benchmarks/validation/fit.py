@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.validation.layers.as_run import as_run
-from benchmarks.validation.layers.layers import Layers
-from benchmarks.validation.layers.precision import Precision
-from benchmarks.validation.published import Setting
-from benchmarks.validation.recorded import Run, recorded_works
-from policysearch.cost.devices import Device
-from policysearch.cost.roofline import Array, Constants, Load, Work, kernel_seconds, load_of
-from policysearch.cost.stacks import Stack
+from policysearch.cost.roofline import Array, Constants
+from policysearch.objective.published.known import PATH, Known
+from policysearch.objective.published.rows import Setting
+from policysearch.objective.published.steps import (
+    FITTED_NAMES,
+    TEXTBOOK,
+    Steps,
+    chosen,
+    ratio,
+    speedups,
+    step_seconds,
+    steps_of,
+)
 
-
-def joined(loads: Sequence[Load]) -> Load:
-    """Return the works of several loads one after the other."""
-    return Load(*(np.concatenate([getattr(load, f.name) for load in loads]) for f in fields(Load)))
-
+DIGITS = 6
+"""Of what is written."""
 
 PRIORS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -59,28 +62,6 @@ HIGHEST: Mapping[str, float] = MappingProxyType(
 )
 """What no device exceeds, and a fit with free hands would."""
 
-TEXTBOOK = Constants(
-    product_share=1.0,
-    convolution_share=1.0,
-    tfloat32_share=1.0,
-    older_share=1.0,
-    pipeline_depth=64.0,
-    plain_share=0.8,
-    plain_convolution_share=0.8,
-    winograd_gain=1.0,
-    bandwidth_share=0.85,
-    elementwise=1e-9,
-    norm=1e-9,
-    reduction=1e-9,
-    movement=1e-9,
-    update=1e-9,
-    kernel_seconds=0.0,
-    launch_factor=0.0,
-)
-"""A roofline as textbooks have it: what products achieve, four fifths of other peaks, no more."""
-
-FITTED_NAMES = tuple(f.name for f in fields(Constants))
-
 TOLERANCE = 0.1
 """Relative error from which a row weighs less: published rows have outliers."""
 
@@ -90,140 +71,6 @@ for each other in speedups, and not in times."""
 
 CLOSE = 1e-4
 """Relative change of the loss, or of the constants, at which a fit ends."""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Two steps of each row as one load, baseline and mixed in turn.
-
-    `ends` closes each step's works; `batches` and `seconds` are [rows, 2], the published seconds
-    nan where throughputs are not in samples; `host` whether the device is its own host.
-    """
-
-    load: Load
-    ends: NDArray[np.intp]
-    batches: Array
-    seconds: Array
-    speedups: Array
-    families: tuple[str, ...]
-    host: NDArray[np.bool_]
-    devices: tuple[str, ...]
-
-
-def steps_of(settings: Sequence[Setting], listed: bool = False) -> Steps:
-    """Return both steps of every row, from its network's record where it has one.
-
-    With `listed`, from its layer list.
-    """
-    loads = []
-    for s in settings:
-        stacks = (s.stacks.baseline, s.stacks.mixed)
-        for stack, precision, batch in zip(stacks, s.precisions, s.row.batches, strict=True):
-            works = _works_of(s, batch, precision, stack, listed)
-            loads.append(load_of(_alike_once(works, s.device), s.device, stack))
-    ends = np.cumsum([len(load.count) for load in loads])
-    return replace(measured_of(settings), load=joined(loads), ends=ends)
-
-
-def measured_of(settings: Sequence[Setting]) -> Steps:
-    """Return what was published of rows, their steps without works."""
-    batches = np.array([s.row.batches for s in settings], np.float64)
-    return Steps(
-        Load(*(np.zeros(0) for _ in fields(Load))),
-        np.zeros(2 * len(settings), np.intp),
-        batches,
-        batches / np.array([s.row.throughputs for s in settings]),
-        np.array([s.row.speedup for s in settings]),
-        tuple(s.network.family for s in settings),
-        np.array([s.device.is_its_host for s in settings]),
-        tuple(s.device.name for s in settings),
-    )
-
-
-def is_recorded(s: Setting) -> bool:
-    """Whether a row's network is recorded at its length."""
-    return _run(s, s.row.batches[0], s.precisions[0], s.stacks.baseline).is_recorded
-
-
-def _run(s: Setting, batch: int, precision: Precision, stack: Stack) -> Run:
-    return Run(s.network.name, s.length, batch, precision, s.device, stack)
-
-
-def _works_of(
-    s: Setting, batch: int, precision: Precision, stack: Stack, listed: bool
-) -> Sequence[Work]:
-    """Return the works of a step by the record of its network, by its layers where it has none."""
-    run = _run(s, batch, precision, stack)
-    if run.is_recorded and not listed:
-        return recorded_works(run)
-    step = Layers(stack, precision)
-    s.network.build(step, batch, s.length)
-    return as_run(step.works, s.device)
-
-
-def _alike_once(works: Iterable[Work], device: Device) -> list[Work]:
-    """Return works with passes of one kind and one ratio of bytes to elements added up.
-
-    Their seconds are those of their sum. A pass that stays in the cache asks for no bytes.
-    """
-    sums: dict[tuple[str, float], Work] = {}
-    rest = []
-    for work in works:
-        if work.product is not None:
-            rest.append(work)
-            continue
-        bytes = 0.0 if work.fresh and work.bytes <= device.cached_bytes else work.bytes
-        key = (work.kind, round(bytes / work.elements, 9) if work.elements else -1.0)
-        sum = sums.get(key, Work(0.0, 0.0, launches=0.0, kind=work.kind))
-        sums[key] = replace(
-            sum,
-            bytes=sum.bytes + bytes * work.count,
-            elements=sum.elements + work.elements * work.count,
-            launches=sum.launches + work.launches * work.count,
-            host_seconds=sum.host_seconds + work.host_seconds * work.count,
-        )
-    return [*rest, *sums.values()]
-
-
-def step_seconds(steps: Steps, constants: Constants) -> Array:
-    """Return the modeled seconds of both steps of every row, [rows, 2]."""
-    load = steps.load
-    each = kernel_seconds(load, constants)
-    starts = np.concatenate([[0], steps.ends[:-1]])
-    kernels = np.add.reduceat((each.kernel + each.shift) * load.count, starts)
-    launches = np.add.reduceat(load.launch_seconds * load.count, starts) * constants.launch_factor
-    host = np.repeat(steps.host, 2)
-    seconds = np.where(host, kernels + launches, np.maximum(kernels, launches))
-    return seconds.reshape(-1, 2) + constants.step_seconds
-
-
-def speedups(steps: Steps, constants: Constants) -> Array:
-    """Return the modeled throughput of the mixed run over the baseline's, [rows]."""
-    return ratio(steps, step_seconds(steps, constants))
-
-
-def ratio(steps: Steps, seconds: Array) -> Array:
-    """Return the speedups that seconds of both steps are, [rows]."""
-    return seconds[:, 0] / seconds[:, 1] * steps.batches[:, 1] / steps.batches[:, 0]
-
-
-def chosen(steps: Steps, rows: NDArray[np.bool_]) -> Steps:
-    """Return the steps of the rows that are chosen."""
-    starts = np.concatenate([[0], steps.ends[:-1]])
-    kept = np.repeat(rows, 2)
-    works = np.repeat(kept, steps.ends - starts)
-    load = Load(*(getattr(steps.load, f.name)[works] for f in fields(Load)))
-    picked = np.flatnonzero(rows)
-    return Steps(
-        load,
-        np.cumsum((steps.ends - starts)[kept]),
-        steps.batches[rows],
-        steps.seconds[rows],
-        steps.speedups[rows],
-        tuple(steps.families[i] for i in picked),
-        steps.host[rows],
-        tuple(steps.devices[i] for i in picked),
-    )
 
 
 def constants_at(place: Array) -> Constants:
@@ -285,3 +132,44 @@ def held_out(
         fits[group] = fit(chosen(steps, ~inside), start)
         result[inside] = step_seconds(chosen(steps, inside), fits[group])
     return result, fits
+
+
+def known_of(settings: Sequence[Setting]) -> Known:
+    """Return the rows with constants fitted to all of them, and to all but each family, device."""
+    return fitted_known(settings, steps_of(settings))
+
+
+def fitted_known(settings: Sequence[Setting], steps: Steps) -> Known:
+    """Return the same of rows whose steps are made; held-out fits begin at that of all rows."""
+    whole = fit(steps)
+    seconds, fits = held_out(steps, steps.families, whole)
+    device_seconds, device_fits = held_out(steps, steps.devices, whole)
+    return Known(
+        tuple(settings),
+        steps,
+        whole,
+        fits,
+        device_fits,
+        seconds,
+        device_seconds,
+        speedups(steps, TEXTBOOK),
+    )
+
+
+def write_known(known: Known, path: Path = PATH) -> None:
+    """Write the constants and the held-out seconds of the package's rows."""
+    data = {
+        "constants": asdict(known.constants),
+        "families": {name: asdict(c) for name, c in known.fits.items()},
+        "devices": {name: asdict(c) for name, c in known.device_fits.items()},
+        "rows": [setting.row.id for setting in known.settings],
+        "seconds": _rounded(known.seconds),
+        "device_seconds": _rounded(known.device_seconds),
+        "textbook": _rounded(known.textbook[:, None]),
+    }
+    rows = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
+    path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
+def _rounded(seconds: Array) -> list[list[float]]:
+    return [[float(f"{value:.{DIGITS}g}") for value in row] for row in seconds.tolist()]

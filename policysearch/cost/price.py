@@ -39,7 +39,7 @@ SPEEDUP_INTERVAL = (0.829, 1.269)
 """Factors on a modeled speedup between which 80 % of published ones lie, their family or their
 device held out, on devices that have numbers of what large products achieve there.
 
-`python -m benchmarks.validation` prints them.
+`policysearch validate-cost` prints them.
 """
 
 UNMEASURED_INTERVAL = (0.809, 1.275)

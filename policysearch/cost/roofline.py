@@ -1,4 +1,4 @@
-"""Seconds of kernels on a device: one roofline for those of graphs and of layer lists.
+"""Seconds of kernels on a device: one roofline for graphs and lists of products.
 
 The roofline is that of Williams, Waterman and Patterson (2009): a kernel takes the longest of what
 its FLOPs, its bytes and here also its instructions take. Of the terms of one kernel the root of the
