@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs site reference lint slow browser peers mindspore bench mutants faults clean
+.PHONY: front test docs site reference lint slow browser peers cuda mindspore bench mutants faults clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -51,6 +51,10 @@ slow: .venv/test.stamp
 # The page of a study in a real browser; needs chromium (apt-get install chromium).
 browser: .venv/browser.stamp
 	CI=true $(BIN)/pytest tests/test_page.py tests/test_page_in_browser.py
+
+# The torch executor's tests on the first GPU; needs a torch for CUDA in .venv.
+cuda: .venv/peers.stamp
+	TORCH_PLACE=cuda $(BIN)/pytest tests/test_torch_rounding.py tests/test_torch_step.py tests/test_torch_training.py
 
 peers: .venv/peers.stamp
 	$(BIN)/pytest -m "(peers or torch) and not slow"

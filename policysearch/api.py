@@ -77,6 +77,7 @@ def run_study(
     goal: str | None = None,
     processes: int | None = None,
     fast: Fast | None = None,
+    place: str | None = None,
     progress: Progress | bool = True,
     accept_changes: bool = False,
     retry_failed: bool = False,
@@ -86,16 +87,15 @@ def run_study(
 
     `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number in
     the study file, `goal` its goal ("fastest gap<=0.01 memory<=0.6"), `fast` ("c", "numpy" or
-    "off") what emulates. Results depend neither on `fast` nor on `processes`: None takes one per
-    core, 0 trains in this process. With a Dask client as `executor` its workers train. `progress`
-    is called after every run: by default a bar on standard error, or in a notebook; False is
+    "off") what emulates. Results depend neither on that nor on `processes`: None takes one per
+    core, 0 trains in this process. "torch", at a `place` ("cpu", "cuda:1"), has its own journal.
+    `executor`: a Dask client. `progress` is called after every run: by default a bar; False is
     silent. Every run that ended is used again. Raises InputError where `storage` holds runs of
     another task, other data, or other code or libraries; the last two are mixed, and the results
     say so, with `accept_changes`. `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
-    spec = spec if goal is None else with_goal(spec, goal)
-    spec = spec if fast is None else replace(spec, study=replace(spec.study, fast=fast))
+    spec = (spec if goal is None else with_goal(spec, goal)).emulated_by(fast, place)
     path = _journal(study, storage)
     make_folder(path.parent)
     with told(progress, spec.study.trials) as tell:

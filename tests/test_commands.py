@@ -195,6 +195,7 @@ def test_a_common_mistake_gets_a_hint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    code: str | int | None
     try:
         code = main(line.split())
     except SystemExit as stopped:

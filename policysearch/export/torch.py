@@ -201,6 +201,9 @@ def _but_updates(running: Policy) -> str:
 
 
 def _state_losses(policy: Policy, running: Policy, model: Model) -> Iterator[str]:
+    for field in ("second_moment", "state_block", "compensation"):
+        if getattr(policy, field) != getattr(running, field):
+            yield f"{field}: {getattr(policy, field)!r} is for an optimizer of your own to keep"
     for layer in model.layer_names:
         state = running.state_of(layer)
         if model.parameters_of(layer) and policy.state_of(layer) != state:

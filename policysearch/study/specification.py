@@ -81,7 +81,7 @@ class StudySpec(Shown):
         old = [name for name in OLD_GOALS if getattr(self.study, name) is not None]
         if old:
             raise InputError(f"goal: given beside study.{old[0]}; expected one of them")
-        self.goal.check(self.objectives.names, self.priced_batch_size)
+        self.goal.check(self.objectives.names, self.priced_batch_size, self.task.metric_name)
 
     @property
     def wanted(self) -> GoalSection:
@@ -122,6 +122,13 @@ class StudySpec(Shown):
         """Return a copy that goes on to `trials` trials."""
         return replace(self, study=replace(self.study, trials=trials))
 
+    def emulated_by(self, fast: Any, place: str | None) -> StudySpec:
+        """Return a copy with what emulates, and where, in the place of its own; None keeps that."""
+        if fast is None and place is None:
+            return self
+        fast = self.study.fast if fast is None else fast
+        return replace(self, study=replace(self.study, fast=fast, place=place))
+
     def to_the_end(self) -> StudySpec:
         """Return a copy whose search goes on whatever may be left."""
         if self.goal is not None:
@@ -142,7 +149,7 @@ def objective_of(
     return Objective(
         spec.task,
         *where,
-        fast=spec.study.fast,
+        fast=spec.study.executor,
         parallel=spec.parallel.base,
         recompute=cost.recompute,
         net=cost.net,

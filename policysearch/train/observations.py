@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from policysearch.emulator.compile import Step
 from policysearch.graph import FloatArray, Graph
 from policysearch.train.lost_values import LostValues, Probe, Tally
 from policysearch.train.origin import Origin, Origins, Tracer, Where, is_all_finite
@@ -100,12 +101,13 @@ class Observations:
         """Return whether any of the parameters is not finite, and is so for the first time."""
         return not self.ended and not is_all_finite(arrays)
 
-    def tracer(
-        self, last: bool, graph: Graph, seed: int, sources: Mapping[str, FloatArray]
-    ) -> Tracer:
-        """Return the step of the phase that keeps every value, compiled once; no value is old."""
+    def tracer(self, last: bool, graph: Graph, seed: int, step: Step) -> Tracer:
+        """Return the step of the phase that keeps every value, compiled once; no value is old.
+
+        `step` is the one in training, whose arrays it has.
+        """
         if last not in self._tracers:
-            self._tracers[last] = Tracer(graph, seed, sources)
+            self._tracers[last] = Tracer(graph, seed, step.arrays, step.fast)
         self._tracers[last].clear()
         return self._tracers[last]
 

@@ -257,8 +257,8 @@ def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
         exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)
         units: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
         return units
-    bits = np.empty(values.shape, np.uint32)  # stays an array where the value is a single one
-    np.bitwise_and(values.view(np.uint32), np.uint32(EXPONENT), out=bits)
+    bits = np.empty_like(values, np.int32)  # stays an array where the value is a single one
+    np.bitwise_and(values.view(np.int32), np.int32(EXPONENT), out=bits)
     powers: FloatArray = bits.view(np.float32)
     np.maximum(powers, np.float32(fmt.min_normal), out=powers)
     powers *= np.float32(2.0 ** -(fmt.mantissa_bits + 1))

@@ -167,15 +167,15 @@ class Trainer:
             executable, loss = self.forward_backward(True, inputs, labels, scale)
         skipped = skips_update(config, finite)
         taken = Past(self.step_index, self.updates_done, inputs, labels, scale, skipped)
-        if not np.isfinite(loss):
+        if not skipped:
+            self._apply_updates(executable, probed)
+            self.updates_done += 1
+        if not np.isfinite(loss):  # behind the update: a trace takes steps where its values are
             self._trace("loss", taken)
         elif not finite:
             self._trace("gradients", taken)
         if self.records:
             self.observations.went_by(taken)
-        if not skipped:
-            self._apply_updates(executable, probed)
-            self.updates_done += 1
         if self.records and self.step_index == self.task.steps - 1:
             self._look_back()
         self.scale_state = next_state(config, self.scale_state, finite, self.step_index)
@@ -235,10 +235,10 @@ class Trainer:
         seen, count = self.observations, self.task.accumulation_steps
         for array in self._sums:
             array[...] = 0.0
-        sources = self._compiled[False, True].arrays
+        running = self._compiled[False, True]
         for place, batch in enumerate(micro_batches(step.inputs, step.labels, count)):
             last = place == count - 1
-            tracer = seen.tracer(last, self._graphs[not last], self.seed, sources)
+            tracer = seen.tracer(last, self._graphs[not last], self.seed, running)
             self._run(tracer.step, place + step.index * count, *batch, step.scale)
             if seen.origins.add(tracer.traced(), step.index, found, step.skipped):
                 break
