@@ -199,4 +199,4 @@ def _keys_page(options: argparse.Namespace) -> None:
     print(study_file_page())
 
 
-COMMANDS = (Command(200, "keys", "list the keys of a study file", _keys_page),)
+COMMANDS = (Command(460, "keys", "list the keys of a study file", _keys_page),)

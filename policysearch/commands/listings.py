@@ -100,7 +100,14 @@ def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 COMMANDS = (
-    Command(170, "presets", "list the presets", _presets),
-    Command(180, "formats", "list the number formats", _formats),
-    Command(190, "hardware", "list devices and software stacks", _hardware, _one_device),
+    Command(440, "presets", "list the presets", _presets),
+    Command(450, "formats", "list the number formats", _formats),
+    Command(
+        430,
+        "hardware",
+        "list devices and software stacks",
+        _hardware,
+        _one_device,
+        example="hardware H100-SXM5",
+    ),
 )

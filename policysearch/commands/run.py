@@ -242,11 +242,28 @@ def _factor(text: str, spec: StudySpec) -> float:
 
 
 COMMANDS = (
-    Command(10, "run", "search; goes on with a study that was interrupted", _run, _run_arguments),
     Command(
-        20, "confirm", "train the front longer, on seeds of its own", _confirm, _confirm_arguments
+        10,
+        "run",
+        "search; goes on with a study that was interrupted",
+        _run,
+        _run_arguments,
+        example="run studies/mlp-digits.toml",
     ),
     Command(
-        7, "estimate", "how long a study will take on this machine", _estimate, _estimate_arguments
+        20,
+        "confirm",
+        "train the front longer, on seeds of its own",
+        _confirm,
+        _confirm_arguments,
+        example="confirm studies/mlp-digits.toml --steps 10x",
+    ),
+    Command(
+        7,
+        "estimate",
+        "how long a study will take on this machine",
+        _estimate,
+        _estimate_arguments,
+        example="estimate net.toml",
     ),
 )

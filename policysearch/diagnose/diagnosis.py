@@ -168,7 +168,7 @@ class Diagnoser:
         verdict: Verdict = "not repaired" if repair is None else "repaired"
         why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
         why, rows = "" if repair else why, tuple(table)
-        cause = evidence.cause
+        cause = evidence.cause.located(self.objective.step_graph(evidence.policy))
         return Diagnosis(verdict, cause, off, matters, noise, rows, repair, trained, held, why)
 
     def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:

@@ -46,6 +46,9 @@ def explain(graph: Graph, policy: Policy, notes: Sequence[str] = ()) -> str:
     steps = steps_of(graph, policy)
     numbers = {i: str(step.number) for step in steps for i in step.node_ids}
     rows = [COLUMNS, *(_row(graph, node, numbers.get(node.id, "")) for node in graph.nodes)]
+    if any(node.line for node in graph.nodes):
+        lines = ("your line", *(node.line or "-" for node in graph.nodes))
+        rows = [(*row, line) for row, line in zip(rows, lines, strict=True)]
     return "\n".join(
         [
             f"policy {policy.name} ({policy.digest[:12]})",

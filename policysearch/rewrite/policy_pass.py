@@ -135,7 +135,7 @@ def _source(at: Casting, source: Node) -> int:
     if read and source.op.name == "parameter":
         stored = at.policy.stored(source.layer)
     elif read and source.op.name == "state":
-        stored = at.policy.state_of(source.layer)
+        stored = at.policy.state_of(source.layer, source.name.rpartition(".")[2])
     elif source.op.name == "gradient_buffer":
         stored = at.policy.stored(source.layer)
     at.gradient_formats[source.id] = stored

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from typing import Any
 
 from policysearch.formats import format_named
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import layer_named
 from policysearch.policy.product_words import ROLES as PRODUCT_ROLES
 from policysearch.policy.product_words import SAME, words_of
@@ -29,14 +30,15 @@ def layer_options(policy: Policy, name: str, apart: Set[str], recipe: str) -> di
     stored = "" if policy.master_weights or layer.param == "float32" else layer.param
     roles = apart & {*ROLES}
     options = {role: _role_option(role, layer, recipe) for role in roles}
+    mode = policy.rounding.update.mode if policy.compensation == "none" else policy.compensation
     if "param" in apart:
-        options["param"] = stored_option(stored, policy.rounding.update.mode)
+        options["param"] = stored_option(stored, mode)
         stored = ""
     if "products" in apart:
         options["products"] = _products_option(layer, recipe)
         layer = replace(layer, products=Products(), backward="tensor")
     later = [(phase.first_step, dict(phase.layers)[name]) for phase in policy.phases]
-    kept = stored_option(stored, policy.rounding.update.mode)
+    kept = stored_option(stored, mode)
     options["format"] = _main_option(layer, later, kept, recipe, roles)
     return options
 
@@ -97,6 +99,8 @@ def stored_option(stored: str, mode: str) -> Option:
     if not stored:
         return Option("param/")
     epsilon = _epsilon(stored)
+    if mode == "kahan":
+        return Option(f"param/{stored}+", 0.0, epsilon**2)
     if mode == "stochastic":
         return Option(f"param/{stored}~", epsilon)
     return Option(f"param/{stored}", 0.0, epsilon)
@@ -120,17 +124,28 @@ def _scaled(name: str, recipe: str) -> str:
     return recipe if format_named(name).bits < 16 else ""
 
 
+def acting(name: str, decided: Mapping[str, Any]) -> Any:
+    """Return what is decided for `name`, the usual where it acts on nothing (`equivalence`)."""
+    value, state, second = (decided[x] for x in (name, "optimizer_state", "second_moment"))
+    if name == "second_moment" and value == state:
+        return SAME
+    narrow = any(x not in (SAME, AS_STORED) and is_narrow(x) for x in (state, second))
+    return value if name != "state_block" or narrow else 0
+
+
 def idle_option(name: str) -> Option:
     """Return what an op decides that no layer below float32 uses."""
     return Option(f"{name}=fp32")
 
 
-def other_option(name: str, value: str, mode: str = "nearest_even") -> Option:
-    """Return what an op, a rule or the format of the optimizer's state decides."""
+def other_option(name: str, value: Any, mode: str = "nearest_even") -> Option:
+    """Return what an op, a rule, or a form of the optimizer's state decides."""
     said = f"{name}={value}"
     if value in ("fp32", "float32", OFF):
         return Option(said)
-    if name == "optimizer_state":
+    if name == "state_block" or value == SAME:
+        return Option(said)
+    if name in ("optimizer_state", "second_moment"):
         kept = stored_option(value, mode)
         said += "~" * (mode == "stochastic")
         return Option(said, kept.operand_epsilon, kept.storage_epsilon)

@@ -18,9 +18,9 @@ from typing import Any
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import layer_presets
-from policysearch.space.decided.base import Params
+from policysearch.space.decided.base import SAME, Params
 from policysearch.space.decided.layer_formats import ROLES
-from policysearch.space.decision_options import idle_option, layer_options, other_option
+from policysearch.space.decision_options import acting, idle_option, layer_options, other_option
 from policysearch.space.equivalence import has_short_range, moves_by_powers, over_run
 from policysearch.space.options import Decisions, Option, Row
 from policysearch.space.parallel import PREFIX, parallel_option
@@ -107,7 +107,7 @@ class Encoding:
                 option = idle_option(name)
             else:
                 mode = params.get("update_rounding", self._fixed["update_rounding"])
-                option = _other(name, params.get(name, self._fixed[name]), mode)
+                option = _other(name, acting(name, {**self._fixed, **params}), mode)
             row.append(self._index[place][option])
         if len(self._scales) > 1:
             scale = self._scale(params)
@@ -127,7 +127,9 @@ class Encoding:
             modes = self._choices.get("update_rounding", (self._fixed["update_rounding"],))
             values = product(self._choices[name], modes)
             options = [_other(name, value, mode) for value, mode in values]
-            return list(dict.fromkeys([*options, idle_option(name)] if kind == "op" else options))
+            usual = {"op": [idle_option(name)], "second_moment": [_other(name, SAME, modes[0])]}
+            usual["state_block"] = [_other(name, 0, modes[0])]
+            return list(dict.fromkeys([*options, *usual.get(kind, [])]))
         own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
         key = own, self._kinds[group]
         if key not in self._made_of:  # groups alike that decide the same have the same options
@@ -208,7 +210,7 @@ def _kinds(space: Space) -> dict[str, int]:
     }
 
 
-def _other(name: str, value: str, mode: str) -> Option:
+def _other(name: str, value: Any, mode: str) -> Option:
     """Return what a decision that is of no layer decides, the spread among them."""
     spread = name.startswith(PREFIX)
     return parallel_option(name, value) if spread else other_option(name, value, mode)

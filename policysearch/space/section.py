@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from policysearch.policy.presets import PRESETS
 from policysearch.space.decided.base import Decided
+from policysearch.space.decided.kept import Kept, KeptForms
 from policysearch.space.decided.layer_formats import Formats, LayerFormats, Roles
 from policysearch.space.decided.loss_scales import LossScales, Scale
 from policysearch.space.decided.op_lists import OpLists, Ops, Rules
@@ -28,7 +29,7 @@ DEVICE = "device"
 
 DECIDED: tuple[Decided, ...] = (
     *(Formats(), Roles(), LayerProducts(), Ops(), Storage(), OptimizerState(), UpdateRounding()),
-    *(Scale(), Accumulators(), Scalings(), Rules(), Phases()),
+    *(Kept(), Scale(), Accumulators(), Scalings(), Rules(), Phases()),
 )
 """Every kind of decision, in the order a policy takes them: a later one changes what is there."""
 
@@ -40,6 +41,7 @@ class SpaceSection(
     Products,
     LossScales,
     Updates,
+    KeptForms,
     StoredFormats,
     OpLists,
     ProductFormats,

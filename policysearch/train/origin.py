@@ -26,7 +26,8 @@ class Link:
     """A value on the way: which op of which layer made it, and how large it was.
 
     `largest_in` and `largest_out` are the largest finite absolute values that the op read and gave,
-    before rounding; `lost` of its values are not finite. `limit` is the largest of its format.
+    before rounding; `lost` of its values are not finite. `limit` is the largest of its format, and
+    `line` the place in the user's file, where it is known.
     """
 
     op: str
@@ -38,6 +39,7 @@ class Link:
     largest_out: float
     lost: int
     of: int
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,13 @@ class Origin:
         """Say what became not finite, where, in which step, and by how much."""
         link = self.link
         place = f"{link.op} of {link.layer or 'no layer'} ({link.role}, step {self.step})"
+        line = f" ({link.line})" if link.line else ""
         if self.kind == "born":
-            return f"{place} gave NaN or infinity of finite values up to {link.largest_in:.3g}"
-        limit = f"{link.format}'s largest is {link.limit:.5g}"
-        return f"{place} gave {link.largest_out:.3g} where {limit}"
+            gave = f"NaN or infinity of finite values up to {link.largest_in:.3g}"
+        else:
+            limit = f"{link.format}'s largest is {link.limit:.5g}"
+            gave = f"{link.largest_out:.3g} where {limit}"
+        return f"{place} gave {gave}{line}"
 
 
 def first_harm(origins: Iterable[Origin]) -> Origin | None:
@@ -115,6 +120,7 @@ class Traced:
             max(largest_of(value), rounded.largest),
             int(np.count_nonzero(~np.isfinite(value))),
             value.size,
+            node.line,
         )
 
 
