@@ -22,6 +22,7 @@ __all__ = (  # noqa: F405
     "Task",
     "Trial",
     "as_exported",
+    "carry_study",
     "confirm_study",
     "explain",
     "explain_passes",

@@ -36,6 +36,7 @@ from policysearch.study.journal.storage import Repair, repair
 from policysearch.study.journal.trials import Trial as Trial
 from policysearch.study.opening import load_results as read_journal
 from policysearch.study.questions.by_hand import try_policy as try_spec
+from policysearch.study.questions.carry import FEWEST, Carried, carry
 from policysearch.study.results.results import Results as Results
 from policysearch.study.session import Progress
 from policysearch.study.specification import StudySpec as StudySpec
@@ -169,6 +170,30 @@ def try_policy(
     path = _journal(study, storage)
     make_folder(path.parent)
     return try_spec(study, path, policy, processes=processes, progress=progress)
+
+
+@without_own_frames
+def carry_study(
+    small: StudySpec,
+    large: StudySpec,
+    storage: str | Path | None = None,
+    to_storage: str | Path | None = None,
+    *,
+    policies: int = 6,
+    processes: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Carried:
+    """Return what the front of the study `small` and its neighbours come to on another study's net.
+
+    They go there as rules and are priced there; `policies` of them are trained with the seeds and
+    steps of `large`, in its journal `to_storage`. `progress` is told what is trained, a line each.
+    InputError where the small study has no results, and as of `try_policy`.
+    """
+    number("policies", policies, FEWEST, 1000)
+    results, path = load_results(small, storage), _journal(large, to_storage)
+    make_folder(path.parent)
+    say = progress or (lambda line: None)
+    return carry(results, large, path, policies=policies, processes=processes, say=say)
 
 
 @without_own_frames

@@ -12,10 +12,12 @@ from policysearch.commands.shared import (
     add_policy,
     add_processes,
     add_storage,
+    add_study,
     add_study_option,
     add_trust,
     at_least_one,
     places,
+    say,
     source,
     study_and_policy,
     viewed,
@@ -98,6 +100,34 @@ def _propose(options: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
+def _carry_arguments(command: argparse.ArgumentParser) -> None:
+    add_study(command)
+    command.add_argument("--to", type=source, metavar="STUDY.toml", required=True)
+    known = "journal file of that study (results/<name>.journal)"
+    command.add_argument("--to-storage", type=Path, metavar="FILE", help=known)
+    command.add_argument(
+        "--policies", type=int, default=6, metavar="N", help="policies to train there (6)"
+    )
+    add_processes(command)
+
+
+def _carry(options: argparse.Namespace) -> None:
+    from policysearch.report.carried_page import carried_page
+
+    at_least_one(options, "processes")
+    small, large = (policysearch.load_study(path) for path in (options.study, options.to))
+    carried = policysearch.carry_study(
+        small,
+        large,
+        options.storage,
+        options.to_storage,
+        policies=options.policies,
+        processes=options.processes,
+        progress=lambda line: say(f"policysearch: {line}"),
+    )
+    print(carried_page(carried))
+
+
 COMMANDS = (
     Command(
         50,
@@ -114,6 +144,14 @@ COMMANDS = (
         _why,
         _why_arguments,
         example="why 3 dense1 --study studies/mlp-digits.toml",
+    ),
+    Command(
+        65,
+        "carry",
+        "what a small net's study comes to on a large net",
+        _carry,
+        _carry_arguments,
+        example="carry studies/mlp-digits.toml --to large.toml",
     ),
     Command(
         230,

@@ -1,0 +1,184 @@
+"""Whether a small net's study holds in a large one: said where it does, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.carry import BASE, FAMILIES, SHARE, Family
+from policysearch import api
+from policysearch.cli import main
+from policysearch.nn.models import gpt
+from policysearch.policy.policy import uniform_layer
+from policysearch.policy.presets import preset
+from policysearch.report.carried_page import carried_page
+from policysearch.space.rules_file import rules_file_of
+from policysearch.study.questions.carry import (
+    FEWEST,
+    LEAST,
+    OWN,
+    SURE,
+    Agreement,
+    Carried,
+    Moved,
+    agreement,
+    carry,
+)
+from policysearch.study.results.results import Results
+from policysearch.study.specification import StudySpec
+from policysearch.values import InputError
+
+SHORT = (("steps = 150", "steps = 60"), ("tail_steps = 50", "tail_steps = 20"))
+GAPS = np.array([1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2])
+
+
+def _seeds(gaps: Any, noise: float, seed: int = 0) -> list[list[float]]:
+    """Return the gaps of three seeds, each off by `noise` of itself."""
+    rng = np.random.default_rng(seed)
+    table = np.array(gaps)[:, None] * (1.0 + noise * rng.standard_normal((len(gaps), 3)))
+    return [[float(gap) for gap in row] for row in table]
+
+
+def test_nets_that_rank_alike_carry_and_a_turned_order_does_not() -> None:
+    small = _seeds(GAPS, 0.1)
+    alike = agreement(small, _seeds(3.0 * GAPS, 0.1, 1))
+    assert alike.kind == "carries" and alike.correlation == 1.0 and alike.low >= LEAST
+    turned = agreement(small, _seeds(GAPS[::-1], 0.1, 1))
+    assert turned.kind == "does not carry" and turned.high < SURE and not turned.noise
+    assert "rank correlation -1.00 (-1.00 to -1.00 over the seeds) of 6" in str(turned)
+
+
+def test_a_net_that_does_not_agree_with_itself_says_nothing_of_another() -> None:
+    noise = np.random.default_rng(3).standard_normal((6, 3))
+    for tables in ((_seeds(GAPS, 0.1), noise), (noise, _seeds(GAPS, 0.1))):
+        found = agreement(*tables)
+        own = found.large if tables[1] is noise else found.small
+        assert own is not None and own < OWN
+        assert found.kind == "cannot tell" and "own seeds rank them at" in found.noise
+
+
+def test_one_seed_or_few_policies_cannot_tell() -> None:
+    single = [[float(gap)] for gap in GAPS]
+    assert agreement(single, single).kind == "cannot tell"
+    assert "one seed" in agreement(single, single).noise
+    few = _seeds(GAPS[: FEWEST - 1], 0.1)
+    assert agreement(few, few).kind == "cannot tell"
+
+
+def test_a_correlation_that_seeds_take_below_and_above_cannot_tell() -> None:
+    between = Agreement(6, 0.7, 0.3, 0.9, 0.9, 0.9)
+    assert between.kind == "cannot tell"
+    assert replace(between, correlation=0.9).kind == "cannot tell"
+    assert replace(between, correlation=0.9, low=0.6).kind == "carries"
+    assert replace(between, high=0.75).kind == "does not carry"
+
+
+def _pair(name: str, *changes: tuple[str, str]) -> tuple[StudySpec, StudySpec]:
+    large = Family((*FAMILIES[name].changes, *changes)).large()
+    return replace(large, task=large.task.narrower(SHARE)), large
+
+
+@pytest.fixture(scope="module")
+def tanh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, StudySpec, Path]:
+    """A study of the small net, and the large one's file."""
+    folder = tmp_path_factory.mktemp("carry")
+    small, large = _pair("tanh", *SHORT, ("trials = 20", "trials = 12"))
+    results = api.run_study(small, folder / "small.journal", processes=0, progress=False)
+    return results, large, folder
+
+
+def test_a_tanh_net_carries_and_no_gap_is_told_of_what_was_not_trained(
+    tanh: tuple[Results, StudySpec, Path],
+) -> None:
+    results, large, folder = tanh
+    said: list[str] = []
+    journal = folder / "large.journal"
+    found = carry(results, large, journal, policies=5, processes=0, say=said.append)
+    assert found.kind == "carries", found.verdict
+    assert said[0].startswith("trains 5 policies and float32 there: 21 runs of 60 steps")
+    assert len(found.trained) == 5 < len(found.moved)
+    page = carried_page(found)
+    assert page.startswith("verdict: carries: rank correlation ")
+    best = re.search(r"\nconfirmed there: (.*), (.*)x modeled, gap (.*) nats, at most (.*)\n", page)
+    assert best and float(best[3]) <= float(best[4])
+    fast = [e.cost.speedup for e in found.trained if e.cost and e.trial.label == best[1]]
+    assert f"{fast[0]:.2f}" == best[2] and "confirmed" not in carried_page(
+        replace(found, of_all=None)
+    )
+    untrained = [each for each in found.moved if each.there is None]
+    assert page.count("not trained") == len(untrained) > 0
+    for each in found.moved:
+        assert each.policy is not None and each.cost is not None and not each.why
+        assert each.policy.layers == each.trial.policy.layers  # layers are called alike here
+    again = carry(results, large, journal, policies=5, processes=0)
+    assert again.verdict == found.verdict
+
+
+def test_a_noisy_net_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    small, large = _pair("noisy", ("trials = 20", "trials = 4"))
+    results = api.run_study(small, tmp_path / "small.journal", processes=0, progress=False)
+    found = carry(results, large, tmp_path / "large.journal", processes=0)
+    assert found.kind == "cannot tell" and "cannot rank policies" in found.verdict
+    assert not (tmp_path / "large.journal").exists()
+    assert carried_page(found).startswith("verdict: cannot tell: of the small net, ")
+
+
+def test_what_differs_is_named(tanh: tuple[Results, StudySpec, Path]) -> None:
+    """A large net that has the gaps of the small one the other way round."""
+    results, _, _ = tanh
+    trials = sorted((t for t in results.trials if not t.diverged), key=lambda t: t.loss_gap)[-6:]
+    turned = zip(trials, reversed(trials), strict=True)
+    moved = tuple(Moved(trial, trial.policy, trial.cost, there=other) for trial, other in turned)
+    of_all = agreement(
+        *([[s.loss_gap for s in t.scores] for t in each] for each in (trials, trials[::-1]))
+    )
+    found = Carried(results, results, moved, of_all)
+    assert found.kind == "does not carry"
+    assert f"is number 1 of {len(moved)} in the small net" in found.verdict
+    assert "and 6 in the large" in found.verdict or ", 6 in the large" in found.verdict
+
+
+def test_a_policy_of_other_layers_says_why_it_does_not_reach(
+    tanh: tuple[Results, StudySpec, Path],
+) -> None:
+    results, large, folder = tanh
+    other = replace(large, task=replace(large.task, model="lenet5", widths=()))
+    found = carry(results, other, folder / "lenet.journal", policies=4, processes=0)
+    lost = [each for each in found.moved if each.why]
+    assert lost and all(each.policy is None and each.there is None for each in lost)
+    assert "is no policy of the large net: " in carried_page(found)
+
+
+def test_ends_are_taken_from_two_blocks_to_twelve_and_said() -> None:
+    two, twelve = (gpt((8,), 10, 16, (32,) * n, 2) for n in (2, 12))
+    last = {n: uniform_layer("bfloat16") for n in two.layer_names if n.startswith("block2.")}
+    file = rules_file_of(preset("float32", two.layer_names).with_layers(last, "last"), two)
+    low = [name for name, of in file.policy(twelve).layers if of.compute == "bfloat16"]
+    assert low and all(name.startswith("block12.") for name in low)
+    assert any("ends are taken" in note for note in file.notes)
+
+
+def test_the_command_prints_it_and_mistakes_are_said(
+    tanh: tuple[Results, StudySpec, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, folder = tanh
+    text = BASE
+    for before, after in (*SHORT, ("trials = 20", "trials = 12")):
+        text = text.replace(before, after)
+    small = text.replace("[128, 128, 128]", "[32, 32, 32]")
+    for name, body in (("small.toml", small), ("large.toml", text)):
+        (folder / name).write_text(body)
+    words = ["carry", str(folder / "small.toml"), "--storage", str(folder / "small.journal")]
+    words += ["--to", str(folder / "large.toml"), "--to-storage", str(folder / "large.journal")]
+    assert main([*words, "--policies", "5"]) == 0
+    assert capsys.readouterr().out.startswith("verdict: carries: rank correlation ")
+    assert main([*words, "--policies", "2"]) == 2
+    assert "policies: 2; expected" in capsys.readouterr().err
+    none = api.load_study(folder / "small.toml")
+    with pytest.raises(InputError):
+        api.carry_study(none, none, folder / "nothing.journal")
