@@ -217,8 +217,9 @@ def policy_for(source: str, study: StudySpec, clipped: bool = False) -> Policy:
 
     model = study.task.build_model(study.task.load_dataset())
     policy = policy_from(source, model, clipped)
-    if source.startswith(PRESET_PREFIX):
-        policy = with_accumulator(policy, study.space.accumulators[0])
+    summed = study.space.accumulators[0]
+    if source.startswith(PRESET_PREFIX) and summed != "float32":  # a preset may say its own
+        policy = with_accumulator(policy, summed)
     return study.parallel.spread(named_as_run(policy, model, study.study.target))
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from policysearch.diagnose.diagnosis import Diagnosis, Tried
+from policysearch.diagnose.diagnosis import Diagnoser, Diagnosis, Tried
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy, to_data
 from policysearch.report.lost import chain_table
 from policysearch.report.text import aligned
 
 SHOWN = 12
 """So many changes are shown: those that were trained, and the next in order."""
+
+
+def diagnosed(objective: Objective, policy: Policy, seeds: Sequence[int], budget: int) -> str:
+    """Return that page of a policy, which is trained here, with at most `budget` changes of it."""
+    return diagnosis_page(Diagnoser(objective, sorted(seeds), budget).diagnose(policy), policy)
 
 
 def diagnosis_page(found: Diagnosis, policy: Policy) -> str:
