@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs site reference lint slow browser peers mindspore bench mutants faults clean
+.PHONY: front test docs site reference lint slow browser peers cuda mindspore bench mutants faults clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -52,6 +52,10 @@ slow: .venv/test.stamp
 browser: .venv/browser.stamp
 	CI=true $(BIN)/pytest tests/test_page.py tests/test_page_in_browser.py
 
+# The torch executor's tests on the first GPU; needs a torch for CUDA in .venv.
+cuda: .venv/peers.stamp
+	TORCH_PLACE=cuda $(BIN)/pytest tests/test_torch_rounding.py tests/test_torch_step.py tests/test_torch_training.py
+
 peers: .venv/peers.stamp
 	$(BIN)/pytest -m "(peers or torch) and not slow"
 
@@ -70,9 +74,11 @@ bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.processes
 
-# Journals of another shape with valid checksums, by command; about ten minutes.
+# Records of another shape, journals with one bit turned over, random studies; half an hour.
 faults: .venv/test.stamp
 	$(BIN)/python -m benchmarks.faults --count 5000
+	$(BIN)/python -m benchmarks.faults --part flips --count 1000
+	$(BIN)/python -m benchmarks.faults --part studies --count 2000 --seed 1
 
 # Minutes to an hour; goes on where it was interrupted.
 mutants: .venv/mutants.stamp

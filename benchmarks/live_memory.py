@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,12 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.live_nets import NETS, Net
 from benchmarks.timing import show
-from benchmarks.validation.layers.layer_memory import Weights
-from benchmarks.validation.layers.precision import FLOAT16, FLOAT32
-from benchmarks.validation.networks.catalogue import network_named
-from benchmarks.validation.published_memory import training
+from benchmarks.validation.published_memory import Weights, memory_of
+from policysearch.importers.torch_export import from_torch
+from policysearch.nn.model import Model
+from policysearch.objective.published.models import model_at
+from policysearch.objective.published.networks import NETWORKS
+from policysearch.objective.published.stacks import FLOAT16, FLOAT32
 
 STEPS = 2
 MODES: dict[str, Weights] = {"float32": "float32", "autocast": "cached", "halved": "halved"}
@@ -96,13 +98,19 @@ def live_in_torch(net: Net, batch: int, mode: str) -> float:
 
 
 def modeled(net: Net, batch: int, mode: str) -> tuple[float, str]:
-    """Return the modeled bytes and the moment of the peak."""
+    """Return the modeled bytes and the node that runs at the peak."""
+    model = _imported(net)
     precision = FLOAT32 if mode == "float32" else FLOAT16
-    made = training(
-        network_named(net.name), "PyTorch 2.5", precision, MODES[mode], net.length, "adam"
-    )
-    found = replace(made, keeping=replace(made.keeping, data_bytes=0.0)).footprint(batch)
-    return found.live_bytes, found.moment
+    memory = memory_of(model, "adam", precision, MODES[mode], batch)
+    return memory.peak_bytes, f"node {memory.peak_node}"
+
+
+def _imported(net: Net) -> Model:
+    """Return the net as it is recorded for published rows, else as it is imported."""
+    if net.name in NETWORKS:
+        return model_at(NETWORKS[net.name], net.length or 0)
+    examples = net.batch(2, "cpu")[:-1]
+    return from_torch(net.model(), examples, loss="softmax_cross_entropy", name=net.name)
 
 
 def compared() -> list[Compared]:

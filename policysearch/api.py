@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -51,15 +50,15 @@ from policysearch.values import number, one_of, without_own_frames
 from policysearch.verify.verdict import Verdict, verify
 
 install()
-if sys.excepthook is sys.__excepthook__:  # a hook of the user stays
-    sys.excepthook = without_own_frames
 
 
+@without_own_frames
 def load_study(path: str | Path) -> StudySpec:
     """Return the study of a TOML file; InputError `file: table.key: given; valid`."""
     return load_spec(Path(path))
 
 
+@without_own_frames
 def default_storage(study: StudySpec) -> Path:
     """Return where the results of a study are kept unless told otherwise."""
     return RESULTS_FOLDER / f"{study.study.name}.journal"
@@ -69,6 +68,7 @@ def _journal(study: StudySpec, storage: str | Path | None) -> Path:
     return default_storage(study) if storage is None else Path(storage)
 
 
+@without_own_frames
 def run_study(
     study: StudySpec,
     storage: str | Path | None = None,
@@ -77,6 +77,7 @@ def run_study(
     goal: str | None = None,
     processes: int | None = None,
     fast: Fast | None = None,
+    place: str | None = None,
     progress: Progress | bool = True,
     accept_changes: bool = False,
     retry_failed: bool = False,
@@ -86,16 +87,15 @@ def run_study(
 
     `storage` is the journal file (default: results/<name>.journal); `trials` replaces the number in
     the study file, `goal` its goal ("fastest gap<=0.01 memory<=0.6"), `fast` ("c", "numpy" or
-    "off") what emulates. Results depend neither on `fast` nor on `processes`: None takes one per
-    core, 0 trains in this process. With a Dask client as `executor` its workers train. `progress`
-    is called after every run: by default a bar on standard error, or in a notebook; False is
+    "off") what emulates. Results depend neither on that nor on `processes`: None takes one per
+    core, 0 trains in this process. "torch", at a `place` ("cpu", "cuda:1"), has its own journal.
+    `executor`: a Dask client. `progress` is called after every run: by default a bar; False is
     silent. Every run that ended is used again. Raises InputError where `storage` holds runs of
     another task, other data, or other code or libraries; the last two are mixed, and the results
     say so, with `accept_changes`. `retry_failed` starts runs again that were recorded as failed.
     """
     spec = study if trials is None else study.with_trials(trials)
-    spec = spec if goal is None else with_goal(spec, goal)
-    spec = spec if fast is None else replace(spec, study=replace(spec.study, fast=fast))
+    spec = (spec if goal is None else with_goal(spec, goal)).emulated_by(fast, place)
     path = _journal(study, storage)
     make_folder(path.parent)
     with told(progress, spec.study.trials) as tell:
@@ -111,6 +111,7 @@ def run_study(
     return replace(results, storage=path)
 
 
+@without_own_frames
 def confirm_study(
     study: StudySpec,
     storage: str | Path | None = None,
@@ -150,6 +151,7 @@ def confirm_study(
     return replace(results, storage=path)
 
 
+@without_own_frames
 def try_policy(
     policy: Policy,
     study: StudySpec,
@@ -169,6 +171,7 @@ def try_policy(
     return try_spec(study, path, policy, processes=processes, progress=progress)
 
 
+@without_own_frames
 def diagnose(
     policy: Policy,
     study: StudySpec,
@@ -190,6 +193,7 @@ def diagnose(
     return Diagnoser(objective, sorted(study.study.seeds), budget, say).diagnose(policy)
 
 
+@without_own_frames
 def record(
     module: Any,
     optimizer: Any,
@@ -214,6 +218,7 @@ def record(
     return recorder.record(module, optimizer, path, every, scaler=scaler, clip=clip)
 
 
+@without_own_frames
 def from_torch(
     module: Any,
     example_inputs: Any,
@@ -238,6 +243,7 @@ def from_torch(
     return torch_export.from_torch(module, example_inputs, loss=loss, labels=labels, name=name)
 
 
+@without_own_frames
 def from_loader(module: Any, loader: Any, **options: Any) -> Script:
     """Return a training loop of torch's as a task; needs torch.
 
@@ -246,6 +252,7 @@ def from_loader(module: Any, loader: Any, **options: Any) -> Script:
     return _read("from_loader", "loader", module, loader, **options)
 
 
+@without_own_frames
 def from_trainer(trainer: Any, **options: Any) -> Script:
     """Return what a Trainer of transformers would train, as a task; needs torch.
 
@@ -254,6 +261,7 @@ def from_trainer(trainer: Any, **options: Any) -> Script:
     return _read("from_trainer", "hugging_face", trainer, **options)
 
 
+@without_own_frames
 def from_lightning(module: Any, datamodule: Any, trainer: Any = None, **options: Any) -> Script:
     """Return what a Trainer of Lightning would train, as a task; needs torch.
 
@@ -273,6 +281,7 @@ def _read(name: str, file: str, *given: Any, **options: Any) -> Script:
     return script
 
 
+@without_own_frames
 def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
     """Rewrite a damaged journal with every intact record, and keep a copy of the damaged file.
 
@@ -283,12 +292,14 @@ def repair_study(study: StudySpec, storage: str | Path | None = None) -> Repair:
     return repair(path, study.study.name, directions, unreadable)
 
 
+@without_own_frames
 def load_results(study: StudySpec, storage: str | Path | None = None) -> Results:
     """Return what a study has found so far; InputError where there is nothing yet."""
     path = _journal(study, storage)
     return replace(read_journal(study, path), storage=path)
 
 
+@without_own_frames
 def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) -> Trial:
     """Return one member of the front.
 
@@ -305,6 +316,7 @@ def pick(results: Results, rule: str = "knee", *, max_gap: float | None = None) 
     return results.fastest(max_gap)
 
 
+@without_own_frames
 def export_policy(
     policy: Policy,
     study: StudySpec,
@@ -330,6 +342,7 @@ def export_policy(
     return write_files({key: text.encode() for key, text in files.items()}, Path(folder))
 
 
+@without_own_frames
 def as_exported(
     policy: Policy, study: StudySpec, target: str = "torch"
 ) -> tuple[Policy, tuple[str, ...]]:
@@ -338,6 +351,7 @@ def as_exported(
     return named_as_run(policy, model, target), differences(policy, model, target)
 
 
+@without_own_frames
 def verify_policy(
     policy: Policy,
     study: StudySpec,
@@ -357,6 +371,7 @@ def verify_policy(
     return verify(policy, task, target=target, steps=steps, seed=seed, place=place)
 
 
+@without_own_frames
 def explain(policy: Policy, task: Task) -> str:
     """Return the training step of `task` under `policy` as text, every cast and step shown."""
     model = task.build_model(task.load_dataset())
@@ -364,6 +379,7 @@ def explain(policy: Policy, task: Task) -> str:
     return explain_graph(graph, policy, task.loop_notes)
 
 
+@without_own_frames
 def explain_passes(policy: Policy, task: Task, device: str, stack: str) -> str:
     """Return what each pass does to the training step of `task`: nodes, casts, time and bytes."""
     model = task.build_model(task.load_dataset())

@@ -8,12 +8,27 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn, Self
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Self, TextIO
 
-from policysearch.commands.registry import Command, commands
+from policysearch.commands.registry import Command, commands, groups
 from policysearch.commands.shared import say
-from policysearch.values import InputError, near_miss
+from policysearch.commands.trust import guard
+from policysearch.values import InputError, near_miss, printable
+
+MEANT = {
+    "start": "init",
+    "search": "run",
+    "train": "run",
+    "resume": "run",
+    "results": "show",
+    "status": "show",
+    "front": "show",
+    "devices": "hardware",
+    "html": "report",
+    "compare": "why",
+}
+"""What people type for a command that is called otherwise."""
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -25,8 +40,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice:
-            message += near_miss(choice[1], choice[2].replace("'", "").split(", "))
+            message += _hint(choice[1], choice[2].replace("'", "").split(", "))
         self.exit(USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _hint(given: str, valid: Sequence[str]) -> str:
+    """Return the end of a message on a wrong choice: what was probably meant."""
+    if given.endswith(".toml"):
+        return f"; did you mean 'policysearch run {given}'?"
+    if given.endswith(".py"):
+        return f"; did you mean 'policysearch init {given}'?"
+    return near_miss(MEANT.get(given, given), valid)
 
 
 class CommandParser(Parser):
@@ -59,13 +83,26 @@ class _Version(argparse.Action):
 def parser(rows: Sequence[Command] | None = None) -> Parser:
     """Return the parser of these commands, of all by default, which sets `run`."""
     finds = "Finds the mixed-precision training policies worth using for a net, recipe and device."
-    top = Parser(prog="policysearch", description=finds)
+    as_written = argparse.RawDescriptionHelpFormatter
+    top = Parser(prog="policysearch", description=finds, formatter_class=as_written)
+    top.usage = "policysearch [-h] [--version] COMMAND ..."
     top.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     choices = top.add_subparsers(
-        title="commands", required=True, metavar="COMMAND", parser_class=CommandParser
+        prog="policysearch",
+        required=True,
+        metavar="COMMAND",
+        parser_class=CommandParser,
+        help=argparse.SUPPRESS,
     )
-    for row in commands() if rows is None else rows:
-        choices.add_parser(row.name, help=row.help, row=row)
+    shown = commands() if rows is None else rows
+    for row in shown:
+        says = f"{row.help[0].upper()}{row.help[1:]}."
+        choices.add_parser(row.name, row=row, description=says, epilog=f"example: {row.typed}")
+    top.epilog = "\n\n".join(
+        "\n".join([f"{name}:", *(f"  {row.name:10} {row.help}" for row in those)])
+        for name, those in groups(shown).items()
+    )
+    top.epilog += "\n\n`policysearch COMMAND --help` has arguments and an example."
     return top
 
 
@@ -75,9 +112,15 @@ def main(arguments: Sequence[str] | None = None, line: Parser | None = None) -> 
     `line` is another parser than `parser()`, which sets `run` as well.
     """
     make_streams_safe()
+    with _shown():
+        return _run(arguments, line)
+
+
+def _run(arguments: Sequence[str] | None, line: Parser | None) -> int:
     try:
         options = (line or parser()).parse_args(arguments)
-        options.run(options)
+        with guard(getattr(options, "trust", False)):
+            options.run(options)
         sys.stdout.flush()
     except InputError as error:
         return _refuse(str(error))
@@ -97,6 +140,30 @@ def main(arguments: Sequence[str] | None = None, line: Parser | None = None) -> 
 def _refuse(message: str) -> int:
     say(f"policysearch: {' '.join(message.split())}")
     return USER_ERROR
+
+
+class _Shown:
+    """A stream on which what a terminal would act on is written as its escape."""
+
+    def __init__(self, stream: TextIO, kept: str) -> None:
+        self._stream, self._kept = stream, kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text, self._kept))
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[None]:
+    """Have all that a command says of files go through one filter; a bar may go back in its line.
+
+    Names and messages come from studies, policies, journals, nets and rows of somebody else.
+    """
+    streams: tuple[Any, Any] = (_Shown(sys.stdout, "\n\t"), _Shown(sys.stderr, "\n\t\r"))
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        yield
 
 
 def make_streams_safe() -> None:

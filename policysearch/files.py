@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -114,13 +115,25 @@ def shipped_study(name: str) -> Path:
     return there[name]
 
 
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of the studies that come with the package."""
+    return tuple(_shipped_studies())
+
+
 def _shipped_studies() -> dict[str, Path]:
     """Return the shipped study files by name: of the repository, or of the installed package."""
+    return {path.stem: path for path in _shipped(".toml")}
+
+
+def shipped_digests() -> set[str]:
+    """Return the SHA-256 in hex of the Python files that come with the shipped studies."""
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in _shipped(".py")}
+
+
+def _shipped(suffix: str) -> list[Path]:
     # A wheel puts them where pyproject.toml says, beside the package; a clone has them at its top.
     clone = Path(__file__).parents[1] / "studies"
     if clone.is_dir():
-        files = list(clone.rglob("*.toml"))
-    else:
-        recorded = metadata.files("policysearch") or ()
-        files = [Path(str(file.locate())) for file in recorded if file.suffix == ".toml"]
-    return {path.stem: path for path in sorted(files)}
+        return sorted(clone.rglob(f"*{suffix}"))
+    recorded = [file for file in metadata.files("policysearch") or () if "studies" in file.parts]
+    return sorted(Path(str(file.locate())) for file in recorded if file.suffix == suffix)

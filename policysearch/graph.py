@@ -72,10 +72,9 @@ def size(shape: Shape) -> int:
 class Node:
     """One value of the step: the op that makes it, from which nodes, in which format.
 
-    `source` is the name of the forward op a node belongs to (a gradient node carries the op it
-    differentiates), which is what the op lists of a policy speak about; `of` is the id of the
-    forward node behind a gradient node of a traced step, -1 for others. `fused` marks a value that
-    stays in the accumulator of the next node and is never stored.
+    `source` is the name of the forward op a node is or differentiates, by which op lists speak of
+    it; `of` is the forward node behind a gradient node, -1 for others. `fused`: it stays in the
+    accumulator of the next node. `line`, the user's ("net.py:12"), is no part of the meaning.
     """
 
     id: int
@@ -92,6 +91,7 @@ class Node:
     rounding: Rounding = Rounding()
     fused: bool = False
     attrs: tuple[tuple[str, Any], ...] = ()
+    line: str = field(default="", compare=False, repr=False)
 
     @property
     def attributes(self) -> dict[str, Any]:

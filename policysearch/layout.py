@@ -75,9 +75,14 @@ def last_axis_view(array: FloatArray) -> FloatArray:
     return np.moveaxis(stored_view(array), stored_last_axis(array.ndim), 0)
 
 
+def in_c_order(array: FloatArray) -> FloatArray:
+    """Return the array, or a copy of it, in the order of its axes."""
+    return np.ascontiguousarray(array, like=array)
+
+
 def last_axis_first(array: FloatArray) -> FloatArray:
     """Return `last_axis_view` in C order: numpy then works on all rows of an array at once."""
-    return np.ascontiguousarray(last_axis_view(array))
+    return in_c_order(last_axis_view(array))
 
 
 def last_axis_last(array: FloatArray) -> FloatArray:
@@ -96,6 +101,8 @@ def stored_last_axis(ndim: int) -> int:
     return {2: 0, 4: 2}.get(ndim, ndim - 1)
 
 
-def empty(shape: Shape) -> FloatArray:
-    """Return a new logical array of zeros in storage order, on a cache line."""
-    return stored(aligned(math.prod(shape)), shape)
+def empty(shape: Shape, like: FloatArray | None = None) -> FloatArray:
+    """Return a new logical array of zeros in storage order: on a cache line, or where `like` is."""
+    if like is None or isinstance(like, np.ndarray):
+        return stored(aligned(math.prod(shape)), shape)
+    return stored(np.zeros(math.prod(shape), np.float32, like=like), shape)

@@ -7,16 +7,14 @@ import difflib
 import functools
 import json
 import math
-import os
-import sys
-import traceback
 import types
 import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class InputError(ValueError):
@@ -27,17 +25,20 @@ class InputError(ValueError):
         return [f"InputError: {self}"]
 
 
-def without_own_frames(
-    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-) -> None:
-    """Print an error as Python does; of an InputError only the frames that are the user's."""
-    if not isinstance(error, InputError):
-        sys.__excepthook__(kind, error, trace)
-        return
-    own = os.path.dirname(__file__)
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(own + os.sep)]
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
-    print("".join(lines) + f"InputError: {error}", file=sys.stderr)
+def without_own_frames(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function, of whose InputError a traceback shows the caller's frames alone.
+
+    Of the package's one is left, the one that raises it again.
+    """
+
+    @functools.wraps(function)
+    def told(*given: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*given, **named)
+        except InputError as error:
+            raise error.with_traceback(None) from None
+
+    return told
 
 
 LONGEST_REPR = 290
@@ -79,6 +80,22 @@ def choices(hint: Any) -> tuple[str, ...]:
 
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Categories of Unicode that act on a terminal in the place of being seen."""
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return `text` with every UNPRINTABLE character but those `kept` as its escape.
+
+    All text on its way to a reader goes through it: a terminal, a page, a comment of a file.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each.encode("unicode_escape").decode()
+        if each not in kept and unicodedata.category(each) in UNPRINTABLE
+        else each
+        for each in text
+    )
+
 
 SHOWN = 100
 """So many characters of what was given are shown."""
@@ -222,7 +239,7 @@ def _is_text(data: str) -> bool:
 
     Not: half characters, controls, ends of lines, and marks that turn the direction of writing.
     """
-    return not any(unicodedata.category(character) in UNPRINTABLE for character in data)
+    return printable(data) == data
 
 
 def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
+from policysearch.commands.trust import VARIABLE
 from policysearch.data import fashion_mnist
 from policysearch.data.datasets import Dataset, load_dataset
 from policysearch.objective.objective import Objective
@@ -34,6 +35,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def one_blas_thread() -> Iterator[None]:
     """Keep BLAS to one thread: more threads change the bits and fight over the cores."""
     with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have commands run the files that tests write, and remember no trust of the user's."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(VARIABLE, "1")
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

@@ -15,7 +15,8 @@ from policysearch.nn.model import OWN_LOSS, Model
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, uniform_layer
-from policysearch.policy.presets import PRODUCTS, preset
+from policysearch.policy.preset_row import PRODUCTS
+from policysearch.policy.presets import preset
 from policysearch.train.feeding import DRAWS
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer

@@ -11,7 +11,7 @@ from policysearch.formats import FORMATS, Rounding
 from policysearch.policy.loss_scale import RULES, LossScale, LossScaleKind
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy, Phase, Policy, RoleRounding
-from policysearch.policy.presets import LISTED_OPS
+from policysearch.policy.preset_row import LISTED_OPS
 from policysearch.policy.scaling import Scaling
 
 FORMAT_NAMES = st.sampled_from([*FORMATS, "e5m7", "e4m3fn"])

@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.validation import published
-from benchmarks.validation.__main__ import validation
-from benchmarks.validation.aliases import SHIPPED, device_of, read_aliases
-from benchmarks.validation.layers.as_run import as_run
-from benchmarks.validation.networks.catalogue import network_named
-from benchmarks.validation.networks.decoders import DECODERS, decoder_named
+from benchmarks.validation.narrow.as_run import as_run
+from benchmarks.validation.narrow.decoders import DECODERS, decoder_named
 from policysearch.cost.device_file import device_text
 from policysearch.cost.devices import (
     DEVICES,
@@ -24,10 +20,14 @@ from policysearch.cost.devices import (
 )
 from policysearch.cost.gemm import Extents
 from policysearch.cost.roofline import Work
+from policysearch.objective.published.aliases import SHIPPED, device_of, read_aliases
+from policysearch.objective.published.known import PATH as HELD_OUT
+from policysearch.objective.published.networks import network_named
 from policysearch.values import InputError
+from tests.validated import validated
 
 ROW: dict[str, Any] = json.loads(
-    Path(published.__file__).with_name("published_speedups.json").read_text(encoding="utf-8")
+    HELD_OUT.with_name("published_speedups.json").read_text(encoding="utf-8")
 )[0]
 
 
@@ -147,9 +147,11 @@ def test_rows_name_device_files_and_aliases_of_them(
     broken.write_text("arch = 3", encoding="utf-8")
     given = ("H200-SXM", str(own), "Our_Card", str(broken), str(tmp_path / "none.toml"))
     rows.write_text(json.dumps([{**ROW, "hardware": label} for label in given]), encoding="utf-8")
-    assert validation(["--rows", str(rows), "--graph", "--aliases", str(names)]) == 0
+    assert validated(["--rows", str(rows), "--aliases", str(names)]) == 0
     said = capsys.readouterr().out
-    assert "3 rows priced, 2 not:" in said and f"{broken}" in said and "none.toml: No such" in said
+    assert (
+        "all                3 rows" in said and f"{broken}" in said and "none.toml: No such" in said
+    )
     assert device_of(str(own)).peaks == DEVICES["H200-SXM"].peaks
 
 
@@ -160,12 +162,11 @@ def test_a_format_that_the_device_lacks_is_priced_as_what_it_runs_as_and_said(
     given = (("V100-SXM2", "bf16"), ("TPU v4", "fp16"), ("V100-SXM2", "fp16"))
     made = [{**ROW, "hardware": label, "dtype_mixed": mixed} for label, mixed in given]
     rows.write_text(json.dumps(made), encoding="utf-8")
-    for option in ([], ["--graph"]):
-        assert validation(["--rows", str(rows), *option]) == 0
-        said = capsys.readouterr().out
-        assert "bfloat16 on V100-SXM2 runs as float32\n" in said
-        assert "float16 on TPU-v4 runs as float32\n" in said
-        assert "\nfloat16 on V100-SXM2" not in said and "not built" not in said
+    assert validated(["--rows", str(rows)]) == 0
+    said = capsys.readouterr().out
+    assert "bfloat16 on V100-SXM2 runs as float32\n" in said
+    assert "float16 on TPU-v4 runs as float32\n" in said
+    assert "\nfloat16 on V100-SXM2" not in said and "not built" not in said
 
 
 def test_a_product_that_is_widened_reads_wide_operands_after_a_pass() -> None:

@@ -121,9 +121,20 @@ def test_an_error_in_a_script_is_told_without_the_frames_of_the_package(tmp_path
     )
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 1
-    assert ran.stderr.count("  File ") == 2 and str(script) in ran.stderr
-    assert ran.stderr.splitlines()[-1].startswith("InputError: no.toml")
+    assert ran.stderr.count(str(script)) == 2
+    assert ran.stderr.count("  File ") == 3  # the third raises it again
+    assert ran.stderr.splitlines()[-1].startswith("policysearch.values.InputError: no.toml")
     assert InputError("x: y")._render_traceback_() == ["InputError: x: y"]
+
+
+def test_importing_the_api_changes_nothing_of_the_interpreter(tmp_path: Path) -> None:
+    code = (
+        "import sys, policysearch; hooks = sys.excepthook, sys.displayhook; "
+        "policysearch.load_study; import policysearch.api; "
+        "assert hooks == (sys.excepthook, sys.displayhook) == "
+        "(sys.__excepthook__, sys.__displayhook__)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def test_names_and_signatures_are_there() -> None:

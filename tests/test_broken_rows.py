@@ -11,23 +11,25 @@ from typing import Any
 
 import pytest
 
-from benchmarks.validation import published
-from benchmarks.validation.__main__ import validation
-from benchmarks.validation.fit import speedups, steps_of
-from benchmarks.validation.published import row_of
-from benchmarks.validation.row_file import read_file
-from benchmarks.validation.validate import settings_of
+from benchmarks.validation.narrow.rows import SHIPPED as NARROW
+from benchmarks.validation.published_memory import SHIPPED as MEMORY
 from policysearch.cost.device_file import device_text, read_device
 from policysearch.cost.devices import DEVICES, Device
 from policysearch.cost.roofline import FITTED
+from policysearch.objective.published.judged import settings_of
+from policysearch.objective.published.known import PATH as HELD_OUT
+from policysearch.objective.published.row_file import read_file
+from policysearch.objective.published.rows import row_of
+from policysearch.objective.published.steps import speedups, steps_of
 from policysearch.values import InputError
 from tests.test_device_file import graphs, timed
+from tests.validated import validated
 
-FOLDER = Path(published.__file__).parent
+SPEEDUPS = HELD_OUT.with_name("published_speedups.json")
 FILES = {
-    "--narrow": ("published_narrow.json", 170),
-    "--memory": ("published_memory.json", 130),
-    "": ("published_speedups.json", 100),
+    "--narrow": (NARROW, 170),
+    "--memory": (MEMORY, 130),
+    "": (SPEEDUPS, 100),
 }
 HARSH: tuple[Any, ...] = (
     None,
@@ -127,12 +129,12 @@ def one_line(text: str) -> None:
 def test_broken_rows_are_lines_of_the_command(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, count = FILES[option]
-    rows = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    file, count = FILES[option]
+    rows = json.loads(file.read_text(encoding="utf-8"))
     rng, path, codes = random.Random(f"broken {option}"), tmp_path / "rows.json", set()
     for _ in range(count):
         write(path, broken_rows(rows, rng))
-        code = validation([option, "--rows", str(path)])
+        code = validated([option, "--rows", str(path)])
         said = capsys.readouterr()
         codes.add(code)
         if code == 2:
@@ -147,8 +149,8 @@ def test_broken_rows_are_lines_of_the_command(
 
 def test_broken_rows_of_speedups_are_lines(tmp_path: Path) -> None:
     """As the command reads and prices them; its fits are left out for their time."""
-    name, count = FILES[""]
-    rows = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    file, count = FILES[""]
+    rows = json.loads(file.read_text(encoding="utf-8"))
     rng, path = random.Random("broken speedups"), tmp_path / "rows.json"
     priced = refused = 0
     for _ in range(count):
@@ -193,11 +195,11 @@ def test_broken_devices_are_one_line_or_priced(tmp_path: Path) -> None:
 def test_the_page_of_speedups_ends_in_the_bad_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = json.loads((FOLDER / FILES[""][0]).read_text(encoding="utf-8"))
+    rows = json.loads(SPEEDUPS.read_text(encoding="utf-8"))
     rng, path = random.Random("page"), tmp_path / "rows.json"
-    for option in ([], ["--graph"], ["--ranks"]):
+    for option in ([], ["--ranks"]):
         write(path, broken_rows(rows, rng))
-        assert validation([*option, "--rows", str(path)]) in (0, 2)
+        assert validated([*option, "--rows", str(path)]) in (0, 2)
         assert "Traceback" not in capsys.readouterr().err
 
 

@@ -150,13 +150,69 @@ def test_ctrl_c_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert (printed.out, printed.err) == ("", "policysearch: interrupted\n")
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_the_example_of_a_command_parses_and_says_which_it_is(name: str) -> None:
+    words = ROWS[name].typed.split()[1:]
+    assert words[0] == name
+    assert parser().parse_args(words).run is ROWS[name].run
+    # the name alone is an example where nothing is demanded
+    assert len(words) > 1 or not any(action.required for action in arguments_of(ROWS[name]))
+
+
+def test_help_lists_every_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    blocks = capsys.readouterr().out.split("\n\n")
+    named = {name for _, name in registry.GROUPS}
+    grouped = {
+        block.partition(":")[0]: block for block in blocks if block.partition(":")[0] in named
+    }
+    assert set(grouped) == named
+    for row in ROWS.values():
+        found = [name for name, block in grouped.items() if f"\n  {row.name} " in block]
+        assert found == [row.group], row.name
+        assert row.help in grouped[row.group]
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("net.py", "policysearch init net.py"),
+        ("mine.toml", "policysearch run mine.toml"),
+        ("status", "'show'"),
+        ("rnu", "'run'"),
+        ("run net.py", "`policysearch init net.py`"),
+        ("show results/a.journal", "--storage"),
+        ("show mlp-digits", "'studies:mlp-digits'"),
+        ("show studies/mlp-digit.toml", ""),
+    ],
+)
+def test_a_common_mistake_gets_a_hint(
+    line: str,
+    meant: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code: str | int | None
+    try:
+        code = main(line.split())
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    said = capsys.readouterr().err
+    assert code == 2 and said.count("\n") == 1
+    assert meant in said
+    assert meant or "did you mean" not in said
+
+
 def test_the_page_is_what_is_generated() -> None:
     assert PAGE.read_text(encoding="utf-8") == commands_page() + "\n", "run `make docs`"
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_command_and_argument_is_on_the_page(name: str) -> None:
-    section = commands_page().split(f"## {name}\n")[1].split("\n## ")[0]
+    section = commands_page().split(f"### {name}\n")[1].split("\n##")[0]
     for action in arguments_of(ROWS[name]):
         assert (action.option_strings or [str(action.metavar)])[0] in section
 

@@ -12,10 +12,13 @@ from policysearch.formats import FORMATS
 from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import LISTED_OPS, PRESETS, preset
+from policysearch.policy.preset_row import LISTED_OPS
+from policysearch.policy.presets import PRESETS, preset
 
 TEXT = (Path(__file__).parents[1] / "docs" / "presets.md").read_text(encoding="utf-8")
 NAMES = re.compile(r"`([\w.]+)`")
+FORMAT = re.compile("|".join(sorted(FORMATS, key=len, reverse=True)))
+"""Longest first, for float8_e4m3fn holds no other name but bfloat16 holds float16."""
 
 
 class Row(NamedTuple):
@@ -102,8 +105,7 @@ def test_the_scaling_recipe_is_as_documented(name: str) -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_the_formats_of_the_layers_are_as_documented(name: str) -> None:
     cell, layer = TABLE[name].layers, policy_of(name).layer("fc1")
-    # Longest first, for float8_e4m3fn holds no other name but bfloat16 holds float16.
-    given = re.findall("|".join(sorted(FORMATS, key=len, reverse=True)), cell)
+    given = FORMAT.findall(cell)
     if "operands and gradients" in cell:
         expected = [given[0], given[0], given[1]]
     elif "operands" in cell:
@@ -118,9 +120,11 @@ def test_the_formats_of_the_layers_are_as_documented(name: str) -> None:
 def test_the_storage_of_parameters_is_as_documented(name: str) -> None:
     cell, policy = TABLE[name].parameters, policy_of(name)
     assert policy.master_weights == ("only" not in cell)
-    copy = "copy" in cell or "only" in cell
-    assert policy.layer("fc1").param == ("float16" if copy else "float32")
-    assert policy.optimizer_state == ("float16" if "optimizer" in cell else "float32")
+    first, *more = FORMAT.findall(cell)
+    assert policy.layer("fc1").param == first
+    assert policy.optimizer_state == ((more or [first])[0] if "optimizer" in cell else "float32")
+    drawn = "by chance" in cell
+    assert policy.rounding.update.mode == ("stochastic" if drawn else "nearest_even")
     eager = "in the eager order" in cell
     assert policy.optimizer_order == ("eager" if eager else "fused")
 

@@ -95,3 +95,15 @@ def test_a_float32_layer_shows_no_cast_of_its_weights() -> None:
     casts = [graph.nodes[i] for i in steps_of(graph, policy)[1].node_ids]
     read = {graph.nodes[n.inputs[0]].name for n in casts}
     assert "fc1.weight" in read and "fc2.weight" not in read
+
+
+def test_lines_of_the_users_file_stand_beside_nodes_where_they_are_known() -> None:
+    policy = preset("float16", MODEL.layer_names)
+    graph = step_graph(policy)
+    assert "your line" not in explain(graph, policy)
+    first = next(node for node in graph.nodes if node.op.name == "matmul")
+    nodes = tuple(dataclasses.replace(n, line="net.py:7") if n is first else n for n in graph.nodes)
+    known = dataclasses.replace(graph, nodes=nodes)
+    assert known == graph  # no part of what the step means
+    (row,) = (line for line in explain(known, policy).splitlines() if "net.py:7" in line)
+    assert row.split()[0] == str(first.id)

@@ -86,10 +86,12 @@ def test_studies_with_diverged_policies_run_resume_show_plot_and_export(
 
     results = used(spec, tmp_path / "d.journal", stand, tmp_path)
     count = sum(trial.diverged for trial in results.trials)
-    assert len(results.trials) == 8 and not results.failed
+    # Where float32 diverges no more is trained than was under way beside it.
+    whole = spec.study.workers if share == "all" else 8
+    assert len(results.trials) == whole and not results.failed
     assert count == sum(lost.values()) and count >= 1
     trained = 8 - sum(is_float32(trial.policy) for trial in results.trials)
-    wanted = {"one": count == 1, "half": 2 <= count <= 5, "all": count == 8}
+    wanted = {"one": count == 1, "half": 2 <= count <= 5, "all": count == whole}
     assert wanted.get(share, count == trained > 4)
     assert all(trial.loss_gap == DIVERGED_GAP for trial in results.trials if trial.diverged)
     assert not any(trial.diverged for trial in results.front)
@@ -127,7 +129,7 @@ def test_float32_that_really_diverges_is_said_plainly(
     results = api.load_results(api.load_study(study), tmp_path / "x.journal")
     assert results.trials[0].presets[0] == "float32" and results.trials[0].diverged
     out = capsys.readouterr().out
-    assert "warning: float32 itself diverged in step" in out
+    assert "has not learned here: float32 itself diverged in step" in out
     assert "lower task.learning_rate (now 1e+06)" in out
 
 

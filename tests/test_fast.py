@@ -10,7 +10,7 @@ import pytest
 from policysearch import api
 from policysearch.cli import main
 from policysearch.report.table import EMULATORS, caption
-from policysearch.rounding.rounder import FASTS, Fast, fast_ways
+from policysearch.rounding.rounder import EXECUTORS, FASTS, Fast, fast_ways
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results
 from policysearch.values import InputError
@@ -64,7 +64,7 @@ def test_the_command_line_names_it(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_every_way_has_words() -> None:
-    assert tuple(EMULATORS) == FASTS
+    assert tuple(EMULATORS) == EXECUTORS
 
 
 @pytest.mark.parametrize("fast", [fast for fast in FASTS if fast not in fast_ways()])

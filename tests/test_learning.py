@@ -22,6 +22,7 @@ from policysearch.study.opening import load_results
 from policysearch.study.results.learning import Beside, Learned
 from policysearch.study.results.results import Results
 from policysearch.study.specification import load_spec
+from policysearch.study.stopping import NO_REFERENCE
 from policysearch.study.study import run_study
 from policysearch.train.constant import Constant, constant_of
 from policysearch.values import InputError
@@ -140,6 +141,8 @@ def test_a_net_at_chance_has_no_front_in_any_view(net: Net, tmp_path: Path) -> N
     assert results.front == ()
     assert results.verdict.kind == "not learned" and results.verdict.text.startswith(SAID)
     assert results.verdict.trial is None
+    # No more is trained than was under way beside float32.
+    assert results.stopped == NO_REFERENCE and len(results.trials) <= results.spec.study.workers
     table = front_table(results)
     assert table.startswith(f"verdict: {SAID}") and "0 on the front" in table
     assert SAID in csv_text(results) or results.float32_fault
@@ -158,7 +161,7 @@ def test_a_net_at_chance_has_no_front_in_any_view(net: Net, tmp_path: Path) -> N
 def test_a_net_that_learns_has_a_front(net: Net, tmp_path: Path) -> None:
     results = studied(net, tmp_path)
     assert results.learned is not None and results.learned.checked
-    assert results.front and not results.cannot_rank
+    assert results.front and not results.cannot_rank and results.stopped != NO_REFERENCE
     assert SAID not in front_table(results)
     assert results.verdict.kind in ("take", "keep", "at a cost")
 
@@ -222,5 +225,5 @@ def test_seeds_that_disagree_have_not_learned() -> None:
     assert not Beside(constant, (0.9, 0.25, 0.25)).learned  # one seed of three
     assert Beside(constant, (0.25,) * 3, ((0.2, 0.01),) * 3).learned  # by its loss alone
     assert not Beside(constant, (0.25,) * 3, ((0.02, 0.01),) * 3).learned
-    assert "which seeds and labels" in Learned(1.4, 1.3, Beside(constant, (0.25,) * 3)).fault
+    assert "no better than chance" in Learned(1.4, 1.3, Beside(constant, (0.25,) * 3)).fault
     assert "does not fall" in Learned(1.4, 1.4, Beside(constant, (0.5,) * 3)).fault

@@ -74,6 +74,22 @@ def test_epsilon_and_second_moment_of_zero_give_a_nan_that_is_born(digits: Datas
     assert [row.kind for row in lost if row.kind == "born"] and origin.link.layer
 
 
+@pytest.mark.parametrize("fast", FASTS)
+def test_a_parameter_that_overflows_is_found_by_taking_past_steps_again(
+    fast: Fast, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored in float16, with products in float32 that bear whatever it grows to before."""
+    task = replace(TASK, optimizer="momentum", learning_rate=1e5)
+    plain = pure("float32", digits)
+    stored = tuple((n, replace(layer, param="float16")) for n, layer in plain.layers)
+    policy = replace(plain, layers=stored, master_weights=False)
+    origin = harmful(train(task, policy, 0, dataset=digits, fast=fast))
+    assert origin.found == "update" and origin.link.role == "update" and origin.step > 0
+    assert origin.link.largest_out > 65504 and origin.link.format == "float16"
+    monkeypatch.setattr("policysearch.train.observations.KEPT_FOR", 1)
+    assert harmful(train(task, policy, 0, dataset=digits, fast=fast)) == origin
+
+
 def test_a_sound_run_has_no_origin_and_a_skipped_step_is_said_to_be_one(digits: Dataset) -> None:
     assert train(TASK, pure("bfloat16", digits), 0, dataset=digits).origins == ()
     scale = LossScale("dynamic", 2.0**24)

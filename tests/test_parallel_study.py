@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.joint import alone, only_joint, page
-from benchmarks.validation import published
 from benchmarks.validation.__main__ import validation
-from benchmarks.validation.published import read_rows
 from benchmarks.validation.ranks import Ranks, ranks_of, spread_speedup
 from policysearch.cli import main
+from policysearch.objective.published.known import PATH as HELD_OUT
+from policysearch.objective.published.rows import read_rows
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import LayerPolicy
 from policysearch.policy.policy_file import read_policy
@@ -184,7 +184,7 @@ def test_rows_of_half_precision_are_compared_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of the package, said to be of eight devices with an eighth of the batch or as much."""
-    text = Path(published.__file__).with_name("published_speedups.json").read_text(encoding="utf-8")
+    text = HELD_OUT.with_name("published_speedups.json").read_text(encoding="utf-8")
     rows = {row["id"]: row for row in json.loads(text)}
     net, ncf = rows[14], rows[202]
     eight = [{**net, "n_gpu": 8}, {**ncf, "n_gpu": 8}]

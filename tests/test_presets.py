@@ -13,10 +13,11 @@ from policysearch.formats import format_named
 from policysearch.graph import Op, Placement
 from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
 from policysearch.ops.elementwise import relu
-from policysearch.policy import presets
+from policysearch.policy import preset_row, presets
 from policysearch.policy.loss_scale import RULES
 from policysearch.policy.policy import LayerPolicy, Policy, from_json
-from policysearch.policy.presets import LISTED_OPS, PRESETS, preset
+from policysearch.policy.preset_row import LISTED_OPS
+from policysearch.policy.presets import PRESETS, preset
 from policysearch.train.loss_scale import initial_state, next_state
 from policysearch.values import InputError
 
@@ -239,7 +240,7 @@ def test_a_new_op_is_where_its_definition_puts_it(
     monkeypatch: pytest.MonkeyPatch, name: str, place: Placement
 ) -> None:
     swish = Op("swish", lambda inputs, attrs: inputs[0], relu.forward, placement=place)
-    monkeypatch.setattr(presets, "OPS", {**OPS, "swish": swish})
+    monkeypatch.setattr(preset_row, "OPS", {**OPS, "swish": swish})
     monkeypatch.setattr(presets, "FORWARD_OPS", (*FORWARD_OPS, "swish"))
     assert placement(preset(name, LAYERS), "swish") == [place]
 

@@ -17,7 +17,7 @@ from policysearch.objective.objective import JITTER
 from policysearch.report.noise_page import noise_page
 from policysearch.report.one_trial import standing
 from policysearch.report.plots import VIEWS, figure
-from policysearch.report.table import caption, csv_text, front_table
+from policysearch.report.table import csv_text, front_table
 from policysearch.study.results.learning import Learned
 from policysearch.study.results.noise import Interval
 from policysearch.study.results.ranking import (
@@ -83,9 +83,9 @@ def test_every_view_says_that_nothing_is_ranked(
     assert "task.learning_rate (now 0.2)" in results.cannot_rank
     assert "smooth task.activation as tanh (now relu)" in results.cannot_rank
     table = front_table(results)
-    assert f"warning: {SAID}" in table and "0 on the front" in table
+    assert SAID in table.splitlines()[0] and "0 on the front" in table
     assert all(f"{trial.loss_gap:+.2e}" in table for trial in sound)
-    assert caption(results).startswith(SAID) and SAID in csv_text(results)
+    assert SAID in csv_text(results)
     assert SAID in noise_page(results) and SAID in standing(results, sound[0])
     for view in VIEWS:
         (axes,) = figure(results, view).axes
@@ -124,7 +124,7 @@ def test_a_calm_recipe_ranks(calm: tuple[Results, list[str]]) -> None:
     results, _ = calm
     assert results.front and results.knee() in results.front
     assert results.fastest() in results.front
-    assert SAID not in front_table(results) + caption(results) + noise_page(results)
+    assert SAID not in front_table(results) + noise_page(results)
     assert "this recipe ranks policies" in noise_page(results)
 
 

@@ -18,7 +18,8 @@ from policysearch.ops.rounded_arithmetic import RoundedArithmetic
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import NORMS, preset
+from policysearch.policy.preset_row import NORMS
+from policysearch.policy.presets import preset
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import fast_ways, quantise
 from policysearch.train.step import trace_forward, trace_step

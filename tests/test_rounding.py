@@ -226,6 +226,6 @@ def test_mistakes_name_the_place(fast: Fast, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rounding_module, "_rounding", None)
     assert "c" not in fast_ways()
     with pytest.raises(InputError, match="fast: 'slow'; expected one of c, numpy, off"):
-        rounder(FORMATS["float16"], fast="slow")  # type: ignore[arg-type]
+        rounder(FORMATS["float16"], fast="slow")
     with pytest.raises(InputError, match="fast: 'c', which is not built; expected one of "):
         rounder(FORMATS["float16"], fast="c")

@@ -12,15 +12,15 @@ import pytest
 
 from benchmarks.search.predicted import scored
 from benchmarks.search.tables import load
+from policysearch.objective import rounding_errors as module
 from policysearch.objective.objective import Objective
+from policysearch.objective.rounding_errors import rounding_errors
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.space.encoding import Encoding
 from policysearch.study.probes import probe_cost, probe_steps, probed_policies, probes
 from policysearch.study.questions.untrained import expectation, expected
 from policysearch.study.specification import load_spec, objective_of, space_of
-from policysearch.train import rounding_errors as module
 from policysearch.train.paired_run import Moment, PairedRun, along
-from policysearch.train.rounding_errors import rounding_errors
 from policysearch.train.trainer import Trainer
 from policysearch.values import InputError
 

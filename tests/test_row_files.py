@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks.validation import published
-from benchmarks.validation.__main__ import validation
-from benchmarks.validation.published import read_rows, row_of
+from benchmarks.validation.narrow.rows import SHIPPED as NARROW
+from benchmarks.validation.narrow.rows import narrow_row_of, read_narrow_rows
+from benchmarks.validation.published_memory import SHIPPED as MEMORY
 from benchmarks.validation.published_memory import memory_row_of, read_memory_rows
-from benchmarks.validation.published_narrow import narrow_row_of, read_narrow_rows
-from benchmarks.validation.row_file import Fields, read_file
+from policysearch.objective.published.known import PATH as HELD_OUT
+from policysearch.objective.published.row_file import Fields, read_file
+from policysearch.objective.published.rows import read_rows, row_of
+from tests.validated import validated
 
 SHIPPED: dict[str, dict[str, Any]] = {
-    option: json.loads(Path(published.__file__).with_name(name).read_text(encoding="utf-8"))[0]
-    for option, name in (
-        ("", "published_speedups.json"),
-        ("--narrow", "published_narrow.json"),
-        ("--memory", "published_memory.json"),
+    option: json.loads(path.read_text(encoding="utf-8"))[0]
+    for option, path in (
+        ("", HELD_OUT.with_name("published_speedups.json")),
+        ("--narrow", NARROW),
+        ("--memory", MEMORY),
     )
 }
 
@@ -75,7 +77,7 @@ WRONG: list[tuple[str, str, object]] = [
 def refused(option: str, text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one line that the command answers a file with."""
     path.write_text(text, encoding="utf-8")
-    assert validation([*option.split(), "--rows", str(path)]) == 2
+    assert validated([*option.split(), "--rows", str(path)]) == 2
     said = capsys.readouterr()
     assert not said.out and said.err.count("\n") == 1 and str(path) in said.err
     return said.err
@@ -104,10 +106,10 @@ def test_good_rows_are_priced_beside_bad_ones(
     bad = [3, {**good, "hardware": ["x"]}, {**good, "model": None}]
     command = [*option.split(), "--rows", str(path)]
     path.write_text(json.dumps([good]), encoding="utf-8")
-    assert validation(command) == 0
+    assert validated(command) == 0
     alone = capsys.readouterr().out
     path.write_text(json.dumps([good, *bad]), encoding="utf-8")
-    assert validation(command) == 0
+    assert validated(command) == 0
     said = capsys.readouterr().out
     assert said.startswith(alone) and "\nnot read, 3:\n" in said
     lines = said[len(alone) :].splitlines()[2:]

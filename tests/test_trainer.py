@@ -272,3 +272,21 @@ def test_wrong_initial_parameters_and_policies_are_input_errors(digits: Dataset)
         train(TASK, policy, 0, dataset=digits, initial={})
     with pytest.raises(InputError, match="fc1"):
         train(TASK, preset("float32", ["conv1"]), 0, dataset=digits)
+
+
+def test_a_step_whose_loss_is_not_finite_is_taken_with_its_own_gradients(digits: Dataset) -> None:
+    """Looking where it began takes earlier steps again, whose gradients are none of this one."""
+    model, ends = TASK.build_model(digits), []
+    inputs, labels = digits.batch(np.arange(32))
+    broken = [np.full_like(x, 3e38) for x in inputs]
+    for records in (True, False):
+        trainer = Trainer(model, TASK, named("float32", TASK, digits), 0, records=records)
+        trainer.load(initial_parameters(model, 0))
+        for _ in range(3):
+            trainer.step(inputs, labels)
+        loss, _, skipped = trainer.step(broken, labels)
+        assert math.isnan(loss) and not skipped
+        assert bool(trainer.observations.origins.rows) == records
+        ends.append(trainer.params())
+    for name, array in ends[0].items():
+        assert np.isnan(array).any() and np.array_equal(array, ends[1][name], equal_nan=True)

@@ -80,7 +80,7 @@ def policy_of(module: ModuleType, objective: Objective) -> Policy:
         layers = tuple((n, uniform_layer(changes["format"])) for n, _ in policy.layers)
         policy = replace(policy, layers=layers)
         changes.pop("format")
-    fields = {key: changes.pop(key) for key in ("param", "grad") if key in changes}
+    fields = {key: changes.pop(key) for key in ("param", "grad", "accumulator") if key in changes}
     layers = tuple((n, replace(layer, **fields)) for n, layer in policy.layers)
     policy = replace(policy, layers=layers)
     for kind, names in changes.pop("ops", {}).items():

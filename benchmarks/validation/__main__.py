@@ -1,10 +1,10 @@
-"""Modeled speed beside published speed, and beside what this machine measures."""
+"""Modeled memory, narrow formats and several devices beside what is published or measured here."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,25 +12,26 @@ from typing import TypeVar
 
 import numpy as np
 
-from benchmarks.validation.aliases import read_aliases
-from benchmarks.validation.graph_path import graph_judged, graph_page
+from benchmarks.validation.fit import known_of, write_known
+from benchmarks.validation.narrow.rows import SHIPPED as NARROW_ROWS
+from benchmarks.validation.narrow.rows import narrow_row_of
 from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
 from benchmarks.validation.pages.ranks_page import ranks_page
-from benchmarks.validation.pages.speed_page import validation_page
-from benchmarks.validation.published import SHIPPED, Row, row_of
 from benchmarks.validation.published_memory import SHIPPED as MEMORY_ROWS
 from benchmarks.validation.published_memory import memory_row_of
-from benchmarks.validation.published_narrow import SHIPPED as NARROW_ROWS
-from benchmarks.validation.published_narrow import narrow_row_of
 from benchmarks.validation.ranks import ranks_of
-from benchmarks.validation.row_file import Fields, Read, read_file
-from benchmarks.validation.validate import settings_of, validate
 from benchmarks.validation.validate_memory import validate_memory
 from policysearch.cli import Parser, main
 from policysearch.commands.calibrate import CALIBRATE_ROUNDS, place_of, say_progress, write_device
 from policysearch.commands.shared import refuse
+from policysearch.commands.validate import need, refusals
 from policysearch.cost.device_file import read_device
+from policysearch.objective.published.aliases import read_aliases
+from policysearch.objective.published.judged import settings_of
+from policysearch.objective.published.known import PATH as HELD_OUT
+from policysearch.objective.published.row_file import Fields, Read, read_file
+from policysearch.objective.published.rows import shipped_rows
 from policysearch.values import InputError, number
 
 T = TypeVar("T")
@@ -42,16 +43,13 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     command = Parser(
         prog="python -m benchmarks.validation",
-        description="Compares modeled speedups with published ones, each held out.",
+        description="Compares what is modeled with what is published, and with this machine.",
     )
     command.add_argument("--rows", type=Path, metavar="FILE", help="JSON rows (the package's)")
     command.add_argument(
-        "--anchor", type=Path, metavar="FILE", help="JSON rows of related runs, say your own"
-    )
-    command.add_argument(
         "--aliases", type=Path, metavar="FILE", help="TOML: other names of devices and models"
     )
-    kinds = command.add_mutually_exclusive_group()
+    kinds = command.add_mutually_exclusive_group(required=True)
     kinds.add_argument(
         "--narrow", action="store_true", help="rows of 8-bit and smaller formats over bfloat16"
     )
@@ -62,7 +60,7 @@ def parser() -> Parser:
         "--ranks", action="store_true", help="speedups on several devices over those on one"
     )
     kinds.add_argument(
-        "--graph", action="store_true", help="networks as recorded graphs, beside their lists"
+        "--fit", action="store_true", help="fit the constants again, in minutes, and write them"
     )
     kinds.add_argument("--measured", action="store_true", help="train policies in torch here")
     _add_measured(command)
@@ -79,85 +77,54 @@ def _validate(options: argparse.Namespace) -> None:
     if options.measured:
         refuse(
             options,
-            ("rows", "anchor", "aliases"),
+            ("rows", "aliases"),
             "with --measured, which trains here; expected one of them",
         )
         _measured(options)
         return
     refuse(options, ("device", "place", "rounds", "seed"), "without --measured; expected both")
-    if options.memory or options.ranks or options.narrow or options.graph:
-        kinds = "--memory, --ranks, --narrow or --graph"
-        refuse(options, ("anchor",), f"with {kinds}; expected no anchors there")
-    kind = next((kind for kind in PAGES if getattr(options, kind, False)), "speed")
+    if options.fit:
+        refuse(options, ("rows", "aliases"), "with --fit; expected one of them")
+        write_known(known_of(settings_of(shipped_rows())[0]))
+        print(f"wrote {HELD_OUT.name}")
+        return
+    kind = next(kind for kind in PAGES if getattr(options, kind))
     page, refused = PAGES[kind](options)
     print("\n".join([page, *refusals(refused)]))
 
 
-def refusals(refused: Sequence[str]) -> list[str]:
-    """Return the lines that end a page: rows that could not be read, each with the reason."""
-    return ["", f"not read, {len(refused)}:", *refused] if refused else []
-
-
 def _read(
     options: argparse.Namespace,
-    path: Path | None,
-    shipped: str,
+    path: Path,
     build: Callable[[Fields], T | None],
 ) -> Read[T]:
-    return read_file(path, shipped, build, read_aliases(options.aliases))
-
-
-def _graph(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
-    read = _read(options, options.rows, SHIPPED[0], row_of)
-    by_graph, unpriced = graph_judged(read.rows)
-    _need(by_graph, [*read.refused, *(reason for _, reason in unpriced)], options.rows)
-    return graph_page(by_graph, unpriced), read.refused
+    return read_file(path, "", build, read_aliases(options.aliases))
 
 
 def _memory(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
-    read = _read(options, options.rows, MEMORY_ROWS, memory_row_of)
+    read = _read(options, options.rows or MEMORY_ROWS, memory_row_of)
     memory = validate_memory(read.rows)
-    _need(memory.judged, [*read.refused, *(reason for _, reason in memory.unbuilt)], options.rows)
+    need(memory.judged, [*read.refused, *(reason for _, reason in memory.unbuilt)], options.rows)
     return memory_validation_page(memory), read.refused
 
 
 def _ranks(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
     ranks, left, refused = ranks_of(options.rows, read_aliases(options.aliases))
-    _need(ranks, [*refused, *left], options.rows)
+    need(ranks, [*refused, *left], options.rows)
     return ranks_page(ranks, left), refused
 
 
 def _narrow(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
-    read = _read(options, options.rows, NARROW_ROWS, narrow_row_of)
+    read = _read(options, options.rows or NARROW_ROWS, narrow_row_of)
     judged, unbuilt = judged_rows(read.rows)
-    _need(judged, [*read.refused, *(reason for _, reason in unbuilt)], options.rows)
+    need(judged, [*read.refused, *(reason for _, reason in unbuilt)], options.rows)
     return narrow_page(judged, unbuilt), read.refused
 
 
-def _speed(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
-    rows = _read(options, options.rows, SHIPPED[0], row_of)
-    anchors: Read[Row] = Read((), ())
-    if options.anchor:
-        anchors = _read(options, options.anchor, "", row_of)
-    for path, read in ((options.rows, rows), (options.anchor, anchors)):
-        if path:
-            built, left_out = settings_of(read.rows)
-            _need(built, [*read.refused, *(reason for _, reason in left_out)], path)
-    page = validation_page(validate(rows.rows, anchors.rows))
-    return page, (*rows.refused, *anchors.refused)
-
-
 PAGES: Mapping[str, Callable[[argparse.Namespace], tuple[str, Sequence[str]]]] = MappingProxyType(
-    {"graph": _graph, "memory": _memory, "ranks": _ranks, "narrow": _narrow, "speed": _speed}
+    {"memory": _memory, "ranks": _ranks, "narrow": _narrow}
 )
 """By the option that asks for it, what makes a page and names the rows that could not be read."""
-
-
-def _need(built: Sized, reasons: Sequence[str], path: Path | None) -> None:
-    """Raise InputError with the first of the reasons where not one row could be built."""
-    if not built:
-        reason = reasons[0] if reasons else "there are none; expected at least one"
-        raise InputError(f"{path}: no row could be built: {reason.removeprefix(f'{path}: ')}")
 
 
 def _add_measured(command: argparse.ArgumentParser) -> None:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from benchmarks.validation.aliases import device_of
-from benchmarks.validation.layers.footprint import Footprint, Keeping, footprint
-from benchmarks.validation.layers.layer_memory import LayerMemory, Weights
-from benchmarks.validation.layers.precision import FLOAT16, FLOAT32, Precision
-from benchmarks.validation.networks.catalogue import network_named
-from benchmarks.validation.networks.network import Network
-from benchmarks.validation.published_stacks import pair_named
-from benchmarks.validation.row_file import Fields, read_file
-from policysearch.cost.update_price import Kernels
+from policysearch.cost.memory import StepMemory, step_memory
+from policysearch.cost.stacks import STACKS
+from policysearch.graph import size
+from policysearch.nn.model import Model
+from policysearch.objective.published.aliases import device_of
+from policysearch.objective.published.models import model_at
+from policysearch.objective.published.networks import Network, network_named
+from policysearch.objective.published.policies import policy_of
+from policysearch.objective.published.row_file import Fields, read_file
+from policysearch.objective.published.stacks import FLOAT16, FLOAT32, Precision, pair_named
+from policysearch.optimizers.optimizer import Optimizer, trained
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.step import trace_step
 from policysearch.values import InputError
 
-SHIPPED = "published_memory.json"
+SHIPPED = Path(__file__).with_name("published_memory.json")
+
+Weights = Literal["float32", "cached", "halved", "pure"]
+"""How parameters are kept: as they are, with narrow copies, narrow with masters, and without."""
 
 ASSUMED_FRAMEWORK = "PyTorch 1.7"
 """Of a row that names none; the version in which autocast had become usual."""
@@ -39,14 +47,8 @@ MODES: Mapping[str, tuple[str, Weights]] = MappingProxyType(
 """Format and storage of parameters by the `mode` of a row: autocast, or a model in half precision
 with float32 masters; "O3" has none. A row without a mode is autocast."""
 
-OLD_GELU_TENSORS = 3
-"""Before torch 2, scripts wrote GELU as x * 0.5 * (1 + erf(x / sqrt 2)), which keeps both factors
-and the argument beside x. Those of Hugging Face call torch's own."""
-
-
 OPTIMIZERS: Mapping[str, str] = MappingProxyType(
-    {"plain": "sgd", "sgd": "momentum"}
-    | {name: name for name in ("adam", "adamw", "lamb", "adadelta")}
+    {"plain": "sgd", "sgd": "momentum", "adam": "adam", "adamw": "adamw"}
 )
 """Names of `optimizers/` by the words of the rows, whose "sgd" has momentum."""
 
@@ -91,23 +93,52 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class Training:
-    """A training of one network in one mode, but for its batch."""
+    """A training of one network in one mode, but for its batch.
+
+    `persistent_gradients`: gradients are set to zero and never given back, as frameworks had it
+    before `set_to_none`.
+    """
 
     network: Network
     length: int
-    framework: str
     precision: Precision
-    keeping: Keeping
+    weights: Weights
+    optimizer: str
+    persistent_gradients: bool
 
-    def footprint(self, batch: int) -> Footprint:
-        """Return what lives at the peak of a step at a batch."""
-        stack = pair_named(self.framework).baseline
-        own = _modern(self.framework) or "hf" in self.framework.lower()
-        gelu = 0 if own else OLD_GELU_TENSORS
-        step = LayerMemory(stack, self.precision, self.keeping.weights, gelu)
-        self.network.build(step, batch, self.length)
-        named = self.keeping.optimizer or step.optimizer
-        return footprint(step.kept, step.parameters, replace(self.keeping, optimizer=named))
+    def memory(self, batch: int) -> StepMemory:
+        """Return the memory of a step at a batch, as that of a user's policy is modeled."""
+        return _memory(self, batch)
+
+    def live_bytes(self, batch: int) -> float:
+        """Return what lives at the peak of a step at a batch, data on the device included."""
+        memory = self.memory(batch)
+        kept = 0.0
+        if self.persistent_gradients:
+            each = 4 if self.weights in ("float32", "cached") else 2
+            whole = each * sum(size(row.shape) for row in self.model.parameters())
+            kept = max(0.0, whole - memory.gradient_bytes)
+        return memory.peak_bytes + kept + self.network.data_bytes
+
+    @property
+    def model(self) -> Model:
+        return model_at(self.network, self.length)
+
+
+@lru_cache(maxsize=256)
+def _memory(training: Training, batch: int) -> StepMemory:
+    kind = training.optimizer
+    return memory_of(training.model, kind, training.precision, training.weights, batch)
+
+
+def memory_of(
+    model: Model, optimizer: str, precision: Precision, weights: Weights, batch: int
+) -> StepMemory:
+    """Return the modeled memory of a step of a model, eager and on one device."""
+    step = trace_step(model, model.loss, Optimizer(optimizer), batch)
+    stack = replace(STACKS["torch.eager"], float32_norms=weights == "cached")
+    policy = policy_of(precision, stack, step, model.layer_names)
+    return step_memory(apply_policy(step, policy))
 
 
 @dataclass(frozen=True)
@@ -123,10 +154,10 @@ class MemorySetting:
         return self.trainings[0].network.family
 
     @property
-    def footprints(self) -> tuple[Footprint, Footprint]:
+    def live_bytes(self) -> tuple[float, float]:
         """What lives at the peaks of both trainings at the row's batches."""
         (baseline, mixed), (first, second) = self.trainings, self.row.batches
-        return baseline.footprint(first), mixed.footprint(second)
+        return baseline.live_bytes(first), mixed.live_bytes(second)
 
 
 def read_memory_rows(path: Path | None = None) -> tuple[MemoryRow, ...]:
@@ -135,7 +166,7 @@ def read_memory_rows(path: Path | None = None) -> tuple[MemoryRow, ...]:
     Entries whose `kind` is other than "step" are left out. InputError where the file cannot be
     read or a row lacks a field, with its place.
     """
-    return read_file(path, SHIPPED, memory_row_of).all
+    return read_file(path or SHIPPED, "", memory_row_of).all
 
 
 def memory_row_of(row: Fields) -> MemoryRow | None:
@@ -200,13 +231,14 @@ def training(
     length: int | None = None,
     optimizer: str | None = None,
 ) -> Training:
-    """Return a training; framework and version decide how gradients and the update are kept."""
+    """Return a training; framework and version decide how gradients are kept."""
     pair_named(framework)
-    modern = _modern(framework)
-    kernels: Kernels = "foreach" if modern else "single"
-    keeping = Keeping(weights, optimizer or "", kernels, not modern, network.data_bytes)
     steps = length or network.longest or network.length
-    return Training(network, steps, framework, precision, keeping)
+    named = optimizer or network.optimizer
+    if named not in trained():
+        named = "adam"  # LAMB has the states of Adam
+    masters = replace(precision, masters=weights != "pure")
+    return Training(network, steps, masters, weights, named, not _modern(framework))
 
 
 def _modern(framework: str) -> bool:

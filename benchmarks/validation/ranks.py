@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.validation.aliases import Aliases
-from benchmarks.validation.fit import step_seconds, steps_of
-from benchmarks.validation.layers.layers import Layers
-from benchmarks.validation.layers.parallel import Run, waited_seconds
-from benchmarks.validation.published import SHIPPED, Row, Setting, read_rows, row_of, setting_of
-from benchmarks.validation.published_narrow import (
+from benchmarks.validation.narrow.rows import (
     NarrowRow,
     narrow_row_of,
     narrow_speedup,
     read_narrow_rows,
 )
-from benchmarks.validation.row_file import Fields, Read, read_file
-from policysearch.cost.roofline import FITTED
-from policysearch.policy.parallel import Parallel
+from policysearch.objective.published.aliases import Aliases
+from policysearch.objective.published.graphs import recorded_price
+from policysearch.objective.published.row_file import Fields, Read, read_file
+from policysearch.objective.published.rows import (
+    SHIPPED,
+    Row,
+    read_rows,
+    row_of,
+    setting_of,
+)
 from policysearch.values import InputError
 
 T = TypeVar("T", Row, NarrowRow)
@@ -123,21 +125,7 @@ def spread_speedup(row: Row) -> float:
     InputError says what of the row is not known.
     """
     setting = setting_of(row)
-    alone = step_seconds(steps_of([setting]), FITTED)[0]
     times = [
-        seconds + waited_seconds(_run(setting, place, float(seconds)))
-        for place, seconds in enumerate(alone)
+        recorded_price(replace(run, devices=row.devices)).time.step_seconds for run in setting.runs
     ]
-    batches = row.batches
-    return float(times[0] / times[1] * batches[1] / batches[0])
-
-
-def _run(setting: Setting, place: int, seconds: float) -> Run:
-    stack = (setting.stacks.baseline, setting.stacks.mixed)[place]
-    precision = setting.precisions[place]
-    step = Layers(stack, precision)
-    setting.network.build(step, setting.row.batches[place], setting.length)
-    gradients = "float32" if precision.masters else precision.activations
-    parallel = Parallel(setting.row.devices)
-    # a step of the list is a micro-batch; its update is spread over those of a step
-    return Run(step, seconds, setting.device, parallel, gradients, step.accumulation)
+    return times[0] / times[1] * row.batches[1] / row.batches[0]

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from benchmarks.validation.recorded import record_path
-from benchmarks.validation.recorded_table import RECORDED, records
+from benchmarks.validation.recorded_table import MAKERS, records
 from policysearch.cli import Parser, main
 from policysearch.importers.record import record_of
+from policysearch.objective.published.models import record_path
 from policysearch.values import one_of
 
 
@@ -27,7 +27,7 @@ def parser() -> Parser:
 
 def _record(options: argparse.Namespace) -> None:
     for name in options.names:
-        one_of("NAME", name, tuple(RECORDED))
+        one_of("NAME", name, tuple(MAKERS))
     for name, length in records():
         if not options.names or name in options.names:
             path = record_path(name, length)
@@ -36,11 +36,11 @@ def _record(options: argparse.Namespace) -> None:
 
 
 def recorded(name: str, length: int) -> bytes:
-    """Return the record of a network of RECORDED, made anew by its torch module."""
+    """Return the record of a network of MAKERS, made anew by its torch module."""
     from policysearch.importers.torch_export import from_torch
 
-    row = RECORDED[name]
-    file, function = row.maker.split(".")
+    row = MAKERS[name]
+    file, function = row.function.split(".")
     maker = getattr(import_module(f"benchmarks.validation.modules.{file}"), function)
     module, inputs = maker(*row.arguments, *([length] if length else []))
     return record_of(from_torch(module, inputs, loss=row.loss, name=name))

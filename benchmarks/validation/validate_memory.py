@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.validation.intervals import Interval, interval_of
-from benchmarks.validation.layers.footprint import Footprint
 from benchmarks.validation.published_memory import (
     MemoryRow,
     MemorySetting,
@@ -16,7 +14,6 @@ from benchmarks.validation.published_memory import (
     memory_setting_of,
     read_memory_rows,
 )
-from benchmarks.validation.row_file import built_of
 from policysearch.cost.memory import (
     CONTEXT_BYTES,
     GIB,
@@ -25,6 +22,8 @@ from policysearch.cost.memory import (
     process_bytes,
     visible_bytes,
 )
+from policysearch.objective.published.known import Interval, interval_of
+from policysearch.objective.published.row_file import built_of
 
 
 def reserved_bytes(live: float, growth: float, visible: float) -> float:
@@ -42,7 +41,7 @@ class JudgedMemory:
     """
 
     setting: MemorySetting
-    footprints: tuple[Footprint, Footprint]
+    live: tuple[float, float]
     growth: Growth
     gib: tuple[float, float]
     interval: Interval
@@ -57,7 +56,7 @@ class JudgedMemory:
     @property
     def live_ratio(self) -> float:
         """The same of live bytes, which no card's size bounds."""
-        return self.footprints[1].live_bytes / self.footprints[0].live_bytes
+        return self.live[1] / self.live[0]
 
 
 @dataclass(frozen=True)
@@ -94,16 +93,16 @@ def validate_memory(rows: Sequence[MemoryRow]) -> MemoryValidation:
 
 @dataclass(frozen=True)
 class _Built:
-    """A setting with its footprints, made once."""
+    """A setting with what lives at its peaks, made once."""
 
     setting: MemorySetting
-    footprints: tuple[Footprint, Footprint]
+    live: tuple[float, float]
 
     @property
     def growths(self) -> list[float]:
         """Return published reserved over live bytes of both readings."""
-        pairs = zip(self.setting.row.gib or (), self.footprints, strict=True)
-        return [(gib * GIB - CONTEXT_BYTES) / made.live_bytes for gib, made in pairs]
+        pairs = zip(self.setting.row.gib or (), self.live, strict=True)
+        return [(gib * GIB - CONTEXT_BYTES) / live for gib, live in pairs]
 
     @property
     def visible(self) -> float:
@@ -111,7 +110,7 @@ class _Built:
 
     def gib(self, growth: Growth) -> tuple[float, float]:
         """Return what the trainings are expected to hold."""
-        baseline, mixed = (self._read_bytes(made.live_bytes, growth) for made in self.footprints)
+        baseline, mixed = (self._read_bytes(live, growth) for live in self.live)
         return baseline / GIB, mixed / GIB
 
     def _read_bytes(self, live: float, growth: Growth) -> float:
@@ -124,34 +123,35 @@ class _Built:
 
 def _of_row(row: MemoryRow) -> _Built:
     setting = memory_setting_of(row)
-    return _Built(setting, setting.footprints)
+    return _Built(setting, setting.live_bytes)
 
 
 def _growth(readings: Sequence[tuple[str, float]], without: str = "") -> Growth:
-    """Return the median of the families' medians, and the extremes, one family left out."""
+    """Return the median of the families' medians and the most of all, one family left out.
+
+    The least is 1: a process holds what lives, and readings of cards that batches were raised to
+    fill say what it held at most, not what it needed.
+    """
     values = {family: [v for f, v in readings if f == family] for family, _ in readings}
     kept = [found for family, found in values.items() if family != without]
     every = [value for found in kept for value in found]
-    return Growth(min(every), float(np.median([np.median(v) for v in kept])), max(every))
+    return Growth(1.0, float(np.median([np.median(v) for v in kept])), max(every))
 
 
 def _judged(made: _Built, growth: Growth, interval: Interval) -> JudgedMemory:
-    first, second = (
-        process_bytes(footprint.live_bytes, growth.high) <= made.visible
-        for footprint in made.footprints
-    )
+    first, second = (process_bytes(live, growth.high) <= made.visible for live in made.live)
     largest = None
     if made.setting.row.largest:
         baseline, mixed = made.setting.trainings
         largest = _largest(baseline, growth, made.visible), _largest(mixed, growth, made.visible)
     return JudgedMemory(
-        made.setting, made.footprints, growth, made.gib(growth), interval, (first, second), largest
+        made.setting, made.live, growth, made.gib(growth), interval, (first, second), largest
     )
 
 
 def _largest(training: Training, growth: Growth, visible: float) -> tuple[int, int, int]:
     def live_at(batch: int) -> float:
-        return training.footprint(batch).live_bytes
+        return training.live_bytes(batch)
 
     sure, expected, most = (
         largest_batch(live_at, value, visible)

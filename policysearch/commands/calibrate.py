@@ -122,10 +122,11 @@ def say_progress(line: str) -> None:
 
 COMMANDS = (
     Command(
-        150,
+        420,
         "calibrate",
         "time kernels on this machine; write a device that studies can name",
         _calibrate,
         _arguments,
+        example="calibrate mine.toml",
     ),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
+    add_trust,
     at_least_one,
     refuse,
     say,
@@ -22,6 +23,7 @@ def _arguments(command: argparse.ArgumentParser) -> None:
         "policy", metavar="POLICY", nargs="?", help="a policy file, or preset:NAME"
     )
     command.add_argument("--study", type=source, metavar="STUDY.toml", help="where it is trained")
+    add_trust(command)
     command.add_argument(
         "--log", type=source, metavar="FILE", help="a torch training that was recorded, instead"
     )
@@ -65,10 +67,11 @@ def _diagnose(options: argparse.Namespace) -> None:
 
 COMMANDS = (
     Command(
-        65,
+        220,
         "diagnose",
         "why a policy fails, where, and the smallest change that repairs it",
         _diagnose,
         _arguments,
+        example="diagnose preset:apex.O3 --study studies/mlp-digits.toml",
     ),
 )

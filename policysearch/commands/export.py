@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import policysearch
@@ -12,10 +14,12 @@ from policysearch.commands.shared import (
     PRESET_PREFIX,
     add_out,
     add_storage,
+    add_trust,
     policy_for,
     refuse,
     source,
 )
+from policysearch.commands.trust import trust_text
 from policysearch.values import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ def _arguments(export: argparse.ArgumentParser) -> None:
     export.add_argument("source", type=source, metavar="SOURCE", help=keys)
     study = "the study whose net a policy given by name is for"
     export.add_argument("--study", type=source, metavar="STUDY.toml", help=study)
+    add_trust(export)
     add_storage(export)
     rules = export.add_mutually_exclusive_group()
     picks = "what the verdict names, or the member nearest to the ideal (knee)"
@@ -77,9 +82,17 @@ def _export_given(options: argparse.Namespace) -> None:
     policy = policy_for(str(options.source), replace(spec, study=replace(spec.study, target=None)))
     _refuse_unlike(options, policysearch.as_exported(policy, spec, options.target)[1])
     paths = policysearch.export_policy(policy, spec, options.out, options.target)
+    _trust(paths)
     print("\n".join(f"wrote {path}" for path in paths))
     print()
     print(asked_and_run(policy, spec, options.target, options.storage or default_storage(spec)))
+
+
+def _trust(paths: Sequence[Path]) -> None:
+    """Remember the written Python files, which `verify` may run."""
+    for path in paths:
+        if path.suffix == ".py":
+            trust_text(path.read_bytes())
 
 
 def _refuse_unlike(options: argparse.Namespace, different: tuple[str, ...]) -> None:
@@ -102,6 +115,7 @@ def _export_picked(options: argparse.Namespace) -> None:
     running, different = policysearch.as_exported(trial.policy, spec, options.target)
     _refuse_unlike(options, different)
     paths = policysearch.export_policy(trial.policy, spec, options.out, options.target, notes)
+    _trust(paths)
     print("\n".join((*notes, *(f"wrote {path}" for path in paths))))
     if different:
         results, number, _ = policysearch.try_policy(running, spec, options.storage)
@@ -136,4 +150,13 @@ def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
     return policysearch.pick(results, options.pick or "knee")
 
 
-COMMANDS = (Command(90, "export", "write a policy for a trainer", _export, _arguments),)
+COMMANDS = (
+    Command(
+        310,
+        "export",
+        "write a policy for a trainer",
+        _export,
+        _arguments,
+        example="export studies/mlp-digits.toml --max-gap 0.01 --fastest",
+    ),
+)

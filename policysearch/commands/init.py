@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import DEVICE, STACK, source
+from policysearch.commands.trust import trust_place
 from policysearch.files import make_folder, shipped_study, write_files
 from policysearch.values import InputError, one_of
 
@@ -61,6 +62,8 @@ def _init(options: argparse.Namespace) -> None:
     out = options.out or Path(path).with_suffix(".toml")
     if out.exists():
         raise InputError(f"{out}: exists; expected a new file, or another with --out")
+    if Path(path).is_file():
+        trust_place(Path(path))  # who gives a file to a command means it to run
     study = _study_of(options, path, _named(path, function, MODELS, "model"))
     text, lines = _text_and_lines(study)
     write_files({out.name: text.encode()}, out.parent)
@@ -143,8 +146,18 @@ def _write_example(options: argparse.Namespace) -> None:
         raise InputError(f"{taken[0]}: exists; expected a folder without it, by --out")
     study = shipped_study(EXAMPLE[1].removesuffix(".toml"))
     write_files({name: study.with_name(name).read_bytes() for name in EXAMPLE}, folder)
+    trust_place(folder / EXAMPLE[0])
     print(f"wrote {' and '.join(str(folder / name) for name in EXAMPLE)}")
     print(f"next: {'' if folder == Path() else f'cd {folder} && '}policysearch run {EXAMPLE[1]}")
 
 
-COMMANDS = (Command(5, "init", "write the first study of a net of your own", _init, _arguments),)
+COMMANDS = (
+    Command(
+        5,
+        "init",
+        "write the first study of a net of your own",
+        _init,
+        _arguments,
+        example="init net.py",
+    ),
+)

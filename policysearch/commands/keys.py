@@ -68,19 +68,42 @@ def registries() -> Mapping[str, Iterable[str]]:
 
 def study_file_page() -> str:
     """Return the reference as Markdown: per table what its keys mean, their types and defaults."""
-    blocks = [HEAD]
-    for table, kind in tables():
+    blocks, described = [HEAD], dict(tables())
+    names = {kind: table for table, kind in described.items()}
+    for table, kind in _every_table():
+        if table not in described:
+            blocks += [f"## [{table}]", f"As [{names[kind]}]."]
+            continue
         blocks += [f"## [{table}]", *meaning(kind), _keys(table, kind)]
         blocks += [_names(table, kind)] * bool(_names(table, kind))
     return "\n\n".join(blocks)
 
 
 def tables() -> Iterator[tuple[str, type]]:
-    """Yield every table of a study file with the class that reads it, tables within last."""
+    """Yield the tables of a study file with the class that reads each, tables within last.
+
+    Of those that are read by one class the first.
+    """
+    told = set[type]()
+    for name, kind in _every_table():
+        if kind not in told:
+            told.add(kind)
+            yield name, kind
+
+
+def _every_table() -> Iterator[tuple[str, type]]:
+    """Yield every table but those within tables that another one is like."""
     from policysearch.study.specification import StudySpec
 
-    for name, hint in typing.get_type_hints(StudySpec).items():
-        yield from _tables(name, _table_in(hint) or hint)
+    told: dict[type, str] = {}
+    again: tuple[str, ...] = ()
+    for section, hint in typing.get_type_hints(StudySpec).items():
+        for name, kind in _tables(section, _table_in(hint) or hint):
+            if name.startswith(again):
+                continue
+            if told.setdefault(kind, name) != name:
+                again = (*again, f"{name}.")
+            yield name, kind
 
 
 def _tables(name: str, kind: type) -> Iterator[tuple[str, type]]:
@@ -176,4 +199,4 @@ def _keys_page(options: argparse.Namespace) -> None:
     print(study_file_page())
 
 
-COMMANDS = (Command(200, "keys", "list the keys of a study file", _keys_page),)
+COMMANDS = (Command(460, "keys", "list the keys of a study file", _keys_page),)

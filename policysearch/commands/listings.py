@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 def _presets(options: argparse.Namespace) -> None:
-    """Print every preset and what it does."""
-    from policysearch.policy.presets import PRESETS
+    """Print every preset, what its framework calls it, and what it does."""
+    from policysearch.policy.presets import PRESETS, name_elsewhere
 
-    _print(("preset", "what it does"), [(row.name, row.summary) for row in PRESETS.values()])
+    rows = [(row.name, name_elsewhere(row), row.summary) for row in PRESETS.values()]
+    _print(("preset", "called", "what it does"), rows)
 
 
 def _formats(options: argparse.Namespace) -> None:
@@ -99,7 +100,14 @@ def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 COMMANDS = (
-    Command(170, "presets", "list the presets", _presets),
-    Command(180, "formats", "list the number formats", _formats),
-    Command(190, "hardware", "list devices and software stacks", _hardware, _one_device),
+    Command(440, "presets", "list the presets", _presets),
+    Command(450, "formats", "list the number formats", _formats),
+    Command(
+        430,
+        "hardware",
+        "list devices and software stacks",
+        _hardware,
+        _one_device,
+        example="hardware H100-SXM5",
+    ),
 )

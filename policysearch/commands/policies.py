@@ -17,6 +17,7 @@ from policysearch.commands.shared import (
     say,
     source,
     task_of,
+    viewed,
     with_clipping,
 )
 
@@ -31,7 +32,7 @@ def _explain(options: argparse.Namespace) -> None:
     task = with_clipping(task_of(options), options.policy)
     policy = policy_of(options, task.build_model(task.load_dataset()))
     if options.diff:
-        cost = cost_of(policysearch.load_study(options.study) if options.study else None)
+        cost = cost_of(viewed(options) if options.study else None)
         page = policysearch.explain_passes(policy, task, cost.device, cost.stack)
     else:
         page = policysearch.explain(policy, task)
@@ -81,7 +82,28 @@ def _apply(options: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command(110, "explain", "print the training step under a policy", _explain, _explain_arguments),
-    Command(120, "rules", "print the shortest rules that give a policy", _rules, _rules_arguments),
-    Command(130, "apply", "make the policy that rules give for a model", _apply, _apply_arguments),
+    Command(
+        250,
+        "explain",
+        "print the training step under a policy",
+        _explain,
+        _explain_arguments,
+        example="explain preset:mindspore.O2 --model lenet5",
+    ),
+    Command(
+        260,
+        "rules",
+        "print the shortest rules that give a policy",
+        _rules,
+        _rules_arguments,
+        example="rules preset:mindspore.O2 --model lenet5",
+    ),
+    Command(
+        350,
+        "apply",
+        "make the policy that rules give for a model",
+        _apply,
+        _apply_arguments,
+        example="apply rules.toml --model lenet5 --out policy.json",
+    ),
 )

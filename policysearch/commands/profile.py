@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import (
     DEVICE,
@@ -15,6 +14,7 @@ from policysearch.commands.shared import (
     cost_of,
     policy_of,
     task_of,
+    viewed,
     with_clipping,
 )
 from policysearch.files import write_whole
@@ -45,7 +45,7 @@ def _profile(options: argparse.Namespace) -> None:
     from policysearch.space.parallel import ParallelSection
     from policysearch.space.target import as_run
 
-    study = policysearch.load_study(options.study) if options.study else None
+    study = viewed(options) if options.study else None
     task = with_clipping(task_of(options), options.policy)
     cost, parallel = cost_of(study), study.parallel if study else ParallelSection()
     objective = Objective(
@@ -75,5 +75,12 @@ def _profile(options: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command(140, "profile", "where modeled time and memory of a policy go", _profile, _arguments),
+    Command(
+        240,
+        "profile",
+        "where modeled time and memory of a policy go",
+        _profile,
+        _arguments,
+        example="profile preset:mindspore.O2 --model lenet5",
+    ),
 )

@@ -13,10 +13,12 @@ from policysearch.commands.shared import (
     add_processes,
     add_storage,
     add_study_option,
+    add_trust,
     at_least_one,
     places,
     source,
     study_and_policy,
+    viewed,
 )
 from policysearch.files import make_folder
 
@@ -60,7 +62,7 @@ def _why(options: argparse.Namespace) -> None:
 
     at_least_one(options, "processes")
     if options.policy.isdecimal():
-        spec = policysearch.load_study(options.study)
+        spec = viewed(options) if options.layer is None else policysearch.load_study(options.study)
         policy = policysearch.load_results(spec, options.storage).trial(int(options.policy)).policy
     else:
         spec, policy = study_and_policy(options)
@@ -88,6 +90,7 @@ def _propose_arguments(propose: argparse.ArgumentParser) -> None:
     propose.add_argument("study", type=source, metavar="STUDY.toml")
     said = "instead, policies with the gap expected of each before any is trained"
     propose.add_argument("--probe", action="store_true", help=said)
+    add_trust(propose)
 
 
 def _propose(options: argparse.Namespace) -> None:
@@ -100,15 +103,28 @@ def _propose(options: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command(50, "try", "train and price a policy of your own in a study", _try, _try_arguments),
     Command(
-        60, "why", "train a layer one format wider and narrower, compare", _why, _why_arguments
+        50,
+        "try",
+        "train and price a policy of your own in a study",
+        _try,
+        _try_arguments,
+        example="try preset:te.current --study studies/mlp-digits.toml",
     ),
     Command(
-        70,
+        210,
+        "why",
+        "train a layer one format wider and narrower, compare",
+        _why,
+        _why_arguments,
+        example="why 3 dense1 --study studies/mlp-digits.toml",
+    ),
+    Command(
+        230,
         "propose",
         "a loss-scale schedule and phase points that the float32 run suggests",
         _propose,
         _propose_arguments,
+        example="propose studies/mlp-digits.toml",
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,16 @@ What `policysearch --help` and `policysearch COMMAND --help` say, in one page. I
 code by `make docs`."""
 
 
+GROUPS = (
+    (0, "search"),
+    (100, "look"),
+    (200, "explain"),
+    (300, "export"),
+    (400, "machine"),
+)
+"""The first place of each group of commands."""
+
+
 def _no_arguments(command: argparse.ArgumentParser) -> None:
     """Let the command take nothing."""
 
@@ -27,7 +37,9 @@ def _no_arguments(command: argparse.ArgumentParser) -> None:
 class Command:
     """One command: `help` is its line, `place` its place among the others, lowest first.
 
-    `run` gets what `arguments` lets the command take; it raises InputError for a user's mistake.
+    The place says the group too, see GROUPS. `example` is a line as it is typed, where the name
+    alone is none. `run` gets what `arguments` lets the command take; it raises InputError for a
+    user's mistake.
     """
 
     place: int
@@ -35,6 +47,23 @@ class Command:
     help: str
     run: Callable[[argparse.Namespace], None]
     arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
+    example: str = ""
+
+    @property
+    def group(self) -> str:
+        """What the command is for: the last of GROUPS that begins at its place or before."""
+        return [name for first, name in GROUPS if first <= self.place][-1]
+
+    @property
+    def typed(self) -> str:
+        """The example with the program before it."""
+        return f"policysearch {self.example or self.name}"
+
+
+def groups(rows: Sequence[Command]) -> dict[str, list[Command]]:
+    """Return the commands by their groups, in the order of their places."""
+    named = {name: [row for row in rows if row.group == name] for _, name in GROUPS}
+    return {name: those for name, those in named.items() if those}
 
 
 @cache
@@ -48,12 +77,17 @@ def commands() -> tuple[Command, ...]:
 
 def commands_page() -> str:
     """Return all commands and their arguments as Markdown."""
-    return "\n\n".join([HEAD, *("\n\n".join(_section(row)) for row in commands())])
+    parts = [HEAD]
+    for name, rows in groups(commands()).items():
+        parts.append(f"## {name.capitalize()}")
+        parts += ["\n\n".join(_section(row)) for row in rows]
+    return "\n\n".join(parts)
 
 
 def _section(row: Command) -> Iterator[str]:
-    yield f"## {row.name}"
+    yield f"### {row.name}"
     yield f"{row.help[0].upper()}{row.help[1:]}."
+    yield f"```sh\n{row.typed}\n```"
     parser = argparse.ArgumentParser(add_help=False)
     row.arguments(parser)
     lines = [f"| `{_spelled(action)}` | {_meaning(action)} |" for action in parser._actions]

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_study, at_least_one, results_of
+from policysearch.commands.shared import add_study, at_least_one, results_of, viewed
 from policysearch.files import RESULTS_FOLDER, make_folder, write_whole
 from policysearch.values import InputError
 
@@ -62,7 +61,7 @@ def _watch(options: argparse.Namespace) -> None:
     """Write the page every few seconds, whole each time, until the search has ended."""
     from policysearch.report.page.frame import failed_page, page
 
-    name = policysearch.load_study(options.study).study.name
+    name = viewed(options).study.name
     path = _path(options, name)
     print(f"writing {path} every {options.watch} s; Ctrl-C ends it", flush=True)
     while True:
@@ -80,5 +79,12 @@ def _watch(options: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command(85, "report", "one HTML page of a study, to be looked at", _report, _arguments),
+    Command(
+        140,
+        "report",
+        "one HTML page of a study, to be looked at",
+        _report,
+        _arguments,
+        example="report studies/mlp-digits.toml",
+    ),
 )

@@ -34,7 +34,7 @@ LONG_SECONDS = 3600.0
 
 
 def _run_arguments(run: argparse.ArgumentParser) -> None:
-    from policysearch.rounding.rounder import FASTS
+    from policysearch.rounding.rounder import EXECUTORS
 
     add_study(run)
     run.add_argument("--trials", type=int, metavar="N", help="policies to train, in all")
@@ -45,7 +45,12 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--cluster", metavar="ADDRESS|local:N", help="train on the workers of a dask scheduler"
     )
-    run.add_argument("--fast", choices=FASTS, help="what emulates; the results are the same")
+    run.add_argument(
+        "--fast",
+        choices=EXECUTORS,
+        help="what emulates; the results are the same, but torch's have a journal of their own",
+    )
+    run.add_argument("--place", metavar="cpu|cuda[:N]", help="where torch runs")
     run.add_argument(
         "--accept-changes",
         action="store_true",
@@ -69,6 +74,7 @@ def _run(options: argparse.Namespace) -> None:
 
     spec = policysearch.load_study(options.study)
     spec = spec if options.goal is None else with_goal(spec, options.goal)
+    spec = spec.emulated_by(options.fast, options.place)
     at_least_one(options, "trials", "processes")
     make_folder(options.out)
     for line in spec.notices:
@@ -158,7 +164,6 @@ def _search(options: argparse.Namespace, spec: StudySpec, cluster: Cluster | Non
             options.storage,
             trials=options.trials,
             processes=options.processes,
-            fast=options.fast,
             progress=bar,
             accept_changes=options.accept_changes,
             retry_failed=options.retry_failed,
@@ -237,11 +242,28 @@ def _factor(text: str, spec: StudySpec) -> float:
 
 
 COMMANDS = (
-    Command(10, "run", "search; goes on with a study that was interrupted", _run, _run_arguments),
     Command(
-        20, "confirm", "train the front longer, on seeds of its own", _confirm, _confirm_arguments
+        10,
+        "run",
+        "search; goes on with a study that was interrupted",
+        _run,
+        _run_arguments,
+        example="run studies/mlp-digits.toml",
     ),
     Command(
-        7, "estimate", "how long a study will take on this machine", _estimate, _estimate_arguments
+        20,
+        "confirm",
+        "train the front longer, on seeds of its own",
+        _confirm,
+        _confirm_arguments,
+        example="confirm studies/mlp-digits.toml --steps 10x",
+    ),
+    Command(
+        7,
+        "estimate",
+        "how long a study will take on this machine",
+        _estimate,
+        _estimate_arguments,
+        example="estimate net.toml",
     ),
 )

@@ -33,10 +33,17 @@ def source(text: str) -> Path:
     return Path(text)
 
 
+def add_trust(command: argparse.ArgumentParser) -> None:
+    """Let the command be told to run a file that the study names."""
+    help = "run the Python files that it names, now and as long as they stay as they are"
+    command.add_argument("--trust", action="store_true", help=help)
+
+
 def add_study(command: argparse.ArgumentParser) -> None:
     """Let the command take a study file, and the journal of its results."""
     keys = "a study file, whose keys `policysearch keys` lists"
     command.add_argument("study", type=source, metavar="STUDY.toml", help=keys)
+    add_trust(command)
     add_storage(command)
 
 
@@ -50,6 +57,7 @@ def add_storage(command: argparse.ArgumentParser) -> None:
 def add_study_option(command: argparse.ArgumentParser) -> None:
     """Let the command demand `--study`, where its first argument is a policy."""
     command.add_argument("--study", type=source, metavar="STUDY.toml", required=True)
+    add_trust(command)
 
 
 def add_policy(command: argparse.ArgumentParser, trial: str = "") -> None:
@@ -70,6 +78,7 @@ def add_task(command: argparse.ArgumentParser) -> None:
 
     where = command.add_mutually_exclusive_group()
     where.add_argument("--study", type=source, metavar="STUDY.toml", help="use the study's task")
+    add_trust(command)
     where.add_argument("--model", default="lenet5", help=", ".join(MODELS))
 
 
@@ -87,14 +96,21 @@ def places(options: argparse.Namespace) -> str:
 
 
 def results_of(options: argparse.Namespace) -> Results:
-    """Return what the study that the command was given has found so far."""
-    return policysearch.load_results(policysearch.load_study(options.study), options.storage)
+    """Return what the study that the command was given has found so far; no user code is run."""
+    return policysearch.load_results(viewed(options), options.storage)
+
+
+def viewed(options: argparse.Namespace) -> StudySpec:
+    """Return the study that a command shows: the net is the kept one where there is one."""
+    from policysearch.study.kept import load_to_view
+
+    return load_to_view(options.study, getattr(options, "storage", None))
 
 
 def task_of(options: argparse.Namespace) -> Task:
     """Return the task of the study that was named, or a small one with the model."""
     if options.study:
-        return policysearch.load_study(options.study).task
+        return viewed(options).task
     return task_for(options.model)
 
 
@@ -151,7 +167,7 @@ def policy_of(options: argparse.Namespace, model: Model) -> Policy:
     What an older file says of clipping is in the task by now (see `with_clipping`).
     """
     if options.study:
-        return policy_in(policysearch.load_study(options.study), options.policy, clipped=True)
+        return policy_in(viewed(options), options.policy, clipped=True)
     return policy_from(options.policy, model, clipped=True)
 
 
@@ -201,8 +217,9 @@ def policy_for(source: str, study: StudySpec, clipped: bool = False) -> Policy:
 
     model = study.task.build_model(study.task.load_dataset())
     policy = policy_from(source, model, clipped)
-    if source.startswith(PRESET_PREFIX):
-        policy = with_accumulator(policy, study.space.accumulators[0])
+    summed = study.space.accumulators[0]
+    if source.startswith(PRESET_PREFIX) and summed != "float32":  # a preset may say its own
+        policy = with_accumulator(policy, summed)
     return study.parallel.spread(named_as_run(policy, model, study.study.target))
 
 

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_task, model_of, source
+from policysearch.commands.shared import add_task, model_of, source, viewed
 
 if TYPE_CHECKING:
     from policysearch.export.reading import Reading
@@ -37,7 +36,7 @@ def _reading(options: argparse.Namespace) -> Reading:
 def _inspect(options: argparse.Namespace) -> None:
     from policysearch.report.asked_and_run import given_page
 
-    study = policysearch.load_study(options.study) if options.study else None
+    study = viewed(options) if options.study else None
     print(given_page(_reading(options), options.target, study))
 
 
@@ -60,9 +59,21 @@ def _import(options: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command(92, "targets", "list the trainers that policies are written for", _targets),
+    Command(320, "targets", "list the trainers that policies are written for", _targets),
     Command(
-        94, "inspect", "print what a trainer's file gives each module", _inspect, _file_arguments
+        330,
+        "inspect",
+        "print what a trainer's file gives each module",
+        _inspect,
+        _file_arguments,
+        example="inspect results/lenet5-digits-torch.py --model lenet5",
     ),
-    Command(96, "import", "make a policy of a trainer's file", _import, _import_arguments),
+    Command(
+        340,
+        "import",
+        "make a policy of a trainer's file",
+        _import,
+        _import_arguments,
+        example="import results/lenet5-digits-torch.py --model lenet5 --out policy.json",
+    ),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import policysearch
 from policysearch.commands.registry import Command
 from policysearch.commands.shared import add_policy, add_study_option, say, study_and_policy
+from policysearch.commands.trust import check_file
 
 if TYPE_CHECKING:
     from policysearch.verify.verdict import Verdict
@@ -63,6 +64,7 @@ def _verify_file(options: argparse.Namespace) -> Verdict:
 
     file = Path(options.policy)
     text, spec = read_text(file, "an exported torch file"), policysearch.load_study(options.study)
+    check_file(file, options.trust)
     model = spec.task.build_model(spec.task.load_dataset())
     beside = [read_policy(path) for path in sorted(file.parent.glob("*-policy.json"))]
     known = [*beside, *(preset(name, model.layer_names) for name in PRESETS)]
@@ -76,5 +78,12 @@ def _verify_file(options: argparse.Namespace) -> Verdict:
 
 
 COMMANDS = (
-    Command(100, "verify", "train a policy as exported, beside the emulator", _verify, _arguments),
+    Command(
+        360,
+        "verify",
+        "train a policy as exported, beside the emulator",
+        _verify,
+        _arguments,
+        example="verify preset:torch.autocast --study studies/mlp-digits.toml",
+    ),
 )

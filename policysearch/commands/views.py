@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import policysearch
 from policysearch.commands.registry import Command
-from policysearch.commands.shared import add_study, places, policy_in, results_of
+from policysearch.commands.shared import add_study, places, policy_in, results_of, viewed
 from policysearch.files import RESULTS_FOLDER, write_files
 from policysearch.values import InputError
 
@@ -97,7 +97,7 @@ def next_commands(results: Results, options: argparse.Namespace) -> str:
 
 
 def _repair(options: argparse.Namespace) -> None:
-    repair = policysearch.repair_study(policysearch.load_study(options.study), options.storage)
+    repair = policysearch.repair_study(viewed(options), options.storage)
     if repair.copy is None:
         print(f"nothing to repair: {repair.kept} intact records")
         return
@@ -108,11 +108,35 @@ def _repair(options: argparse.Namespace) -> None:
 
 COMMANDS = (
     Command(
-        30, "show", "print the front, or all that is known of one policy", _show, _show_arguments
+        110,
+        "show",
+        "print the front, or all that is known of one policy",
+        _show,
+        _show_arguments,
+        example="show studies/mlp-digits.toml --trial 3",
     ),
-    Command(40, "noise", "how sure the gaps are, and what would tell more", _noise, add_study),
     Command(
-        80, "plot", "draw the loss gap against modeled speed and memory", _plot, _plot_arguments
+        120,
+        "noise",
+        "how sure the gaps are, and what would tell more",
+        _noise,
+        add_study,
+        example="noise studies/mlp-digits.toml",
     ),
-    Command(160, "repair", "save every intact trial of a damaged journal", _repair, add_study),
+    Command(
+        130,
+        "plot",
+        "draw the loss gap against modeled speed and memory",
+        _plot,
+        _plot_arguments,
+        example="plot studies/mlp-digits.toml --out front.svg",
+    ),
+    Command(
+        410,
+        "repair",
+        "save every intact trial of a damaged journal",
+        _repair,
+        add_study,
+        example="repair studies/mlp-digits.toml",
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -28,8 +28,10 @@ TIMES_NOISE = 5.0
 CHAOTIC = 0.5
 """Where jitter moves float32 by this share of a gap that fails, chance decides it."""
 
-JITTERS = (2.0**-11, 2.0**-9)
-"""Relative changes of float32's initial values as large as a rounding to 16 bits."""
+CHAOS = "the recipe is chaotic"
+
+JITTERS = (2.0**-11, -(2.0**-11), 2.0**-9)
+"""Relative changes of initial values as large as a rounding to 16 bits: the control of repairs."""
 
 CLEAN = 0.1
 """Relative error of a change's shadow up to which it is worth a training."""
@@ -95,7 +97,7 @@ class Diagnoser:
 
     def diagnose(self, policy: Policy) -> Diagnosis:
         """Return why `policy` fails and the smallest change that was found to repair it."""
-        self._progress("float32, and float32 jittered")
+        self._progress("float32")
         base = self.objective.baseline(self.seeds[0])
         if base.tail_loss is None:
             cause = Cause("none", words=f"float32 itself {base.divergence}")
@@ -104,26 +106,25 @@ class Diagnoser:
         matters = max(least, TIMES_NOISE * noise)
         run = self._measured(policy, self.seeds[0], "the policy")
         off = gap(run, base)
-        if off <= matters and not _stuck(run):
+        if off <= matters:
             if noise > least:
-                why = f"jitter alone moves float32 by {noise:.2g} nats"
+                why = f"{CHAOS}: jitter alone moves float32 by {noise:.2g} nats"
                 return Diagnosis("undecided", Cause("none"), off, matters, noise, why=why)
             return Diagnosis("none", Cause("none"), off, matters, noise)
         evidence = self._evidence(policy, run)
-        if not run.diverged and noise > CHAOTIC * off:
-            why = f"jitter alone moves float32 by {noise:.2g} nats, and the policy by {off:.2g}"
+        # Beyond all that float32 has learned a net that learned nothing would pass for repaired.
+        if noise > CHAOTIC * off or matters * MATTERS > least:
+            why = f"{CHAOS}: jitter alone moves float32 by {noise:.2g} nats"
             return Diagnosis("undecided", evidence.cause, off, matters, noise, why=why)
-        if self._chance_repairs(policy, base, matters):
-            why = "the policy itself trains from initial values that are jittered a little"
+        if any(g <= matters for g in self._jittered(policy, "the policy jittered")):
+            why = f"{CHAOS}: the policy itself trains from initial values jittered a little"
             return Diagnosis("undecided", evidence.cause, off, matters, noise, why=why)
         return self._repaired(evidence, off, matters, noise)
 
     def levels(self, base: Measurement) -> tuple[float, float]:
         """Return the gap that would matter, and by how much jitter moves float32, in nats."""
         if self._levels is None:
-            seed = self.seeds[0]
-            moved = [self.objective.measure(self.objective.float32, seed, j) for j in JITTERS]
-            noise = max(abs(gap(each, base)) for each in moved)
+            noise = max(map(abs, self._jittered(self.objective.float32, "float32 jittered")))
             assert base.tail_loss is not None
             first = base.first_loss if base.first_loss is not None else base.tail_loss
             learned = max(abs(first - base.tail_loss), abs(base.tail_loss))
@@ -134,11 +135,12 @@ class Diagnoser:
         self._progress(f"{what}, seed {seed}")
         return self.objective.measure(policy, seed)
 
-    def _chance_repairs(self, policy: Policy, base: Measurement, matters: float) -> bool:
-        """Return whether the policy trains once its initial values are moved: no change did it."""
-        self._progress("the policy jittered")
-        moved = self.objective.measure(policy, self.seeds[0], JITTERS[0])
-        return gap(moved, base) <= matters and not _stuck(moved)
+    def _jittered(self, policy: Policy, what: str) -> Iterator[float]:
+        """Yield the gaps of a policy whose initial values are jittered: where chance takes it."""
+        base = self.objective.baseline(self.seeds[0])
+        for jitter in JITTERS:
+            self._progress(what)
+            yield gap(self.objective.measure(policy, self.seeds[0], jitter), base)
 
     def _evidence(self, policy: Policy, run: Measurement) -> Evidence:
         self._progress("shadow gradients")
@@ -155,10 +157,10 @@ class Diagnoser:
             trained += 1
             run = self._measured(row.repair.policy, self.seeds[0], row.repair.what)
             gaps: tuple[float, ...] = (gap(run, self.objective.baseline(self.seeds[0])),)
-            if gaps[0] <= matters and not _stuck(run):
+            if gaps[0] <= matters:
                 gaps += self._held(row.repair.policy)
             table[place] = replace(row, gaps=gaps)
-            if len(gaps) == len(self.seeds) and max(gaps) <= matters:
+            if len(gaps) == len(self.seeds) and self._is_no_chance(row.repair, gaps, matters):
                 repair, held = row.repair, gaps
                 break
             if trained == self.budget:
@@ -166,7 +168,7 @@ class Diagnoser:
         verdict: Verdict = "not repaired" if repair is None else "repaired"
         why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
         why, rows = "" if repair else why, tuple(table)
-        cause = evidence.cause
+        cause = evidence.cause.located(self.objective.step_graph(evidence.policy))
         return Diagnosis(verdict, cause, off, matters, noise, rows, repair, trained, held, why)
 
     def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:
@@ -188,6 +190,12 @@ class Diagnoser:
         """Return the gaps of a repair with the other seeds."""
         runs = [(self._measured(policy, s, "the repair"), s) for s in self.seeds[1:]]
         return tuple(gap(run, self.objective.baseline(seed)) for run, seed in runs)
+
+    def _is_no_chance(self, repair: Repair, gaps: Sequence[float], matters: float) -> bool:
+        """Return whether a repair holds with every seed, and for jittered initial values too."""
+        if max(gaps) > matters:
+            return False
+        return all(g <= matters for g in self._jittered(repair.policy, f"{repair.what}, jittered"))
 
     def _ordered(self, evidence: Evidence) -> list[Tried]:
         """Return the changes, most low-precision work left first, bfloat16 everywhere last."""
@@ -213,7 +221,3 @@ def gap(run: Measurement, base: Measurement) -> float:
     if run.tail_loss is None or base.tail_loss is None:
         return math.inf
     return run.tail_loss - base.tail_loss
-
-
-def _stuck(run: Measurement) -> bool:
-    return run.diverged

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from policysearch.diagnose.shadow import Beyond, NodeError, ShadowError
 from policysearch.formats import format_named
+from policysearch.graph import Graph, Node
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.train.lost_values import Kind as LostKind
-from policysearch.train.lost_values import LostValues
+from policysearch.train.lost_values import LostValues, listed_op
 from policysearch.train.origin import Link, Origin, first_harm
 
 Kind = Literal[
@@ -37,6 +38,9 @@ GROWTH = 4.0
 LARGE_ERROR = 0.05
 """Relative error of a value that is worth naming."""
 
+FORWARD = 0.2
+"""Share of what an op reads or gives going forward that becomes zero where that is the cause."""
+
 MANY = 0.1
 """Share of the updates, or of a state's, that are lost where that is the cause."""
 
@@ -50,7 +54,8 @@ BACKWARD = ("dgrad", "wgrad")
 class Cause:
     """Why a run failed: `kind`, and where: the op of a layer in a role, first in `step`.
 
-    `value` stood against `limit`, what each is says `words`. `chain` is what led there.
+    `value` stood against `limit`, what each is says `words`. `chain` is what led there, and `line`
+    the place in the user's file, where it is known.
     """
 
     kind: Kind
@@ -62,13 +67,23 @@ class Cause:
     limit: float = 0.0
     words: str = ""
     chain: tuple[Link, ...] = ()
+    line: str = ""
 
     @property
     def place(self) -> str:
         """The op, layer, role and step in words."""
-        return (
-            f"{self.op or 'update'} of {self.layer or 'no layer'} ({self.role}, step {self.step})"
-        )
+        line = f", {self.line}" if self.line else ""
+        where = f"{self.role}, step {self.step}{line}"
+        return f"{self.op or 'update'} of {self.layer or 'no layer'} ({where})"
+
+    def located(self, graph: Graph) -> Cause:
+        """Return it with the line of what `graph` has in its place, where that is one line."""
+        lines = {node.line for node in graph.nodes if self._is(node)}
+        return replace(self, line=lines.pop()) if not self.line and len(lines) == 1 else self
+
+    def _is(self, node: Node) -> bool:
+        place = listed_op(node), node.layer, node.role
+        return place == (self.op, self.layer, self.role)
 
 
 @dataclass(frozen=True)
@@ -152,12 +167,15 @@ class Evidence:
             link.limit,
             words,
             origin.chain,
+            link.line,
         )
 
     def _gradients(self) -> Cause | None:
         """Saturation, underflow or rounding, whichever is the largest share where it happens."""
         saturated = self._most("overflow", ("fprop", *BACKWARD))
-        vanished = self._most("underflow", BACKWARD)
+        vanished, read = self._most("underflow", BACKWARD), self._most("underflow", ("fprop",))
+        if _share(read) >= max(FORWARD, _share(vanished)):
+            vanished = read
         over, under = _share(saturated), _share(vanished)
         own = self._grown()
         if max(over, under) < LARGE_ERROR and own is not None:
@@ -179,7 +197,8 @@ class Evidence:
             f"the relative error of {row.op} of {row.layer or 'no layer'} ({row.role}) grows from "
             f"{row.before:.2g} in what it reads to {row.after:.2g}"
         )
-        return Cause("rounding", row.op, row.layer, row.role, 0, row.after, row.before, words)
+        place, sizes = (row.op, row.layer, row.role, 0), (row.after, row.before)
+        return Cause("rounding", *place, *sizes, words, line=row.line)
 
     def _updates(self) -> Cause | None:
         kinds: tuple[tuple[LostKind, Kind, str], ...] = (

@@ -9,7 +9,7 @@ from policysearch.diagnose.evidence import Cause, Evidence
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, with_accumulator
 from policysearch.policy.scaling import Scaling
 
 SCALES = (2.0**4, 2.0**8, 2.0**10, 2.0**13, 2.0**16)
@@ -41,6 +41,7 @@ def repairs_of(evidence: Evidence, graph: Graph) -> list[Repair]:
     policy, cause = evidence.policy, evidence.cause
     found = [
         *_scales(policy, cause),
+        *_sums(policy, cause),
         *_updates(policy, cause),
         *_grouped(policy, evidence),
         *_ops(policy, graph, cause),
@@ -78,7 +79,8 @@ def with_layers_in(policy: Policy, names: Iterable[str], format: str) -> Policy:
 
 
 def _scales(policy: Policy, cause: Cause) -> Iterator[Repair]:
-    rank = 0 if cause.kind in ("underflow", "loss scale", "never leaves skipping") else 1
+    calls = cause.kind in ("loss scale", "never leaves skipping")
+    rank = int(not calls and (cause.kind != "underflow" or cause.role == "fprop"))
     for scale in SCALES:
         changed = replace(policy, loss_scale=LossScale("fixed", scale))
         yield Repair(f"loss scale 2^{scale.hex().split('p')[1].lstrip('+')}", changed, rank)
@@ -86,9 +88,16 @@ def _scales(policy: Policy, cause: Cause) -> Iterator[Repair]:
     yield Repair("dynamic loss scale from 2^10", dynamic, rank)
     if policy.loss_scale.kind != "none":
         yield Repair("no loss scale", replace(policy, loss_scale=LossScale()), rank)
-    if policy.scaling.recipe == "none" and _is_narrow(policy):
+    if policy.scaling.recipe in ("none", "delayed") and _is_narrow(policy):
         current = replace(policy, scaling=Scaling("current"))
-        yield Repair("tensors scaled to their own largest", current, rank)
+        yield Repair("tensors scaled to their own largest", current, int(cause.kind != "underflow"))
+
+
+def _sums(policy: Policy, cause: Cause) -> Iterator[Repair]:
+    """Yield products that sum in float32, where some do not."""
+    wide = with_accumulator(policy, "float32")
+    if wide != policy:
+        yield Repair("products that sum in float32", wide, int(cause.kind != "rounding"))
 
 
 def _updates(policy: Policy, cause: Cause) -> Iterator[Repair]:

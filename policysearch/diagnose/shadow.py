@@ -12,12 +12,12 @@ from threadpoolctl import threadpool_limits
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.objective.objective import Objective
+from policysearch.objective.rounding_errors import named_values
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Traced, Tracer, largest_of
 from policysearch.train.paired_run import Gradients, PairedRun, along, norm
-from policysearch.train.rounding_errors import named_values
 from policysearch.train.trainer import Trainer
 
 MOMENTS = (0.0, 0.5, 1.0)
@@ -58,6 +58,7 @@ class NodeError:
     role: str
     before: float
     after: float
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ class Shadows:
                 by = scale if node.role in ("dgrad", "wgrad") else 1.0
                 errors[i] = _relative(low.values[i] / np.float32(by), exact.values[names[key]])
                 before = max((errors[x] for x in _read(low.graph, node) if x in errors), default=0)
-                rows.append(NodeError(listed_op(node), node.layer, node.role, before, errors[i]))
+                named = listed_op(node), node.layer, node.role
+                rows.append(NodeError(*named, before, errors[i], node.line))
         return [row for row in rows if row.after > row.before]
 
     def beyond(self, policy: Policy) -> list[Beyond]:

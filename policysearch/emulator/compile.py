@@ -9,7 +9,7 @@ from policysearch.emulator.arena import Arena
 from policysearch.emulator.nodes import Observer
 from policysearch.emulator.reference import Reference
 from policysearch.graph import FloatArray, Graph
-from policysearch.rounding.rounder import Fast, check_fast
+from policysearch.rounding.rounder import Fast, check_fast, is_on_torch
 
 try:
     from policysearch.emulator.executable import Executable
@@ -56,6 +56,10 @@ def compile_graph(
     in the same memory, so those of one are lost as soon as another runs.
     """
     fast = check_fast(fast)
+    if is_on_torch(fast):
+        from policysearch.emulator.torch_step import TorchStep  # torch takes a second to load
+
+        return TorchStep(graph, seed, fast, sources or {}, observer)
     if fast == "off" or Executable is None:
         return Reference(graph, seed, sources or {}, observer)
     return Executable(

@@ -79,6 +79,9 @@ def runs(policy: Policy, model: Model) -> Policy:
         if not fp4 and not hybrid:
             made = replace(made, grad="float8_e4m3fn")
         layers |= dict.fromkeys(parts, made)
+    said = policy.second_moment
+    first = _kept(policy.optimizer_state)
+    second = first if said == "optimizer_state" else _kept(said)
     quantised = any(format_named(row.compute).bits < 16 for row in layers.values())
     base = preset(BASE, ())
     return replace(
@@ -86,11 +89,16 @@ def runs(policy: Policy, model: Model) -> Policy:
         layers=tuple(layers.items()),
         **{name: getattr(base, name) for name in LISTS},
         master_weights=True,
-        optimizer_state=policy.optimizer_state if policy.optimizer_state in STATES else "float32",
+        optimizer_state=first,
+        second_moment=second if second != first else "optimizer_state",
         all_reduce="bfloat16" if policy.all_reduce == "bfloat16" else "float32",
         loss_scale=_scale(policy.loss_scale) if dtype == "float16" else LossScale(),
         scaling=Scaling("nvfp4" if fp4 else there) if quantised else Scaling(),
     )
+
+
+def _kept(state: str) -> str:
+    return state if state in STATES else "float32"
 
 
 def _scale(asked: LossScale) -> LossScale:

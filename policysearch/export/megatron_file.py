@@ -89,9 +89,11 @@ def flags_of(policy: Policy, model: Model) -> Iterator[str]:
         if first or last:
             yield "--first-last-layers-bf16"
             yield f"--num-layers-at-start-in-bf16 {first} --num-layers-at-end-in-bf16 {last}"
-    if policy.optimizer_state != "float32":
-        word = WORDS[policy.optimizer_state]
-        yield f"--use-precision-aware-optimizer --exp-avg-dtype {word} --exp-avg-sq-dtype {word}"
+    kept, squares = policy.optimizer_state, policy.second_moment
+    squares = kept if squares == "optimizer_state" else squares
+    if {kept, squares} != {"float32"}:
+        words = f"--exp-avg-dtype {WORDS[kept]} --exp-avg-sq-dtype {WORDS[squares]}"
+        yield f"--use-precision-aware-optimizer {words}"
     if policy.all_reduce == "bfloat16":
         yield "--grad-reduce-in-bf16"
     yield from _scale_flags(policy.loss_scale)
@@ -167,13 +169,15 @@ def read(text: str, model: Model, where: str) -> Reading:
         traps.append(
             "no flags in the head: what no matcher takes does what the run does, here bf16"
         )
+    first, second = (DTYPES[flags.get(f"--{x}-dtype", "fp32")] for x in ("exp-avg", "exp-avg-sq"))
     policy = policy_of(
         given,
         model,
         f"imported from {where}",
         BASE,
         scaling=Scaling(min(recipes)) if used and recipes else Scaling(),  # type: ignore[arg-type]
-        optimizer_state=DTYPES[flags.get("--exp-avg-dtype", "fp32")],
+        optimizer_state=first,
+        second_moment=second if second != first else "optimizer_state",
         all_reduce="bfloat16" if "--grad-reduce-in-bf16" in flags else "float32",
         loss_scale=_scale_of(flags, dtype),
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from policysearch.formats import Rounding
 from policysearch.importers.torch_model import TorchModel
@@ -14,7 +16,7 @@ from policysearch.nn.model import Model
 from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
-from policysearch.policy.presets import MOVES as MOVES
+from policysearch.policy.preset_row import MOVES as MOVES
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
 from policysearch.train.loss_scale import first_scale, highest, lowest, skips_update
@@ -138,6 +140,11 @@ KEPT = ("float32", "bfloat16", AS_STORED)
 
 DRAWN = Rounding("stochastic")
 
+PLAINLY: Mapping[str, Any] = MappingProxyType(
+    {"second_moment": "optimizer_state", "state_block": 0, "compensation": "none"}
+)
+"""State as optimizers of torch keep it."""
+
 
 def low_losses(policy: Policy) -> tuple[str, ...]:
     """Return the losses that the policy has in low precision: here they never are."""
@@ -176,6 +183,7 @@ def runs(policy: Policy, model: Model) -> Policy:
         casts="op",
         norm_inner="float32",
         optimizer_state=kept,
+        **PLAINLY,
         gradient_storage="param" if drawn else "computed",
         all_reduce="float32",
         loss_scale=LossScale() if refused(policy, model) else _loss_scale(policy.loss_scale),

@@ -48,7 +48,8 @@ def emit_calls(tracer: Tracer, calls: Sequence[Call], results: Collection[str]) 
         if kernel and _emit_kernel(tracer, pieces, calls, results):
             continue
         for call in pieces:
-            with tracer.b.scope(layer=call.path, role="fprop" if call.kind == FLOATS else "input"):
+            role = "fprop" if call.kind == FLOATS else "input"
+            with tracer.b.scope(layer=call.path, role=role, line=call.line):
                 try:
                     _emit(tracer, call)
                 except InputError as error:
@@ -71,7 +72,7 @@ def _emit_kernel(
         nodes = kernel.nodes([call.name for call in wanted])
         if any(call.kind != FLOATS for call in wanted) or not rounds_once(nodes):
             return False
-        with tracer.b.scope(layer=pieces[0].path, role="fprop"):
+        with tracer.b.scope(layer=pieces[0].path, role="fprop", line=pieces[0].line):
             for call in wanted:
                 tracer.keep(call.name, kernel.emit(call.name), call.kind)
     except (InputError, _Missing):

@@ -112,7 +112,8 @@ class Model(ABC):
     the input that takes the labels of the data set, if one does. `constants` are arrays by the
     names of the data nodes they are fed to once. `attention` is what calls of torch's are.
     `optimizer_state` are arrays ("<parameter>.<state>") that the optimizer starts from, after
-    `updates_done` updates; those it has not are zero.
+    `updates_done` updates; those it has not are zero. Of a model that was kept to be looked at
+    `study_name` is what its study calls it; any other has none.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Model(ABC):
     attention: Attention = WRITTEN
     optimizer_state: Mapping[str, FloatArray] = NO_CONSTANTS
     updates_done: int = 0
+    study_name: str = ""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from policysearch.objective.pricing import Pricing
 from policysearch.objective.score import Measurement, Score, measurement_of, score
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Policy, stretched
-from policysearch.rounding.rounder import Fast, check_fast
+from policysearch.rounding.rounder import Fast, check_fast, is_on_torch
 from policysearch.train.constant import Constant, constant_of
 from policysearch.train.losses import loss_of
 from policysearch.train.tasks import Task
@@ -28,7 +28,8 @@ That is the smallest gap that means anything, for it is far below any format's r
 class Objective(Pricing):
     """Trains policies of one task, and prices them for one device and stack as `Pricing` does.
 
-    `fast` is how it trains; it changes no result.
+    `fast` is how it trains; of those in FASTS none changes a result. Whether torch is there is
+    asked where it trains.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Objective(Pricing):
         recompute: tuple[str, ...] = (),
         net: PricedNet | None = None,
     ) -> None:
-        self.fast = check_fast(fast)
+        self.fast = fast if is_on_torch(fast) else check_fast(fast)
         super().__init__(task, device, stack, cost_batch_size, parallel, recompute, net)
         self._baselines: dict[int, Measurement] = {}
         self._narrower: dict[float, Objective] = {}

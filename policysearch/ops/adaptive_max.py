@@ -35,7 +35,7 @@ def _shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 
 def _forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     (image,) = inputs
-    result = np.empty(_shape([image.shape], attrs), np.float32)
+    result = np.empty(_shape([image.shape], attrs), np.float32, like=image)
     for place, cut in _cells(image.shape, attrs["sizes"]):
         result[place] = _rows(image, cut).max(-1)
     return result
@@ -43,8 +43,8 @@ def _forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _places(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     (image,) = inputs
-    numbers = np.arange(size(image.shape[2:])).reshape(image.shape[2:])
-    result = np.empty(_shape([image.shape], attrs), np.float32)
+    numbers = np.arange(size(image.shape[2:]), like=image).reshape(image.shape[2:])
+    result = np.empty(_shape([image.shape], attrs), np.float32, like=image)
     for place, cut in _cells(image.shape, attrs["sizes"]):
         result[place] = numbers[cut[2:]].ravel()[_rows(image, cut).argmax(-1)]
     return result
@@ -55,7 +55,7 @@ def _backward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, image = inputs
     numbers = _places([image], attrs).astype(np.intp).reshape(*image.shape[:2], -1)
     rows = grad.reshape(numbers.shape)
-    total = np.zeros((*image.shape[:2], size(image.shape[2:])), np.float32)
+    total = np.zeros((*image.shape[:2], size(image.shape[2:])), np.float32, like=grad)
     for n, c in product(range(image.shape[0]), range(image.shape[1])):
         np.add.at(total[n, c], numbers[n, c], rows[n, c])
     return total.reshape(image.shape)

@@ -9,6 +9,7 @@ import numpy as np
 
 from policysearch.formats import format_named
 from policysearch.graph import Attrs, FloatArray
+from policysearch.layout import in_c_order
 from policysearch.ops.composite import INNER_FORMAT
 from policysearch.rounding.rounder import Rounder, rounder
 
@@ -87,7 +88,7 @@ class Heads:
     def rounded(self, x: FloatArray) -> FloatArray:
         """Return x as products read it, rounded in place."""
         if self.rounder is not None:
-            x = np.ascontiguousarray(x)
+            x = in_c_order(x)
             self.rounder(x.reshape(-1), x.reshape(-1), 0)
         return x
 
@@ -107,7 +108,7 @@ class Heads:
 
         To `out`, of zeros, the result is written: softmax(scores) v, unrounded.
         """
-        logarithm = np.empty((*self.q.shape[:2], 1), np.float32)
+        logarithm = np.empty((*self.q.shape[:2], 1), np.float32, like=self.q)
         for rows in _blocks(self.q.shape[1], ROWS):
             result = None if out is None else out[:, rows]
             logarithm[:, rows] = self._logarithm(rows, result)
@@ -115,7 +116,8 @@ class Heads:
 
     def _logarithm(self, rows: slice, out: FloatArray | None) -> FloatArray:
         shape = (*self.q[:, rows].shape[:2], 1)
-        most, total = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.float32)
+        most = np.full(shape, -np.inf, np.float32, like=self.q)
+        total = np.zeros(shape, np.float32, like=self.q)
         for keys in _blocks(self.k.shape[1], KEY_BLOCK):
             s = self.scores(rows, keys)
             before, most = most, np.maximum(most, s.max(axis=2, keepdims=True))

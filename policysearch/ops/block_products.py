@@ -17,7 +17,7 @@ from policysearch.ops.dense import matmul
 def _restored(values: FloatArray, scales: FloatArray, cuts: Sequence[int]) -> FloatArray:
     """Return values * block scales, in storage order as every operand is."""
     spread = spread_scales(scales, values.shape, *cuts)
-    return np.multiply(values, spread, out=empty(values.shape))
+    return np.multiply(values, spread, out=empty(values.shape, values))
 
 
 def _over_blocks(op: Op) -> Op:

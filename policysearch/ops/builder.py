@@ -33,12 +33,14 @@ def new_node(
     rounding: Rounding = NEAREST,
     fused: bool = False,
     attrs: tuple[tuple[str, Any], ...] = (),
+    line: str = "",
 ) -> Node:
     """Return `Node` of the same arguments, which takes four times as long."""
     made: Any = _Draft()
     made.id, made.op, made.inputs, made.shape, made.role = id, op, inputs, shape, role
     made.layer, made.name, made.source, made.of, made.format = layer, name, source, of, format
     made.accumulator, made.rounding, made.fused, made.attrs = accumulator, rounding, fused, attrs
+    made.line = line
     made.__class__ = Node
     return made
 
@@ -50,6 +52,7 @@ def changed_node(node: Node, **others: Any) -> Node:
     made.role, made.layer, made.name, made.of = node.role, node.layer, node.name, node.of
     made.source, made.format, made.attrs = node.source, node.format, node.attrs
     made.accumulator, made.rounding, made.fused = node.accumulator, node.rounding, node.fused
+    made.line = node.line
     for name, value in others.items():
         setattr(made, name, value)
     made.__class__ = Node
@@ -126,7 +129,8 @@ def backward(b: Builder, root: int, seed: int, wanted: Sequence[int], add: Op) -
             if i not in reaches or rule is None:
                 continue
             role = "wgrad" if b.nodes[i].op.kind == "source" else "dgrad"
-            with b.scope(layer=node.layer, role=role, source=node.source, of=node.id):
+            scope = {"layer": node.layer, "role": role, "source": node.source, "line": node.line}
+            with b.scope(**scope, of=node.id):
                 grad = rule(b, node, grads[node.id])
                 of = {"gradient_of": (b.nodes[i].layer, b.nodes[i].op.name)}
                 fields: dict[str, Any] = {"attrs": of, "source": add.name, "of": i}

@@ -30,7 +30,7 @@ RELATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 def _compare(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     number = () if len(inputs) > 1 else (np.float32(attrs["number"]),)
     truths = RELATIONS[attrs["relation"]](*inputs, *number)
-    return np.asarray(truths, np.float32)
+    return truths.astype(np.float32)
 
 
 compare = Op(

@@ -80,7 +80,7 @@ def _op(
             if node.op.kind == "source":
                 values.append(sources[node.name])
                 continue
-            value = empty(node.shape)  # in storage order, as the ops expect their inputs
+            value = empty(node.shape, inputs[0])  # in storage order, as the ops expect their inputs
             value[...] = node.op.forward([values[i] for i in node.inputs], node.attributes)
             if rounded is not None:
                 value[...] = rounded(value)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
-from policysearch.layout import logical_view, stored_view
+from policysearch.layout import in_c_order, logical_view, stored_view
 from policysearch.ops.builder import Builder
 from policysearch.ops.conv_geometry import Windows, chunk_of, flops_of, is_plain, windows
 from policysearch.ops.dense import contract
@@ -30,7 +30,7 @@ def _taps(w: Windows, padded: FloatArray) -> FloatArray:
 
 
 def _taps_of(w: Windows, image: FloatArray) -> FloatArray:
-    padded = np.zeros(w.padded, np.float32)
+    padded = np.zeros(w.padded, np.float32, like=image)
     padded[w.interior] = stored_view(image)
     return _taps(w, padded)
 
@@ -54,7 +54,7 @@ def _by_group(w: Windows, result: FloatArray) -> FloatArray:
 
 def _by_output(w: Windows, weight: FloatArray) -> FloatArray:
     """Return the weights as (groups, c_out / groups, c_in / groups kh kw)."""
-    return np.ascontiguousarray(weight).reshape(w.groups, w.c_out // w.groups, -1)
+    return in_c_order(weight).reshape(w.groups, w.c_out // w.groups, -1)
 
 
 def _conv(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -62,7 +62,7 @@ def _conv(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     w = windows(image.shape, weight.shape, attrs)
     if is_plain(attrs):
         # in C order however the weight is stored: BLAS sums a transposed operand in another order
-        matrix = np.ascontiguousarray(weight.transpose(0, 2, 1, 3)).reshape(w.c_out, -1)
+        matrix = in_c_order(weight.transpose(0, 2, 1, 3)).reshape(w.c_out, -1)
         rows = contract(matrix, _rows(w, image), attrs)
         return logical_view(rows.reshape(w.out[0], w.c_out, w.out[1], w.batch))
     result = contract(_by_output(w, weight), _columns(w, image), attrs)
@@ -72,7 +72,7 @@ def _conv(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 def image_gradient(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, weight = inputs
     w = windows(attrs["shape"], weight.shape, attrs)
-    padded = np.zeros(w.padded, np.float32)
+    padded = np.zeros(w.padded, np.float32, like=grad)
     if is_plain(attrs):
         _scatter_rows(w, grad, weight, padded, attrs)
     else:
@@ -92,7 +92,7 @@ def _scatter_rows(
     span = (w.out[1] - 1) * stride + 1
     for r, row in enumerate(stored_view(grad).reshape(w.out[0], w.c_out, -1)):
         spread = contract(matrix, row, attrs).reshape(high, w.c_in, wide, w.out[1], w.batch)
-        folded = np.zeros((high, *w.padded[1:]), np.float32)
+        folded = np.zeros((high, *w.padded[1:]), np.float32, like=padded)
         for j in range(wide):
             folded[:, :, j : j + span : stride] += spread[:, :, j]
         padded[r * stride : r * stride + high] += folded
@@ -118,7 +118,7 @@ def _wgrad_by_chunk(w: Windows, grad: FloatArray, image: FloatArray, attrs: Attr
     rows = stored_view(grad).reshape(w.out[0], w.c_out, plane // chunk, chunk)
     pixels = _rows(w, image).reshape(w.out[0], -1, plane // chunk, chunk).transpose(0, 2, 1, 3)
     if w.c_out >= TURNED_CHANNELS and not own:
-        sums = contract(pixels, np.ascontiguousarray(rows.transpose(0, 2, 3, 1)), attrs)
+        sums = contract(pixels, in_c_order(rows.transpose(0, 2, 3, 1)), attrs)
         axes, shape = (3, 1, 0, 2), (w.window[0], w.c_in, w.window[1], w.c_out)
     else:
         sums = contract(rows.transpose(0, 2, 1, 3), pixels.transpose(0, 1, 3, 2), attrs)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
+from policysearch.layout import in_c_order
 from policysearch.ops.builder import Builder
 from policysearch.ops.conv_geometry import flops_of, many
 from policysearch.ops.dense import contract
@@ -46,7 +47,7 @@ def _conv_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 def _conv(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     image, weight = inputs
     batch, channels, *out = _conv_shape([image.shape, weight.shape], attrs)
-    rows = np.ascontiguousarray(weight).reshape(attrs.get("groups", 1), -1, size(weight.shape[1:]))
+    rows = in_c_order(weight).reshape(attrs.get("groups", 1), -1, size(weight.shape[1:]))
     result = contract(rows, _read(image, weight.shape, attrs), attrs)
     return np.moveaxis(result.reshape(channels, batch, *out), 0, 1)
 
@@ -55,7 +56,7 @@ def _conv_image(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, weight = inputs
     shape, groups = tuple(attrs["shape"]), attrs.get("groups", 1)
     pool = _windows(shape, weight.shape, attrs)
-    rows = np.ascontiguousarray(weight).reshape(groups, -1, size(weight.shape[1:]))
+    rows = in_c_order(weight).reshape(groups, -1, size(weight.shape[1:]))
     read = _by_group(grad.reshape(*grad.shape[:2], -1), groups)
     spread = contract(rows.transpose(0, 2, 1), read, attrs)
     columns = spread.reshape(shape[1], size(pool.window), shape[0], *pool.out)

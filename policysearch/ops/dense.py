@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, Shape, size
-from policysearch.layout import empty
+from policysearch.layout import empty, in_c_order
 from policysearch.ops.builder import Builder
 from policysearch.ops.elementwise import scale, sum_to
 from policysearch.ops.summation import channel_sum
@@ -30,7 +30,7 @@ def contract(
     """
     if out is None:
         lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        out = np.empty((*lead, left.shape[-2], right.shape[-1]), np.float32)
+        out = np.empty((*lead, left.shape[-2], right.shape[-1]), np.float32, like=left)
     attrs.get("product", np.matmul)(left, right, out=out)
     return out
 
@@ -51,8 +51,8 @@ def _matmul(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     left, right = inputs
     stacks = left.ndim == 4  # their first axis is stored last, and BLAS wants a matrix in one piece
     if stacks:
-        left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
-    out = None if stacks else empty(_shape([left.shape, right.shape], attrs))
+        left, right = in_c_order(left), in_c_order(right)
+    out = None if stacks else empty(_shape([left.shape, right.shape], attrs), left)
     return contract(*transposed(left, right, attrs), attrs, out)
 
 

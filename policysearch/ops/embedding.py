@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
+from policysearch.layout import in_c_order
 from policysearch.ops.builder import Builder
 
 
@@ -14,10 +15,10 @@ def _embedding_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """Sum the rows of equal number in their order: sorted by number, they lie side by side."""
     grad, indices = inputs
     numbers = indices.astype(np.intp).ravel()
-    rows = np.ascontiguousarray(grad).reshape(len(numbers), -1)
+    rows = in_c_order(grad).reshape(len(numbers), -1)
     order = np.argsort(numbers, kind="stable")
     present, starts = np.unique(numbers[order], return_index=True)
-    table = np.zeros(attrs["shape"], np.float32)
+    table = np.zeros(attrs["shape"], np.float32, like=grad)
     table[present] = np.add.reduceat(rows[order], starts, axis=0)
     if attrs.get("padding_index") is not None:
         table[attrs["padding_index"]] = 0.0

@@ -20,7 +20,7 @@ from policysearch.ops.gather import STEPS
 
 
 def _forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    out = empty(_shape([x.shape for x in inputs], attrs))
+    out = empty(_shape([x.shape for x in inputs], attrs), inputs[0])
     for part in parts(inputs[:3], (), inputs[3:], attrs):
         part.logarithm(out[part.heads])
     return out
@@ -28,7 +28,7 @@ def _forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _grad_q(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, q, k, v, out, *mask = inputs
-    gradient = empty(q.shape)
+    gradient = empty(q.shape, q)
     for part in parts((q, k, v), (grad, out), mask, attrs):
         total = gradient[part.heads]
         for rows, keys, logarithm in pairs(part):
@@ -39,7 +39,7 @@ def _grad_q(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _grad_k(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, q, k, v, out, *mask = inputs
-    gradient = empty(k.shape)
+    gradient = empty(k.shape, k)
     for part in parts((q, k, v), (grad, out), mask, attrs):
         total = gradient[part.pair]
         for rows, keys, logarithm in pairs(part):
@@ -51,7 +51,7 @@ def _grad_k(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _grad_v(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, q, k, v, *mask = inputs
-    gradient = empty(v.shape)
+    gradient = empty(v.shape, v)
     for part in parts((q, k, v), (grad,), mask, attrs):
         total = gradient[part.pair]
         for rows, keys, logarithm in pairs(part):

@@ -65,13 +65,13 @@ def added_at(start: FloatArray, places: Places, values: FloatArray, attrs: Attrs
     In float32, or each sum rounded onto the format INNER_FORMAT. Of one place, the first value is
     added in the first round, the second in the second.
     """
-    flat = np.arange(start.size, dtype=np.intp).reshape(start.shape)[places].ravel()
+    flat = np.arange(start.size, dtype=np.intp, like=start).reshape(start.shape)[places].ravel()
     added = np.broadcast_to(values, start[places].shape).ravel()
     order = np.argsort(flat, kind="stable")
     sorted_places = flat[order]
     starts = np.flatnonzero(np.diff(sorted_places, prepend=-1))
     rounds = np.arange(len(flat)) - np.repeat(starts, np.diff(starts, append=len(flat)))
-    total = np.array(start, np.float32, order="C").ravel()
+    total = np.array(start, np.float32, order="C", like=start).ravel()
     by_round = np.argsort(rounds, kind="stable")
     cuts = np.searchsorted(rounds[by_round], np.arange(rounds.max(initial=-1) + 2))
     round_to = None
@@ -92,7 +92,7 @@ def _taken_gradient(b: Builder, node: Node, grad: int) -> int:
 
 def _grad_forward(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, *numbers = inputs
-    start = np.zeros(attrs["shape"], np.float32)
+    start = np.zeros(attrs["shape"], np.float32, like=grad)
     return added_at(start, places_of(start.shape, numbers, attrs), grad, attrs)
 
 

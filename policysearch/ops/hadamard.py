@@ -29,7 +29,7 @@ MATRIX = _matrix()
 
 def _hadamard(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     (x,), axis = inputs, attrs["axis"]
-    out = empty(x.shape)
+    out = empty(x.shape, x)
     whole = x.shape[axis] // RUN * RUN
     kept = (slice(None),) * axis
     out[(*kept, slice(whole, None))] = x[(*kept, slice(whole, None))]

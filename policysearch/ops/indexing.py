@@ -29,7 +29,7 @@ def _slice_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 
 
 def _slice_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    spread = np.zeros(attrs["shape"], np.float32)
+    spread = np.zeros(attrs["shape"], np.float32, like=inputs[0])
     spread[_where(spread.shape, attrs)] = inputs[0]
     return spread
 
@@ -66,7 +66,7 @@ take_slice = Op(
 
 
 def _put(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    result = np.array(inputs[0], np.float32)
+    result = inputs[0].copy()
     result[_where(result.shape, attrs)] = inputs[1] if len(inputs) > 1 else 0.0
     return result
 

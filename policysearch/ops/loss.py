@@ -121,7 +121,7 @@ def _token_cross_entropy_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> Flo
     smoothing = np.float32(attrs.get("label_smoothing", 0.0))
     slope = np.exp(log_softmax(logits)) - smoothing / np.float32(logits.shape[1])
     slope[rows, classes] -= np.float32(1.0) - smoothing
-    weights = np.zeros((len(logits), 1), np.float32)
+    weights = np.zeros((len(logits), 1), np.float32, like=logits)
     weights[rows] = grad * share
     return np.where(weights == 0, np.float32(0.0), slope * weights)
 

@@ -66,7 +66,9 @@ def _by_variance(b: Builder, node: Node, grad: int) -> int:
 
 def _or_zero(numerator: FloatArray, divisor: FloatArray) -> FloatArray:
     shape = np.broadcast_shapes(numerator.shape, divisor.shape)
-    return np.divide(numerator, divisor, out=np.zeros(shape, np.float32), where=divisor != 0)
+    return np.divide(
+        numerator, divisor, out=np.zeros(shape, np.float32, like=numerator), where=divisor != 0
+    )
 
 
 std_grad = Op(

@@ -20,8 +20,8 @@ def _pairs(inputs: Sequence[FloatArray], attrs: Attrs) -> tuple[FloatArray, Floa
     the second is one.
     """
     scores, targets, *weights = inputs
-    rows, classes = np.arange(len(scores)), targets.astype(np.intp)
-    own = np.zeros(scores.shape, np.float32)
+    rows, classes = np.arange(len(scores), like=scores), targets.astype(np.intp)
+    own = np.zeros(scores.shape, np.float32, like=scores)
     if targets.ndim == 1:
         own[rows, classes] = 1.0
     else:  # up to the first below 0; what is listed twice counts twice

@@ -49,9 +49,9 @@ def _padded_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(extent + sum(width) for extent, width in pairs)
 
 
-def _pad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+def _pad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
     if attrs["mode"] != "constant":
-        return np.asarray(_moved(inputs, attrs))
+        return _moved(inputs, attrs)
     (x,), widths = inputs, attrs["widths"]
     ends = zip(x.shape, widths, strict=True)
     inside = x[tuple(slice(max(0, -a), n - max(0, -b)) for n, (a, b) in ends)]

@@ -47,7 +47,7 @@ def paired_loss(
     return Op(
         name,
         same_shape,
-        lambda arrays, attrs: np.asarray(value(arrays[0], arrays[1], attrs), np.float32),
+        lambda arrays, attrs: value(arrays[0], arrays[1], attrs).astype(np.float32, copy=False),
         gradients=rules,
         flops=lambda shapes, out, attrs: flops * size(out),
         example=lambda rng: Example(inputs(rng), attrs),
@@ -59,8 +59,8 @@ def _rule(name: str, slope: Pair, flops: int) -> GradientRule:
     op = Op(
         name,
         same_shape,
-        lambda arrays, attrs: np.asarray(
-            arrays[0] * slope(arrays[1], arrays[-1], attrs), np.float32
+        lambda arrays, attrs: (arrays[0] * slope(arrays[1], arrays[-1], attrs)).astype(
+            np.float32, copy=False
         ),
         flops=lambda shapes, out, attrs: (flops + 1) * size(out),
         placement="fp32",

@@ -35,7 +35,7 @@ def _max_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """
     left, image, y = inputs
     pool = pool_of(image.shape, attrs)
-    spread = pool.border(image.shape, 0.0)
+    spread = pool.border(image, 0.0)
     places = pool.places(pool.bordered(image, -np.inf)), pool.places(spread)
     for values, target in zip(*places, strict=True):
         taken = left * (values == y)
@@ -88,7 +88,7 @@ def _average(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _average_grad(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     pool = pool_of(attrs["shape"], attrs)
-    spread, share = pool.border(attrs["shape"], 0.0), inputs[0] * pool.shares()
+    spread, share = pool.border(inputs[0], 0.0), inputs[0] * pool.shares()
     for target in pool.places(spread):
         target += share
     return pool.interior(spread)

@@ -67,9 +67,9 @@ class Pool:
         """Whether no value is in two windows."""
         return all(s >= k for s, k in zip(self.stride, self.reach, strict=True))
 
-    def border(self, shape: Shape, fill: float) -> FloatArray:
-        """Return an image like that of `shape` with its border, `fill` throughout."""
-        framed = empty((*shape[:2], *self.framed))
+    def border(self, like: FloatArray, fill: float) -> FloatArray:
+        """Return an image with its border, of as many channels as `like`, `fill` throughout."""
+        framed = empty((*like.shape[:2], *self.framed), like)
         framed.fill(fill)
         return framed
 
@@ -82,7 +82,7 @@ class Pool:
         """Return the image with a border of `fill`; itself where it has none."""
         if self.framed == self.image:
             return image
-        framed = self.border(image.shape, fill)
+        framed = self.border(image, fill)
         self.interior(framed)[...] = image
         return framed
 

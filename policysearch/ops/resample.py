@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +32,11 @@ class Taps:
             return np.take(x, self.places[:, 0], axis)
         shape = [1] * x.ndim
         shape[axis] = -1
-        result = np.float32(0.0)
+        result: Any = np.float32(0.0)
         for places, weights in zip(self.places.T, self.weights.T, strict=True):
             result = result + np.take(x, places, axis) * weights.reshape(shape)
-        return np.asarray(result)
+        taken: FloatArray = result
+        return taken
 
     def spread(self, grad: FloatArray, axis: int, extent: int) -> FloatArray:
         """Return the gradient of x, `extent` values along `axis`, of that of `taken`."""

@@ -42,7 +42,7 @@ class RoundedArithmetic:
         return rounded
 
     def sum(self, values: FloatArray) -> FloatArray:
-        lanes = np.zeros((LANES, *values.shape[1:]), np.float32)
+        lanes = np.zeros((LANES, *values.shape[1:]), np.float32, like=values)
         for start in range(0, len(values), LANES):
             rows = values[start : start + LANES]
             lanes[: len(rows)] = self(lanes[: len(rows)] + rows)

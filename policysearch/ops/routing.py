@@ -100,7 +100,7 @@ arange = Op(
 eye = Op(
     "eye",
     lambda inputs, attrs: tuple(attrs["shape"]),
-    lambda inputs, attrs: inputs[0] * np.eye(*attrs["shape"], dtype=np.float32),
+    lambda inputs, attrs: inputs[0] * np.eye(*attrs["shape"], dtype=np.float32, like=inputs[0]),
     flops=lambda inputs, out, attrs: 0,
     example=lambda rng: Example((np.ones((), np.float32),), {"shape": (3, 4)}),
     pointwise=False,

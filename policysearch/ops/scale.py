@@ -28,7 +28,7 @@ def _limited(scale: FloatArray, power_of_two: bool) -> FloatArray:
 
 def _scale_of(largest: FloatArray, attrs: Attrs) -> FloatArray:
     ratio = np.float32(attrs["maximum"]) / largest / np.float32(2.0 ** attrs.get("margin", 0))
-    return _limited(np.asarray(ratio, np.float32), attrs.get("power_of_two", False))
+    return _limited(ratio.astype(np.float32, copy=False), attrs.get("power_of_two", False))
 
 
 def _tensor_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -50,13 +50,12 @@ float32. `power_of_two` rounds down to one.
 """
 
 
-def _delayed_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray | np.float32:
+def _delayed_scale(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     history, old = inputs
     # delayed_scaling.cu: `fmaxf` passes over NaN, which is left only where all are NaN.
-    largest = np.asarray(np.fmax.reduce(history) if attrs["amax"] == "max" else history[0])
-    if np.isfinite(largest) and largest > 0:
-        return _scale_of(largest, attrs)
-    return old if old > 0 else np.float32(1.0)
+    largest = np.fmax.reduce(history) if attrs["amax"] == "max" else history[0]
+    usable = np.isfinite(largest) & (largest > 0)
+    return np.where(usable, _scale_of(largest, attrs), np.where(old > 0, old, np.float32(1.0)))
 
 
 delayed_scale = Op(
@@ -81,7 +80,7 @@ that is 0, infinite or NaN the last scale stays, 1 where there is none (0).
 def _amax_history(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     history, newest = inputs
     # delayed_scaling.cu: `if (last_amax != 0)`, else the history stays as it is.
-    return np.concatenate([newest.reshape(1), history[:-1]]) if newest != 0 else history
+    return np.where(newest != 0, np.concatenate([newest.reshape(1), history[:-1]]), history)
 
 
 amax_history = Op(

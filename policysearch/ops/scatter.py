@@ -29,7 +29,7 @@ def _written(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     places = places_of(x.shape, numbers, attrs)
     if attrs.get("accumulate"):
         return added_at(x, places, values, attrs)
-    result = np.array(x, np.float32)
+    result = x.copy()
     result[places] = values
     return result
 
@@ -55,7 +55,7 @@ def _values_gradient(b: Builder, node: Node, grad: int) -> int:
 
 def _cleared(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, *numbers = inputs
-    result = np.array(x, np.float32)
+    result = x.copy()
     result[places_of(x.shape, numbers, attrs)] = 0.0
     return result
 

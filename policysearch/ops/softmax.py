@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, Example, FloatArray, Node, Op, size
-from policysearch.layout import last_axis_first, last_axis_last
+from policysearch.layout import in_c_order, last_axis_first, last_axis_last
 from policysearch.ops.summation import lane_sum
 
 
 def _rows(x: FloatArray, attrs: Attrs) -> FloatArray:
     """Return x with the axis it is normalised over first, in C order."""
     axis = attrs.get("axis")
-    return last_axis_first(x) if axis is None else np.ascontiguousarray(np.moveaxis(x, axis, 0))
+    return last_axis_first(x) if axis is None else in_c_order(np.moveaxis(x, axis, 0))
 
 
 def _back(rows: FloatArray, attrs: Attrs) -> FloatArray:

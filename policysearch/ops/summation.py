@@ -38,9 +38,9 @@ def channel_sum(values: FloatArray) -> FloatArray:
     a strided reduction, and its order of additions is part of what the sum means.
     """
     if values.ndim == 2:
-        return np.matmul(np.ones(len(values), np.float32), values)
+        return np.matmul(np.ones(len(values), np.float32, like=values), values)
     if values.ndim != 4:
         return np.add.reduce(values, axis=(0, *range(2, values.ndim)))
     batch, channels, height, width = values.shape
     rows = values.transpose(2, 1, 3, 0).reshape(height, channels, width * batch)
-    return np.add.reduce(np.matmul(rows, np.ones(width * batch, np.float32)), axis=0)
+    return np.add.reduce(np.matmul(rows, np.ones(width * batch, np.float32, like=values)), axis=0)

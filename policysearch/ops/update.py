@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -93,17 +94,17 @@ all_finite = Op(
 def _global_norm(inputs: Sequence[FloatArray], attrs: Attrs) -> np.float32:
     squares = [np.dot(flat, flat) for flat in (array.ravel(order="K") for array in inputs)]
     if not attrs.get("inner"):
-        return np.sqrt(np.float32(sum(squares)))
+        return np.sqrt(sum(squares))
     norms = [_onto(f)(np.sqrt(square)) for square, f in zip(squares, attrs["inner"], strict=True)]
-    return np.sqrt(np.float32(sum(norm * norm for norm in norms)))
+    return np.sqrt(sum(norm * norm for norm in norms))
 
 
-def _onto(format: str) -> Callable[[np.float32], np.float32]:
+def _onto(format: str) -> Callable[[Any], Any]:
     """Return the function that rounds a number onto a format."""
     if format == "float32":
         return lambda value: value
     row = format_named(format)
-    return lambda value: np.float32(quantise(np.asarray(value), row))
+    return lambda value: quantise(value, row)[()]
 
 
 global_norm = Op(
@@ -122,7 +123,7 @@ norms, each rounded to its own.
 def _clip(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     grad, norm = inputs
     limit, rounded = np.float32(attrs["limit"]), _onto(attrs.get("inner", "float32"))
-    inverse = rounded(np.float32(1.0) / rounded(np.float32(norm) + np.float32(1e-6)))
+    inverse = rounded(np.float32(1.0) / rounded(norm + np.float32(1e-6)))
     return grad * np.minimum(rounded(limit * inverse), np.float32(1.0))
 
 

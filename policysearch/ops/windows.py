@@ -18,7 +18,7 @@ def columns_of(pool: Pool, image: FloatArray) -> FloatArray:
 
 def image_of(pool: Pool, columns: FloatArray) -> FloatArray:
     """Return the image whose values are the sums of what the columns hold of them."""
-    border = pool.border((*columns.shape[:2], *pool.image), 0.0)
+    border = pool.border(columns, 0.0)
     for place, target in enumerate(pool.places(border)):
         target += columns[:, :, place]
     return pool.interior(border)

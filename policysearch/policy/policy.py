@@ -43,6 +43,9 @@ LATER = MappingProxyType(
         "casts": "op",
         "norm_inner": "float32",
         "gradient_storage": "computed",
+        "second_moment": "optimizer_state",
+        "state_block": 0,
+        "compensation": "none",
         "parallel": to_plain(Parallel()),
     }
 )
@@ -166,6 +169,12 @@ class Phase:
     layers: Layers
 
 
+AS_FIRST = ("second_moment", "optimizer_state")
+"""Second moments in the format of the rest of the state: a field, and what it says."""
+
+SECOND_MOMENTS = frozenset({"v", "square_avg", "sum", "acc_delta"})
+"""What optimizers call their sums of squares."""
+
 AS_STORED = "param"
 """The optimizer's state in the format that its parameter is stored in."""
 
@@ -183,6 +192,9 @@ class Policy(Shown):
     give as it is, and such an op runs in the widest format it reads. `norm_inner`: norms sum and
     keep what is between in "float32" or in the "format" of their result.
     `optimizer_state` is a format, or "param": that in which the state's parameter is stored.
+    `second_moment` is another one for what sums squares (v of Adam). States below 16 bits have a
+    float32 scale for every `state_block` values, none where that is 0. Where parameters are stored
+    below float32, `compensation` "kahan" keeps beside each, in its format, what rounding has lost.
     `optimizer_order`: "fused" computes a whole update in float32 and rounds what it stores;
     "eager" runs operation after operation, each rounded to the tensor it writes, and reads the
     rounded state back. In the eager order the number of an addition (learning rate, weight
@@ -202,6 +214,9 @@ class Policy(Shown):
     norm_inner: Literal["float32", "format"] = "float32"
     master_weights: bool = True
     optimizer_state: str = "float32"
+    second_moment: str = "optimizer_state"
+    state_block: int = 0
+    compensation: Literal["none", "kahan"] = "none"
     optimizer_order: Literal["fused", "eager"] = "fused"
     optimizer_scalars: Literal["float32", "storage"] = "float32"
     gradient_storage: Literal["computed", "param"] = "computed"
@@ -225,13 +240,17 @@ class Policy(Shown):
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise InputError(f"version: {self.version!r}; expected {VERSION}")
-        for name in ("optimizer_state", "all_reduce"):
-            if (name, getattr(self, name)) == ("optimizer_state", AS_STORED):
+        for name in ("optimizer_state", "second_moment", "all_reduce"):
+            if (name, getattr(self, name)) in (("optimizer_state", AS_STORED), AS_FIRST):
                 continue
             try:
                 format_named(getattr(self, name))
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
+        number("state_block", self.state_block, 0, 65536)
+        if self.optimizer_order == "eager" and (self.state_block or self.compensation != "none"):
+            said = f"{self.compensation!r} and state_block {self.state_block}"
+            raise InputError(f"compensation: {said} with optimizer_order 'eager'; expected 'fused'")
         names_once("layers", [name for name, _ in self.layers])
         lists = (self.low_precision_ops, self.fp32_ops, self.promote_ops)
         names_once("op lists", [name for ops in lists for name in ops])
@@ -271,9 +290,23 @@ class Policy(Shown):
         """Return the format that the optimizer keeps the parameters of layer `name` in."""
         return "float32" if self.master_weights else self.layer(name).param
 
-    def state_of(self, name: str) -> str:
-        """Return the format of the optimizer's state of the parameters of layer `name`."""
+    def state_of(self, name: str, state: str = "") -> str:
+        """Return the format of the optimizer's state of the parameters of layer `name`.
+
+        `state` is what the optimizer calls it, which matters for SECOND_MOMENTS.
+        """
+        if state in SECOND_MOMENTS and self.second_moment != AS_FIRST[1]:
+            return self.second_moment
         return self.stored(name) if self.optimizer_state == AS_STORED else self.optimizer_state
+
+    @property
+    def state_summary(self) -> str:
+        """How the optimizer's state is kept, and what is kept beside parameters, in words."""
+        state = self.optimizer_state
+        words = ["as its parameters are stored" if state == AS_STORED else state]
+        words += [f"second moments {self.second_moment}"] * (self.second_moment != AS_FIRST[1])
+        words += [f"a scale per {self.state_block}"] * bool(self.state_block)
+        return ", ".join(words + ["Kahan sums"] * (self.compensation != "none"))
 
     def at_step(self, step: int) -> Policy:
         """Return the policy in force at `step`, with the last phase that began applied."""

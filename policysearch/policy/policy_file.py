@@ -14,6 +14,7 @@ from policysearch.accumulators import ACCUMULATORS
 from policysearch.files import read_text, write_whole
 from policysearch.formats import FORMATS
 from policysearch.policy.policy import (
+    AS_FIRST,
     AS_STORED,
     CLIPPING,
     VERSION,
@@ -62,7 +63,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 FORMAT_FIELDS = (
     *("format", "compute", "output", "grad", "wgrad", "param"),
-    *("optimizer_state", "all_reduce"),
+    *("optimizer_state", "second_moment", "all_reduce"),
 )
 """Text fields that hold the name of a number format."""
 
@@ -128,7 +129,8 @@ def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
 def _field_schema(name: str, hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if hint is str and name in FORMAT_FIELDS:
         named = {"$ref": "#/$defs/Format"}
-        return {"anyOf": [named, {"const": AS_STORED}]} if name == "optimizer_state" else named
+        spare = {"optimizer_state": AS_STORED, AS_FIRST[0]: AS_FIRST[1]}.get(name)
+        return named if spare is None else {"anyOf": [named, {"const": spare}]}
     if hint is str and name == "accumulator":
         return {"$ref": "#/$defs/Accumulator"}
     if name == "accumulator":

@@ -3,83 +3,33 @@
 Sources (docs/presets.md says where they differ): MindSpore 2.10 `mindspore/train/amp.py` and
 `train/loss_scale_manager.py`; Apex e13873de `apex/amp/frontend.py`, `apex/amp/lists` and
 `apex/amp/scaler.py`; PyTorch 2.13 `aten/src/ATen/autocast_mode.h` (CUDA lists) and
-`torch/amp/grad_scaler.py`; Transformer Engine d0067d0d `common/recipe/__init__.py`; torchao
-36027d82 `float8/config.py`.
+`torch/amp/grad_scaler.py`; Transformer Engine d0067d0d `common/recipe/__init__.py` and, of the
+rows of `TE_FACTORIES`, `pytorch/custom_recipes/quantizer_factory_zoo.py`; torchao 36027d82
+`float8/config.py`; DeepSeek-V3, arXiv 2412.19437, section 3.3.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from policysearch.formats import FORMATS, Rounding
 from policysearch.graph import Placement
-from policysearch.ops.catalogue import FORWARD_OPS, LOSS_OPS, OPS
+from policysearch.ops.catalogue import FORWARD_OPS
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.preset_row import (
+    LISTED_OPS,
+    NO_LOSS_SCALE,
+    NORMS,
+    PRODUCTS,
+    WIDE,
+    Preset,
+)
+from policysearch.policy.products import Operand, Product, Products, Source
 from policysearch.policy.scaling import Scaling
-from policysearch.values import one_of
-
-NORMS = ("batch_norm", "layer_norm")
-PRODUCTS = ("matmul", "conv2d", "conv_transpose2d", "bias")
-WIDE = (
-    *("exp", "pow", "rsqrt", "sum"),
-    *("log", "logsumexp", "cumsum", "cumprod", "prod", "vector_norm", "interpolate"),
-)
-"""In float32 by their definition, as the lists of autocast, Apex and MindSpore have it."""
-
-MOVES = tuple(name for name in FORWARD_OPS if OPS[name].kind == "move")
-"""Ops that only move values: they keep the format of what they move, as in torch."""
-
-LISTED_OPS = (
-    *PRODUCTS,
-    *("relu", "tanh", "sigmoid", "gelu", "softmax", "dropout"),
-    *("silu", "hardtanh", "leaky_relu", "hardswish", "sqrt"),
-    *("add", "subtract", "multiply", "divide", "scale", "shift"),
-    *("mean", "where", "masked_fill", "slice", "concatenate", "embedding"),
-    *("max_pool", "average_pool", "reshape", "transpose", "broadcast_to"),
-    *(*NORMS, "softmax_cross_entropy", "token_cross_entropy", "mean_squared_error"),
-)
-"""What the frameworks' own lists place, in the order of a policy; `others` speaks of these."""
-
-NO_LOSS_SCALE = LossScale()
-NO_SCALING = Scaling()
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One row: the formats of every layer, where ops run, and the loss scale.
-
-    `low`, `fp32` and `promote` name ops; those of `LISTED_OPS` that they leave out go to the list
-    `others`, and any other op where its definition puts it (`Op.placement`). Losses run in float32
-    unless named: the frameworks do so where the loss is passed separately.
-    """
-
-    name: str
-    summary: str
-    layer: LayerPolicy
-    others: Placement
-    low: tuple[str, ...] = ()
-    fp32: tuple[str, ...] = ()
-    promote: tuple[str, ...] = ()
-    bias: Literal["fused", "rounded", "fp32"] = "fused"
-    casts: Literal["op", "layer"] = "op"
-    master_weights: bool = True
-    optimizer_state: str = "float32"
-    optimizer_order: Literal["fused", "eager"] = "fused"
-    loss_scale: LossScale = NO_LOSS_SCALE
-    scaling: Scaling = NO_SCALING
-
-    def placement(self, op: str) -> Placement:
-        """Return the list `op` is in."""
-        if op in self.low:
-            return "low"
-        if op in self.fp32 or op in LOSS_OPS:
-            return "fp32"
-        if op in self.promote:
-            return "promote"
-        return self.others if op in LISTED_OPS or op not in OPS else OPS[op].placement
+from policysearch.values import InputError, one_of
 
 
 def _like(row: Preset, name: str, summary: str, **changes: Any) -> Preset:
@@ -156,6 +106,82 @@ _FLOAT8 = Preset(
     scaling=Scaling("current"),
 )
 _E4M3_ONLY = dataclasses.replace(_FLOAT8.layer, grad="float8_e4m3fn")
+_E2M1 = uniform_layer("float4_e2m1fn")
+_MXFP8 = Scaling("mx_rceil")
+_TURNED = Scaling("nvfp4", hadamard=True)
+_ROW_SCALED = Scaling("nvfp4", tensor="rows")
+_POWERS = Scaling("rowwise", power_of_two=True)
+_COPIES: tuple[Source, Source] = ("forward", "forward")
+
+
+def _operand(layer: LayerPolicy, scaling: Scaling, source: Source = "tensor") -> Operand:
+    return Operand(layer.compute, source, scaling)
+
+
+def _backward(layer: LayerPolicy, scaling: Scaling, weight: Source, input: Source) -> Products:
+    """Return gradient products of operands as `layer` has them, under another recipe."""
+    grad = _operand(layer, scaling)
+    return Products(
+        dgrad=Product(grad, _operand(layer, scaling, weight)),
+        wgrad=Product(grad, _operand(layer, scaling, input)),
+    )
+
+
+TE_FACTORIES = (
+    _like(
+        _FLOAT8,
+        "te.high_precision_fwd_mxfp8_bwd",
+        "bfloat16 forward, gradient products as te.mxfp8",
+        layer=LayerPolicy("bfloat16", "bfloat16", "float8_e4m3fn", "bfloat16"),
+        scaling=_MXFP8,
+    ),
+    _like(
+        _FLOAT8,
+        "te.mxfp8_fwd_nvfp4_bwd",
+        "te.mxfp8 forward, gradient products in float4_e2m1fn, weights from the dequantised copy",
+        layer=dataclasses.replace(
+            _E4M3_ONLY, products=_backward(_E2M1, _TURNED, "forward", "tensor")
+        ),
+        scaling=_MXFP8,
+    ),
+    _like(
+        _FLOAT8,
+        "te.nvfp4_1d_weight",
+        "te.nvfp4 with weights in rows of 16, those of dgrad from the dequantised copy",
+        layer=dataclasses.replace(
+            _E2M1,
+            products=Products(
+                dgrad=Product(Operand("float4_e2m1fn"), Operand("float4_e2m1fn", "forward"))
+            ),
+        ),
+        scaling=_TURNED,
+    ),
+    _like(
+        _FLOAT8,
+        "te.mxfp8_fwd_high_precision_bwd",
+        "te.mxfp8 forward, gradient products in bfloat16 of the dequantised copies",
+        layer=LayerPolicy("float8_e4m3fn", "bfloat16", "bfloat16", "bfloat16", backward="forward"),
+        scaling=_MXFP8,
+    ),
+    _like(
+        _FLOAT8,
+        "te.nvfp4_row_scaled_fwd_mxfp8_bwd",
+        "row-scaled float4_e2m1fn forward, gradient products as te.mxfp8 of dequantised copies; "
+        "there for the experts of a mixture alone (composer2)",
+        layer=dataclasses.replace(_E2M1, products=_backward(_E4M3_ONLY, _MXFP8, *_COPIES)),
+        scaling=_ROW_SCALED,
+    ),
+    _like(
+        _FLOAT8,
+        "te.nvfp4_row_scaled_fwd_high_precision_bwd",
+        "row-scaled float4_e2m1fn forward, gradient products in bfloat16 of the dequantised copies",
+        layer=LayerPolicy("float4_e2m1fn", "bfloat16", "bfloat16", "bfloat16", backward="forward"),
+        scaling=_ROW_SCALED,
+    ),
+)
+"""Compositions of Transformer Engine for linears; `nvfp4_linear_fp8_dpa` is `te.nvfp4` and a rule
+for the layers of attention (docs/presets.md).
+"""
 
 PRESETS: dict[str, Preset] = {
     row.name: row
@@ -186,6 +212,7 @@ PRESETS: dict[str, Preset] = {
             "apex.O1",
             "patched functions: products in float16, dynamic scale from 2^16",
             _FLOAT16,
+            called="opt_level O1",
             others="promote",
             low=PRODUCTS,
             fp32=("softmax", "gelu", "layer_norm"),
@@ -195,6 +222,7 @@ PRESETS: dict[str, Preset] = {
             "apex.O2",
             "float16 model but batch norm, float32 masters, dynamic scale from 2^16",
             _FLOAT16_COPY,
+            called="opt_level O2",
             others="low",
             low=WIDE,
             fp32=("batch_norm",),
@@ -204,6 +232,7 @@ PRESETS: dict[str, Preset] = {
             "apex.O3",
             "float16 model and optimizer, no masters, scale 1",
             _FLOAT16_COPY,
+            called="opt_level O3",
             others="low",
             low=WIDE,
             master_weights=False,
@@ -228,8 +257,20 @@ PRESETS: dict[str, Preset] = {
         ),
         _like(
             _UNIFORM,
+            "bfloat16.stochastic",
+            "parameters and state in bfloat16 without masters, updates rounded by chance (torchao)",
+            called="torchao _AdamW(bf16_stochastic_round=True)",
+            layer=uniform_layer("bfloat16", param="bfloat16"),
+            master_weights=False,
+            optimizer_state="bfloat16",
+            gradient_storage="param",
+            rounding=RoleRounding(update=Rounding("stochastic")),
+        ),
+        _like(
+            _UNIFORM,
             "megatron.fp16",
             "float16 model, float32 masters, scale from 2^32 that spares a first overflow",
+            called="--fp16",
             layer=_FLOAT16_COPY,
             loss_scale=MEGATRON_DYNAMIC,
         ),
@@ -237,6 +278,7 @@ PRESETS: dict[str, Preset] = {
             _UNIFORM,
             "deepspeed.fp16",
             "float16 model, float32 masters, scale from 2^16 that spares a first overflow",
+            called="fp16.enabled",
             layer=_FLOAT16_COPY,
             loss_scale=DEEPSPEED_DYNAMIC,
         ),
@@ -245,15 +287,22 @@ PRESETS: dict[str, Preset] = {
             _FLOAT8,
             "te.delayed",
             "float8 with the amax of the last 1024 steps (Transformer Engine)",
+            called="DelayedScaling()",
             scaling=Scaling("delayed", margin=0, history=1024, amax="max"),
         ),
-        _like(_FLOAT8, "te.current", "float8, current scaling (Transformer Engine)"),
+        _like(
+            _FLOAT8,
+            "te.current",
+            "float8, current scaling (Transformer Engine)",
+            called="Float8CurrentScaling()",
+        ),
         _like(
             _FLOAT8,
             "te.mxfp8",
             "float8_e4m3fn throughout, blocks of 32 with E8M0 scales rounded up",
+            called="MXFP8BlockScaling()",
             layer=_E4M3_ONLY,
-            scaling=Scaling("mx_rceil"),
+            scaling=_MXFP8,
         ),
         _like(
             _FLOAT8,
@@ -267,18 +316,61 @@ PRESETS: dict[str, Preset] = {
             "te.nvfp4",
             "float4_e2m1fn, blocks of 16 (16 x 16 of weights) with float8_e4m3fn scales, "
             "stochastic gradients, a Hadamard transform before wgrad",
-            layer=uniform_layer("float4_e2m1fn"),
+            called="NVFP4BlockScaling()",
+            layer=_E2M1,
             scaling=Scaling("nvfp4", weights="squares", hadamard=True),
         ),
-        _like(_FLOAT8, "torchao.tensorwise", "float8, a current scale per tensor", bias="rounded"),
+        _like(
+            _FLOAT8,
+            "torchao.tensorwise",
+            "float8, a current scale per tensor",
+            called="recipe tensorwise",
+            bias="rounded",
+        ),
         _like(
             _FLOAT8,
             "torchao.rowwise",
             "float8_e4m3fn throughout, a power-of-two scale per row",
+            called="recipe rowwise",
             layer=_E4M3_ONLY,
             bias="rounded",
-            scaling=Scaling("rowwise", power_of_two=True),
+            scaling=_POWERS,
         ),
+        _like(
+            _FLOAT8,
+            "torchao.rowwise_with_gw_hp",
+            "torchao.rowwise with wgrad in bfloat16, and one scale for the weight of dgrad",
+            called="recipe rowwise_with_gw_hp",
+            layer=dataclasses.replace(
+                _E4M3_ONLY,
+                products=Products(
+                    dgrad=Product(
+                        Operand("float8_e4m3fn"),
+                        _operand(_E4M3_ONLY, Scaling("current", power_of_two=True)),
+                    ),
+                    wgrad=Product(Operand("bfloat16"), Operand("bfloat16")),
+                ),
+            ),
+            bias="rounded",
+            scaling=_POWERS,
+        ),
+        _like(
+            _FLOAT8,
+            "te.float8_block",
+            "float8_e4m3fn throughout, blocks of 128 (128 x 128 of weights), power-of-two scales",
+            called="Float8BlockScaling()",
+            layer=_E4M3_ONLY,
+            scaling=Scaling("blocks", power_of_two=True, weights="squares"),
+        ),
+        _like(
+            _FLOAT8,
+            "deepseek.v3",
+            "te.float8_block with float32 scales, sums promoted every 128, moments in bfloat16",
+            layer=dataclasses.replace(_E4M3_ONLY, accumulator="chunked:128:float32"),
+            optimizer_state="bfloat16",
+            scaling=Scaling("blocks", weights="squares"),
+        ),
+        *TE_FACTORIES,
         *(
             _like(
                 row,
@@ -304,6 +396,34 @@ PRESETS: dict[str, Preset] = {
         ),
     )
 }
+
+
+def layer_presets() -> tuple[str, ...]:
+    """Return the presets that say narrow operands and their recipe: a layer can be as in one."""
+    return tuple(name for name, row in PRESETS.items() if row.scaling.recipe != "none")
+
+
+def name_elsewhere(row: Preset) -> str:
+    """Return what its framework calls a preset, "-" where it has no framework."""
+    factory = f"{row.name.partition('.')[2]}_factory" if row in TE_FACTORIES else ""
+    return row.called or factory or "-"
+
+
+def layer_named(name: str, *, param: str = "float32", accumulator: str = "float32") -> LayerPolicy:
+    """Return a layer that computes in format `name`, or as the preset `name` with its recipe.
+
+    InputError for what is neither a format nor one of `layer_presets`.
+    """
+    row = PRESETS.get(name)
+    if row is None or row.scaling.recipe == "none" or name in FORMATS:
+        try:
+            return uniform_layer(name, param=param, accumulator=accumulator)
+        except InputError as error:
+            known = ", ".join(layer_presets())
+            raise InputError(f"{error}; or a preset of narrow operands: {known}") from None
+    summed = accumulator if row.layer.accumulator == "float32" else row.layer.accumulator
+    fields = {"param": param, "accumulator": summed, "scaling": row.scaling}
+    return dataclasses.replace(row.layer, **fields)  # type: ignore[arg-type]
 
 
 def preset(name: str, layers: Sequence[str], ops: Mapping[str, Placement] | None = None) -> Policy:

@@ -26,7 +26,7 @@ HYBRID = ("float8_e5m2", "float8_e4m3fn")
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a product: its format, and how it gets there.
+    """One operand of a product: its `format`, and how it gets there.
 
     `source`: "tensor" is the tensor as it flows, in high precision; "forward" is what the copy
     that the forward product read stands for, dequantised (`columnwise_source =
@@ -78,7 +78,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Products:
-    """The products of a layer; null is what the short form says."""
+    """The products of a layer, `fprop`, `dgrad` and `wgrad`; left out is what its format says."""
 
     fprop: Product | None = None
     dgrad: Product | None = None

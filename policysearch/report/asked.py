@@ -55,6 +55,14 @@ def profile(results: Results, number: int) -> Told:
     return Told(profile_page(objective, changes))
 
 
+def diagnose(results: Results, number: int, budget: int) -> Told:
+    """Return why a trial fails and what repairs it; see `Results.diagnose`."""
+    from policysearch.report.diagnosis_page import diagnosed
+
+    spec, policy = results.spec, results.trial(number).policy
+    return Told(diagnosed(objective_of(spec), policy, spec.study.seeds, budget))
+
+
 def propose(results: Results) -> Told:
     """Return what the float32 run suggests; see `Results.propose`."""
     from policysearch.study.questions.proposal import proposal

@@ -7,7 +7,7 @@ from typing import Any
 
 from policysearch.files import RESULTS_FOLDER, make_folder, write_whole
 from policysearch.policy.policy import Policy
-from policysearch.report.asked import profile, propose, why
+from policysearch.report.asked import diagnose, profile, propose, why
 from policysearch.report.page.notebook import policy_html, results_html, study_html, trial_html
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.results import Results
@@ -23,7 +23,9 @@ def install() -> None:
     IN_NOTEBOOKS.update(
         Results=results_html, Trial=trial_html, Policy=policy_html, StudySpec=study_html
     )
-    VIEWS.update(plot=plot, report=report, why=why, profile=profile, propose=propose)
+    VIEWS.update(
+        plot=plot, report=report, why=why, profile=profile, propose=propose, diagnose=diagnose
+    )
 
 
 def plot(results: Results, out: str | Path | None, axis: str) -> Any:

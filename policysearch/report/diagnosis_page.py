@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from policysearch.diagnose.diagnosis import Diagnosis, Tried
+from policysearch.diagnose.diagnosis import Diagnoser, Diagnosis, Tried
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy, to_data
+from policysearch.report.lost import chain_table
 from policysearch.report.text import aligned
 
 SHOWN = 12
 """So many changes are shown: those that were trained, and the next in order."""
+
+
+def diagnosed(objective: Objective, policy: Policy, seeds: Sequence[int], budget: int) -> str:
+    """Return that page of a policy, which is trained here, with at most `budget` changes of it."""
+    return diagnosis_page(Diagnoser(objective, sorted(seeds), budget).diagnose(policy), policy)
 
 
 def diagnosis_page(found: Diagnosis, policy: Policy) -> str:
@@ -43,30 +50,18 @@ def _cause(found: Diagnosis) -> list[str]:
     if found.verdict == "none" or found.cause.kind == "none":
         return []
     cause = found.cause
+    gap = "the loss diverged" if math.isinf(found.gap) else f"loss gap {found.gap:+.2g} nats"
     return [
         f"cause: {cause.kind}, {cause.place}",
         cause.words,
-        f"loss gap {_gap(found.gap)} nats; {found.matters:.2g} matters, jitter of float32 makes "
-        f"{found.noise:.2g}",
+        f"{gap}; {found.matters:.2g} matters, jitter of float32 makes {found.noise:.2g}",
     ]
 
 
 def _chain(found: Diagnosis) -> list[str]:
     if not found.cause.chain:
         return []
-    titles = ("what led there", "layer", "role", "format", "largest in", "largest out")
-    rows = [
-        (
-            link.op,
-            link.layer or "(no layer)",
-            link.role,
-            link.format,
-            f"{link.largest_in:.3g}",
-            f"{link.largest_out:.3g}",
-        )
-        for link in found.cause.chain
-    ]
-    return aligned([titles, *rows])
+    return chain_table(found.cause.chain)
 
 
 def _table(tried: Sequence[Tried]) -> list[str]:

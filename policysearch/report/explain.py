@@ -9,6 +9,7 @@ from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
 from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.policy import Policy
+from policysearch.report.operands import operand_table
 from policysearch.report.text import aligned
 
 STEPS = (
@@ -39,17 +40,23 @@ def explain(graph: Graph, policy: Policy, notes: Sequence[str] = ()) -> str:
 
     `notes` stand under the name of the policy.
 
-    First the steps with the ids of the nodes that do them, then one line per node.
+    First the steps with the ids of the nodes that do them, then what every product reads, then
+    one line per node.
     """
     steps = steps_of(graph, policy)
     numbers = {i: str(step.number) for step in steps for i in step.node_ids}
     rows = [COLUMNS, *(_row(graph, node, numbers.get(node.id, "")) for node in graph.nodes)]
+    if any(node.line for node in graph.nodes):
+        lines = ("your line", *(node.line or "-" for node in graph.nodes))
+        rows = [(*row, line) for row, line in zip(rows, lines, strict=True)]
     return "\n".join(
         [
             f"policy {policy.name} ({policy.digest[:12]})",
             *notes,
             "",
             *(_step_line(graph, step) for step in steps),
+            "",
+            *operand_table(graph),
             "",
             *aligned(rows),
             "",

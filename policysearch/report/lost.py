@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from policysearch.report.text import aligned
 from policysearch.study.journal.trials import Trial
 from policysearch.train.lost_values import LostValues
-from policysearch.train.origin import first_harm
+from policysearch.train.origin import Link, first_harm
 
 KINDS = ("overflow", "born", "underflow", "swamped", "decay", "state")
 ROLES = ("fprop", "dgrad", "wgrad", "update")
@@ -52,6 +52,12 @@ def chain_lines(trial: Trial) -> list[str]:
     first = first_harm(origins)
     if first is None:
         return []
+    kept = ", and was skipped" if first.skipped else ""
+    return [f"first value not finite{kept}: {first.words}", *chain_table(first.chain)]
+
+
+def chain_table(chain: Sequence[Link]) -> list[str]:
+    """Return the ops of a chain, a line each, with those of the user's file where one is known."""
     titles = ("what led there", "layer", "role", "format", "largest in", "largest out", "lost")
     cells = [
         (
@@ -63,10 +69,13 @@ def chain_lines(trial: Trial) -> list[str]:
             f"{link.largest_out:.3g}",
             f"{link.lost} of {link.of}",
         )
-        for link in first.chain
+        for link in chain
     ]
-    kept = ", and was skipped" if first.skipped else ""
-    return [f"first value not finite{kept}: {first.words}", *aligned([titles, *cells])]
+    lines = [link.line for link in chain]
+    if not any(lines):
+        return aligned([titles, *cells])
+    rows = [(*row, line or "-") for row, line in zip(cells, lines, strict=True)]
+    return aligned([(*titles, "your line"), *rows])
 
 
 def _place(row: LostValues) -> tuple[int, str, int, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from policysearch.objective.score import Score
-from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.report.lost import lost_lines
 from policysearch.report.step_cost import (
     default_line,
@@ -162,12 +162,10 @@ def _title(trial: Trial | FailedTrial) -> str:
 
 def _settings(policy: Policy) -> str:
     masters = "float32" if policy.master_weights else "none"
-    state = policy.optimizer_state
-    state = "as its parameters are stored" if state == AS_STORED else state
     sums = sorted({layer.accumulator for _, layer in policy.layers})
     return (
-        f"loss scale: {_loss_scale(policy)}; tensor scaling: {policy.scaling.recipe}; "
-        f"masters: {masters}; optimizer state: {state}; "
+        f"loss scale: {_loss_scale(policy)}; tensor scaling: {', '.join(policy.recipes)}; "
+        f"masters: {masters}; optimizer state: {policy.state_summary}; "
         f"accumulator: {', '.join(sums)}"
         + (f"; gradients reduced in {policy.all_reduce}" * (policy.parallel.devices > 1))
     )

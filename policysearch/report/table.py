@@ -36,9 +36,9 @@ HEADER = (
 )
 
 EMULATORS: Mapping[str, str] = MappingProxyType(
-    {"c": "C and numpy", "numpy": "numpy", "off": "the reference"}
+    {"c": "C and numpy", "numpy": "numpy", "off": "the reference", "torch": "torch"}
 )
-"""What ran (`Score.fast`), in words; the bits are the same."""
+"""What ran (`Score.fast`), in words; the bits are the same, but for those of torch."""
 
 INTERVALS = "95 % intervals by t, variances shared between policies"
 
@@ -89,7 +89,7 @@ def search_lines(results: Results) -> list[str]:
     lines += [f"search ended: {results.stopped}"] if results.stopped else []
     lines += _runs(results.fidelity) if results.fidelity else []
     lines += _seeds(results)
-    added = gain_over_start(results)
+    added = None if results.cannot_rank else gain_over_start(results)
     if added is None:
         return lines
     share = f"{added.gain / added.volume:.0%} of all" if added.volume else "none there is"
@@ -139,11 +139,13 @@ def _runs(fidelity: FidelitySummary) -> list[str]:
 
 
 def warnings(results: Results) -> list[str]:
-    """Return what makes the results worth less than they look, one line each."""
-    fault = [f"warning: {results.cannot_rank}"] if results.cannot_rank else []
+    """Return what makes the results worth less than they look, one line each.
+
+    That nothing can be ranked is the verdict's to say.
+    """
     mixed = [f"warning: results of both sides of a change: {c}" for c in results.mixed]
     rivals = [f"warning: {line}" for line in against(results)]
-    return fault + mixed + rivals + _clipped(results)
+    return mixed + rivals + _clipped(results)
 
 
 def _clipped(results: Results) -> list[str]:
@@ -322,16 +324,19 @@ def _matters(results: Results) -> str:
     return f"{results.spec.objectives.matters:.3g} of what float32 learns"
 
 
-def caption(results: Results) -> str:
-    """Return on what the results rest: device, stack, batches, seeds, accumulator, noise.
+def emulator(fast: str) -> str:
+    """Return what ran, in words, and where."""
+    name, _, place = fast.partition(":")
+    return EMULATORS.get(name, "?") + (f" on {place}" if place else "")
 
-    First, where it is so, that the recipe cannot rank policies.
-    """
+
+def caption(results: Results) -> str:
+    """Return on what the results rest: device, stack, batches, seeds, accumulator, noise."""
     spec = results.spec
     accumulators = [accumulator_named(name) for name in results.accumulators or ("float32",)]
     sums = "; ".join(f"{row.name} ({row.not_modelled})" for row in accumulators)
     seeds = ", ".join(str(seed) for seed in spec.study.seeds)
-    ways = ", ".join(sorted({EMULATORS.get(s.fast, "?") for t in results.trials for s in t.scores}))
+    ways = ", ".join(sorted({emulator(s.fast) for t in results.trials for s in t.scores}))
     between = "one seed, so no interval" if len(spec.study.seeds) == 1 else INTERVALS
     if spec.study.searched != spec.study.seeds:
         first = ", ".join(str(seed) for seed in spec.study.searched)
@@ -340,11 +345,10 @@ def caption(results: Results) -> str:
     if results.noise_gap is not None:
         noise = f"{results.noise_gap:.1e} {results.unit}"
         noise += f", counted from {results.resolution_gap:.1e} on"
-    ranks = f"{results.cannot_rank}\n" if results.cannot_rank else ""
     least = f"{results.matters_gap:.1e} {results.unit}"
     gaps = f" Gaps up to {least} are equal here ({_matters(results)})."
     return (
-        f"{ranks}{_price_source(results)}: speed and memory of {spec.cost.device} "
+        f"{_price_source(results)}: speed and memory of {spec.cost.device} "
         f"with {spec.cost.stack}, {batches(spec)}.{_references(results)}{_spread(spec)}\n"
         f"Trained: {spec.task.model_name} on {spec.task.data_name}, batch {spec.task.batch_size}, "
         f"{spec.task.steps} steps, seeds {seeds} ({between}). Noise under jitter: {noise}.{gaps}\n"

@@ -15,6 +15,7 @@ from policysearch.ops.builder import Builder
 from policysearch.ops.source import LOSS_SCALE, cast, is_whole
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.products import is_narrow
+from policysearch.rewrite.kept_state import with_kept_state
 from policysearch.rewrite.scaling_pass import ScalingPass
 from policysearch.rewrite.update_pass import UpdatePass
 from policysearch.rounding.inclusion import join
@@ -184,7 +185,8 @@ class Casting:
         states = {**self.new, **self.stored}
         updates = [(states[old], states[new]) for old, new in self.graph.updates]
         updates += self.scaling.updates()
-        return self.b.graph({**outputs, **self.scaling.outputs}, updates)
+        whole = self.b.graph({**outputs, **self.scaling.outputs}, updates)
+        return with_kept_state(whole, self.policy)
 
     def forward(self, node: Node, new: int, gradient: str) -> int:
         """Note that a forward node became `new` and has its gradient in a format; return it.

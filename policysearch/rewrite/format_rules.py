@@ -12,17 +12,18 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from policysearch.formats import format_named
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, usual_storage
+from policysearch.policy.policy import LayerPolicy, Policy, usual_storage
+from policysearch.policy.presets import layer_named
+from policysearch.policy.products import Products
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.matching import Match, matches
 from policysearch.rewrite.patterns import Pattern, block_of, node
 from policysearch.rewrite.stacks import layers_in, terms
 from policysearch.values import InputError, near_miss
 
-PARTS = tuple(field.name for field in fields(LayerPolicy) if field.name != "products")
+PARTS = tuple(field.name for field in fields(LayerPolicy))
 OFF, ON = "off", "on"
 Formats = str | LayerPolicy
 
@@ -84,16 +85,17 @@ class LayerMatch:
 class FormatRule:
     """What layers that fit `match` compute in, or where ops run; a later rule wins.
 
-    `formats` names the format of everything in the layer (below 16 bits, of operands alone). Of
-    more than one, or where the rule is to `search`, which of them is a decision of the space;
-    `search` adds "off". `compute`, `output`, `grad`, `wgrad`, `param` and `accumulator` set one
-    thing alone, as a policy file has them. `scaling` is the recipe of their operands in the place
-    of the policy's, and `backward` "forward" multiplies high-precision gradients by the dequantised
-    copies of the forward pass. `ops` are put on the list `run`: "low", "fp32" or "promote"; such a
-    rule matches no layers. `function` is "file.py:function", made by
-    `policysearch.rewrite.format_rules.layer_rule`: it says the formats of what its pattern
-    matches, and **the file is run**. A rule that matches nothing is an error, unless `optional`.
-    `name` is what messages and decisions call the rule, its number from 1 where there is none.
+    `formats` names the format of everything in the layer (below 16 bits, of operands alone), or a
+    preset of narrow operands, which they take with its recipe ("te.nvfp4"). Of more than one, or
+    where the rule is to `search`, which of them is a decision of the space; `search` adds "off".
+    `compute`, `output`, `grad`, `wgrad`, `param` and `accumulator` set one thing alone, as a policy
+    file has them. `scaling` is the recipe of their operands in the place of the policy's, and
+    `backward` "forward" multiplies high-precision gradients by the dequantised copies of the
+    forward pass; `products` says single products in full. `ops` are put on the list `run`: "low",
+    "fp32" or "promote"; such a rule matches no layers. `function` is "file.py:function", made by
+    `policysearch.rewrite.format_rules.layer_rule`: it says the formats of what its pattern matches,
+    and **the file is run**. A rule that matches nothing is an error, unless `optional`. `name` is
+    what messages and decisions call the rule, its number from 1 where there is none.
     """
 
     name: str = ""
@@ -107,6 +109,7 @@ class FormatRule:
     accumulator: str = ""
     backward: Literal["", "tensor", "forward"] = ""
     scaling: Scaling | None = None
+    products: Products = Products()
     ops: tuple[str, ...] = ()
     run: Literal["", "low", "fp32", "promote"] = ""
     function: str = ""
@@ -117,7 +120,7 @@ class FormatRule:
         LayerPolicy(**self.parts)
         for name in self.formats:
             try:
-                format_named(name)
+                layer_named(name)
             except InputError as error:
                 raise InputError(f"formats: {error}") from None
         if len(set(self.formats)) < len(self.formats):
@@ -132,7 +135,11 @@ class FormatRule:
     @property
     def parts(self) -> dict[str, Any]:
         """What of a layer the rule sets one by one."""
-        return {part: given for part in PARTS if (given := getattr(self, part))}
+        return {
+            part: given
+            for part in PARTS
+            if (given := getattr(self, part)) not in ("", None, Products())
+        }
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -329,8 +336,8 @@ def apply_format_rules(
 def _layer_of(formats: Formats | None, old: LayerPolicy, master_weights: bool) -> LayerPolicy:
     if formats is None or isinstance(formats, LayerPolicy):
         return formats or old
-    param = "float32" if master_weights else usual_storage(formats)
-    return uniform_layer(formats, param=param, accumulator=old.accumulator)
+    param = "float32" if master_weights else usual_storage(layer_named(formats).compute)
+    return layer_named(formats, param=param, accumulator=old.accumulator)
 
 
 def overruled(placed: Iterable[PlacedRule]) -> tuple[str, ...]:

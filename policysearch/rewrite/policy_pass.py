@@ -15,7 +15,7 @@ from policysearch.ops.builder import without_unread
 from policysearch.ops.rounded_norms import ROUNDED_NORMS
 from policysearch.ops.source import BACK, NUMBER, is_rate
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import MOVES, NORMS
+from policysearch.policy.preset_row import MOVES, NORMS
 from policysearch.rewrite.casting import Casting, deciding, widest
 from policysearch.rewrite.patterns import Pattern, node
 from policysearch.rewrite.product_rules import product_rules
@@ -135,7 +135,7 @@ def _source(at: Casting, source: Node) -> int:
     if read and source.op.name == "parameter":
         stored = at.policy.stored(source.layer)
     elif read and source.op.name == "state":
-        stored = at.policy.state_of(source.layer)
+        stored = at.policy.state_of(source.layer, source.name.rpartition(".")[2])
     elif source.op.name == "gradient_buffer":
         stored = at.policy.stored(source.layer)
     at.gradient_formats[source.id] = stored

@@ -92,7 +92,7 @@ def _rule(layer: LayerPolicy, match: LayerMatch, master_weights: bool, summed: b
     formats = {part: getattr(layer, part) for part in PARTS}
     parts = {part: fmt for part, fmt in formats.items() if fmt != getattr(uniform, part)}
     if len(parts) > MOST_PARTS:
-        return FormatRule(match=match, **formats)
+        return FormatRule(match=match, formats=(layer.compute,), **formats)
     if summed:
         parts["accumulator"] = layer.accumulator
     return FormatRule(match=match, formats=(layer.compute,), **parts)

@@ -6,9 +6,12 @@ extension `_rounding`, which takes one pass, give the same bits. NaN stays NaN i
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import re
 from collections.abc import Callable
 from types import ModuleType
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +42,18 @@ _rounding = extension("rounding._rounding")
 
 NEAREST_EVEN = Rounding()
 
-Fast = Literal["c", "numpy", "off"]
+Fast = str
+"""One of FASTS; or TORCH, with ":" and a place where that is no CPU: "torch:cuda:0"."""
+
 FASTS: tuple[Fast, ...] = ("c", "numpy", "off")
 """What may run in the place of the reference, the fastest first; the bits are the same."""
+
+TORCH = "torch"
+"""What runs a step on torch, on a CPU or a GPU: sums have another order, so the bits differ."""
+
+EXECUTORS = (*FASTS, TORCH)
+
+PLACES = re.compile(r"cpu|cuda(:[0-9]{1,2})?")
 
 
 def fast_ways() -> tuple[Fast, ...]:
@@ -50,14 +62,51 @@ def fast_ways() -> tuple[Fast, ...]:
     return tuple(fast for fast in FASTS if not missing[fast])
 
 
+def is_on_torch(fast: Fast | None) -> bool:
+    """Return whether it is TORCH, wherever that runs."""
+    return fast is not None and fast.partition(":")[0] == TORCH
+
+
+def at_place(fast: Fast | None, place: str | None) -> Fast | None:
+    """Return what emulates at a place, for a member of EXECUTORS; whether it is there is not asked.
+
+    InputError for another name, and for a place of what has none.
+    """
+    if fast is not None:
+        one_of("fast", fast, EXECUTORS)
+    if place is None:
+        return fast
+    if fast != TORCH:
+        raise InputError(f"place: {place!r} with fast {fast!r}; expected fast {TORCH!r}")
+    if not PLACES.fullmatch(place):
+        raise InputError(f"place: {place!r}; expected cpu, cuda or cuda:<number>")
+    return TORCH if place == "cpu" else f"{TORCH}:{place}"
+
+
 def check_fast(fast: Fast | None) -> Fast:
     """Return `fast`, or the fastest way for None; InputError where it is not there."""
     ways = fast_ways()
     if fast is None:
         return ways[0]
-    if one_of("fast", fast, FASTS) not in ways:
+    if is_on_torch(fast):
+        return _on_torch(fast.partition(":")[2] or "cpu")
+    if one_of("fast", fast, EXECUTORS) not in ways:
         raise InputError(f"fast: {fast!r}, which is not built; expected one of {', '.join(ways)}")
     return fast
+
+
+def _on_torch(place: str) -> Fast:
+    """Return the name of torch at a place; InputError where it is not there."""
+    named = at_place(TORCH, place)
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("fast: 'torch', which is not installed; expected `pip install torch`")
+    if place == "cpu" or named is None:
+        return TORCH
+    torch = importlib.import_module("torch")
+    count, number = torch.cuda.device_count(), int(place.partition(":")[2] or 0)
+    if number >= count:
+        raise InputError(f"place: {place}, of {count} CUDA devices that torch sees; expected one")
+    return named
 
 
 class Rounder:
@@ -86,6 +135,9 @@ class Rounder:
 
         `counter` (64 bits) keys the stochastic mode: element i draws from (seed, counter, i) alone.
         """
+        if not isinstance(x, np.ndarray):
+            out[...] = _elsewhere(x, self._grid, self.seed, counter)
+            return
         if self.extension is not None:
             try:
                 self.extension.round_into(x, out, self.packed, self.seed, counter)
@@ -145,6 +197,12 @@ class Rounder:
         return span_key(self._mixed_seed, counter & MASK64, span) if stochastic else (0, 0)
 
 
+def _elsewhere(x: Any, grid: Grid, seed: int, counter: int) -> FloatArray:
+    """Return an array of another kind, which knows how it is rounded (`TorchArray`), rounded."""
+    found: FloatArray = x.rounded(grid, seed, counter)
+    return found
+
+
 def _in_spans(length: int, *arrays: FloatArray) -> list[tuple[FloatArray, ...]]:
     starts = range(0, max(arrays[0].size, 1), length)
     return [tuple(array[start : start + length] for array in arrays) for start in starts]
@@ -187,7 +245,9 @@ def quantise(
     seed: int = 0,
     counter: int = 0,
 ) -> FloatArray:
-    """Return `x` (any shape) rounded onto `fmt`, as a new float32 array."""
+    """Return `x` (any shape) rounded onto `fmt`, as a new float32 array: where `x` is."""
+    if not isinstance(x, np.ndarray | np.generic | float):
+        return _elsewhere(x, grid_of(fmt, rounding), seed, counter)
     out = np.array(x, np.float32, order="C")
     flat = out.reshape(-1)
     rounder(fmt, rounding, seed=seed)(flat, flat, counter)

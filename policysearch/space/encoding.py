@@ -9,19 +9,18 @@ that `canonical` knows to train alike, make the same row.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from policysearch.formats import format_named
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.rewrite.format_rules import OFF
-from policysearch.space.decided.base import Params
+from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.presets import layer_presets
+from policysearch.space.decided.base import SAME, Params
 from policysearch.space.decided.layer_formats import ROLES
+from policysearch.space.decision_options import acting, idle_option, layer_options, other_option
 from policysearch.space.equivalence import has_short_range, moves_by_powers, over_run
 from policysearch.space.options import Decisions, Option, Row
 from policysearch.space.parallel import PREFIX, parallel_option
@@ -29,10 +28,7 @@ from policysearch.space.section import MODIFYING, SHARED, is_named
 from policysearch.space.space import Space
 from policysearch.space.target import as_run
 
-LOW = "bfloat16"
-"""What an operation or a rule without a format of its own is taken to round to."""
-
-PER_LAYER = ("format", *ROLES, "param")
+PER_LAYER = ("format", *ROLES, "products", "param")
 """What is decided for a layer: its places in a row are called so, with the name of its group."""
 
 ONE = "one"
@@ -64,7 +60,7 @@ class Encoding:
         self._space, self._kinds = space, _kinds(space)
         self._shared = [name for name in self._choices if is_named(name, SHARED)]
         self._scaled = [name for name in self._choices if name in MODIFYING]
-        self._apart = {name.partition(".")[0] for name in self._choices} & {*ROLES, "param"}
+        self._apart = {name.partition(".")[0] for name in self._choices} & {*PER_LAYER[1:]}
         self._layers: dict[tuple[Any, ...], _Layer] = {}
         self._made_of: dict[tuple[tuple[str, ...], int], list[_Layer]] = {}
         decided = [n for n in self._choices if n not in {*self._shared, *self._scaled}]
@@ -108,10 +104,10 @@ class Encoding:
             if kind in PER_LAYER:
                 option = layers[group].options[kind]
             elif kind == "op" and not low & {self._group_of.get(n) for n in self._users(group)}:
-                option = _idle(name)
+                option = idle_option(name)
             else:
                 mode = params.get("update_rounding", self._fixed["update_rounding"])
-                option = _other_option(name, params.get(name, self._fixed[name]), mode)
+                option = _other(name, acting(name, {**self._fixed, **params}), mode)
             row.append(self._index[place][option])
         if len(self._scales) > 1:
             scale = self._scale(params)
@@ -130,8 +126,10 @@ class Encoding:
         if kind not in PER_LAYER:
             modes = self._choices.get("update_rounding", (self._fixed["update_rounding"],))
             values = product(self._choices[name], modes)
-            options = [_other_option(name, value, mode) for value, mode in values]
-            return list(dict.fromkeys([*options, _idle(name)] if kind == "op" else options))
+            options = [_other(name, value, mode) for value, mode in values]
+            usual = {"op": [idle_option(name)], "second_moment": [_other(name, SAME, modes[0])]}
+            usual["state_block"] = [_other(name, 0, modes[0])]
+            return list(dict.fromkeys([*options, *usual.get(kind, [])]))
         own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
         key = own, self._kinds[group]
         if key not in self._made_of:  # groups alike that decide the same have the same options
@@ -183,15 +181,11 @@ class Encoding:
         return policy, running.loss_scale.kind == "none"
 
     def _made(self, policy: Policy, unscaled: bool) -> _Layer:
-        layer = policy.layer(ONE)
-        stored = "" if policy.master_weights or layer.param == "float32" else layer.param
-        recipe = policy.scaling.recipe if len(self._one.section.scalings) else ""
-        apart = {role: _role_option(role, layer, recipe) for role in self._apart - {"param"}}
-        if "param" in self._apart:
-            apart["param"] = _stored_option(stored, policy.rounding.update.mode)
-        main = _main_option(policy, layer, "" if "param" in self._apart else stored, recipe)
-        low = policy.phases != () or layer != LayerPolicy()
-        return _Layer({"format": main, **apart}, has_short_range(policy), low, unscaled)
+        section = self._one.section
+        named = bool(section.scalings) or bool(set(section.formats) & set(layer_presets()))
+        options = layer_options(policy, ONE, self._apart, policy.scaling.summary if named else "")
+        low = policy.phases != () or policy.layer(ONE) != LayerPolicy()
+        return _Layer(options, has_short_range(policy), low, unscaled)
 
     def _scale(self, params: Params) -> LossScale:
         """Return the loss scale without what its kind, or a run of these steps, does not use."""
@@ -216,69 +210,7 @@ def _kinds(space: Space) -> dict[str, int]:
     }
 
 
-def _main_option(policy: Policy, layer: LayerPolicy, stored: str, recipe: str) -> Option:
-    """Return what the format of a layer decides, in every phase; with that, where it is stored."""
-    names = [layer.compute, *(dict(phase.layers)[ONE].compute for phase in policy.phases)]
-    if set(names) == {"float32"} and not stored:
-        return Option("float32")
-    later = (f"{name}@{p.first_step}" for name, p in zip(names[1:], policy.phases, strict=True))
-    summed = layer.accumulator if layer.compute != "float32" else ""
-    kept = _stored_option(stored, policy.rounding.update.mode)
-    said = kept.name.removeprefix("param/")
-    parts = (layer.compute, said, summed, _scaled(layer.compute, recipe), *later)
-    # What a layer costs that is widened later lies between the first and the last of its formats.
-    first, last = (_epsilon(name) for name in (names[0], names[-1]))
-    epsilon = first if len(names) == 1 else (first * max(last, _epsilon("float32"))) ** 0.5
-    epsilon = math.hypot(epsilon, kept.operand_epsilon)
-    return Option("/".join(filter(None, parts)), epsilon, kept.storage_epsilon)
-
-
-def _stored_option(stored: str, mode: str) -> Option:
-    """Return what the storage of parameters decides: "" where it is float32.
-
-    Rounded by chance, no update is lost: what remains is noise, which a loss feels to second order.
-    """
-    if not stored:
-        return Option("param/")
-    epsilon = _epsilon(stored)
-    if mode == "stochastic":
-        return Option(f"param/{stored}~", epsilon)
-    return Option(f"param/{stored}", 0.0, epsilon)
-
-
-def _role_option(role: str, layer: LayerPolicy, recipe: str) -> Option:
-    """Return what a role decides: nothing as the layer's format has it, which costs it there."""
-    name = getattr(layer, role)
-    if name == getattr(uniform_layer(layer.compute), role):
-        return Option(f"{role}=usual")
-    said = "/".join(filter(None, (role, name, _scaled(name, recipe))))
-    return Option(said, _epsilon(name) if name != "float32" else 0.0)
-
-
-def _epsilon(name: str) -> float:
-    return format_named(name).epsilon
-
-
-def _scaled(name: str, recipe: str) -> str:
-    """Return how operands of this format are scaled: that matters below 16 bits alone."""
-    return recipe if format_named(name).bits < 16 else ""
-
-
-def _idle(name: str) -> Option:
-    """Return what an op decides that no layer below float32 uses."""
-    return Option(f"{name}=fp32")
-
-
-def _other_option(name: str, value: str, mode: str = "nearest_even") -> Option:
-    """Return what an op, a rule, the format of the optimizer's state or the spread decides."""
-    if name.startswith(PREFIX):
-        return parallel_option(name, value)
-    said = f"{name}={value}"
-    if value in ("fp32", "float32", OFF):
-        return Option(said)
-    if name == "optimizer_state":
-        kept = _stored_option(value, mode)
-        said += "~" * (mode == "stochastic")
-        return Option(said, kept.operand_epsilon, kept.storage_epsilon)
-    known = name.startswith("rule.") and value != "on"
-    return Option(said, format_named(value if known else LOW).epsilon)
+def _other(name: str, value: Any, mode: str) -> Option:
+    """Return what a decision that is of no layer decides, the spread among them."""
+    spread = name.startswith(PREFIX)
+    return parallel_option(name, value) if spread else other_option(name, value, mode)

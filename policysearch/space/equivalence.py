@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from policysearch.formats import format_named
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.normal_forms import layers_of, with_own_recipe
 from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
+from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import LISTS
 
 FOLLOWING = ("current", "rowwise", "mx", "mx_rceil", "nvfp4")
@@ -31,9 +33,11 @@ def canonical(
     are rounded to nearest. Masters of layers that are stored in float32 anyway are kept, and an op
     of float32 layers alone stays where float32 has it.
     """
-    if not policy.master_weights and {each.param for each in _layers(policy)} == {"float32"}:
+    policy = with_own_recipe(policy)
+    if not policy.master_weights and {each.param for each in layers_of(policy)} == {"float32"}:
         policy = replace(policy, master_weights=True)
-    if policy.optimizer_state == "float32" and _stores_wide(policy):
+    policy = _as_kept(policy)
+    if _state_is_wide(policy) and _stores_wide(policy):
         update = replace(policy.rounding.update, mode="nearest_even")
         policy = replace(policy, rounding=replace(policy.rounding, update=update))
     if not scale_acts(policy):
@@ -42,6 +46,21 @@ def canonical(
     if _is_float32(policy):
         return preset("float32", [name for name, _ in policy.layers])
     return policy if op_layers is None else _with_acting_ops(policy, op_layers)
+
+
+def _as_kept(policy: Policy) -> Policy:
+    """Return the policy without what keeps nothing: sums of what is not rounded, unused blocks."""
+    if policy.second_moment == policy.optimizer_state:
+        policy = replace(policy, second_moment="optimizer_state")
+    states = {policy.state_of(name, state) for name, _ in policy.layers for state in ("m", "v")}
+    if all(format_named(state).bits >= 16 for state in states):
+        policy = replace(policy, state_block=0)
+    return replace(policy, compensation="none") if policy.master_weights else policy
+
+
+def _state_is_wide(policy: Policy) -> bool:
+    second = policy.second_moment
+    return policy.optimizer_state == "float32" and second in ("optimizer_state", "float32")
 
 
 def scale_acts(policy: Policy) -> bool:
@@ -65,34 +84,30 @@ def moves_by_powers(scale: LossScale) -> bool:
 def has_short_range(policy: Policy) -> bool:
     """Whether a power of two over all gradients can change what a layer rounds."""
     return not _is_long(policy.all_reduce) or any(
-        _is_short(layer, policy) for layer in _layers(policy)
+        _is_short(layer, policy) for layer in layers_of(policy)
     )
 
 
 def _is_short(layer: LayerPolicy, policy: Policy) -> bool:
     results = (layer.output, layer.dgrad, layer.wgrad, layer.param)
-    follows = policy.scaling.recipe in FOLLOWING
+    follows = set(policy.recipes) <= {*FOLLOWING}
+    formats = (layer.compute, layer.grad)
     operands = (
         _is_long(name) or (follows and format_named(name).bits < 16)
-        for name in (layer.compute, layer.grad)
+        for name in (formats if layer.products == Products() else layer.operand_formats)
     )
     return layer.accumulator != "float32" or not (all(map(_is_long, results)) and all(operands))
 
 
 def _stores_wide(policy: Policy) -> bool:
     """Whether updates read gradients, and write parameters, in float32 alone."""
-    stored = {each.param for each in _layers(policy)}
+    stored = {each.param for each in layers_of(policy)}
     return policy.all_reduce == "float32" and (policy.master_weights or stored == {"float32"})
 
 
 def _is_long(name: str) -> bool:
     row = format_named(name)
     return row.exponent_bits >= format_named("float32").exponent_bits and not row.taper
-
-
-def _layers(policy: Policy) -> Iterator[LayerPolicy]:
-    for layers in (policy.layers, *(phase.layers for phase in policy.phases)):
-        yield from (layer for _, layer in layers)
 
 
 def over_run(scale: LossScale, steps: int | None) -> LossScale:
@@ -105,8 +120,9 @@ def over_run(scale: LossScale, steps: int | None) -> LossScale:
 def _is_float32(policy: Policy) -> bool:
     whole = LayerPolicy()
     return (
-        all(layer == whole for layer in _layers(policy))
-        and policy.optimizer_state == policy.all_reduce == "float32"
+        all(layer == whole for layer in layers_of(policy))
+        and _state_is_wide(policy)
+        and policy.all_reduce == "float32"
         and policy.optimizer_order == "fused"
         and policy.loss_scale.kind == "none"
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
+from policysearch.policy.presets import layer_named
 from policysearch.rewrite.format_rules import LISTS, OFF, FormatRule, PlacedRule, placed_rules
 from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.train.user_code import function_of, is_user_code
@@ -43,7 +44,8 @@ def nearest_option(placed: PlacedRule, policy: Policy) -> str:
     rule, options = placed.rule, placed.rule.options
     layers = [policy.layer(name) for name in placed.layer_names]
     for option in options:
-        if option in rule.formats and all(layer.compute == option for layer in layers):
+        named = layer_named(option).compute if option in rule.formats else ""
+        if named and all(layer.compute == named for layer in layers):
             return option
     if OFF not in options:
         return options[0]

@@ -13,6 +13,7 @@ from policysearch.files import read_text
 from policysearch.nn.model import Model
 from policysearch.policy.policy import CLIPPING, Policy, from_data, to_data
 from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import (
     LISTS,
     FormatRule,
@@ -58,7 +59,7 @@ class RulesFile:
             lines += [f"{key} = {_toml(value)}" for key, value in self.settings.items()]
         for rule in self.rules:
             parts = {f.name: getattr(rule, f.name) for f in fields(rule)}
-            said = {k: v for k, v in parts.items() if v and v != LayerMatch()}
+            said = {k: v for k, v in parts.items() if v and v not in (LayerMatch(), Products())}
             lines += ["", "[[rules]]"]
             lines += [f"{key} = {_toml(_short(to_plain(v)))}" for key, v in said.items()]
         return "\n".join([*lines, ""])
@@ -134,7 +135,7 @@ def _without_none(value: Any) -> Any:
 
 def _short(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: item for key, item in value.items() if item and item != "any"}
+        return {key: item for key, item in _without_none(value).items() if item and item != "any"}
     return value
 
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from policysearch.policy.presets import PRESETS
 from policysearch.space.decided.base import Decided
+from policysearch.space.decided.kept import Kept, KeptForms
 from policysearch.space.decided.layer_formats import Formats, LayerFormats, Roles
 from policysearch.space.decided.loss_scales import LossScales, Scale
 from policysearch.space.decided.op_lists import OpLists, Ops, Rules
 from policysearch.space.decided.phases import PhaseFormats, Phases
+from policysearch.space.decided.product_formats import LayerProducts, ProductFormats
 from policysearch.space.decided.products import Accumulators, Products, Scalings
 from policysearch.space.decided.storage import OptimizerState, Storage, StoredFormats
 from policysearch.space.decided.updates import UpdateRounding, Updates
@@ -21,10 +23,13 @@ UNIFORM = "uniform"
 ALL_UNIFORM = "uniform.all"
 """The same, all of them."""
 
+DEVICE = "device"
+"""What `ladder` calls the presets of narrow operands whose products the device has."""
+
 
 DECIDED: tuple[Decided, ...] = (
-    *(Formats(), Roles(), Ops(), Storage(), OptimizerState(), UpdateRounding(), Scale()),
-    *(Accumulators(), Scalings(), Rules(), Phases()),
+    *(Formats(), Roles(), LayerProducts(), Ops(), Storage(), OptimizerState(), UpdateRounding()),
+    *(Kept(), Scale(), Accumulators(), Scalings(), Rules(), Phases()),
 )
 """Every kind of decision, in the order a policy takes them: a later one changes what is there."""
 
@@ -32,7 +37,15 @@ DECIDED: tuple[Decided, ...] = (
 # The class of the first keys comes last: a dataclass has the fields of its last base first.
 @dataclass(frozen=True)
 class SpaceSection(
-    PhaseFormats, Products, LossScales, Updates, StoredFormats, OpLists, LayerFormats
+    PhaseFormats,
+    Products,
+    LossScales,
+    Updates,
+    KeptForms,
+    StoredFormats,
+    OpLists,
+    ProductFormats,
+    LayerFormats,
 ):
     """What is searched: the formats of layers and roles, storage, op lists, loss scale, phases.
 
@@ -41,7 +54,8 @@ class SpaceSection(
     for each of the `formats` on every layer, with and without masters as `master_weights` has it,
     without them with each of the `update_roundings`. Of "uniform" the sampler "gain" trains each
     where it promises more than any other policy, and leaves the rest; "uniform.all" is trained
-    whole. "torch.tf32" is trained beside it on every device that has it.
+    whole. "device" is every preset of operands below 16 bits whose products the device has.
+    "torch.tf32" is trained beside it on every device that has it.
     """
 
     base: str = "bfloat16"
@@ -50,7 +64,7 @@ class SpaceSection(
     def __post_init__(self) -> None:
         one_of("base", self.base, PRESETS)
         for name in self.ladder:
-            one_of("ladder", name, (UNIFORM, ALL_UNIFORM, *PRESETS))
+            one_of("ladder", name, (UNIFORM, ALL_UNIFORM, DEVICE, *PRESETS))
         for kind in DECIDED:
             kind.check(self)
 

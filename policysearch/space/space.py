@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol
 
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, with_accumulator
-from policysearch.policy.presets import preset
+from policysearch.policy.presets import layer_named, preset
 from policysearch.rewrite.format_rules import PlacedRule
 from policysearch.space.decided.base import Group, Params, Setting, nearest
 from policysearch.space.decided.loss_scales import Scale
 from policysearch.space.decided.products import check_accumulators, takes_operands
 from policysearch.space.equivalence import canonical
-from policysearch.space.section import ALL_UNIFORM, DECIDED, UNIFORM, SpaceSection
+from policysearch.space.section import ALL_UNIFORM, DECIDED, DEVICE, UNIFORM, SpaceSection
 from policysearch.space.target import as_run
 
 WHOLE = "log2_scale"
 """The decision whose values are whole numbers in a row, which samplers may interpolate."""
+
+
+def _bits(name: str) -> int:
+    return format_named(layer_named(name).compute).bits
 
 
 class Trial(Protocol):
@@ -41,6 +46,7 @@ class Space:
     `steps` are those of the run, `op_layers` the layers that use an op of the section; None where
     not known. `rivals` are presets that one switch of the device gives: they are tried with the
     ladder, whether it names them or not, unless the accumulator cannot take their operands.
+    `recipes` are the presets that the word "device" of a ladder means.
     """
 
     section: SpaceSection
@@ -53,6 +59,7 @@ class Space:
     steps: int | None = None
     op_layers: Mapping[str, tuple[str, ...]] | None = None
     rivals: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
 
     @cached_property
     def setting(self) -> Setting:
@@ -106,7 +113,8 @@ class Space:
         ladder: dict[str, tuple[Policy, tuple[str, ...]]] = {}
         rivals = (name for name in self.rivals if takes_operands(self.preset(name)))
         first = ("float32", *([baseline] if baseline else []), *rivals)
-        for name in dict.fromkeys((*first, *self.section.ladder)):
+        said = (self.recipes if name == DEVICE else (name,) for name in self.section.ladder)
+        for name in dict.fromkeys((*first, *chain.from_iterable(said))):
             uniform = name in (UNIFORM, ALL_UNIFORM)
             known_as = () if uniform else (name,)
             for policy in self.uniform() if uniform else [self.preset(name)]:
@@ -117,8 +125,9 @@ class Space:
 
     def preset(self, name: str) -> Policy:
         """Return the preset as it is tried here: summed in the first accumulator offered."""
-        summed = with_accumulator(preset(name, self.layers), self.section.accumulators[0])
-        return self._as_run(summed)
+        policy, summed = preset(name, self.layers), self.section.accumulators[0]
+        # A preset may say how it sums; only what the study offers first speaks against that.
+        return self._as_run(policy if summed == "float32" else with_accumulator(policy, summed))
 
     def _as_run(self, policy: Policy) -> Policy:
         return policy if self.model is None else as_run(policy, self.model, self.target)
@@ -137,7 +146,7 @@ class Space:
         Everything else is the first that the section offers. float32 is left out: the ladder has
         it as the preset.
         """
-        formats = sorted(self.section.formats, key=lambda name: -format_named(name).bits)
+        formats = sorted(self.section.formats, key=lambda name: -_bits(name))
         modes = self.section.update_roundings
         return [
             self.policy(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from policysearch.export.targets import Target, target_named
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
-from policysearch.policy.policy import Policy, uniform_layer
-from policysearch.policy.presets import preset
+from policysearch.policy.policy import Policy
+from policysearch.policy.presets import layer_named, preset
 from policysearch.policy.scaling import Recipe, Scaling
 from policysearch.space.section import SpaceSection
 from policysearch.values import InputError
@@ -45,18 +45,19 @@ def offered(section: SpaceSection, model: Model, target: str | None) -> SpaceSec
     if not formats:
         where = f"{list(section.formats)} with study.target {target!r}"
         raise InputError(f"space.formats: {where}; expected one or more that it runs")
-    narrow = any(format_named(name).bits < 16 for name in formats)
+    narrow = any(format_named(layer_named(name).compute).bits < 16 for name in formats)
     scalings = SCALINGS if narrow else ()
     return replace(section, formats=formats, accumulators=("float32",), scalings=scalings)
 
 
 def _is_offered(name: str, model: Model, target: Target) -> bool:
     """Whether some layer runs in the format, where all are asked to."""
-    formats, types = uniform_layer(name), model.layer_types
+    formats, types = layer_named(name), model.layer_types
     layers = [x for x in model.layer_names if target.offers(formats, types.get(x, ""))]
     policy = preset(BASE, model.layer_names).with_layers(dict.fromkeys(layers, formats))
-    asked = replace(policy, scaling=Scaling(SCALINGS[0]))
-    return any(target.runs(asked, model).layer(layer).compute == name for layer in layers)
+    asked = replace(policy, scaling=formats.scaling or Scaling(SCALINGS[0]))
+    running = target.runs(asked, model)
+    return any(running.layer(layer).compute == formats.compute for layer in layers)
 
 
 def differences(policy: Policy, model: Model, target: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from policysearch.study.optuna_view import History, TrialView, params_of
 from policysearch.study.probes import probes
 from policysearch.study.proposer import Proposer
 from policysearch.study.session import Progress, Session
-from policysearch.study.stopping import EXHAUSTED, Clock, Limits, due, settled
+from policysearch.study.stopping import EXHAUSTED, NO_REFERENCE, Clock, Limits, due, settled
 from policysearch.study.workers.executors import Executor, Job
 
 
@@ -186,6 +186,9 @@ class Coordinator:
             known = {asked.digest for asked in self._asked}
             views = self._settled_goal(count if self._in_order else told)
             if views is None:
+                return None
+            if count and self._runs.no_reference:
+                self.reason = NO_REFERENCE
                 return None
             spent = self.low_fidelity.trials
             self.reason = self._limits.reached(known, views, self._session.aims.now, spent)

@@ -8,8 +8,13 @@ from policysearch.cost.device_file import device_at, is_device_file
 from policysearch.cost.devices import device_named
 from policysearch.cost.stacks import STACKS
 from policysearch.objective.priced_net import PricedNet
-from policysearch.policy.presets import TF32
+from policysearch.policy.policy import LayerPolicy
+from policysearch.policy.presets import TE_FACTORIES, TF32, layer_named, layer_presets
+from policysearch.policy.products import is_narrow
 from policysearch.values import number, one_of
+
+INSIDE = ("mx", "mx_rceil", "nvfp4")
+"""Recipes whose block scales the instruction applies; such instructions came with float4."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +51,23 @@ class CostSection:
     def rivals(self) -> tuple[str, ...]:
         """The presets that one switch of the device gives: TF32 where it has such products."""
         return (TF32,) if "tfloat32" in device_at(self.device).formats else ()
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """The presets of narrow operands whose products the device has.
+
+        Compositions that Transformer Engine ships as examples are left to be named.
+        """
+        there = device_at(self.device).formats
+        examples = {row.name for row in TE_FACTORIES}
+        return tuple(
+            name
+            for name in layer_presets()
+            if name not in examples and _multiplies(there, layer_named(name))
+        )
+
+
+def _multiplies(there: tuple[str, ...], layer: LayerPolicy) -> bool:
+    narrow = set(filter(is_narrow, layer.operand_formats))
+    inside = layer.scaling is not None and layer.scaling.recipe in INSIDE
+    return narrow <= {*there} and ("float4_e2m1fn" in there or not inside)

@@ -15,6 +15,7 @@ from policysearch.study.journal.identity import (
     check_identity,
     check_task,
     differences,
+    executor_of,
     identity_of,
     maker,
 )
@@ -49,6 +50,7 @@ def opened(
         objective.model.fingerprint,
         objective.dataset.fingerprint,
         objective.float32.digest,
+        executor_of(objective.fast),
     )
     space_of(spec, objective.model)  # Says what the space of this model cannot be.
     check_batch(objective.dataset, spec.task.batch_size)

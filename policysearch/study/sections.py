@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from policysearch.cost.devices import device_named
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.export.targets import targets
 from policysearch.policy.presets import PRESETS
-from policysearch.rounding.rounder import Fast
+from policysearch.rounding.rounder import Fast, at_place
 from policysearch.search.fidelity import Fidelity
 from policysearch.search.objectives import ObjectiveName
 from policysearch.study.optuna_samplers import OWN, SAMPLERS
@@ -38,13 +39,14 @@ class StudySection:
     prices known, the others are Optuna's. `baseline` is the preset that is in use today: always
     among the policies that are trained, and speedups are given against it as well. `fast` is
     what emulates: "c", "numpy" or, with the reference alone, "off"; by default the fastest
-    there is, for the bits are the same. At its end the front is confirmed over `confirm_factor`
-    times the steps, for at most `confirm_share` of the training steps that the search took; 0
-    leaves that out. With a `target` to export to, only what runs there is searched: every
-    policy is trained and priced as the target obeys it. With `short_runs` policies are
-    evaluated at low fidelity first: over a quarter of the steps with the first of `seeds`, if
-    float32 learns by then. What promises most there is gone on with to its end, so long as
-    these runs rank policies as whole runs do; they count as `trials` by their steps. With
+    there is, for the bits are the same; or "torch", whose sums have an order of their own: at the
+    `place` "cpu", if not given, "cuda" or "cuda:<number>". At its end the front is
+    confirmed over `confirm_factor` times the steps, for at most `confirm_share` of the training
+    steps that the search took; 0 leaves that out. With a `target` to export to, only what runs
+    there is searched: every policy is trained and priced as the target obeys it. With `short_runs`
+    policies are evaluated at low fidelity first: over a quarter of the steps with the first of
+    `seeds`, if float32 learns by then. What promises most there is gone on with to its end, so long
+    as these runs rank policies as whole runs do; they count as `trials` by their steps. With
     `narrow`, say 0.25, runs of low fidelity are whole ones of a net of that share of the widths
     instead, if float32 learns in it; they count by that share, and what they propose is trained
     from its start.
@@ -61,7 +63,8 @@ class StudySection:
     baseline: str | None = None
     workers: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)
-    fast: Fast | None = None
+    fast: Literal["c", "numpy", "off", "torch"] | None = None
+    place: str | None = None
     confirm_factor: float = 10.0
     confirm_share: float = 0.5
     target: str | None = None
@@ -82,6 +85,7 @@ class StudySection:
                 f"name: {shown(self.name)} of {len(self.name.encode())} bytes; expected at most "
                 f"{LONGEST_NAME_BYTES}, for it is part of file names"
             )
+        at_place(self.fast, self.place)
         self._check_sampler()
         if self.narrow is not None:
             number("narrow", self.narrow, 0.01, 0.99)
@@ -121,6 +125,11 @@ class StudySection:
     def searched(self) -> tuple[int, ...]:
         """The training seeds that every policy of the search is trained with."""
         return self.seeds[: self.search_seeds]
+
+    @property
+    def executor(self) -> Fast | None:
+        """What emulates, with its place."""
+        return at_place(self.fast, self.place)
 
     def fidelity(self, steps: int) -> Fidelity | None:
         """Return how policies are evaluated before they are trained whole, over `steps` steps."""
@@ -172,6 +181,7 @@ LIMITS = MappingProxyType(
     {
         "gap": "<=",
         "accuracy": ">=",
+        "metric": "",
         "speedup": ">=",
         "over": "=",
         "memory": "<=",
@@ -181,7 +191,7 @@ LIMITS = MappingProxyType(
         "left": "<=",
     }
 )
-"""What a goal can be subject to, with the sign that it has in words."""
+"""What a goal can be subject to, with the sign that it has in words; a metric's is its own."""
 
 
 @dataclass(frozen=True)
@@ -191,14 +201,14 @@ class GoalSection:
     `want` is the "fastest", the "smallest" (peak memory) or the "closest" policy to float32
     that is within the limits, or "any" that is. A limit that is left out is none, but for the
     gap of what is fastest, smallest or any: the least that matters (`objectives.matters`).
-    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy, `speedup`
-    the least over the baseline (or `over` "float32"), `memory` the largest peak over float32's,
-    and `fits` a device whose memory the step must fit, at the batch that is priced; "DEVICE@B"
-    says that batch. The search ends after so many `trainings` of policies, or so many `hours`,
-    or once, at 95 %, no more than the share `left` can be left of the goal: a policy that was
-    not trained is better than the best by no more. Without this table it is a share of the
-    volume of the front. 0 goes on to the end. Every other policy is asked for the goal, the
-    rest for the front.
+    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy, `metric` the
+    least or the largest mean of the task's own (">=0.8" or "<=12"), `speedup` the least over the
+    baseline (or `over` "float32"), `memory` the largest peak over float32's, and `fits` a device
+    whose memory the step must fit, at the batch that is priced; "DEVICE@B" says that batch. The
+    search ends after so many `trainings` of policies, or so many `hours`, or once, at 95 %, no more
+    than the share `left` can be left of the goal: a policy that was not trained is better than the
+    best by no more. Without this table it is a share of the volume of the front. 0 goes on to the
+    end. Every other policy is asked for the goal, the rest for the front.
     """
 
     want: Want = "fastest"
@@ -211,12 +221,14 @@ class GoalSection:
     trainings: int | None = None
     hours: float | None = None
     left: float = 0.05
+    metric: str = ""
 
     def __post_init__(self) -> None:
         number("left", self.left, 0.0, 1.0)
         for name, most in (("gap", 1e6), ("accuracy", 1.0), ("speedup", 1e6), ("memory", 1e6)):
             if (value := getattr(self, name)) is not None:
                 number(name, value, 0.0, most)
+        _ = self.metric_bounds
         if self.trainings is not None:
             number("trainings", self.trainings, 1, 10**6)
         if self.hours is not None:
@@ -235,12 +247,33 @@ class GoalSection:
             raise InputError(f"fits: {shown(self.fits)}; expected DEVICE or DEVICE@BATCH")
 
     @property
+    def metric_bounds(self) -> tuple[float, float]:
+        """The least and the largest metric; InputError for what says neither."""
+        if not self.metric:
+            return -math.inf, math.inf
+        sign, said = self.metric[:2], self.metric[2:]
+        try:
+            bound = float(said)
+        except ValueError:
+            bound = math.nan
+        if sign not in (">=", "<=") or not math.isfinite(bound):
+            raise InputError(f"metric: {shown(self.metric)}; expected a limit as >=0.8 or <=12")
+        return (bound, math.inf) if sign == ">=" else (-math.inf, bound)
+
+    @property
     def limited(self) -> bool:
         """Whether a price is limited."""
         return self.speedup is not None or self.memory is not None or bool(self.fits)
 
-    def check(self, objectives: Sequence[str], priced: int) -> None:
-        """Raise InputError for what a search of these objectives, at this batch, cannot weigh."""
+    def check(self, objectives: Sequence[str], priced: int, metric: str) -> None:
+        """Raise InputError for what a search of these objectives, at this batch, cannot weigh.
+
+        `metric` is the name of the task's own, "" for none.
+        """
+        if self.metric and not metric:
+            raise InputError(
+                f"goal.metric: {shown(self.metric)} of a task without one; expected task.metric"
+            )
         if "speedup" not in objectives and (self.want == "fastest" or self.speedup is not None):
             raise InputError("goal: of speed, without speedup in objectives.names; expected it")
         memory = self.want == "smallest" or self.memory is not None or self.fits

@@ -123,5 +123,6 @@ class Session:
         result = self._scored(asked, seeds)
         params, price = params_of(asked, self.space), self.prices(asked)
         if isinstance(result, Trial):
-            return trial_view(params, result.loss_gap, price, result.validation_accuracy)
+            measured = result.validation_accuracy, result.metric
+            return trial_view(params, result.loss_gap, price, *measured)
         return trial_view(params, None, price)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from policysearch.files import read_text, study_path
+from policysearch.files import SHIPPED, read_text, shipped_names, study_path
 from policysearch.objective.objective import Objective
 from policysearch.space.model_space import make_space
 from policysearch.space.parallel import ParallelSection, spread_space
@@ -22,7 +22,7 @@ from policysearch.study.sections import (
     StudySection,
     default_goal,
 )
-from policysearch.train.scripts.script import script_in
+from policysearch.train.scripts.script import Script, script_in
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, Shown, brief, from_plain, one_of, shown
 
@@ -81,7 +81,7 @@ class StudySpec(Shown):
         old = [name for name in OLD_GOALS if getattr(self.study, name) is not None]
         if old:
             raise InputError(f"goal: given beside study.{old[0]}; expected one of them")
-        self.goal.check(self.objectives.names, self.priced_batch_size)
+        self.goal.check(self.objectives.names, self.priced_batch_size, self.task.metric_name)
 
     @property
     def wanted(self) -> GoalSection:
@@ -122,6 +122,13 @@ class StudySpec(Shown):
         """Return a copy that goes on to `trials` trials."""
         return replace(self, study=replace(self.study, trials=trials))
 
+    def emulated_by(self, fast: Any, place: str | None) -> StudySpec:
+        """Return a copy with what emulates, and where, in the place of its own; None keeps that."""
+        if fast is None and place is None:
+            return self
+        fast = self.study.fast if fast is None else fast
+        return replace(self, study=replace(self.study, fast=fast, place=place))
+
     def to_the_end(self) -> StudySpec:
         """Return a copy whose search goes on whatever may be left."""
         if self.goal is not None:
@@ -142,7 +149,7 @@ def objective_of(
     return Objective(
         spec.task,
         *where,
-        fast=spec.study.fast,
+        fast=spec.study.executor,
         parallel=spec.parallel.base,
         recompute=cost.recompute,
         net=cost.net,
@@ -155,9 +162,31 @@ def load_spec(path: Path) -> StudySpec:
     Raises InputError, one line `file: table.key: given; valid`, for anything not understood.
     """
     file = study_path(path)
-    spec = spec_from_text(read_text(file, "a study file in TOML"), str(path), file.parent)
-    net = spec.cost.net and spec.cost.net.beside(file.parent)
-    return replace(spec, task=spec.task.beside(file.parent), cost=replace(spec.cost, net=net))
+    return beside(spec_from_data(tables_of(file, str(path)), str(path), file.parent), file.parent)
+
+
+def beside(spec: StudySpec, folder: Path) -> StudySpec:
+    """Return the same study, the files it names looked for in `folder` where they are not here."""
+    net = spec.cost.net and spec.cost.net.beside(folder)
+    return replace(spec, task=spec.task.beside(folder), cost=replace(spec.cost, net=net))
+
+
+def tables_of(file: Path, where: str) -> dict[str, Any]:
+    """Return the tables of a study file; errors begin with `where`."""
+    if hint := _hint(file):
+        raise InputError(f"{where}: {hint}")
+    return _tables(read_text(file, "a study file in TOML"), where)
+
+
+def _hint(file: Path) -> str:
+    """Return what is wrong with a name that is no study file's, and what was meant; "" else."""
+    if file.suffix == ".py":
+        return f"a Python file; expected a study file, which `policysearch init {file}` writes"
+    if file.suffix in (".journal", ".graph"):
+        return "the results of a study; expected its study file (the journal is --storage)"
+    if not file.exists() and file.stem in shipped_names():
+        return f"no such file; expected a study file; did you mean '{SHIPPED}{file.stem}'?"
+    return ""
 
 
 def spec_from_text(text: str, where: str, folder: Path = Path()) -> StudySpec:
@@ -165,21 +194,29 @@ def spec_from_text(text: str, where: str, folder: Path = Path()) -> StudySpec:
 
     The file of a script is looked for in `folder` too.
     """
+    return spec_from_data(_tables(text, where), where, folder)
+
+
+def _tables(text: str, where: str) -> dict[str, Any]:
     try:
-        data = tomllib.loads(text)
+        return tomllib.loads(text)
     except ValueError as error:  # Also an integer of thousands of digits.
         raise InputError(f"{where}: {' '.join(str(error).split())}; expected TOML") from None
     except RecursionError:
         raise InputError(f"{where}: nested too deep; expected TOML") from None
-    return spec_from_data(data, where, folder)
 
 
-def spec_from_data(data: Mapping[str, object], where: str, folder: Path = Path()) -> StudySpec:
-    """Return the study of these tables; errors begin with `where`."""
+def spec_from_data(
+    data: Mapping[str, object], where: str, folder: Path = Path(), script: Script | None = None
+) -> StudySpec:
+    """Return the study of these tables; errors begin with `where`.
+
+    `script` takes the place of the one that they name, which runs its file.
+    """
     for name in data:
         one_of(f"{where}: table", name, [section.name for section in fields(StudySpec)])
     try:
-        script = script_in(data.get("task"), folder)
+        script = script or script_in(data.get("task"), folder)
     except InputError as error:
         raise InputError(f"{where}: task.{error}") from None
     if script is not None:
@@ -211,4 +248,6 @@ def space_of(spec: StudySpec, model: Any = None) -> Space:
     """Return the space of a study file; its model is made where it is not given."""
     model = model or spec.task.build_model(spec.task.load_dataset())
     space = make_space(spec.space, model, spec.rules, spec.study.target, spec.task.steps)
-    return spread_space(replace(space, rivals=spec.cost.rivals), spec.parallel)
+    return spread_space(
+        replace(space, rivals=spec.cost.rivals, recipes=spec.cost.recipes), spec.parallel
+    )

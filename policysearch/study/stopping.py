@@ -19,6 +19,8 @@ Clock = Callable[[], float]
 
 EXHAUSTED = "the space has no other policy"
 
+NO_REFERENCE = "float32 itself does not train, so no policy can be ranked"
+
 
 class Limits:
     """The budget of a search, from now on."""

@@ -11,13 +11,13 @@ from policysearch.objective.objective import Objective
 from policysearch.study.coordinator import search
 from policysearch.study.derived import write_derived
 from policysearch.study.gain_sampler import GainSampler, sampler_of
+from policysearch.study.kept import keep_graph
 from policysearch.study.opening import opened
 from policysearch.study.results.picks import candidates, within_budget
 from policysearch.study.results.results import Results
 from policysearch.study.runs import horizon_of
 from policysearch.study.session import Progress, Session
 from policysearch.study.specification import StudySpec, objective_of, space_of
-from policysearch.study.stopping import Clock
 from policysearch.study.workers.executors import Make, make_executor
 
 
@@ -30,7 +30,7 @@ def run_study(
     accept_changes: bool = False,
     retry_failed: bool = False,
     executor: Make | None = None,
-    clock: Clock = time.monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Results:
     """Run the study, or go on with it, until there is a reason to stop; return what it has found.
 
@@ -46,6 +46,7 @@ def run_study(
     objective.check_price()  # a mistake of the study leaves no journal behind
     with opened(spec, objective, storage, accept_changes) as (records, folder):
         session = Session(spec, objective, records, folder)
+        keep_graph(spec, objective, storage)
         make = executor or partial(make_executor, processes=processes, jobs=jobs)
         with make(objective) as running:
             search(session, running, progress, retry_failed, clock)
@@ -78,6 +79,7 @@ def confirm_study(
     objective = objective_of(spec)
     with opened(spec, objective, storage) as (records, folder):
         session = Session(spec, objective, records, folder)
+        keep_graph(spec, objective, storage)
         results = session.results()
         horizon = horizon_of(spec.study.seeds, spec.task.steps, factor, seeds)
         chosen = candidates(results, every)

@@ -131,4 +131,4 @@ def _run(
             executable.arrays[name][: len(wanted)] = array[part]
         feed_masks(executable, seed, start)
         executable.forward_backward()
-        yield wanted, executable.value("logits")
+        yield wanted, np.asarray(executable.value("logits"))

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,12 +50,21 @@ class Tally:
     """Adds up what was lost, by layer, role and op; goes on from `rows`, those of another."""
 
     def __init__(self, rows: Iterable[LostValues] = ()) -> None:
-        self._rows = {(row.kind, row.layer, row.role, row.op): row for row in rows}
+        # count, seen, first step and largest: numbers that change, since there are many of them
+        self._rows: dict[tuple[Kind, str, Role, str], list[Any]] = {
+            (row.kind, row.layer, row.role, row.op): [
+                *(row.count, row.seen, row.first_step, row.largest)
+            ]
+            for row in rows
+        }
 
     @property
     def rows(self) -> tuple[LostValues, ...]:
         """All that was added, also what lost nothing, in the order it came."""
-        return tuple(self._rows.values())
+        return tuple(
+            LostValues(kind, layer, role, count, seen, first, largest, op)
+            for (kind, layer, role, op), (count, seen, first, largest) in self._rows.items()
+        )
 
     def add(
         self,
@@ -68,27 +78,34 @@ class Tally:
     ) -> int:
         """Count the absolute values `sizes` as lost in `step` among `of`; return how many."""
         key, count = (kind, layer, role, op), len(sizes)
-        row = self._rows.get(key) or LostValues(kind, layer, role, 0, 0, step, 0.0, op)
-        self._rows[key] = replace(
-            row,
-            count=row.count + count,
-            seen=row.seen + of,
-            first_step=row.first_step if row.count else step,
-            largest=max(row.largest, float(np.max(sizes, initial=0.0))),
-        )
+        row = self._rows.setdefault(key, [0, 0, step, 0.0])
+        row[1] += of
+        if count:
+            row[2] = row[2] if row[0] else step
+            row[0] += count
+            row[3] = max(row[3], float(np.max(sizes)))
         return count
 
     def lost(self) -> tuple[LostValues, ...]:
         """Return what was lost, without what lost nothing, in an order that is always the same."""
-        return tuple(row for _, row in sorted(self._rows.items()) if row.count)
+        rows = ((row.kind, row.layer, row.role, row.op, row) for row in self.rows if row.count)
+        return tuple(row for *_, row in sorted(rows, key=lambda each: each[:4]))
 
     def by_layer(self, kind: Kind) -> tuple[tuple[str, int], ...]:
         """Return (layer, count) pairs of one kind, layers without a count left out."""
         counts: dict[str, int] = {}
-        for row in self._rows.values():
+        for row in self.rows:
             if row.kind == kind:
                 counts[row.layer] = counts.get(row.layer, 0) + row.count
         return tuple((layer, count) for layer, count in counts.items() if count)
+
+
+NONE = np.zeros(0, np.float32)
+
+
+@cache
+def _largest(format: str) -> float:
+    return format_named(format).max
 
 
 def nearest_to_largest(fmt: Format) -> float:
@@ -129,11 +146,16 @@ class Probe:
 
     def __call__(self, node: Node, before: FloatArray, after: FloatArray) -> None:
         """Count finite values too large for the format, and non-zero ones that became zero."""
-        size = np.abs(before)
-        over, under = overflowed(node, size, after), (size > 0) & (after == 0)
-        place, op = (node.layer, node.role, self.step), listed_op(node)
-        self.tally.add("overflow", *place, size[over], len(size), op)
-        self.tally.add("underflow", *place, size[under], len(size), op)
+        place, op, over, under = (node.layer, node.role, self.step), listed_op(node), NONE, NONE
+        # most values fit: extremes and two counts are faster than to look at each
+        limit, zero = _largest(node.format), after == 0
+        if not -limit <= before.min() <= before.max() <= limit:
+            size = np.abs(before)
+            over = size[overflowed(node, size, after)]
+        if np.count_nonzero(before == 0) != np.count_nonzero(zero):
+            under = np.abs(before[zero & (before != 0)])
+        self.tally.add("overflow", *place, over, len(before), op)
+        self.tally.add("underflow", *place, under, len(before), op)
 
     def lost(self) -> tuple[LostValues, ...]:
         """Return what over- and underflowed, by layer, role and op."""

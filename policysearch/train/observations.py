@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from policysearch.emulator.compile import Step
 from policysearch.graph import FloatArray, Graph
 from policysearch.train.lost_values import LostValues, Probe, Tally
 from policysearch.train.origin import Origin, Origins, Tracer, Where, is_all_finite
 from policysearch.train.swamped import SwampedCounter, SwampedCounts, with_update_sources
+
+KEPT_FOR = 20
+"""Steps that are taken again at most to find where a failure began."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +27,31 @@ class Observed:
     born: tuple[LostValues, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Past:
+    """A step that was taken: its number, the updates before it, what it was fed."""
+
+    index: int
+    updates_done: int
+    inputs: Sequence[FloatArray]
+    labels: FloatArray
+    scale: float
+    skipped: bool
+
+
 class Observations:
     """Observers of one training, over all its phases.
 
-    `kept` are the arrays that one step leaves to the next as they were before the step, so that it
-    can be taken again and looked at. `ended`: all that comes is not finite, and says nothing more.
+    `kept` are the arrays that one step leaves to the next as they were some steps ago, and `past`
+    the steps since, so that they can be taken again and looked at. `ended`: all that comes is not
+    finite, and says nothing more.
     """
 
     def __init__(self) -> None:
         self.probe, self.watch, self.origins = Probe(), SwampedCounter(), Origins()
         self.ended = False
         self.kept: dict[str, FloatArray] = {}
+        self.past: list[Past] = []
         self._tracers: dict[bool, Tracer] = {}
 
     @property
@@ -53,32 +71,43 @@ class Observations:
         return self.probe.lost() + self.watch.lost() + self.origins.tally.lost()
 
     def begin_phase(self) -> None:
-        """Forget the compiled steps of the phase before."""
+        """Forget the compiled steps of the phase before, and what it has kept."""
         self._tracers.clear()
+        self.kept = {}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the arrays are to be kept anew."""
+        return not self.ended and (not self.kept or len(self.past) >= KEPT_FOR)
 
     def keep(self, arrays: Mapping[str, FloatArray]) -> None:
         """Remember the arrays as they are before a step."""
-        if self.ended:
-            return
         if self.kept.keys() != arrays.keys():
             self.kept = {name: np.empty_like(array) for name, array in arrays.items()}
         for name, array in arrays.items():
             np.copyto(self.kept[name], array)
+        self.past.clear()
+
+    def went_by(self, step: Past) -> None:
+        """Remember a step that was taken since the arrays were kept."""
+        if not self.ended:
+            self.past.append(step)
 
     def wants(self, found: Where, skipped: bool) -> bool:
         """Return whether a step in which something was `found` not finite is to be traced."""
         return not self.ended and self.origins.lacks(found, skipped)
 
     def is_broken(self, arrays: Iterable[FloatArray]) -> bool:
-        """Return whether any of new parameters is not finite, and is so for the first time."""
+        """Return whether any of the parameters is not finite, and is so for the first time."""
         return not self.ended and not is_all_finite(arrays)
 
-    def tracer(
-        self, last: bool, graph: Graph, seed: int, sources: Mapping[str, FloatArray]
-    ) -> Tracer:
-        """Return the step of the phase that keeps every value, compiled once; no value is old."""
+    def tracer(self, last: bool, graph: Graph, seed: int, step: Step) -> Tracer:
+        """Return the step of the phase that keeps every value, compiled once; no value is old.
+
+        `step` is the one in training, whose arrays it has.
+        """
         if last not in self._tracers:
-            self._tracers[last] = Tracer(graph, seed, sources)
+            self._tracers[last] = Tracer(graph, seed, step.arrays, step.fast)
         self._tracers[last].clear()
         return self._tracers[last]
 

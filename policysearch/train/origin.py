@@ -12,6 +12,7 @@ import numpy as np
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node, Role
+from policysearch.rounding.rounder import Fast, is_on_torch
 from policysearch.train.lost_values import Tally, listed_op, overflowed
 
 LONGEST_CHAIN = 8
@@ -25,7 +26,8 @@ class Link:
     """A value on the way: which op of which layer made it, and how large it was.
 
     `largest_in` and `largest_out` are the largest finite absolute values that the op read and gave,
-    before rounding; `lost` of its values are not finite. `limit` is the largest of its format.
+    before rounding; `lost` of its values are not finite. `limit` is the largest of its format, and
+    `line` the place in the user's file, where it is known.
     """
 
     op: str
@@ -37,6 +39,7 @@ class Link:
     largest_out: float
     lost: int
     of: int
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,13 @@ class Origin:
         """Say what became not finite, where, in which step, and by how much."""
         link = self.link
         place = f"{link.op} of {link.layer or 'no layer'} ({link.role}, step {self.step})"
+        line = f" ({link.line})" if link.line else ""
         if self.kind == "born":
-            return f"{place} gave NaN or infinity of finite values up to {link.largest_in:.3g}"
-        limit = f"{link.format}'s largest is {link.limit:.5g}"
-        return f"{place} gave {link.largest_out:.3g} where {limit}"
+            gave = f"NaN or infinity of finite values up to {link.largest_in:.3g}"
+        else:
+            limit = f"{link.format}'s largest is {link.limit:.5g}"
+            gave = f"{link.largest_out:.3g} where {limit}"
+        return f"{place} gave {gave}{line}"
 
 
 def first_harm(origins: Iterable[Origin]) -> Origin | None:
@@ -114,6 +120,7 @@ class Traced:
             max(largest_of(value), rounded.largest),
             int(np.count_nonzero(~np.isfinite(value))),
             value.size,
+            node.line,
         )
 
 
@@ -126,13 +133,16 @@ def largest_of(values: FloatArray) -> float:
 class Tracer:
     """A step compiled so that every value of it can be looked at; `sources` are its arrays."""
 
-    def __init__(self, graph: Graph, seed: int, sources: Mapping[str, FloatArray]) -> None:
+    def __init__(
+        self, graph: Graph, seed: int, sources: Mapping[str, FloatArray], fast: Fast = "off"
+    ) -> None:
         self._seen: dict[int, Seen] = {}
         named = tuple((f"node {node.id}", node.id) for node in graph.nodes)
         kept = replace(graph, outputs=(*graph.outputs, *named))
         # by the reference: it has every value anyway, and no second arena beside the training's
+        way = fast if is_on_torch(fast) else "off"
         self.step: Step = compile_graph(
-            kept, seed=seed, fast="off", sources=sources, observer=self._see
+            kept, seed=seed, fast=way, sources=sources, observer=self._see
         )
 
     def _see(self, node: Node, before: FloatArray, after: FloatArray) -> None:
@@ -243,7 +253,8 @@ def chain_to(traced: Traced, node: Node) -> tuple[Node, ...]:
 
 def is_all_finite(arrays: Iterable[FloatArray]) -> bool:
     """Return whether every element is finite: sums of squares first, which cost one pass."""
-    return all(
-        math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
-        for flat in (array.ravel(order="K") for array in arrays)
-    )
+    flats = [array.ravel(order="K") for array in arrays]
+    with np.errstate(over="ignore"):
+        if math.isfinite(sum(np.dot(flat, flat) for flat in flats)):
+            return True
+    return all(bool(np.isfinite(flat).all()) for flat in flats)

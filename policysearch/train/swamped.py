@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policysearch.emulator.compile import Step
 from policysearch.formats import Format, Rounding, format_named
@@ -23,6 +23,9 @@ EXACT = "exact "
 
 DECAYS = ("adam_step", "adam_shrunk", "lion_step")
 """Ops that shrink a parameter by the learning rate times `weight_decay`, apart from gradients."""
+
+SPAN = 1 << 15
+"""Elements that are looked at together."""
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -200, 128
 """Beyond the exponents of every float32 number; zero counts as having the lowest."""
@@ -148,17 +151,11 @@ class SwampedCounter:
             projected[node.layer] += 0
             if rounding.mode == "stochastic":
                 continue  # a small update moves the parameter as far as it should, on average
-            update = np.abs(step.arrays[UPDATE + node.name])
-            half = half_unit(self._before[node.name], format_named(node.format))
-            moving = update > 0.0
-            small = update[moving & (update < half)]
-            count = self._add("swamped", node, index, small)
-            self._add_decay(step, node, index, update < half)
-            swamped += count
-            if factor != 1.0:
-                update *= np.float32(factor)
-                count = int(np.count_nonzero(moving & (update < half)))
-            projected[node.layer] += count
+            fmt, update = format_named(node.format), step.arrays[UPDATE + node.name]
+            small, later = _swamped(update, self._before[node.name], fmt, factor)
+            swamped += self._add("swamped", node, index, small)
+            self._add_decay(step, node, index)
+            projected[node.layer] += later
         for node, rounding in _low_states(step.graph):
             if rounding.mode != "stochastic":
                 self._add_state(step, node, index)
@@ -176,8 +173,8 @@ class SwampedCounter:
         half = half_unit(before, format_named(node.format))
         self._add("state", node, index, change[(change > 0.0) & (change < half)])
 
-    def _add_decay(self, step: Step, node: Node, index: int, still: NDArray[np.bool_]) -> None:
-        """Count decays too small to move a parameter, which its update leaves `still`."""
+    def _add_decay(self, step: Step, node: Node, index: int) -> None:
+        """Count decays too small to move a parameter, which its update leaves still."""
         graph = step.graph
         new = next(graph.nodes[new] for old, new in graph.updates if old == node.id)
         found = decay_of(graph, new)
@@ -186,11 +183,11 @@ class SwampedCounter:
         decays, rate = found
         share = float(step.arrays[rate.name]) * decays.attributes["weight_decay"]
         decay = np.abs(self._before[node.name]) * np.float32(share)
-        small = (decay > 0.0) & (
-            decay < half_unit(self._before[node.name], format_named(node.format))
-        )
-        # decayed in an operation of its own it is stored before the update is added
-        self._add("decay", node, index, decay[small if decays is not new else small & still])
+        half = half_unit(self._before[node.name], format_named(node.format))
+        small = (decay > 0.0) & (decay < half)
+        if decays is new:  # in an operation of its own it is stored before the update is added
+            small &= np.abs(step.arrays[UPDATE + node.name]) < half
+        self._add("decay", node, index, decay[small])
 
     def lost(self) -> tuple[LostValues, ...]:
         """Return swamped updates, decays and states by layer, as they were, not projected."""
@@ -224,6 +221,29 @@ def _low_states(graph: Graph) -> list[tuple[Node, Rounding]]:
     ]
 
 
+def _swamped(
+    update: FloatArray, before: FloatArray, fmt: Format, factor: float
+) -> tuple[FloatArray, int]:
+    """Return the sizes of swamped updates, and how many were with ones `factor` times as large."""
+    order: Literal["K", "C"] = "K" if update.strides == before.strides else "C"
+    update, before = update.ravel(order), before.ravel(order)
+    found, later = [], 0
+    for start in range(0, len(update), SPAN):  # what it makes stays in the cache
+        part = np.abs(update[start : start + SPAN])
+        half = half_unit(before[start : start + SPAN], fmt)
+        moving = part > 0.0
+        small = part < half
+        small &= moving
+        count = np.count_nonzero(small)
+        if count:
+            found.append(part[small])
+        if factor != 1.0:
+            part *= np.float32(factor)
+            count = np.count_nonzero(moving & (part < half))
+        later += int(count)
+    return np.concatenate(found) if found else np.zeros(0, np.float32), later
+
+
 def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
     """Return half the distance between the numbers of `fmt` in the binade of each value.
 
@@ -237,8 +257,8 @@ def half_unit(values: FloatArray, fmt: Format) -> FloatArray:
         exponents = np.where(values == 0.0, LOWEST_EXPONENT, above - 1)
         units: FloatArray = _half_units(fmt)[exponents - LOWEST_EXPONENT]
         return units
-    bits = np.empty(values.shape, np.uint32)  # stays an array where the value is a single one
-    np.bitwise_and(values.view(np.uint32), np.uint32(EXPONENT), out=bits)
+    bits = np.empty_like(values, np.int32)  # stays an array where the value is a single one
+    np.bitwise_and(values.view(np.int32), np.int32(EXPONENT), out=bits)
     powers: FloatArray = bits.view(np.float32)
     np.maximum(powers, np.float32(fmt.min_normal), out=powers)
     powers *= np.float32(2.0 ** -(fmt.mantissa_bits + 1))

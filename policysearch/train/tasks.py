@@ -175,7 +175,9 @@ class Task:
     def model_name(self) -> str:
         """What the model is called in a study file, or calls itself."""
         given = self.model
-        return said_without_folder(given) if isinstance(given, str) else given.name
+        if isinstance(given, str):
+            return said_without_folder(given)
+        return given.study_name or given.name
 
     @property
     def data_name(self) -> str:
@@ -204,6 +206,8 @@ class Task:
 
         Raises InputError where the model takes no widths.
         """
+        if isinstance(self.model, Model) and self.model.study_name:
+            return self  # it was narrowed as it ran, and is not trained
         model = self.model if isinstance(self.model, str) else f"{self.model.name}, a value"
         return replace(self, widths=narrower(model, self.widths, share))
 
@@ -283,12 +287,19 @@ class Task:
         Raises InputError where it does not fit them, or its training not the machine's memory.
         """
         model = self.untrained_model(dataset)
+        if model.study_name:
+            return model
         examples = self.batch_size * self.accumulation_steps
         check_memory("task", needed_bytes(model, self.steps, examples))
         return model
 
     def untrained_model(self, dataset: Dataset) -> Model:
-        """Return the model as `build_model`, however much memory its training would need."""
+        """Return the model as `build_model`, however much memory its training would need.
+
+        One that was kept was checked when it was, and is under its rules.
+        """
+        if isinstance(self.model, Model) and self.model.study_name:
+            return self.model
         model = self._ruled(self._model(dataset))
         outputs = trace_forward(model, SMALLEST_BATCH).output("logits").shape
         check_labels(self.loss, model, dataset, of_one_example(outputs, 2))

@@ -31,7 +31,7 @@ from policysearch.train.feeding import (
     micro_batches,
 )
 from policysearch.train.loss_scale import initial_state, next_state, skips_update
-from policysearch.train.observations import Observations, observed_graph
+from policysearch.train.observations import Observations, Past, observed_graph
 from policysearch.train.origin import Where
 from policysearch.train.tasks import Task
 
@@ -154,8 +154,9 @@ class Trainer:
             self._enter(self.policy.at_step(self.step_index))
         config, scale = self.policy.loss_scale, self.scale_state.scale
         probed = self.records and self.step_index % PROBE_INTERVAL == 0
-        before = self.moving()
-        if self.records:
+        before = self.moving() if self.records else {}
+        if self.records and self.observations.is_due:
+            self._look_back()
             self.observations.keep(self._shared)
         executable, loss = self.forward_backward(probed, inputs, labels, scale)
         finite = config.kind == "none" or bool(executable.value("finite") == 1.0)
@@ -165,17 +166,18 @@ class Trainer:
             self.put_back(before)
             executable, loss = self.forward_backward(True, inputs, labels, scale)
         skipped = skips_update(config, finite)
-        batch = inputs, labels, scale
-        if not np.isfinite(loss):
-            self._trace("loss", skipped, *batch)
-        elif not finite:
-            self._trace("gradients", skipped, *batch)
+        taken = Past(self.step_index, self.updates_done, inputs, labels, scale, skipped)
         if not skipped:
             self._apply_updates(executable, probed)
-            if self.records and self.observations.is_broken(self._parameters()):
-                self._trace("update", False, *batch)
-                self.observations.ended = True
             self.updates_done += 1
+        if not np.isfinite(loss):  # behind the update: a trace takes steps where its values are
+            self._trace("loss", taken)
+        elif not finite:
+            self._trace("gradients", taken)
+        if self.records:
+            self.observations.went_by(taken)
+        if self.records and self.step_index == self.task.steps - 1:
+            self._look_back()
         self.scale_state = next_state(config, self.scale_state, finite, self.step_index)
         self.step_index += 1
         return loss, scale, skipped
@@ -195,29 +197,58 @@ class Trainer:
     def _parameters(self) -> list[Array]:
         return [self._shared[spec.name] for spec in self.model.parameters()]
 
-    def _trace(
-        self, found: Where, skipped: bool, inputs: Sequence[Array], labels: Array, scale: float
-    ) -> None:
-        """Take the step again from what it began with, and note where its first failure began."""
-        seen = self.observations
-        if not self.records or not seen.wants(found, skipped):
-            return
-        now = {name: array.copy(order="K") for name, array in self._shared.items()}
+    def _trace(self, found: Where, step: Past) -> None:
+        """Note where the first failure of a step began that has gone through its gradients."""
+        if self.records and self.observations.wants(found, step.skipped):
+            now = self._copied()
+            if self._again():
+                self._traced(found, step)
+            self.put_back(now)
+
+    def _look_back(self) -> None:
+        """Note where a parameter became not finite in the steps that were taken since some."""
+        if self.observations.is_broken(self._parameters()):
+            now = self._copied()
+            self._again()
+            self.put_back(now)
+
+    def _again(self) -> bool:
+        """Take the past steps again; False at the first whose update was not finite, noted."""
+        seen, now = self.observations, (self.step_index, self.updates_done)
         self.put_back(seen.kept)
+        for step in seen.past:
+            before = self._copied()
+            self.step_index, self.updates_done = step.index, step.updates_done
+            executable, _ = self.forward_backward(False, step.inputs, step.labels, step.scale)
+            if not step.skipped:
+                executable.apply_updates()
+                if seen.is_broken(self._parameters()):
+                    self.put_back(before)
+                    self._traced("update", step)
+                    seen.ended = True
+                    break
+        self.step_index, self.updates_done = now
+        return not seen.ended
+
+    def _traced(self, found: Where, step: Past) -> None:
+        """Take a step from what it began with, every value kept, and note where it failed."""
+        seen, count = self.observations, self.task.accumulation_steps
         for array in self._sums:
             array[...] = 0.0
-        count, sources = self.task.accumulation_steps, self._compiled[False, True].arrays
-        for place, batch in enumerate(micro_batches(inputs, labels, count)):
+        running = self._compiled[False, True]
+        for place, batch in enumerate(micro_batches(step.inputs, step.labels, count)):
             last = place == count - 1
-            tracer = seen.tracer(last, self._graphs[not last], self.seed, sources)
-            self._run(tracer.step, place + self.step_index * count, *batch, scale)
-            if seen.origins.add(tracer.traced(), self.step_index, found, skipped):
+            tracer = seen.tracer(last, self._graphs[not last], self.seed, running)
+            self._run(tracer.step, place + step.index * count, *batch, step.scale)
+            if seen.origins.add(tracer.traced(), step.index, found, step.skipped):
                 break
             if not last:
                 tracer.step.apply_updates()
             for spec in self.model.statistics():
                 self._shared[spec.name][...] = tracer.step.value(NEXT + spec.name)
-        self.put_back(now)
+
+    def _copied(self) -> dict[str, Array]:
+        return {name: array.copy(order="K") for name, array in self._shared.items()}
 
     def moving(self) -> dict[str, Array]:
         """Return copies of what `forward_backward` moves: statistics, and the states of scales."""

@@ -38,7 +38,7 @@ def _traced(op: Op, shape: Shape, vectors: int, attrs: Attrs) -> Graph:
 
 
 def _values(graph: Graph, fast: str) -> dict[str, FloatArray]:
-    executable, rng = compile_graph(graph, fast=fast), np.random.default_rng(2)  # type: ignore[arg-type]
+    executable, rng = compile_graph(graph, fast=fast), np.random.default_rng(2)
     for array in executable.arrays.values():
         array[...] = rng.standard_normal(array.shape)
     executable.forward_backward()

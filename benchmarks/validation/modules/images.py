@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-EXTENTS = {"efficientnet_b4": 380, "efficientnet_v2_s": 300, "inception_v3": 299}
+EXTENTS = {
+    "efficientnet_b4": 380,
+    "efficientnet_b2": 288,
+    "efficientnet_v2_s": 300,
+    "inception_v3": 299,
+}
 """Images that are not 224 x 224."""
 
 
@@ -19,7 +24,8 @@ def image_net(name: str, extent: int = 0) -> tuple[Any, tuple[Any, ...]]:
     """Return a network of torchvision and example inputs; its own dropout, no second head."""
     models = _models()
     extent = extent or EXTENTS.get(name, 224)
-    kept = {"aux_logits": False, "init_weights": False} if name in ("inception_v3",) else {}
+    two_heads = name in ("inception_v3", "googlenet")
+    kept = {"aux_logits": False, "init_weights": False} if two_heads else {}
     return getattr(models, name)(**kept), (torch.zeros(2, 3, extent, extent),)
 
 

@@ -40,7 +40,7 @@ def _line(row: JudgedMemory) -> tuple[str, ...]:
     given, truth = row.setting.row, _published(row)
     assert given.gib is not None
     low, high = (row.ratio * factor for factor in row.interval)
-    live = [made.live_bytes / GIB for made in row.footprints]
+    live = [bytes / GIB for bytes in row.live]
     return (
         given.id,
         given.model,
@@ -95,9 +95,7 @@ def _whole(rows: Sequence[JudgedMemory]) -> list[str]:
     )
     held = [row.interval.low <= _published(row) / row.ratio <= row.interval.high for row in rows]
     unbounded = [
-        (row.growth.expected * m.live_bytes + CONTEXT_BYTES) / GIB
-        for row in rows
-        for m in row.footprints
+        (row.growth.expected * live + CONTEXT_BYTES) / GIB for row in rows for live in row.live
     ]
     return [
         f"peak: mean error {_mean(made, read):.1%}; without the bound of the card "

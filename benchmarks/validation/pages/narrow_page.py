@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.validation.published_narrow import NarrowRow, emulated, is_eight_bit, narrow_speedup
-from benchmarks.validation.row_file import built_of
+from benchmarks.validation.narrow.rows import NarrowRow, emulated, is_eight_bit, narrow_speedup
+from policysearch.objective.published.row_file import built_of
 
 Judged = tuple[NarrowRow, float]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policysearch.policy.policy import AS_STORED, Policy
+from policysearch.policy.policy import Policy
 from policysearch.report.page.answer import code, command
 from policysearch.report.page.element import Html, Section, joined, tag
 from policysearch.report.page.registry import found
@@ -69,14 +69,13 @@ def _standing(sight: Sight, trial: Trial) -> str:
 def settings(policy: Policy) -> str:
     """Return what a policy decides beside the formats of layers, in one line."""
     scale = policy.loss_scale
-    state = policy.optimizer_state
     sums = sorted({layer.accumulator for _, layer in policy.layers})
     parts = [
         f"loss scale: {scale.kind}"
         + ("" if scale.kind == "none" else f" from {scale.init_scale:g}"),
-        f"tensor scaling: {policy.scaling.recipe}",
+        f"tensor scaling: {', '.join(policy.recipes)}",
         f"masters: {'float32' if policy.master_weights else 'none'}",
-        f"optimizer state: {'as parameters are stored' if state == AS_STORED else state}",
+        f"optimizer state: {policy.state_summary}",
         f"accumulator: {', '.join(sums)}",
     ]
     if policy.parallel.devices > 1:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from policysearch.formats import format_named
 from policysearch.policy.policy import Policy
+from policysearch.policy.product_words import SAME as SAME
 from policysearch.rewrite.format_rules import LayerMatch, PlacedRule
 from policysearch.values import InputError
 
@@ -16,9 +17,6 @@ Params = dict[str, Any]
 
 Choices = dict[str, tuple[Any, ...]]
 """The values of each decision, by its name; a decision with one value is none."""
-
-SAME = "same"
-"""The value of a decision that leaves things as the layer's format has them."""
 
 
 ANY = LayerMatch()

@@ -7,6 +7,7 @@ from typing import Literal
 
 from policysearch.formats import format_named
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.presets import PRESETS, layer_named, layer_presets
 from policysearch.space.decided.base import (
     SAME,
     Choices,
@@ -27,11 +28,12 @@ ROLES = {"grad": "grad_formats", "wgrad": "wgrad_formats", "output": "output_for
 
 @dataclass(frozen=True)
 class LayerFormats:
-    """`formats` are offered to every layer with parameters, or to each of the `groups`; a layer
-    without parameters follows the one before it. Without groups, `granularity` says which layers
-    are decided together: each "layer", those of a "block" or of a "type" ("Conv2d"), those with a
-    product or without ("kind"), or the whole "net". Where rules say the formats of a layer for
-    every policy, it is frozen: nothing of it is decided.
+    """`formats` are offered to every layer with parameters, or to each of the `groups`: number
+    formats, and presets of narrow operands ("te.mxfp8"), which bring their recipe and products. A
+    layer without parameters follows the one before it. Without groups, `granularity` says which
+    layers are decided together: each "layer", those of a "block" or of a "type" ("Conv2d"), those
+    with a product or without ("kind"), or the whole "net". Where rules say the formats of a layer
+    for every policy, it is frozen: nothing of it is decided.
     `grad_formats` are those of gradients as operands of dgrad and wgrad, `wgrad_formats` of the
     result of wgrad, `output_formats` of the result of fprop; "same" is as the layer's format has
     it (below 16 bits, bfloat16 results, and float8_e5m2 gradients for float8_e4m3fn).
@@ -52,7 +54,11 @@ class Formats:
     shared = modifying = ()
 
     def check(self, section: LayerFormats) -> None:
-        check_formats("formats", section.formats)
+        for name in section.formats:
+            try:
+                layer_named(name)
+            except InputError as error:
+                raise InputError(f"formats: {error}") from None
         check_different("formats", section.formats)
         names_once("groups", [group.name for group in section.groups])
         if section.groups and section.granularity != "layer":
@@ -67,17 +73,34 @@ class Formats:
             for group in at.groups
             for layer in group.layers
         }
-        layers = tuple((name, uniform_layer(formats[name])) for name in at.layers)
+        made = {name: layer_named(name) for name in set(formats.values())}
+        layers = tuple((name, made[formats[name]]) for name in at.layers)
         return replace(policy, layers=layers)
 
     def read(self, policy: Policy, section: LayerFormats, at: Setting) -> Params:
-        layers = dict(policy.layers)
-        return {f"format.{g.name}": layers[g.layers[0]].compute for g in at.groups}
+        return {f"format.{g.name}": _name_of(policy, g.layers[0], section) for g in at.groups}
 
     def words(self, policy: Policy, section: LayerFormats, at: Setting) -> list[str]:
-        layers = dict(policy.layers)
-        said = [short_format(layers[group.layers[0]].compute) for group in at.groups]
+        names = [_name_of(policy, group.layers[0], section) for group in at.groups]
+        said = [name if name in PRESETS else short_format(name) for name in names]
         return [said[0] if len(set(said)) == 1 else "/".join(said)]
+
+
+def _name_of(policy: Policy, layer: str, section: LayerFormats) -> str:
+    """Return what the section calls the format of a layer: a preset where that is nearer."""
+    row = dict(policy.layers)[layer]
+    alike = [name for name in section.formats if layer_named(name).compute == row.compute]
+    if not set(alike) & set(layer_presets()):
+        return row.compute
+    recipe = policy.scaling_of(layer)
+
+    def likeness(name: str) -> tuple[int, bool]:
+        said = layer_named(name)
+        same = [said.scaling in (None, recipe), said.grad == row.grad]
+        same += [said.products == row.products, said.backward == row.backward]
+        return sum(same), said.scaling is not None
+
+    return max(alike, key=likeness)
 
 
 class Roles:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from policysearch.accumulators import accumulator_named
 from policysearch.formats import format_named
-from policysearch.policy.policy import Policy, with_accumulator
+from policysearch.policy.policy import LayerPolicy, Policy, with_accumulator
+from policysearch.policy.product_words import ROLES
+from policysearch.policy.products import is_narrow
 from policysearch.policy.scaling import RECIPES, Recipe, Scaling
 from policysearch.products.product import product
 from policysearch.space.decided.base import Choices, Params, Setting, check_different
@@ -93,8 +96,7 @@ class Scalings:
         scaling = base if recipe == base.recipe else Scaling(recipe)
         # Rules may narrow or widen a layer.
         layers = Rules().applied(policy, params, section, at).layers
-        operands = {name for _, layer in layers for name in (layer.compute, layer.grad)}
-        narrow = min(format_named(name).bits for name in operands) < 16
+        narrow = any(map(is_narrow, _operands({layer for _, layer in layers})))
         return replace(policy, scaling=scaling if narrow else Scaling())
 
     def read(self, policy: Policy, section: Products, at: Setting) -> Params:
@@ -102,6 +104,13 @@ class Scalings:
 
     def words(self, policy: Policy, section: Products, at: Setting) -> list[str]:
         return [policy.scaling.recipe] if len(section.scalings) > 1 else []
+
+
+def _operands(layers: Iterable[LayerPolicy]) -> Iterator[str]:
+    """Yield the formats of operands whose recipe is the policy's."""
+    for layer in layers:
+        if layer.scaling is None:
+            yield from layer.operand_formats
 
 
 def takes_operands(policy: Policy) -> bool:
@@ -116,9 +125,10 @@ def takes_operands(policy: Policy) -> bool:
 def check_accumulators(policy: Policy) -> None:
     """Raise InputError where a layer's accumulator cannot take its operands' formats."""
     for layer in {layer for _, layer in policy.layers}:
-        row, compute = accumulator_named(layer.accumulator), format_named(layer.compute)
         try:
-            product(row, compute)
-            product(row, (compute, format_named(layer.grad)))
+            for role in ROLES:
+                said = layer.product(role)
+                first, second = (format_named(operand.format) for operand in said.operands)
+                product(accumulator_named(said.accumulator or layer.accumulator), (first, second))
         except InputError as error:
             raise InputError(f"space.accumulators: {policy.name}: {error}") from None

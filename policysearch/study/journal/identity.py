@@ -17,11 +17,22 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
+from policysearch.rounding.rounder import is_on_torch
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 # What chooses, prices, shows or exports policies: a trained run stays what it is.
-_AFTERWARDS = ("commands", "cost", "search", "space", "study", "report", "export", "verify")
+_AFTERWARDS = (
+    "commands",
+    "cost",
+    "search",
+    "space",
+    "study",
+    "report",
+    "export",
+    "verify",
+    "diagnose",
+)
 _AT_THE_TOP = ("__init__.py", "__main__.py", "api.py", "cli.py")
 _SUFFIXES = (".py", ".c", ".h", ".json")
 _PARTS = ("code", "libraries")
@@ -126,10 +137,21 @@ def maker() -> dict[str, str]:
     return found
 
 
+def executor_of(fast: str | None) -> str:
+    """Return the name of what trains, where its bits are not those of the emulator; "" else."""
+    if not is_on_torch(fast) or fast is None:
+        return ""
+    return f"torch {importlib.metadata.version('torch')} on {fast.partition(':')[2][:4] or 'cpu'}"
+
+
 def identity_of(
-    task: Task, model_fingerprint: str, data_fingerprint: str, float32_digest: str
+    task: Task,
+    model_fingerprint: str,
+    data_fingerprint: str,
+    float32_digest: str,
+    executor: str = "",
 ) -> dict[str, Any]:
-    """Return what trained runs belong to, as plain data."""
+    """Return what trained runs belong to, as plain data; `executor` as of `executor_of`."""
     return {
         "task": task.to_plain(),
         "model": model_fingerprint,
@@ -137,6 +159,7 @@ def identity_of(
         "float32": float32_digest,
         "code": code_fingerprints(),
         "libraries": libraries(),
+        **({"executor": executor} if executor else {}),
     }
 
 
@@ -151,11 +174,22 @@ def check_identity(
     check_task(recorded, now["task"], where)
     for key in ("model", "data"):
         check_part(key, recorded, now[key], f"storage {where}")
+    _check_executor(recorded.get("executor", ""), now.get("executor", ""), where)
     changed = differences(recorded, now)
     if changed and not accept:
         raise InputError(
             f"storage {where}: {'; '.join(changed)}; expected what made its results (name another "
             "file with --storage, or mix both with `run --accept-changes`, which is recorded)"
+        )
+
+
+def _check_executor(recorded: str, now: str, where: str) -> None:
+    """Raise InputError unless what trains is what has trained: sums of others are no neighbours."""
+    if recorded != now:
+        raise InputError(
+            f"storage {where}: trained by {now or 'the emulator'}; expected "
+            f"{recorded or 'the emulator'}, which made its results "
+            "(name another file with --storage to start afresh)"
         )
 
 

@@ -8,6 +8,7 @@ from policysearch.policy.policy import Policy
 from policysearch.space.decided.products import check_accumulators
 from policysearch.space.target import named_as_run
 from policysearch.study.journal.records import Asked, compact
+from policysearch.study.kept import keep_graph
 from policysearch.study.opening import opened
 from policysearch.study.results.results import Results
 from policysearch.study.session import Progress, Session
@@ -35,6 +36,7 @@ def try_policy(
     objective.price(policy)  # Says what is wrong with a policy before a file is made.
     with opened(spec, objective, storage) as (records, folder):
         session = Session(spec, objective, records, folder)
+        keep_graph(spec, objective, storage)
         with make_executor(objective, processes, len(spec.study.seeds)) as executor:
             asked, new = _recorded(session, policy, executor, progress)
         return session.results(), asked.number, new

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from policysearch.formats import format_named
 from policysearch.objective.objective import Objective
-from policysearch.policy.policy import uniform_layer
+from policysearch.policy.presets import layer_named
 from policysearch.space.decided.base import SAME
 from policysearch.space.decided.loss_scales import shares_of
 from policysearch.study.questions.propose import largest_gradients, noise_ratio, schedule_for
@@ -56,6 +56,6 @@ def gradient_formats(spec: StudySpec) -> list[str]:
     """Return the formats below float32 that gradients can take in a study, widest first."""
     grads = [name for name in spec.space.grad_formats if name != SAME]
     if SAME in spec.space.grad_formats:
-        grads += [uniform_layer(name).grad for name in spec.space.formats]
+        grads += [layer_named(name).grad for name in spec.space.formats]
     below = dict.fromkeys(name for name in grads if format_named(name).bits < 32)
     return sorted(below, key=lambda name: -format_named(name).bits)

@@ -73,9 +73,9 @@ class Beside:
         if not self.checked or self.learned:
             return ""
         return (
-            f"float32 has not learned here: {self.said}, which seeds and labels cannot tell from "
-            "chance or is worse, so no policy can be ranked; change: more task.steps, another "
-            "task.learning_rate, a larger model, or data whose labels follow from its inputs"
+            f"float32 has not learned here: {self.said}: no better than chance as far "
+            "as seeds and labels tell, so no policy can be ranked; change: more task.steps, "
+            "another task.learning_rate, a larger model, or data whose labels follow from inputs"
         )
 
 

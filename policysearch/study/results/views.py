@@ -49,6 +49,15 @@ class Views(Shown):
         said: str = self._view("profile", trial)
         return said
 
+    def diagnose(self, trial: int, *, budget: int = 6) -> str:
+        """Return why a trial fails, where, and the smallest change that repairs it.
+
+        It is trained in this process, and so are at most `budget` changes of it; nothing is
+        recorded. InputError for a trial there is not.
+        """
+        said: str = self._view("diagnose", trial, budget)
+        return said
+
     def propose(self) -> str:
         """Return the loss-scale schedule and phase points that the float32 run suggests, as TOML.
 

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Failure, Outcome
 from policysearch.policy.policy import Policy
-from policysearch.rounding.rounder import Fast
+from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.train.tasks import Task
 from policysearch.values import InputError, number
 
@@ -291,10 +291,14 @@ class ProcessExecutor:
 def make_executor(objective: Objective, processes: int | None, jobs: int) -> Executor:
     """Return an executor for batches of `jobs`; results do not depend on `processes`.
 
-    `processes` None takes one per usable core, 0 trains in this process. InputError for fewer.
+    `processes` None takes one per usable core, 0 trains in this process. InputError for fewer, and
+    where what emulates is not there. On a GPU one run is under way at a time, in this process.
     """
     number("processes", processes or 0, 0)
-    if processes == 0:
+    on_gpu = (check_fast(objective.fast).partition(":")[2] or "cpu") != "cpu"
+    if on_gpu and processes:
+        raise InputError(f"processes: {processes} on one GPU; expected 0, or --cluster for several")
+    if processes == 0 or on_gpu:
         return SerialExecutor(objective)
     return ProcessExecutor(objective, min(processes or cores(), jobs))
 

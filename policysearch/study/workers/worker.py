@@ -12,10 +12,11 @@ from policysearch.cost.devices import DEVICES
 from policysearch.cost.stacks import STACKS
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Outcome
-from policysearch.rounding.rounder import Fast
+from policysearch.rounding.rounder import Fast, check_fast
 from policysearch.study.journal.identity import code_fingerprints, libraries
 from policysearch.study.workers.executors import Job, attempted, unlike
 from policysearch.train.tasks import Task
+from policysearch.values import InputError
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ def said_identity() -> dict[str, Any]:
 
 def prepared(payload: Payload) -> str:
     """Keep what this worker trains with; return why it cannot be trained here, "" where it can."""
+    try:
+        check_fast(payload.fast)
+    except InputError as error:  # a device that this worker does not have
+        return str(error)
     why = unlike(payload.objective, payload.model)
     if not why:
         _kept()[payload.key] = payload

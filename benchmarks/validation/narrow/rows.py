@@ -1,0 +1,281 @@
+"""Published speedups of 8-bit and smaller products over bfloat16, and the layers of each row."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.validation.narrow.as_run import as_run
+from benchmarks.validation.narrow.decoders import Decoder, block, decoder, decoder_named
+from benchmarks.validation.narrow.layers import Layers
+from benchmarks.validation.narrow.parallel import Run, waited_seconds
+from benchmarks.validation.narrow.precision import NarrowPrecision
+from benchmarks.validation.narrow.scalings import SCALINGS, Scaling, scaling_named
+from policysearch.cost.devices import Device
+from policysearch.cost.gemm import Extents
+from policysearch.cost.parallel.collectives import LINK_SHARE, link_of
+from policysearch.cost.roofline import FITTED, Constants, joined_seconds, kernel_seconds, load_of
+from policysearch.cost.stacks import STACKS, Stack
+from policysearch.objective.published.aliases import device_of
+from policysearch.objective.published.row_file import Fields, read_file
+from policysearch.objective.published.rows import FORMATS, said_as_run
+from policysearch.policy.parallel import Parallel
+from policysearch.values import InputError, number
+
+SHIPPED = Path(__file__).with_name("published_narrow.json")
+"""Rows that come with the package."""
+
+BFLOAT16 = NarrowPrecision("bfloat16", "bfloat16", "bfloat16", masters=False)
+
+LARGEST_SIZE = 2**40
+"""No extent of a product and no batch is larger."""
+
+BATCH = "batch_per_gpu"
+
+EIGHT_BIT = ("fp8", "nvfp4", "mxfp8")
+
+FLAGS = re.compile(r"flags differ: bf16 (.*)\| fp8 (.*)")
+"""A note on runs that were started with different flags."""
+
+
+@dataclass(frozen=True)
+class NarrowRow:
+    """A published ratio of throughputs. `sizes` are M, N, K and groups of products, 0 if not given.
+
+    `batches`: sequences of a micro-batch in bfloat16 and narrow; `accumulation` micro-batches.
+    """
+
+    id: str
+    kind: str
+    model: str
+    hardware: str
+    parallelism: str
+    length: int
+    batches: tuple[int, int]
+    accumulation: int
+    formats: tuple[str, str]
+    recipe: str
+    sizes: tuple[int, int, int, int]
+    speedup: float
+    notes: tuple[str, ...]
+    devices: int = 1
+    framework: str = ""
+
+    @property
+    def shards(self) -> int:
+        """How many devices its products are split over."""
+        found = re.search(r"TP=([1-9]\d*)", self.parallelism)
+        return int(found[1]) if found else 1
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the run is spread: FSDP is stage 3 of ZeRO, plain DP divides the optimizer state."""
+        tensor = self.shards if self.devices % self.shards == 0 else 1
+        said = self.parallelism
+        zero = 3 if re.search(r"FSDP(?!=0\b)", said) else 1 if re.search(r"\bDP\b", said) else 0
+        return Parallel(self.devices, tensor, zero)
+
+
+def read_narrow_rows(path: Path | None = None) -> tuple[NarrowRow, ...]:
+    """Return the rows of a JSON file, or those of the package; InputError names a broken place."""
+    return read_file(path or SHIPPED, "", narrow_row_of).all
+
+
+def narrow_row_of(row: Fields) -> NarrowRow:
+    """Return a row; InputError names the field that is wrong."""
+    batch = row.table(BATCH)
+    micro = batch.get("micro", batch.get("tokens"))
+    batches = (batch.get("micro_bf16", micro), batch.get("micro_fp8", micro))
+    m, n, k, groups = (_size(row, key, row.data.get(key)) for key in ("M", "N", "K", "groups"))
+    return NarrowRow(
+        row.id,
+        row.text("kind"),
+        row.text("model"),
+        row.text("hardware"),
+        row.text("parallelism", ""),
+        row.count("seq_len") or 0,
+        (_size(row, BATCH, batches[0]) or 1, _size(row, BATCH, batches[1]) or 1),
+        _size(row, BATCH, batch.get("grad_accum_bf16")) or 1,
+        (row.text("dtype_baseline"), row.text("dtype_mixed")),
+        row.text("recipe", ""),
+        (m, n, k, groups),
+        row.positive("speedup"),
+        row.texts("confounders"),
+        row.count("n_gpu") or 1,
+        row.text("framework", ""),
+    )
+
+
+def _size(row: Fields, key: str, value: object) -> int:
+    """Return a size, 0 where it is missing or described in words; a text of digits is a number."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
+        value = int(value)
+    if not isinstance(value, int) or value <= 0:
+        return 0
+    number(f"{row.where}: {key}", value, 1, LARGEST_SIZE)
+    return value
+
+
+def narrow_speedup(row: NarrowRow, constants: Constants = FITTED) -> float:
+    """Return the modeled speedup of a row; InputError says what of it is not known."""
+    device = device_of(row.hardware)
+    baseline, mixed = _precisions(row)
+    seconds = []
+    for precision, batch in zip((baseline, mixed), row.batches, strict=True):
+        step = Layers(_stack(row, precision is mixed), precision)
+        _build(row, step, batch)
+        _check_shared(row, step)
+        alone = _seconds(step, device, constants)
+        micro = max(1, round(row.accumulation * row.batches[0] / batch))
+        asynchronous = "async TP" in row.parallelism
+        run = Run(step, alone, device, row.parallel, BFLOAT16.activations, micro, asynchronous)
+        waited = waited_seconds(run) if row.kind == "end-to-end" else 0.0
+        seconds.append((alone + waited + _host_seconds(row, step, device)) / batch)
+    return seconds[0] / seconds[1]
+
+
+def _seconds(step: Layers, device: Device, constants: Constants) -> float:
+    load = load_of(as_run(step.works, device), device, step.stack)
+    each = kernel_seconds(load, constants)
+    launches = float((load.launch_seconds * load.count).sum()) * constants.launch_factor
+    kernels = ((each.kernel + each.shift) * load.count).sum()
+    return float(joined_seconds(kernels, launches, device))
+
+
+def _precisions(row: NarrowRow) -> tuple[NarrowPrecision, NarrowPrecision]:
+    """Return what both runs multiply in: named formats, or bfloat16 and scaling recipes."""
+    words = [FORMATS.get(name) for name in row.formats]
+    if words[0] and words[1]:
+        return _plain(words[0]), _plain(words[1])
+    if not is_eight_bit(row):
+        raise InputError(f"{row.formats[0]} against {row.formats[1]}: no 8-bit or smaller format")
+    return _baseline(row), _mixed(row)
+
+
+def _baseline(row: NarrowRow) -> NarrowPrecision:
+    """Return what the baseline multiplies in as it is stated: bfloat16 unless in 8 bits itself."""
+    said = row.formats[0]
+    if any(name in said.lower() for name in EIGHT_BIT):
+        return replace(BFLOAT16, scaling=scaling_named(said), accumulation=row.accumulation)
+    named = FORMATS.get(said, "bfloat16")
+    return BFLOAT16 if named == "bfloat16" else _plain(named)
+
+
+def _mixed(row: NarrowRow) -> NarrowPrecision:
+    scaling = scaling_named(f"{row.recipe} {row.formats[1]}")
+    if "pre-quantized" in row.model and scaling.name != "delayed":
+        scaling = SCALINGS["quantised"]
+    return replace(BFLOAT16, scaling=scaling, accumulation=row.accumulation)
+
+
+def emulated(row: NarrowRow) -> list[str]:
+    """Return what the device of a row runs its formats as, where it lacks them."""
+    precisions = _precisions(row)
+    scaled = [p.scaling.format for p in precisions if p.scaling]
+    return said_as_run([*(p.products for p in precisions), *scaled], device_of(row.hardware))
+
+
+def is_eight_bit(row: NarrowRow) -> bool:
+    """Whether the narrow run multiplies in 8 bits of floating point or fewer."""
+    return any(name in row.formats[1].lower() for name in EIGHT_BIT)
+
+
+def _plain(format: str) -> NarrowPrecision:
+    stored = "float32" if format in ("float32", "tfloat32") else format
+    return NarrowPrecision(format, format, stored, masters=False)
+
+
+def _stack(row: NarrowRow, mixed: bool) -> Stack:
+    """Return the stack of a run: compiled or with fused kernels of a library, unless said eager."""
+    said = row.formats[1 if mixed else 0].lower()
+    eager = "eager" in said and "+ torch.compile" not in said
+    return STACKS["torch.eager" if eager else "torch.compile"]
+
+
+def _build(row: NarrowRow, step: Layers, batch: int) -> None:
+    sizes = decoder_named(re.sub(r" \(.*\)", "", row.model))
+    shards, (m, n, k, groups) = row.shards, row.sizes
+    if sizes is not None and row.kind == "end-to-end":
+        flags = _flags(row, step.precision.scaling is not None)
+        again = [flag.removeprefix("--recompute-") for flag in flags if "recompute" in flag]
+        decoder(step, batch, row.length or 2048, sizes, shards, again)
+    elif found := re.search(r"transformer layer.* hidden (\d+),? ffn (\d+)", row.model):
+        width, inner = int(found[1]), int(found[2])
+        _layer(row, step, batch, Decoder(width, 1, 32, 32, inner, 0, gated=False))
+    elif not (m and n and k):
+        raise InputError("shapes are not given; expected M, N and K, or a decoder known by name")
+    elif "forward only" in row.model:
+        _forward(step, m, n, k)
+    elif "expert" in row.model or "MoE" in row.model:
+        _experts(step, row, m, n, k, groups or 8)
+    elif "square" in row.model:
+        step.single_product(Extents(1, m, n, k, (m, n, k)), m * n + m * k + n * k)
+    else:
+        step.linear(m // max(1, shards // 2), k, n // shards, bias=False)
+
+
+def _check_shared(row: NarrowRow, step: Layers) -> None:
+    """Raise InputError where a device has no part of a product."""
+    for e in (work.product for work in step.works if work.product):
+        if min(e.batch, e.rows, e.columns, e.depth) < 1:
+            sides = f"{e.batch} x {e.rows} x {e.columns} x {e.depth:g}"
+            raise InputError(f"a product of {sides}; expected one that {row.shards} devices share")
+
+
+def _flags(row: NarrowRow, mixed: bool) -> list[str]:
+    """Return the flags of a run, where a note has those of both."""
+    found = next((found for note in row.notes if (found := FLAGS.fullmatch(note))), None)
+    return found[2 if mixed else 1].split() if found else []
+
+
+def _host_seconds(row: NarrowRow, step: Layers, device: Device) -> float:
+    """Return the seconds of adding gradients to those that are kept in the host's memory.
+
+    The step waits while a device reads its part over the link and writes it back at once
+    (github:IST-DASLab/llmq@b77d969164: doc.md, src/training/gradients.cpp).
+    """
+    if "--offload-gradients" not in _flags(row, step.precision.scaling is not None):
+        return 0.0
+    part = step.parameters / row.devices * step.precision.bytes
+    return part / (link_of(device).value * LINK_SHARE)
+
+
+def _layer(row: NarrowRow, step: Layers, batch: int, sizes: Decoder) -> None:
+    """Add a layer of a transformer, or its products alone."""
+    if "GEMMs" not in row.model:
+        block(step, batch, row.length, sizes)
+        return
+    tokens, width = batch * row.length, sizes.width
+    for n_in, n_out in (
+        (width, 3 * width),
+        (width, width),
+        (width, sizes.inner),
+        (sizes.inner, width),
+    ):
+        step.linear(tokens, n_in, n_out, bias=False)
+
+
+def _forward(step: Layers, m: int, n: int, k: int) -> None:
+    """Add one product of activations and weight, with the casts that it alone needs."""
+    scaling: Scaling | None = step.precision.scaling
+    e = Extents(1, m, n, k, (m, n, k))
+    whole = Layers(step.stack, step.precision)
+    whole.product(1, m, n, k, scaling)
+    step.works += [work for work in whole.works if work.product == e]
+    if scaling is not None:
+        # half the bytes: only one orientation is needed
+        step.quantise(m * k, scaling.element_bytes / 2, scaling.launches)
+        step.quantise(n * k, scaling.weight_bytes / 2, scaling.launches, fresh=False)
+
+
+def _experts(step: Layers, row: NarrowRow, m: int, n: int, k: int, groups: int) -> None:
+    """Add grouped products of all tokens; a layer has two or three, and moves its tokens."""
+    layers = [(k, n)] if "grouped mm fwd" in row.model else [(k, n), (k, n), (n, k)]
+    for n_in, n_out in layers:
+        step.product(groups, m // groups, n_out, n_in, step.precision.scaling)
+    if len(layers) > 1:
+        step.copy(m * k)
+        step.copy(m * k)
+        step.move(2 * m * n, m * n)
+        step.move(3 * m * n, 2 * m * n)

@@ -1,0 +1,1 @@
+"""Published trainings priced by the graphs of their networks, and how far prices are off."""
