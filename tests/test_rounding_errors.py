@@ -10,15 +10,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from benchmarks.search.predicted import scored
+from benchmarks.search.tables import load
+from policysearch.objective import rounding_errors as module
 from policysearch.objective.objective import Objective
+from policysearch.objective.rounding_errors import rounding_errors
 from policysearch.policy.policy import Policy, uniform_layer
 from policysearch.space.encoding import Encoding
 from policysearch.study.probes import probe_cost, probe_steps, probed_policies, probes
+from policysearch.study.questions.untrained import expectation, expected
 from policysearch.study.specification import load_spec, objective_of, space_of
-from policysearch.train import rounding_errors as module
 from policysearch.train.paired_run import Moment, PairedRun, along
-from policysearch.train.rounding_errors import rounding_errors
 from policysearch.train.trainer import Trainer
+from policysearch.values import InputError
 
 SEARCH = Path(__file__).parents[1] / "benchmarks" / "search"
 
@@ -112,3 +116,36 @@ def test_every_decision_of_a_layer_has_a_probe(objective: Objective) -> None:
     assert np.median(found[coarse, 0]) > np.median(found[~coarse, 0]) + 2.0
     steps = probe_steps(160)
     assert probe_cost(space, 160) == (82 + len(probed_policies(space)) * len(steps)) / 160
+
+
+def test_what_is_expected_before_any_training_ranks_what_was_trained() -> None:
+    """Of every policy of two recorded tables with masters, beside the prior without probes."""
+    for name in ("tanh-mlp-masters", "mlp-digits-0.1.0"):
+        table = load(name)
+        assert table.errors is not None
+        rho, held = scored(table, 0, table.errors[0])
+        without, _ = scored(table, 0, None)
+        assert rho > 0.85 > without + 0.1
+        assert held > 0.7
+
+
+def test_propose_probe_says_what_is_expected_fastest_first() -> None:
+    spec = load_spec(SEARCH / "gpt-sums-masters.toml")
+    spec = replace(spec, task=replace(spec.task, steps=8, tail_steps=2))
+    found = expected(spec, space_of(spec), 4)
+    assert len(found) == len({each.policy.digest for each in found}) == 4
+    assert [each.time for each in found] == sorted(each.time for each in found)
+    assert all(each.low < each.gap < each.high for each in found)
+    assert found[0].gap > found[-1].gap  # here what is faster is coarser
+    lines = list(expectation(spec))
+    assert all(line.startswith("# ") for line in lines) and "nats: " in lines[-1]
+
+
+def test_a_study_that_probes_asks_from_its_probes() -> None:
+    """The key reaches the sampler: once, when the first policy beyond the ladder is asked for."""
+    spec = load_spec(SEARCH / "tanh-mlp-masters.toml")
+    probed = replace(spec, study=replace(spec.study, probe=True))
+    plans = [s.study.plan(s.objectives.names, s.task.steps, s.wanted) for s in (spec, probed)]
+    assert [plan.probed_seed for plan in plans] == [None, spec.study.seeds[0]]
+    with pytest.raises(InputError, match="probe: true with sampler 'tpe'"):
+        replace(spec.study, probe=True, sampler="tpe")

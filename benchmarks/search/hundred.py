@@ -198,7 +198,9 @@ def own(hundred: Hundred, drawn: Truth, trials: int, hints: Array | None = None)
     """Return what a study of so many trials trains."""
     spec = hundred.spec
     plan = spec.study.plan(spec.objectives.names, spec.task.steps, spec.wanted)
-    proposer = Proposer(plan, hundred.objective, hundred.space, hints)
+    proposer = Proposer(
+        plan, hundred.objective, hundred.space, None if hints is None else lambda: hints
+    )
     shown: list[TrialView] = []
     known: set[str] = set()
     found: list[tuple[float, float, float, float]] = []

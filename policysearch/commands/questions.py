@@ -90,13 +90,17 @@ def _one_more(spec: StudySpec, storage: Path | None, policy: Policy, source: str
 
 def _propose_arguments(propose: argparse.ArgumentParser) -> None:
     propose.add_argument("study", type=source, metavar="STUDY.toml")
+    said = "instead, policies with the gap expected of each before any is trained"
+    propose.add_argument("--probe", action="store_true", help=said)
     add_trust(propose)
 
 
 def _propose(options: argparse.Namespace) -> None:
     from policysearch.study.questions.proposal import proposal
+    from policysearch.study.questions.untrained import expectation
 
-    for line in proposal(policysearch.load_study(options.study)):
+    lines = expectation if options.probe else proposal
+    for line in lines(policysearch.load_study(options.study)):
         print(line, flush=True)
 
 

@@ -12,12 +12,12 @@ from threadpoolctl import threadpool_limits
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
 from policysearch.objective.objective import Objective
+from policysearch.objective.rounding_errors import named_values
 from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Traced, Tracer, largest_of
 from policysearch.train.paired_run import Gradients, PairedRun, along, norm
-from policysearch.train.rounding_errors import named_values
 from policysearch.train.trainer import Trainer
 
 MOMENTS = (0.0, 0.5, 1.0)

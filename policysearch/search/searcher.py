@@ -47,6 +47,9 @@ DRAWS, LEAST_DRAWS, MOST_DRAWN = 16, 2, 512
 """In so many ways, fewer where that takes more than so many drawn gaps, but never below."""
 
 
+FOUR_IN_FIVE = 1.2816
+"""Four in five values of a Gaussian are within so many standard deviations."""
+
 FRONT_EVERY = 2
 """Each so many-th ask is for the front, the others for the goal."""
 
@@ -261,6 +264,22 @@ class Searcher:
         known = np.array(self._known(dict(zip(self._gaps, gaps.tolist(), strict=True))))
         given = belief, failing, rows, costs, known.reshape(-1, 3), measure, rng
         return left_of_front(*given) if self._goal is None else left_of_goal(self._goal, *given)
+
+    def predicted(self, rows: Sequence[Row]) -> Array:
+        """Return what is believed of the gaps of policies in nats: [n, 3].
+
+        The middle, and the ends of an interval that holds four in five.
+        """
+        beliefs = self._fit().predict(self._array(rows))
+        weights = np.array([belief.weight for belief in beliefs])[:, None] / sum(
+            belief.weight for belief in beliefs
+        )
+        means = np.array([belief.mean for belief in beliefs])
+        spread = np.array([belief.sd for belief in beliefs]) ** 2 + means**2
+        mean = (weights * means).sum(axis=0)
+        sd = np.sqrt((weights * spread).sum(axis=0) - mean**2)
+        ends = [mean + z * sd for z in (0.0, -FOUR_IN_FIVE, FOUR_IN_FIVE)]
+        return np.maximum(nats(np.stack(ends, axis=1), self._measure.smallest_gap), 0.0)
 
     def members(self) -> list[Row]:
         """Return the front of what was told, and is expected of what is outstanding."""

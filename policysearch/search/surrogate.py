@@ -27,9 +27,14 @@ parameters per machine epsilon, for small updates are lost, step after step."""
 LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 2.0, 1.0, 0.7, 0.5
 """Prior standard deviations of theta, in nats: for all, per kind, per place, its own."""
 
-HINT, STORED_HINT = (0.9, 0.3), (0.4, 0.4)
+HINT, STORED_HINT, LOST_HINT = (0.9, 0.3), (0.0, 0.3), (1.0, 0.3)
 """Mean and standard deviation of how much theta rises with a hint, in nats: of what stores nothing
-below float32, and of what does, for gradients do not see what updates lose."""
+below float32; of what does, for gradients do not see what updates lose; and of the share lost."""
+
+LOSS_AT, LOSS_LEVEL, LOSS_SLOPE, LOST_LEVEL = -14.0, -6.4, 0.6, -3.0
+"""What probes foretell of theta, in logarithms of nats: of a squared change of the loss of e^-14,
+by how much it rises with that, and of updates that are lost whole. They are the middle of the
+tables of `benchmarks.search.predicted`, within LEVEL_SD of each."""
 
 
 @dataclass(frozen=True)
@@ -104,23 +109,32 @@ def _neighbours(name: NDArray[np.str_], coarse: NDArray[np.bool_]) -> NDArray[np
 
 
 def with_hints(prior: Prior, decisions: Decisions, hints: Array) -> Prior:
-    """Return the prior where theta has multiples of `hints` [decisions, any].
+    """Return the prior where theta has multiples of `hints` [decisions, 1 or 2].
 
-    As they differ within a kind. Each has a multiple of its own, known no better than its
-    deviation, so that those told settle what it is worth.
+    The first as they differ within a kind; with a second they are logarithms of squared changes of
+    the loss, and set the level of a kind too. The second are of what stores parameters alone: the
+    logarithm of the share of its updates that is lost. Each has a multiple of its own, known no
+    better than its deviation: what it is worth trainings settle.
     """
-    names = _names(decisions)
-    stores = np.array([decisions.places[p][i].storage_epsilon > 0 for p, i in decisions.counted()])
-    mean, columns = prior.mean.copy(), []
-    for hint in hints.T:
-        for some, (slope, sd) in ((~stores, HINT), (stores, STORED_HINT)):
-            centred = np.zeros(len(names))
-            for name in np.unique(names[some]):
-                alike = np.flatnonzero((names == name) & np.isfinite(hint))
-                centred[alike] = hint[alike] - hint[alike].mean() if len(alike) else 0.0
-            mean += slope * centred
-            columns.append(sd * centred)
-    return replace(prior, mean=mean, hints=np.stack(columns, axis=1))
+    names, mean = _names(decisions), prior.mean.copy()
+    options = [decisions.places[place][index] for place, index in decisions.counted()]
+    stores = np.array([option.storage_epsilon > 0.0 for option in options], dtype=bool)
+    columns = np.zeros((len(names), 1 + hints.shape[1]))
+    for column, (some, (slope, sd)) in enumerate(((~stores, HINT), (stores, STORED_HINT))):
+        for name in np.unique(names[some]):
+            alike = np.flatnonzero((names == name) & np.isfinite(hints[:, 0]))
+            if len(alike):
+                middle = float(hints[alike, 0].mean())
+                if hints.shape[1] > 1:
+                    mean[alike] = LOSS_LEVEL + LOSS_SLOPE * (middle - LOSS_AT)
+                mean[alike] += slope * (hints[alike, 0] - middle)
+                columns[alike, column] = sd * (hints[alike, 0] - middle)
+    for lost in hints.T[1:]:
+        known = np.flatnonzero(stores & np.isfinite(lost))
+        if len(known):
+            mean[known] = LOST_LEVEL + LOST_HINT[0] * lost[known]
+            columns[known, -1] = LOST_HINT[1] * (lost[known] - lost[known].mean())
+    return replace(prior, mean=mean, hints=columns)
 
 
 def _names(decisions: Decisions) -> NDArray[np.str_]:

@@ -8,13 +8,16 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from policysearch.objective.score import Outcome
 from policysearch.policy.policy import Policy
 from policysearch.space.decided.base import Params
+from policysearch.space.encoding import Encoding
 from policysearch.study.journal.records import Asked, RunKey
 from policysearch.study.low_fidelity import LowFidelitySearch
 from policysearch.study.optuna_view import History, TrialView, params_of
+from policysearch.study.probes import probes
 from policysearch.study.proposer import Proposer
 from policysearch.study.session import Progress, Session
 from policysearch.study.stopping import EXHAUSTED, NO_REFERENCE, Clock, Limits, due, settled
@@ -93,7 +96,9 @@ class Coordinator:
     def __init__(self, session: Session, in_order: bool, clock: Clock = time.monotonic) -> None:
         self._session, self._records, self._in_order = session, session.records, in_order
         self._plan, self._runs = session.plan, session.runs
-        self._proposer = Proposer(self._plan, session.objective, session.space)
+        seed, probed = self._plan.probed_seed, (session.objective, session.space)
+        hints = None if seed is None else partial(probes, *probed, Encoding(session.space), seed)
+        self._proposer = Proposer(self._plan, *probed, hints)
         self.low_fidelity = LowFidelitySearch(
             *(self._plan, self._runs, session.space, session.prices), self._proposer, in_order
         )

@@ -121,6 +121,22 @@ class GainSampler(BaseSampler):
         with self._blas.limit(limits=1):
             return self._told(known, start, goal)[0].left()
 
+    def untrained(
+        self, count: int
+    ) -> list[tuple[Params, tuple[float, float], tuple[float, float, float]]]:
+        """Return `count` policies that promise most before any is trained, or fewer.
+
+        Each with time and memory over float32's, and the gap in nats that is expected of it with
+        the ends of an interval that holds four in five.
+        """
+        with self._blas.limit(limits=1):
+            searcher = self._searcher(self._measure, ())
+            asked = searcher.ask(count)
+            gaps = searcher.predicted([row for row, _ in asked])
+        params = [dict(self._pool.params_of(row)) for row, _ in asked]
+        pairs = zip(params, asked, gaps.tolist(), strict=True)
+        return [(each, costs, (gap, low, high)) for each, (_, costs), (gap, low, high) in pairs]
+
     def _told(
         self, known: Iterable[Observation], start: Iterable[Params], goal: Goal | None
     ) -> tuple[Searcher, float]:

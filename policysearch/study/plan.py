@@ -26,7 +26,7 @@ class SearchPlan:
 
     `sampler` is driven by `seed`; the preset `baseline` is asked for as well. `objectives` span the
     front. `workers` policies are under way at once. `fidelity` is None where every policy is
-    trained whole at once.
+    trained whole at once. With `probed_seed` float32's run with that seed is probed first.
     """
 
     sampler: str
@@ -36,3 +36,4 @@ class SearchPlan:
     workers: int
     budget: Budget
     fidelity: Fidelity | None = None
+    probed_seed: int | None = None

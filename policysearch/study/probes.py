@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policysearch.objective.objective import Objective
+from policysearch.objective.rounding_errors import LayerErrors, rounding_errors
 from policysearch.policy.policy import Policy
 from policysearch.space.encoding import PER_LAYER, Encoding
 from policysearch.space.space import Space
-from policysearch.train.rounding_errors import LayerErrors, rounding_errors
 
 AT = (0.0, 0.125, 0.25, 0.5)
 """Where along the run decisions are probed, as shares of its steps."""

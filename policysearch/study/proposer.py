@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
@@ -39,14 +39,17 @@ def lists_sorted(policy: Policy) -> Policy:
 
 
 class Proposer:
-    """Proposes policies of a study; what it proposes depends on its arguments alone."""
+    """Proposes policies of a study; what it proposes depends on its arguments alone.
+
+    `hints` gives what is known of each decision before any training, once it is needed.
+    """
 
     def __init__(
         self,
         plan: SearchPlan,
         objective: Objective,
         space: Space,
-        hints: NDArray[np.float64] | None = None,
+        hints: Callable[[], NDArray[np.float64]] | None = None,
     ) -> None:
         self._plan, self._objective, self._space = plan, objective, space
         self._hints = hints
@@ -191,4 +194,5 @@ class Proposer:
         """The package's own sampler; it keeps the prices of the space."""
         plan = self._plan
         how = plan.objectives, plan.baseline, plan.seed, gap_of
-        return sampler_of(self._objective, self._space, *how, self._hints)
+        hints = self._hints() if self._hints else None
+        return sampler_of(self._objective, self._space, *how, hints)

@@ -51,7 +51,9 @@ class StudySection:
     instead, if float32 learns in it; they count by that share, and what they propose is trained
     from its start.
     The search trains each policy with the first `search_seeds` of the `seeds`, by default with all;
-    when it ends, members of the front are trained with the others, until all of them are.
+    when it ends, members of the front are trained with the others, until all of them are. With
+    `probe` the search begins from what float32's own run says of each decision, which takes about
+    .7 trainings once and is for nets of many layers; what that is worth trainings then say.
     """
 
     name: str
@@ -73,6 +75,7 @@ class StudySection:
     short_runs: bool = False
     search_seeds: int | None = None
     narrow: float | None = None
+    probe: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
@@ -113,7 +116,7 @@ class StudySection:
     def _check_sampler(self) -> None:
         """Raise InputError for what the package's own sampler alone can do, of another."""
         one_of("sampler", self.sampler, SAMPLERS)
-        for name in ("short_runs", "narrow", "least_gain"):
+        for name in ("short_runs", "narrow", "least_gain", "probe"):
             if (value := getattr(self, name)) and self.sampler != OWN:
                 said = f"{name}: {shown(value).lower()}"
                 raise InputError(f"{said} with sampler {self.sampler!r}; expected {OWN!r}")
@@ -143,7 +146,7 @@ class StudySection:
         hours = min((h for h in (self.hours, goal.hours) if h is not None), default=None)
         budget = Budget(trials, hours, fidelity.name if fidelity else "")
         asks = self.sampler, self.seed, self.baseline, objectives, self.workers
-        return SearchPlan(*asks, budget, fidelity)
+        return SearchPlan(*asks, budget, fidelity, self.seeds[0] if self.probe else None)
 
 
 @dataclass(frozen=True)
