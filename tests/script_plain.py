@@ -63,6 +63,28 @@ def plain(model: Any, batches: Any) -> list[float]:
     return losses
 
 
+def scaled(model: Any, batches: Any, scaler: Any) -> tuple[list[float], list[float]]:
+    """Train with a GradScaler; return the loss of every step, and the scale that it had."""
+    optimizer = optimizer_of(model)
+    scheduler, losses, scales = scheduler_of(optimizer), list[float](), list[float]()
+    stream = endless(batches)
+    for _ in range(STEPS):
+        total = 0.0
+        scales.append(scaler.get_scale())
+        for _ in range(ACCUMULATED):
+            loss = loss_of(model, next(stream))
+            scaler.scale(loss / ACCUMULATED).backward()
+            total += float(loss.detach()) / ACCUMULATED
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses, scales
+
+
 def accelerated(model: Any, batches: Any) -> list[float]:
     """Train with Accelerate; return the loss of every step."""
     from accelerate import Accelerator

@@ -34,6 +34,19 @@ def test_float32_and_the_ladder_are_timed_each_once(tmp_path: Path) -> None:
     assert found.processes == 3 and found.process_bytes > 2**20
 
 
+def test_without_longer_runs_none_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_command, "_search", lambda *_: sys.exit(7))
+    study = write_study(tmp_path, ("confirm_share = 0\n", "confirm_share = 0.5\n"))
+    for option, counted in (("--yes", True), ("--no-confirm", False)):
+        with pytest.raises(SystemExit):
+            main(["run", str(study), "--storage", str(tmp_path / "x.journal"), option])
+        said = capsys.readouterr().err
+        assert ("and longer runs for 0.5 of that" in said) is counted and "steps" in said
+
+
 @pytest.mark.parametrize(("answer", "begins"), [("n", False), ("", False), ("y", True)])
 def test_a_long_study_is_asked_for_on_a_terminal(
     answer: str, begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

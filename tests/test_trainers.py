@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,39 @@ def test_mixed_policies_have_the_losses_of_the_script_under_the_exported_file(
     float32 = emulated(script, preset("float32", script.model.layer_names))
     assert np.abs(ours - float32).max() > 1e-5  # the policy has done something
     assert np.abs(ours - theirs).max() <= 2.0 * noise
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_grad_scaler_skips_the_same_steps(tmp_path: Path) -> None:
+    """From a scale whose first steps overflow; one that grows again on the way."""
+    import torch
+
+    from tests import script_plain
+
+    read, _ = run_loop("scaled")
+    script = read(spool=tmp_path / "x.spool", precision="fp16")
+    assert script.baseline == "torch.autocast.float16"
+    options: dict[str, Any] = {"init_scale": 2.0**24, "growth_interval": 8}
+    scale = ps.LossScale("dynamic", **options)
+    policy = replace(preset(script.baseline, script.model.layer_names), loss_scale=scale)
+    ps.export_policy(policy, ps.study_of(script, "L4", name="x"), tmp_path)
+    exported = loaded(tmp_path / "x-torch.py")
+
+    def run(shake: bool) -> tuple[Losses, list[float]]:
+        net = script_plain.net()
+        net = exported.apply_policy(shaken(net, script) if shake else net)
+        torch.manual_seed(0)
+        scaler = torch.amp.GradScaler("cpu", **options)
+        losses, scales = script_plain.scaled(net, script_plain.loader(), scaler)
+        return np.array(losses), scales
+
+    (theirs, scales), (jittered, _) = run(False), run(True)
+    skipped = [after < before for before, after in pairwise(scales)]
+    assert 2 < sum(skipped) < 15 and any(a > b for b, a in pairwise(scales))
+    ours = train(script.task, policy, 0, dataset=script.data)
+    assert list(ours.scales) == scales and list(ours.skipped)[:-1] == skipped
+    noise = np.abs(theirs - jittered).max()
+    assert 0.0 < noise < 0.1 and np.abs(ours.losses - theirs).max() <= 2.0 * noise
 
 
 def shaken(net: Any, script: ps.Script) -> Any:

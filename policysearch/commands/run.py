@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import policysearch
@@ -106,6 +107,8 @@ def _say_estimate(options: argparse.Namespace, spec: StudySpec) -> None:
         return
     make_folder(storage.parent)
     spec = spec if options.trials is None else spec.with_trials(options.trials)
+    if options.no_confirm:
+        spec = replace(spec, study=replace(spec.study, confirm_share=0.0))
     found = estimate(spec, options.processes)
     for line in found.lines() if found.seconds >= LONG_SECONDS else found.lines()[:1]:
         say(f"policysearch: {line}")

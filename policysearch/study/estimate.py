@@ -63,9 +63,10 @@ class Estimate:
         """Return the estimate in words, and what would shorten it."""
         spec, cheap, dear = self.spec, self.timed[0], self.timed[-1]
         runs = f"{spec.study.trials} policies x {len(spec.study.searched)} seeds"
+        share = spec.study.confirm_share
+        longer = f", and longer runs for {share:g} of that" if share else ""
         return [
-            f"{runs} x {spec.task.steps} steps, and longer runs for "
-            f"{spec.study.confirm_share:g} of that: about {said(self.seconds)} in all on "
+            f"{runs} x {spec.task.steps} steps{longer}: about {said(self.seconds)} in all on "
             f"{self.processes} processes of {self.process_bytes / 2**30:.2g} GiB",
             f"a step takes {cheap.step_seconds * 1e3:.3g} ms under {cheap.name}, "
             f"{dear.step_seconds * 1e3:.3g} ms under {dear.name}",

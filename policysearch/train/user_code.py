@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from policysearch.data.datasets import Dataset
 from policysearch.graph import Shape
-from policysearch.nn.model import Model
+from policysearch.nn.model import Model, emit_arrays
+from policysearch.ops.builder import Builder
 from policysearch.ops.loss import IGNORED
-from policysearch.train.labels import class_axis, of_one_example
-from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, shown
 
 T = TypeVar("T")
@@ -184,11 +183,18 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
         examples,
         loss=loss or ("mean_squared_error" if values else ROWS),
     )
-    batch = trace_forward(model, SMALLEST_BATCH).output("logits").shape
-    outputs = of_one_example(batch, SMALLEST_BATCH)
-    axes = [class_axis(outputs, dataset.labels.shape[1:], name) for name in (ROWS, PLANES)]
-    own: Model = model if loss or values or axes != [None, 1] else replace(model, loss=PLANES)
+    planes = not loss and not values and _classes_are_planes(model, dataset.labels.shape[1:])
+    own: Model = replace(model, loss=PLANES) if planes else model
     return own
+
+
+def _classes_are_planes(model: Model, places: Shape) -> bool:
+    """Return whether outputs have a class for each of these places along axis 1 alone."""
+    b = Builder()
+    fed = model.emit_inputs(b, 2) | emit_arrays(b, model.parameters())
+    traced = model.trace(b, fed | model.emit_statistics(b), training=False)
+    outputs = b.shape(traced.output)[1:]  # the batch is along axis 0
+    return outputs[:-1] != places and outputs[1:] == places
 
 
 def own_dataset(name: str) -> Dataset:
