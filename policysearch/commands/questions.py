@@ -16,6 +16,7 @@ from policysearch.commands.shared import (
     add_trust,
     at_least_one,
     places,
+    say,
     source,
     study_and_policy,
     viewed,
@@ -39,6 +40,8 @@ def _try(options: argparse.Namespace) -> None:
 
     at_least_one(options, "processes")
     spec, policy = study_and_policy(options)
+    for line in policysearch.preflight(policy, spec):
+        say(f"before training: {line}")
     results, number, new = policysearch.try_policy(
         policy, spec, options.storage, processes=options.processes
     )

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -75,13 +76,14 @@ class Beyond:
 class Shadows:
     """Compares policies with float32 at the same parameters, on the same batches, of one seed."""
 
-    def __init__(self, objective: Objective, seed: int) -> None:
+    def __init__(self, objective: Objective, seed: int, shares: Sequence[float] = MOMENTS) -> None:
         self._objective, self._seed = objective, seed
         task, model = objective.task, objective.model
-        steps = sorted({round(share * (task.steps - 1)) for share in MOMENTS})
+        steps = sorted({round(share * (task.steps - 1)) for share in shares})
         trainer = Trainer(model, task, objective.float32, seed, objective.fast, records=False)
         with threadpool_limits(1):
-            moments = along(trainer, objective.dataset)
+            # a step that is looked at need not be taken itself
+            moments = islice(along(trainer, objective.dataset), steps[-1] + 1)
             self.moments = tuple(moment for moment in moments if moment.step in steps)
             exact = PairedRun(task, model, objective.float32, seed)
             self._exact = tuple(exact.at(moment) for moment in self.moments)
@@ -99,11 +101,11 @@ class Shadows:
 
     def grown(self, policy: Policy) -> list[NodeError]:
         """Return the values whose error grew, in the order of execution, at the first moment."""
-        low, exact = (self._traced(each) for each in (policy, self._objective.float32))
+        low, exact = (self.traced(each) for each in (policy, self._objective.float32))
         scale, errors = initial_state(policy.loss_scale).scale, dict[int, float]()
-        names = dict(_named(exact.graph))
+        names = dict(named_values(exact.graph))
         rows = []
-        for key, i in _named(low.graph):
+        for key, i in named_values(low.graph):
             if key in names and low.values[i].shape == exact.values[names[key]].shape:
                 node = low.graph.nodes[i]
                 by = scale if node.role in ("dgrad", "wgrad") else 1.0
@@ -124,9 +126,9 @@ class Shadows:
             self._objective.model, self._objective.task.batch_size
         )
         low = tracing.step_graph(policy)
-        names = dict(_named(exact))
+        names = dict(named_values(exact))
         large: dict[int, tuple[float, float]] = {}
-        for key, i in _named(low):
+        for key, i in named_values(low):
             node = low.nodes[i]
             if key in names and node.role == "fprop" and not node.fused:
                 largest = sizes_of[names[key]]
@@ -144,14 +146,15 @@ class Shadows:
         """Return float32's step, and the largest of each forward value over the moments."""
         largest: dict[int, float] = {}
         for place in range(len(self.moments)):
-            traced = self._traced(self._objective.float32, place)
+            traced = self.traced(self._objective.float32, place)
             for node in traced.graph.nodes:
                 if node.role == "fprop":
                     size = largest_of(traced.values[node.id])
                     largest[node.id] = max(size, largest.get(node.id, 0.0))
         return traced.graph, largest
 
-    def _traced(self, policy: Policy, place: int = 0) -> Traced:
+    def traced(self, policy: Policy, place: int = 0) -> Traced:
+        """Return a step under `policy` at one of the moments, with every value."""
         objective = self._objective
         graph = objective.task.tracing(objective.model, objective.task.batch_size)
         tracer = Tracer(graph.step_graph(policy), self._seed, {})
@@ -179,8 +182,8 @@ def _relative(low: FloatArray, exact: FloatArray) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _named(graph: Graph) -> Iterator[tuple[tuple[str, str, str, int], int]]:
-    """Yield what a computed value is, the same under every policy, and its node."""
+def named_values(graph: Graph) -> Iterator[tuple[tuple[str, str, str, int], int]]:
+    """Yield what each computed value is, the same under every policy, and its node."""
     seen: Counter[tuple[str, str, str]] = Counter()
     for node in graph.nodes:
         if node.op.kind == "source" or node.op.name in ("cast", "scale_loss"):
