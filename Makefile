@@ -74,9 +74,11 @@ bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.processes
 
-# Journals of another shape with valid checksums, by command; about ten minutes.
+# Records of another shape, journals with one bit turned over, random studies; half an hour.
 faults: .venv/test.stamp
 	$(BIN)/python -m benchmarks.faults --count 5000
+	$(BIN)/python -m benchmarks.faults --part flips --count 1000
+	$(BIN)/python -m benchmarks.faults --part studies --count 2000
 
 # Minutes to an hour; goes on where it was interrupted.
 mutants: .venv/mutants.stamp

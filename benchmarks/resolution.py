@@ -28,7 +28,7 @@ from benchmarks.coverage import drawn
 from policysearch.cost.devices import Device, Sourced
 from policysearch.cost.memory import step_memory
 from policysearch.cost.price import MODEL_RESOLUTION
-from policysearch.cost.roofline import FITTED, Constants
+from policysearch.cost.roofline import FITTED, KINDS, Constants
 from policysearch.cost.time import step_time
 from policysearch.graph import Graph
 from policysearch.objective.objective import Objective
@@ -44,19 +44,22 @@ FEWEST_PAIRS = 20
 PEAKS_GIB = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Memory is looked at with the batches that take float32 to these peaks: small steps fit anyway."""
 
-RANGES = {
+ACHIEVED = "achieved"
+
+RANGES: dict[str, tuple[float, float]] = {
     "bandwidth_share": (0.95, 1.05),
     "plain_share": (0.95, 1.05),
-    "matrix_share": (0.85, 1.15),
-    "convolution_factor": (0.9, 1.15),
-    "instructions_per_element": (0.8, 1.25),
+    ACHIEVED: (0.85, 1.15),
+    "convolution_share": (0.9, 1.1),
+    "pipeline_depth": (0.7, 1.4),
+    **{kind: (0.8, 1.25) for kind in KINDS},
     "winograd_gain": (0.9, 1.1),
     "launch_factor": (0.9, 1.1),
-    "minimum_kernel_seconds": (0.5, 2.0),
+    "kernel_seconds": (0.5, 2.0),
 }
 """Multiples of the fitted constants, wider than they move when a family of networks is left out of
-the fit; half to double of what is assumed. `matrix_share` is drawn for each format by itself, for
-formats achieve different shares."""
+the fit; half to double of what is assumed. What products achieve is drawn for each format by
+itself, for formats achieve different shares."""
 
 Pair = tuple[float, bool]
 """How far two policies differ by the model, relatively, and whether their order was reversed."""
@@ -69,12 +72,13 @@ def redrawn(device: Device, rng: np.random.Generator) -> tuple[Device, Constants
         low, high = RANGES[name]
         return float(np.exp(rng.uniform(math.log(low), math.log(high))))
 
-    shares = [within("matrix_share") for _ in device.peaks]
-    peaks = zip(device.peaks, shares, strict=True)
+    shares = {name: within(ACHIEVED) for name, _ in device.peaks}
     scaled = replace(
-        device, peaks=tuple((name, _times(peak, share)) for (name, peak), share in peaks)
+        device,
+        peaks=tuple((name, _times(peak, shares[name])) for name, peak in device.peaks),
+        achieved=tuple((name, _times(rate, shares[name])) for name, rate in device.achieved),
     )
-    redraw = [name for name in RANGES if name != "matrix_share"]
+    redraw = [name for name in RANGES if name != ACHIEVED]
     changes = {name: getattr(FITTED, name) * within(name) for name in redraw}
     return scaled, replace(FITTED, **changes)
 

@@ -8,13 +8,13 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn, Self
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Self, TextIO
 
 from policysearch.commands.registry import Command, commands, groups
 from policysearch.commands.shared import say
 from policysearch.commands.trust import guard
-from policysearch.values import InputError, near_miss
+from policysearch.values import InputError, near_miss, printable
 
 MEANT = {
     "start": "init",
@@ -112,6 +112,11 @@ def main(arguments: Sequence[str] | None = None, line: Parser | None = None) -> 
     `line` is another parser than `parser()`, which sets `run` as well.
     """
     make_streams_safe()
+    with _shown():
+        return _run(arguments, line)
+
+
+def _run(arguments: Sequence[str] | None, line: Parser | None) -> int:
     try:
         options = (line or parser()).parse_args(arguments)
         with guard(getattr(options, "trust", False)):
@@ -135,6 +140,30 @@ def main(arguments: Sequence[str] | None = None, line: Parser | None = None) -> 
 def _refuse(message: str) -> int:
     say(f"policysearch: {' '.join(message.split())}")
     return USER_ERROR
+
+
+class _Shown:
+    """A stream on which what a terminal would act on is written as its escape."""
+
+    def __init__(self, stream: TextIO, kept: str) -> None:
+        self._stream, self._kept = stream, kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text, self._kept))
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[None]:
+    """Have all that a command says of files go through one filter; a bar may go back in its line.
+
+    Names and messages come from studies, policies, journals, nets and rows of somebody else.
+    """
+    streams: tuple[Any, Any] = (_Shown(sys.stdout, "\n\t"), _Shown(sys.stderr, "\n\t\r"))
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        yield
 
 
 def make_streams_safe() -> None:

@@ -80,6 +80,22 @@ def choices(hint: Any) -> tuple[str, ...]:
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Categories of Unicode that act on a terminal in the place of being seen."""
 
+
+def printable(text: str, kept: str = "") -> str:
+    """Return `text` with every UNPRINTABLE character but those `kept` as its escape.
+
+    All text on its way to a reader goes through it: a terminal, a page, a comment of a file.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each.encode("unicode_escape").decode()
+        if each not in kept and unicodedata.category(each) in UNPRINTABLE
+        else each
+        for each in text
+    )
+
+
 SHOWN = 100
 """So many characters of what was given are shown."""
 
@@ -222,7 +238,7 @@ def _is_text(data: str) -> bool:
 
     Not: half characters, controls, ends of lines, and marks that turn the direction of writing.
     """
-    return not any(unicodedata.category(character) in UNPRINTABLE for character in data)
+    return printable(data) == data
 
 
 def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ COUNTED = [
     for option in options
     if option.name != "float32"
 ]
-HINTS = np.array([0.3, -1.0, 2.0, 1.5, math.nan, 0.8, -0.4, math.nan])
+HINTS = np.array([0.15, -0.5, 1.0, 0.75, math.nan, 0.4, -0.2, math.nan])[:, None]
 """By decision: three of float8, two of bfloat16, one of `stored`; float6 has none."""
 SMALLEST, LARGEST = 1e-4, 0.05
 Row = tuple[int, ...]
@@ -57,10 +57,11 @@ def hint_of(index: int) -> float:
     """Return by how much a hint is above the mean of its kind; 0 where there is none."""
     alike = [
         hint
-        for (_, option), hint in zip(COUNTED, HINTS, strict=True)
+        for (_, option), hint in zip(COUNTED, HINTS[:, 0], strict=True)
         if option == COUNTED[index][1] and not math.isnan(hint)
     ]
-    return 0.0 if math.isnan(HINTS[index]) else float(HINTS[index]) - sum(alike) / len(alike)
+    hint = float(HINTS[index, 0])
+    return 0.0 if math.isnan(hint) else hint - sum(alike) / len(alike)
 
 
 def theta_mean(index: int, hints: bool) -> float:
@@ -68,14 +69,14 @@ def theta_mean(index: int, hints: bool) -> float:
     cost = (
         surrogate.OPERANDS * option.operand_epsilon**2 + surrogate.STORED * option.storage_epsilon
     )
-    return math.log(LARGEST) + 1.0 + math.log(cost) + surrogate.HINT * hints * hint_of(index)
+    return math.log(LARGEST) + 1.0 + math.log(cost) + surrogate.HINT[0] * hints * hint_of(index)
 
 
 def theta_covariance(one: int, other: int, hints: bool) -> float:
     (place, option), (there, beside) = COUNTED[one], COUNTED[other]
     found = surrogate.LEVEL_SD**2 + surrogate.KIND_SD**2 * (option == beside)
     found += surrogate.PLACE_SD**2 * (place == there) + surrogate.OWN_SD**2 * (one == other)
-    return found + (surrogate.HINT_SD**2 * hint_of(one) * hint_of(other) if hints else 0.0)
+    return found + (surrogate.HINT[1] ** 2 * hint_of(one) * hint_of(other) if hints else 0.0)
 
 
 def are_neighbours(one: int, other: int) -> bool:

@@ -195,10 +195,11 @@ def test_a_common_mistake_gets_a_hint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    code: str | int | None
     try:
         code = main(line.split())
     except SystemExit as stopped:
-        code = stopped.code
+        code = int(stopped.code or 0)
     said = capsys.readouterr().err
     assert code == 2 and said.count("\n") == 1
     assert meant in said

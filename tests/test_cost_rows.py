@@ -9,9 +9,8 @@ from importlib.resources import files
 
 import pytest
 
-from policysearch.cost.devices import DEVICES, SOURCES, device_named
-from policysearch.cost.price import SPEEDUP_INTERVAL, PolicyCost, low_precision_share, price
-from policysearch.cost.roofline import FITTED
+from policysearch.cost.devices import DEVICES, MINIMUM_KERNEL, SOURCES, device_named
+from policysearch.cost.price import PolicyCost, interval_on, low_precision_share, price
 from policysearch.cost.stacks import STACKS, Stack, stack_named
 from policysearch.cost.time import step_time
 from policysearch.nn.models import lenet5, mlp
@@ -27,7 +26,7 @@ EAGER = STACKS["torch.eager"]
 def test_low_precision_is_faster_where_products_dominate() -> None:
     cost = price(step(WIDE, "float16", 8192), step(WIDE, "float32", 8192), V100, EAGER)
     assert 2 < cost.speedup < 125 / 15.7
-    low, high = SPEEDUP_INTERVAL
+    low, high = interval_on(V100)
     assert cost.speedup_low == pytest.approx(cost.speedup * low)
     assert cost.speedup_high == pytest.approx(cost.speedup * high)
     assert cost.low_precision_share == 1.0
@@ -171,4 +170,4 @@ def test_unknown_names_are_refused_with_the_valid_ones() -> None:
         device_named("A1000")
     with pytest.raises(InputError, match=r"unknown stack 'jax'; expected one of torch\.eager, "):
         stack_named("jax")
-    assert FITTED.minimum_kernel_seconds == 2e-6
+    assert MINIMUM_KERNEL.value == 2e-6

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -14,11 +17,17 @@ pytest.importorskip("torchao")
 import torch
 from torch import nn
 
+from policysearch.emulator.compile import compile_graph
 from policysearch.export import torchao
 from policysearch.nn.models import mlp
-from policysearch.policy.policy import Policy, uniform_layer
-from policysearch.policy.presets import preset
+from policysearch.ops.source import INVERSE_SCALE, LOSS_SCALE, TARGETS
+from policysearch.optimizers.optimizer import Optimizer
+from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.product_words import ROLES, with_words
 from policysearch.policy.scaling import Scaling
+from policysearch.rewrite.policy_pass import apply_policy
+from policysearch.train.step import trace_step
 from tests.test_export_modules import load
 
 pytestmark = [pytest.mark.torchao, pytest.mark.filterwarnings("ignore")]
@@ -73,3 +82,74 @@ def test_a_missing_linear_is_named(load: Callable[..., Any]) -> None:
     file = exported(policy_of("fc1"))
     with pytest.raises(ValueError, match=r"\['fc1'\]"):
         file["convert"](nn.Sequential(nn.Linear(64, 32)))
+
+
+WIDE = "bfloat16"
+COMBINATIONS = [
+    tuple(role for role, low in zip(ROLES, chosen, strict=True) if low)
+    for chosen in itertools.product((True, False), repeat=3)
+]
+
+
+def layer_with(low: tuple[str, ...], recipe: str) -> LayerPolicy:
+    whole = PRESETS["torchao.tensorwise" if recipe == "current" else "torchao.rowwise"].layer
+    wide = " ".join(f"{role}={WIDE}" for role in ROLES if role not in low)
+    return with_words(whole, wide or "same")
+
+
+def emulated_and_converted(policy: Policy) -> tuple[Any, dict[str, Any]]:
+    """Return a step of the emulator, and torchao's values of the same step, emulated on a CPU."""
+    model, rng = mlp((64, 96, 32), "tanh"), np.random.default_rng(0)
+    step = compile_graph(
+        apply_policy(trace_step(model, "softmax_cross_entropy", Optimizer("sgd"), 32), policy)
+    )
+    net = nn.Sequential(OrderedDict(fc1=nn.Linear(64, 96), act=nn.Tanh(), fc2=nn.Linear(96, 32)))
+    for name, value in model.init(rng).items():
+        noise = torch.from_numpy(rng.standard_normal(value.shape).astype(np.float32)).bfloat16()
+        step.arrays[name][...] = value + 0.1 * noise.float().numpy()
+        net.get_parameter(name).data = torch.from_numpy(step.arrays[name].copy())
+    x = torch.from_numpy(rng.standard_normal((32, 64)).astype(np.float32)).bfloat16().float()
+    y = rng.integers(0, 32, 32)
+    step.arrays["images"][...], step.arrays[TARGETS][...] = x, np.eye(32)[y]
+    step.arrays[LOSS_SCALE][...] = step.arrays[INVERSE_SCALE][...] = 1.0
+    step.forward_backward()
+    space: dict[str, Any] = {"__name__": "file"}
+    exec(compile(torchao.export(policy, model), "file.py", "exec"), space)
+    space["convert"](net, emulate=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = net(x)
+    torch.nn.functional.cross_entropy(logits.float(), torch.from_numpy(y)).backward()
+    return step, {"logits": logits} | {f"grad:{n}": p.grad for n, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("recipe", ["current", "rowwise"])
+@pytest.mark.parametrize("low", COMBINATIONS, ids="+".join)
+def test_every_combination_of_products_is_what_torchao_computes(
+    low: tuple[str, ...], recipe: str
+) -> None:
+    model = mlp((64, 96, 32), "tanh")
+    names = model.layer_names
+    base = preset("torchao.tensorwise" if recipe == "current" else "torchao.rowwise", names)
+    policy = base.with_layers(dict.fromkeys(names, layer_with(low, recipe)), "mine")
+    if not low:  # torch adds the bias of its own linear before the one rounding
+        policy = replace(policy, bias="fused")
+    assert not [line for line in torchao.losses(policy, model) if line.startswith("layer fc")]
+    step, theirs = emulated_and_converted(policy)
+    for name, values in theirs.items():
+        assert values.count_nonzero() > values.numel() / 2
+        same = step.value(name) == values.detach().float().numpy()
+        assert same.mean() > 0.99, name
+    # broken on purpose: another combination has other bits
+    other = emulated_and_converted(base if low != ROLES else preset("bfloat16", names))[1]
+    assert any((other[name] != values).float().mean() > 0.1 for name, values in theirs.items())
+
+
+def test_gw_hp_is_a_recipe_by_its_name() -> None:
+    model = mlp((64, 96, 32), "tanh")
+    policy = preset("torchao.rowwise_with_gw_hp", model.layer_names)
+    step, theirs = emulated_and_converted(policy)
+    for name, values in theirs.items():
+        assert (step.value(name) == values.detach().float().numpy()).mean() > 0.99, name
+    text = torchao.export(policy, model)
+    assert "'fc2': 'rowwise_with_gw_hp'" in text
+    assert torchao.read(text, model, "file").policy.layer("fc2") == policy.layer("fc2")

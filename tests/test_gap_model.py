@@ -22,7 +22,6 @@ from policysearch.search.surrogate import (
     COMMON,
     FAR_PAIRS,
     FINE_PAIRS,
-    HINT_SD,
     KIND_SD,
     KNOWN_NOISE,
     LEVEL_SD,
@@ -57,7 +56,7 @@ def by_of(seed: int, modifier: float, hints: bool) -> tuple[Hyperparameters, Arr
     prior = replace(prior_of(DECISIONS, SMALLEST, 0.05), noise=0.3)
     rng = np.random.default_rng(seed)
     if hints:
-        prior = with_hints(prior, DECISIONS, rng.standard_normal(len(prior.mean)))
+        prior = with_hints(prior, DECISIONS, rng.standard_normal((len(prior.mean), 2)))
     theta = prior.mean + rng.standard_normal(len(prior.mean))
     return Hyperparameters(prior, float(rng.choice([0.1, 0.4, 1.0])), modifier), theta
 
@@ -93,7 +92,7 @@ class Plain:
             names = DECISIONS.places[place][option].name, DECISIONS.places[there][another].name
             between = LEVEL_SD**2 + KIND_SD**2 * (names[0] == names[1])
             between += PLACE_SD**2 * (place == there) + OWN_SD**2 * (k == m)
-            between += 0.0 if hints is None else HINT_SD**2 * hints[k] * hints[m]
+            between += 0.0 if hints is None else float(hints[k] @ hints[m])
             found += mine * between * theirs
         return found
 

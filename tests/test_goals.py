@@ -49,6 +49,10 @@ def summed(policy: Policy, seed: int) -> Measurement:
     return Measurement(0.5 + lost + 1e-6 * seed, 0.9, None, 0, (), ())
 
 
+def spread(outputs: np.ndarray, labels: np.ndarray) -> float:
+    return float(outputs.std())
+
+
 RIGHT = {
     "fastest": GoalSection(),
     "smallest gap<=0.01": GoalSection("smallest", gap=0.01),
@@ -59,6 +63,8 @@ RIGHT = {
     "closest speedup>=1.5 over=float32": GoalSection("closest", speedup=1.5, over="float32"),
     "any gap<=0.01 speedup>=1.3": GoalSection("any", gap=0.01, speedup=1.3),
     "fastest accuracy>=0.97": GoalSection("fastest", accuracy=0.97),
+    "fastest metric>=0.8": GoalSection("fastest", metric=">=0.8"),
+    "closest metric<=12 speedup>=1": GoalSection("closest", metric="<=12", speedup=1.0),
     "closest fits=RTX-4090": GoalSection("closest", fits="RTX-4090"),
     "fastest fits=L4@4096": GoalSection("fastest", fits="L4@4096"),
     "  fastest   trainings<=40 hours<=2": GoalSection("fastest", trainings=40, hours=2.0),
@@ -79,6 +85,9 @@ WRONG = {
     "fastest trainings<=2.5": "--goal: 'trainings<=2.5'; expected a whole number",
     "fastest trainings<=0": "--goal.trainings: 0; expected a number from 1",
     "fastest accuracy>=97": "--goal.accuracy: 97.0; expected a number from 0 to 1",
+    "fastest metric=0.8": r"--goal.metric: '=0.8'; expected a limit as >=0.8 or <=12",
+    "fastest metric<=few": r"--goal.metric: '<=few'; expected a limit as",
+    "fastest metric>=nan": r"--goal.metric: '>=nan'; expected a limit as",
     "fastest fits=RTX4090": "--goal.fits: 'RTX4090'; expected one of .*; did you mean 'RTX-4090'?",
     "fastest fits=L4@many": "--goal.fits: 'L4@many'; expected DEVICE or DEVICE@BATCH",
     "fastest speedup>=1 over=tf32": "--goal.over: 'tf32'; expected",
@@ -119,6 +128,7 @@ REFUSED = {
     '[goal]\nwant = "best"': "goal.want: 'best'; expected",
     "[goal]\ngaps = 1": "unknown key 'gaps'; .*did you mean 'gap'?",
     '[goal]\nfits = "L4@64"': "goal.fits: 'L4@64' where steps are priced at a batch of 4096; expec",
+    '[goal]\nmetric = ">=0.8"': "goal.metric: '>=0.8' of a task without one; expected task.metric",
     '[goal]\n[objectives]\nnames = ["loss_gap", "memory_ratio"]': "goal: of speed, without speedup",
     '[goal]\nwant = "closest"\nmemory = 1\n[objectives]\nnames = ["loss_gap", "speedup"]': (
         "goal: of memory, without memory_ratio"
@@ -217,6 +227,33 @@ def test_an_accuracy_is_the_gap_up_to_which_it_holds() -> None:
     ]
     assert [aim.meets(view) for view in views] == [True, True, False, False]
     assert aim.of_search(views).gap == pytest.approx(8e-4)
+
+
+@pytest.mark.parametrize(("limit", "held"), [(">=5", [True, True]), ("<=6", [False, True])])
+def test_a_metric_is_a_limit_from_either_side(limit: str, held: list[bool]) -> None:
+    gaps, metrics = [1e-4, 4e-4, 1.6e-3], [9.0, 6.0, math.nan]
+    views = [TrialView({}, g, 2.0, 0.5, metric=m) for g, m in zip(gaps, metrics, strict=True)]
+    aim = aim_of(GoalSection("fastest", metric=limit), True, 2e-4, 0.5, 10**11)
+    assert [aim.meets(view) for view in views] == [*held, False] and aim.goal.gap == math.inf
+    assert aim.measured and not aim_of(GoalSection(), True, 2e-4, 0.5, 10**11).measured
+    assert 0.0 < aim.of_search(views).gap < 1.6e-3
+
+
+def test_a_search_for_a_metric_ends_with_a_policy_that_has_it(
+    spec: StudySpec, tmp_path: Path
+) -> None:
+    """Of the outputs, which low formats move: the spread of the logits."""
+    asked = replace(spec, task=replace(spec.task, metric=spread))
+    free = run_study(asked, tmp_path / "free.journal", processes=0)
+    values = sorted(trial.metric for trial in free.trials if trial.metric is not None)
+    assert len(set(values)) > 2
+    bound = (values[0] + values[1]) / 2
+    goal = with_goal(asked, f"any metric<={bound!r} memory<=2")
+    found = run_study(goal, tmp_path / "goal.journal", processes=0)
+    last = found.trials[-1].metric
+    assert last is not None and last <= bound and len(found.trials) <= len(free.trials)
+    others = [trial.metric for trial in found.trials[:-1]]
+    assert others and all(value is not None and value > bound for value in others)
 
 
 def test_goals_take_fewer_trainings_than_filtering() -> None:

@@ -87,7 +87,7 @@ def test_hints_say_which_decision_costs_more_until_trainings_say_otherwise() -> 
     options = (Option("float32"), Option("float8", 2.0**-3))
     decisions = Decisions((options,) * 4)
     rows = np.eye(4, dtype=np.int64)
-    hints = np.array([3.0, -1.0, -1.0, -1.0])
+    hints = np.array([[3.0], [-1.0], [-1.0], [-1.0]])
 
     def means(told: np.ndarray, gaps: np.ndarray) -> np.ndarray:
         belief = Sensitivity(decisions, told, gaps, 1e-4, 0.05, hints)

@@ -40,6 +40,16 @@ DEEP = NET.replace(
     "super().__init__(*(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)) for _ in range(9)), "
     "nn.Linear(6, 3))",
 )
+PICTURES = """
+import torch
+
+def model():
+    return torch.nn.Conv1d(1, 3, 1)
+
+def data():
+    x = torch.randn(50, 1, 4, 3, generator=torch.Generator().manual_seed(0))[..., 0]
+    return x, torch.bucketize(x[:, 0].contiguous(), torch.tensor([-0.5, 0.5]))
+"""
 
 
 @pytest.fixture
@@ -87,6 +97,18 @@ def test_values_to_be_met_are_learned_by_the_mean_square_error(folder: Path) -> 
     assert main(["init", "net.py", "--steps", "12"]) == 0
     task = load_spec(Path("net.toml")).task
     assert task.build_model(task.load_dataset()).loss == "mean_squared_error"
+
+
+def test_pictures_with_a_class_for_each_place_have_classes_along_axis_1(folder: Path) -> None:
+    write(PICTURES)
+    assert main(["init", "net.py", "--steps", "12"]) == 0
+    task = load_spec(Path("net.toml")).task
+    assert task.build_model(task.load_dataset()).loss == "cross_entropy"
+    # Of as many places as classes both fit: the last axis is that of sequences.
+    write(PICTURES.replace("4, 3, generator", "3, 3, generator"), "square.py")
+    assert main(["init", "square.py", "--steps", "12"]) == 0
+    task = load_spec(Path("square.toml")).task
+    assert task.build_model(task.load_dataset()).loss == "token_cross_entropy"
 
 
 def test_many_layers_are_decided_by_block(folder: Path) -> None:

@@ -1,5 +1,8 @@
 """Journals that earlier versions wrote are read by every view, with the values that they printed.
 
+What was trained is shown as it was then. Prices are of the version that shows them, for a changed
+cost model prices every policy anew; those of then stay in the journal.
+
 Each folder of `tests/data/journals` is named after the commit that made it: a study file, its
 journal, and what `show --csv` printed of it then.
 """
@@ -14,9 +17,12 @@ from pathlib import Path
 import pytest
 
 from policysearch.cli import main
-from policysearch.study.journal.records import FORMAT
-from policysearch.study.journal.storage import read_line, sealed
-from policysearch.study.specification import load_spec
+from policysearch.cost.price import speedup_over
+from policysearch.policy.policy import from_json
+from policysearch.policy.presets import TF32, preset
+from policysearch.study.journal.records import FORMAT, Records
+from policysearch.study.journal.storage import read_checked, read_line, sealed
+from policysearch.study.specification import load_spec, objective_of
 from policysearch.study.study import run_study
 from tests.studies import replaced_training, write_study
 
@@ -29,6 +35,14 @@ VIEWS = (
     "profile preset:apex.O2 --study before.toml",
     "explain preset:apex.O2 --study before.toml",
 )
+
+MODELED = (
+    *("modeled_speedup", "modeled_speedup_low", "modeled_speedup_high"),
+    *("speedup_over_tf32", "speedup_over_baseline"),
+)
+"""Columns of prices. Those of memory are as they were: that part of the model has not changed."""
+
+JOURNAL = Path("results/before.journal")
 
 ALL_GAPS_MATTER = "\n[objectives]\nmatters = 0.0\n"
 """Fronts were so when these were printed: any gap that can be told counted, however small."""
@@ -49,18 +63,44 @@ def recorded(
     return (made / "show.csv").read_text(encoding="utf-8")
 
 
+def rows_of(text: str) -> dict[str, dict[str, str]]:
+    """The rows of a CSV by trial: their order is that of prices."""
+    return {row["trial"]: row for row in csv.DictReader(text.splitlines())}
+
+
 def test_the_values_are_those_that_were_printed(
     recorded: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "before.toml", "--csv"]) == 0
-    now, then = (
-        list(csv.DictReader(text.splitlines())) for text in (capsys.readouterr().out, recorded)
-    )
-    assert len(now) == len(then) > 5
-    for row, before in zip(now, then, strict=True):
-        assert {name: as_number(row[name]) for name in before} == {
-            name: as_number(text) for name, text in before.items()
+    now, then = rows_of(capsys.readouterr().out), rows_of(recorded)
+    assert now.keys() == then.keys() and len(then) > 5
+    for trial, before in then.items():
+        told = [name for name in before if name not in MODELED]
+        assert len(told) == len(before) - len(MODELED)
+        assert {name: as_number(now[trial][name]) for name in told} == {
+            name: as_number(before[name]) for name in told
         }
+
+
+def test_prices_are_those_of_today_and_the_old_ones_are_kept(
+    recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Today's without a journal, of policies alone; the old ones as they were printed."""
+    spec, records = load_spec(Path("before.toml")), Records(read_checked(JOURNAL).lines)
+    assert main(["show", "before.toml", "--csv"]) == 0
+    now, then = rows_of(capsys.readouterr().out), rows_of(recorded)
+    objective = objective_of(spec)
+    layers = objective.model.layer_names
+    tf32 = objective.price(preset(TF32, layers))
+    assert len(records.trials) == len(then)
+    for trial in records.trials:
+        row, before = now[str(trial.number)], then[str(trial.number)]
+        cost = objective.price(from_json(trial.text))
+        told = [cost.speedup, cost.speedup_low, cost.speedup_high]
+        told.append(speedup_over(cost, tf32, TF32).value)
+        assert [as_number(row[name]) for name in MODELED[:4]] == told
+        (old,) = (c for (_, digest), c in records.prices.items() if digest == trial.digest)
+        assert old.speedup == as_number(before["modeled_speedup"])
 
 
 def as_number(text: str) -> object:
@@ -75,10 +115,10 @@ def as_number(text: str) -> object:
 def test_every_view_reads_them(
     view: str, recorded: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = Path("results/before.journal").read_bytes()
+    journal = JOURNAL.read_bytes()
     assert main(view.split()) == 0
     assert capsys.readouterr().out
-    assert Path("results/before.journal").read_bytes().startswith(journal)
+    assert JOURNAL.read_bytes().startswith(journal)
 
 
 def test_going_on_asks_for_nothing_but_accepted_changes(

@@ -156,7 +156,7 @@ def test_a_prior_spreads_as_its_covariance_does() -> None:
     other = (Option("op=fp32"), Option("op=low", 2.0**-8))
     decisions = Decisions((options, other, options[:2]))
     counted = decisions.counted()
-    hints = np.array([1.0, 2.0, np.nan, -1.0])
+    hints = np.array([1.0, 2.0, np.nan, -1.0])[:, None]
     plain = prior_of(decisions, 1e-4, 1e-1)
     prior = with_hints(plain, decisions, hints)
     names = [decisions.places[place][index].name for place, index in counted]

@@ -17,6 +17,7 @@ from policysearch.nn.models import gpt, lenet5, mlp
 from policysearch.policy.policy import LayerPolicy, Policy, from_json, to_data, uniform_layer
 from policysearch.policy.policy_file import read_policy
 from policysearch.policy.presets import PRESETS, preset
+from policysearch.policy.product_words import with_words
 from policysearch.values import InputError
 
 MODELS = {"lenet5": lenet5(), "mlp": mlp((64, 32, 16)), "gpt": gpt((8,), 10, 16, (32, 32, 32), 2)}
@@ -58,7 +59,11 @@ def drawn(draw: st.DrawFn) -> tuple[str, Policy]:
     model = draw(st.sampled_from([*MODELS]))
     names = MODELS[model].layer_names
     base = preset(draw(st.sampled_from([*PRESETS])), names)
-    dealt = {name: uniform_layer(draw(st.sampled_from(FORMATS))) for name in names}
+    said = st.sampled_from(("same", "wgrad=bfloat16", "fprop=bfloat16", "dgrad=bfloat16"))
+    dealt = {
+        name: with_words(uniform_layer(draw(st.sampled_from(FORMATS))), draw(said))
+        for name in names
+    }
     return model, base.with_layers(dealt)
 
 

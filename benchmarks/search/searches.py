@@ -50,7 +50,7 @@ def steps(problem: Problem, name: str, seed: int, batch: int = 1) -> Iterator[St
     start = 0.0
     if name in ("own", "own+probes"):
         hints = _hints(problem) if name == "own+probes" else None
-        start = problem.table.probe_cost if hints is not None else 0.0
+        start = problem.table.errors_cost if hints is not None else 0.0
         places = _own(problem, batch, hints)
     elif name in RIVALS:
         places = RIVALS[name](problem, np.random.default_rng(seed))
@@ -89,10 +89,10 @@ class Choice:
 
 
 def _hints(problem: Problem) -> Array | None:
-    probes = problem.table.probes
-    if probes is None:
+    errors = problem.table.errors
+    if errors is None:
         return None
-    return np.asarray(probes.mean(axis=0) if problem.seed is None else probes[problem.seed])
+    return np.asarray(errors.mean(axis=0) if problem.seed is None else errors[problem.seed])
 
 
 def _own(problem: Problem, batch: int, hints: Array | None) -> Iterator[int]:

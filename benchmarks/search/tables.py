@@ -56,8 +56,8 @@ class Table:
     nats. `start` are the places of the uniform ladder, of equal rows the first. `curves` [seeds, n,
     shares] are the gaps at the shares SHARES of the run, None where the task can be run here. Of
     such a task alone there are `probes` [seeds, decisions] and `probe_cost` in trainings, as
-    `benchmarks.search.probes` gives them, and `scores` [seeds, decisions] as
-    `benchmarks.search.scores` does.
+    `benchmarks.search.probes` gives them, `scores` [seeds, decisions] as `benchmarks.search.scores`
+    does, and `errors` [seeds, decisions, 2] and `errors_cost`, the product's own probes.
     """
 
     name: str
@@ -72,6 +72,8 @@ class Table:
     probes: Array | None
     probe_cost: float
     scores: Mapping[str, Array]
+    errors: Array | None = None
+    errors_cost: float = 0.0
 
     def short(self, seed: int) -> float:
         """Return how much of the steps a short run takes; 1 where float32 learns too late."""
@@ -139,6 +141,8 @@ def load(name: str) -> Table:
             data.get("probes"),
             float(data["probe_cost"]) if "probe_cost" in data else 0.0,
             {each: data[each] for each in ("loss", "fisher") if each in data},
+            data.get("errors"),
+            float(data["errors_cost"]) if "errors_cost" in data else 0.0,
         )
 
 

@@ -28,6 +28,8 @@ from policysearch.policy.presets import preset
 from policysearch.search.acquisition import yardstick
 from policysearch.space.decided.base import Params
 from policysearch.space.encoding import Encoding
+from policysearch.study.probes import probe_cost as errors_cost
+from policysearch.study.probes import probes as errors
 from policysearch.study.specification import StudySpec, load_spec, objective_of, space_of
 from policysearch.study.workers.executors import Job, make_executor
 
@@ -62,6 +64,8 @@ def scored(spec: StudySpec, objective: Objective) -> dict[str, Any]:
     return {
         "probes": np.array([probes(objective, space, effective, seed) for seed in seeds]),
         "probe_cost": np.array(probe_cost(space, effective, spec.task.steps)),
+        "errors": np.array([errors(objective, space, effective, seed) for seed in seeds]),
+        "errors_cost": np.array(errors_cost(space, spec.task.steps)),
         **{name: np.array([found[name] for found in each]) for name in each[0]},
     }
 

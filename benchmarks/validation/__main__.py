@@ -13,12 +13,15 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.validation.aliases import read_aliases
+from benchmarks.validation.anchored import known_of
 from benchmarks.validation.graph_path import graph_judged, graph_page
+from benchmarks.validation.known_file import PATH as HELD_OUT
+from benchmarks.validation.known_file import package_settings, write_known
 from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
 from benchmarks.validation.pages.ranks_page import ranks_page
 from benchmarks.validation.pages.speed_page import validation_page
-from benchmarks.validation.published import SHIPPED, Row, row_of
+from benchmarks.validation.published import SHIPPED, Row, row_of, shipped_rows
 from benchmarks.validation.published_memory import SHIPPED as MEMORY_ROWS
 from benchmarks.validation.published_memory import memory_row_of
 from benchmarks.validation.published_narrow import SHIPPED as NARROW_ROWS
@@ -64,6 +67,9 @@ def parser() -> Parser:
     kinds.add_argument(
         "--graph", action="store_true", help="networks as recorded graphs, beside their lists"
     )
+    kinds.add_argument(
+        "--fit", action="store_true", help="fit the constants again, in minutes, and write them"
+    )
     kinds.add_argument("--measured", action="store_true", help="train policies in torch here")
     _add_measured(command)
     command.set_defaults(run=_validate)
@@ -85,6 +91,11 @@ def _validate(options: argparse.Namespace) -> None:
         _measured(options)
         return
     refuse(options, ("device", "place", "rounds", "seed"), "without --measured; expected both")
+    if options.fit:
+        refuse(options, ("rows", "anchor", "aliases"), "with --fit; expected one of them")
+        write_known(known_of(package_settings()))
+        print(f"wrote {HELD_OUT.name}")
+        return
     if options.memory or options.ranks or options.narrow or options.graph:
         kinds = "--memory, --ranks, --narrow or --graph"
         refuse(options, ("anchor",), f"with {kinds}; expected no anchors there")
@@ -134,8 +145,12 @@ def _narrow(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
     return narrow_page(judged, unbuilt), read.refused
 
 
+def _shipped() -> Read[Row]:
+    return Read(shipped_rows(), ())
+
+
 def _speed(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
-    rows = _read(options, options.rows, SHIPPED[0], row_of)
+    rows = _read(options, options.rows, SHIPPED[0], row_of) if options.rows else _shipped()
     anchors: Read[Row] = Read((), ())
     if options.anchor:
         anchors = _read(options, options.anchor, "", row_of)

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.validation.anchors import Parts, carried, likeliest
-from benchmarks.validation.fit import Steps, fit, held_out, speedups, steps_of
+from benchmarks.validation.fit import TEXTBOOK, Steps, fit, held_out, ratio, speedups, steps_of
 from benchmarks.validation.intervals import Interval, interval_of
 from benchmarks.validation.published import Setting
+from policysearch.cost.devices import Device
 from policysearch.cost.roofline import Array, Constants
 
 NONE = ""
@@ -22,15 +23,20 @@ NONE = ""
 class Known:
     """The rows that come with the package, and the constants fitted to them.
 
-    `constants` are fitted to all of them, `fits` to all but one family, by its name; `held` are
-    their speedups by the constants that did not see their family, [rows].
+    `constants` are fitted to all of them, `fits` to all but one family, by its name, and
+    `device_fits` to all but one device. `seconds` and `device_seconds` are those of their steps by
+    the constants that did not see their family, or their device, [rows, 2]; `textbook` are their
+    speedups by TEXTBOOK constants, [rows].
     """
 
     settings: tuple[Setting, ...]
     steps: Steps
     constants: Constants
     fits: Mapping[str, Constants]
-    held: Array
+    device_fits: Mapping[str, Constants]
+    seconds: Array
+    device_seconds: Array
+    textbook: Array
 
     @property
     def families(self) -> NDArray[np.str_]:
@@ -38,8 +44,13 @@ class Known:
 
     @property
     def ratios(self) -> Array:
-        """Published over held-out speedups, [rows]."""
-        return self.steps.speedups / self.held
+        """Published over modeled speedups, their family held out, [rows]."""
+        return self.steps.speedups / ratio(self.steps, self.seconds)
+
+    @property
+    def device_ratios(self) -> Array:
+        """Published over modeled speedups, their device held out, [rows]."""
+        return self.steps.speedups / ratio(self.steps, self.device_seconds)
 
     def left_out(self, setting: Setting) -> str:
         """Return the family without which a row is judged, NONE where its device is unseen."""
@@ -51,12 +62,66 @@ class Known:
         fits = {name: self.fits.get(name, self.constants) for name in left_out}
         return {name: speedups(steps, constants) for name, constants in fits.items()}
 
+    def judged(self, settings: Sequence[Setting], left_out: Sequence[str]) -> tuple[Array, Array]:
+        """Return speedups of rows, [rows], each by the constants without a family; textbook ones.
+
+        Those of the package's rows are kept; the graphs of the others are priced.
+        """
+        places = {setting.row: place for place, setting in enumerate(self.settings)}
+        kept = [places.get(setting.row) for setting in settings]
+        new = [i for i, place in enumerate(kept) if place is None]
+        found = np.ones((2, len(settings)))
+        own = [i for i, place in enumerate(kept) if place is not None]
+        rows = [place for place in kept if place is not None]
+        found[:, own] = (self.steps.speedups / self.ratios)[rows], self.textbook[rows]
+        if new:
+            steps = steps_of([settings[i] for i in new])
+            modeled = self.modeled(steps, {left_out[i] for i in new})
+            found[0, new] = [modeled[left_out[i]][place] for place, i in enumerate(new)]
+            found[1, new] = speedups(steps, TEXTBOOK)
+        return found[0], found[1]
+
+    def errors(self, without: str, measured: bool | None = None) -> Array:
+        """Return published over held-out speedups of the rows of other families and devices.
+
+        With `measured`, of the devices that have numbers of what they achieve, or of the others.
+        """
+        parts = []
+        for groups, ratios in (
+            (self.steps.families, self.ratios),
+            (self.steps.devices, self.device_ratios),
+        ):
+            kept = np.array([group != without for group in groups])
+            if measured is not None:
+                kept &= np.array([bool(s.device.achieved) == measured for s in self.settings])
+            parts.append(ratios[kept])
+        return np.concatenate(parts)
+
+    def interval(self, without: str, device: Device) -> Interval:
+        """Return the interval of a device's rows, from those of other families and devices."""
+        return interval_of(self.errors(without, bool(device.achieved)))
+
 
 def known_of(settings: Sequence[Setting]) -> Known:
-    """Return the rows with constants fitted to all of them, and to all but each family."""
-    steps = steps_of(settings)
-    held, fits = held_out(steps)
-    return Known(tuple(settings), steps, fit(steps), fits, held)
+    """Return the rows with constants fitted to all of them, and to all but each family, device."""
+    return fitted_known(settings, steps_of(settings))
+
+
+def fitted_known(settings: Sequence[Setting], steps: Steps) -> Known:
+    """Return the same of rows whose steps are made; held-out fits begin at that of all rows."""
+    whole = fit(steps)
+    seconds, fits = held_out(steps, steps.families, whole)
+    device_seconds, device_fits = held_out(steps, steps.devices, whole)
+    return Known(
+        tuple(settings),
+        steps,
+        whole,
+        fits,
+        device_fits,
+        seconds,
+        device_seconds,
+        speedups(steps, TEXTBOOK),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.validation.fit import speedups, steps_of
-from benchmarks.validation.layers.layers import Layers
-from benchmarks.validation.networks.catalogue import network_named
-from benchmarks.validation.networks.network import Network
+from benchmarks.validation.networks.recorded_only import RECORDED_ONLY
 from benchmarks.validation.published import Row, Setting, emulated, setting_of
 from benchmarks.validation.recorded import Run, micro_batch_seconds
 from benchmarks.validation.row_file import built_of
 from policysearch.cost.roofline import FITTED
-from policysearch.values import InputError
 
 
 @dataclass(frozen=True)
@@ -32,27 +29,6 @@ class GraphJudged:
 
     def error(self, speedup: float) -> float:
         return speedup / self.setting.row.speedup - 1
-
-
-UNLISTED = {
-    "nnunet-2d": "unet2d",
-    "electra-base-squad": "electra",
-    "wide-and-deep": "wide-and-deep",
-    "vae-cf": "vae-cf",
-}
-"""Families of recorded networks that have no layer list."""
-
-
-def recorded_named(name: str) -> Network:
-    """Return the network of the catalogue, or one that is recorded alone."""
-    if name not in UNLISTED:
-        return network_named(name)
-    fused = ("torch",) if name == "nnunet-2d" else ()
-    return Network(name, UNLISTED[name], _no_list, channels_last=fused)
-
-
-def _no_list(step: Layers, batch: int, length: int) -> None:
-    raise InputError("no layer list; expected to be priced by its record")
 
 
 def graph_speedup(setting: Setting) -> float:
@@ -73,14 +49,14 @@ def graph_judged(
     rows: Sequence[Row],
 ) -> tuple[list[GraphJudged], list[tuple[Row, str]]]:
     """Return the rows priced by graphs with the package's constants, and the others with why."""
-    settings, lost = built_of(rows, lambda row: setting_of(row, recorded_named))
+    settings, lost = built_of(rows, setting_of)
     by_row = {id(setting.row): setting for setting in settings}
     priced, refused = built_of(
         [setting.row for setting in settings], lambda row: (row, graph_speedup(by_row[id(row)]))
     )
     kept = [by_row[id(row)] for row, _ in priced]
-    has_list = [setting for setting in kept if setting.network.name not in UNLISTED]
-    values = speedups(steps_of(has_list), FITTED) if has_list else ()
+    has_list = [setting for setting in kept if setting.network.name not in RECORDED_ONLY]
+    values = speedups(steps_of(has_list, listed=True), FITTED) if has_list else ()
     listed = {id(s.row): float(value) for s, value in zip(has_list, values, strict=True)}
     judged = [
         GraphJudged(setting, graph, listed.get(id(setting.row), float("nan")))

@@ -21,8 +21,12 @@ from policysearch.cost.gemm import OLDEST_UNALIGNED_LIBRARY
 from policysearch.cost.stacks import Stack
 from policysearch.values import InputError
 
-SHIPPED = ("published_speedups.json", "published_speedups_more_devices.json")
-"""Files of rows that come with the package; constants are fitted to the first."""
+SHIPPED = (
+    "published_speedups.json",
+    "published_speedups_more_devices.json",
+    "published_speedups_2.json",
+)
+"""Files of rows that come with the package; constants are fitted to all of them."""
 
 FORMATS: Mapping[str, str] = MappingProxyType(
     {"fp32": "float32", "tf32": "tfloat32", "fp16": "float16", "bf16": "bfloat16"}
@@ -91,6 +95,11 @@ def read_rows(path: Path | None = None, shipped: str = SHIPPED[0]) -> tuple[Row,
     InputError where the file cannot be read or a row lacks a field, with its place.
     """
     return read_file(path, shipped, row_of).all
+
+
+def shipped_rows() -> tuple[Row, ...]:
+    """Return all rows that come with the package."""
+    return tuple(row for name in SHIPPED for row in read_rows(shipped=name))
 
 
 def row_of(row: Fields) -> Row:
@@ -164,6 +173,8 @@ def _of_recipe(stacks: Pair, network: Network) -> Pair:
     """Return the stacks with what the network's published recipe changes in them."""
     if stacks.framework in network.compiled:
         stacks = compiled(stacks)
+    if stacks.framework in network.compiled_mixed:
+        stacks = replace(stacks, mixed=compiled(stacks).mixed)
     if stacks.framework in network.channels_last:
         stacks = replace(stacks, mixed=channels_last(stacks.mixed))
     if stacks.framework in network.fused_update:

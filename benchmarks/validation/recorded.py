@@ -11,8 +11,9 @@ from benchmarks.validation.recorded_table import RECORDED, Recorded
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import is_convolution
 from policysearch.cost.price import StepPrice, step_price
-from policysearch.cost.roofline import joined_seconds
+from policysearch.cost.roofline import Work, joined_seconds
 from policysearch.cost.stacks import Stack
+from policysearch.cost.time import parts_of
 from policysearch.graph import Graph
 from policysearch.importers.record import model_of
 from policysearch.importers.torch_model import TorchModel
@@ -59,9 +60,24 @@ class Run:
         return RECORDED[self.name]
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether there is a record of the network at this length."""
+        return self.name in RECORDED and record_path(self.name, self.recorded_length).exists()
+
+    @property
     def recorded_length(self) -> int:
         """The length it is recorded at, its first where none is asked for."""
         return self.length if self.row.lengths != (0,) and self.length else self.row.lengths[0]
+
+    @property
+    def update_share(self) -> float:
+        """The share of an update of BY_ADAM that a micro-batch costs."""
+        if not self.precision.update:
+            return 0.0
+        kind, share = self.row.optimizer, 1 / self.row.micro_batches
+        if kind in trained():
+            return share
+        return share * rules()[kind].fused_tensors / rules()[BY_ADAM].fused_tensors
 
 
 @lru_cache(maxsize=64)
@@ -126,15 +142,35 @@ def recorded_price(run: Run) -> StepPrice:
     return step_price(apply_policy(step, policy), run.device, run.stack, policy)
 
 
+@lru_cache(maxsize=4096)
+def recorded_works(run: Run) -> tuple[Work, ...]:
+    """Return what one micro-batch asks of the device, its share of the update included.
+
+    Works that differ in their count alone are one; the last is what the device waits for its host
+    in all examples, where it does.
+    """
+    length = run.recorded_length
+    step = recorded_step(run.name, length, run.batch)
+    layers = recorded_model(run.name, length).layer_names
+    policy = policy_of(run.precision, run.stack, step, layers)
+    counts: dict[Work, float] = {}
+    for part in parts_of(apply_policy(step, policy), run.device, run.stack):
+        share = run.update_share if part.kernel.lead.role == "update" else 1.0
+        if share:
+            counts[part.work] = counts.get(part.work, 0.0) + share
+    works = [replace(work, count=count) for work, count in counts.items()]
+    if waited := run.row.host_seconds * run.batch:
+        works.append(Work(0, launches=0, host_seconds=waited))
+    return tuple(works)
+
+
 def micro_batch_seconds(run: Run) -> float:
     """Return the seconds of one micro-batch, of which each has its share of the update.
 
     What the device waits for its host in every example is among them.
     """
     time, row = recorded_price(run).time, run.row
-    share = 1 / row.micro_batches if run.precision.update else 0.0
-    if row.optimizer not in trained():
-        share *= rules()[row.optimizer].fused_tensors / rules()[BY_ADAM].fused_tensors
+    share = run.update_share
     parts = [share if kernel.role == "update" else 1.0 for kernel in time.kernels]
     kernels = sum(part * k.seconds for part, k in zip(parts, time.kernels, strict=True))
     kernels += row.host_seconds * run.batch

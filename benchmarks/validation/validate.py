@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.validation.anchored import anchored, known_of
-from benchmarks.validation.fit import speedups, steps_of
+from benchmarks.validation.anchored import NONE, Known, anchored
 from benchmarks.validation.intervals import Interval, interval_of
-from benchmarks.validation.published import Row, Setting, read_rows, setting_of
+from benchmarks.validation.known_file import read_known
+from benchmarks.validation.published import Row, Setting, setting_of
 from benchmarks.validation.row_file import built_of
 from policysearch.cost.roofline import Constants
-
-TEXTBOOK = Constants(
-    matrix_share=0.8,
-    share_exponent=0.0,
-    convolution_factor=1.0,
-    plain_share=0.8,
-    bandwidth_share=0.85,
-    instructions_per_element=1e-9,
-    winograd_gain=1.0,
-    launch_factor=0.0,
-)
-"""A roofline as textbooks have it: four fifths of every peak, and no other limit."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +62,38 @@ class Summary:
     covered: float
 
 
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """The package's rows by constants that saw none of their group: `what` groups they are.
+
+    `summaries` are by group, and of ALL. `times` step times are in samples; `time_error` is their
+    mean error.
+    """
+
+    what: str
+    summaries: Mapping[str, Summary]
+    times: int
+    time_error: float
+
+
 @dataclass(frozen=True)
 class Validation:
     """All rows that could be built, those that could not with the reason, and what was fitted.
 
-    `constants` are fitted to all rows that come with the package; `interval` is that of rows whose
-    family was held out. `anchors` are those that could be built, each with its published speedup
-    over the modeled one, `lost` the others with the reason.
+    `constants` are fitted to all rows that come with the package; `intervals` are those of rows
+    whose family or device was held out, on devices with numbers of what they achieve and on others.
+    `crossed` are the package's rows by what was held out. `anchors` are those that could be built,
+    each with its published speedup over the modeled one, `lost` the others with the reason.
     """
 
     judged: tuple[Judged, ...]
     unbuilt: tuple[tuple[Row, str], ...]
     constants: Constants
-    interval: Interval
+    intervals: tuple[Interval, Interval]
+    crossed: tuple[Crossed, ...]
     anchors: tuple[tuple[Row, float], ...] = ()
     lost: tuple[tuple[Row, str], ...] = ()
 
@@ -103,18 +110,16 @@ def validate(rows: Sequence[Row], anchors: Sequence[Row] = ()) -> Validation:
     its device is among theirs; where it is not, the device itself is what they have not seen.
     With `anchors` each speedup is scaled by what related rows showed on other devices.
     """
-    known = known_of(settings_of(read_rows())[0])
+    known = read_known()
     (built, unbuilt), (own, lost) = settings_of(rows), settings_of(anchors)
     left_out = [known.left_out(setting) for setting in built]
     said = anchored(known, built, left_out, own)
-    if built:
-        steps = steps_of(built)
-        modeled, textbook = known.modeled(steps, left_out), speedups(steps, TEXTBOOK)
+    modeled, textbook = known.judged(built, left_out)
     judged = [
         Judged(
             setting,
-            float(modeled[family][i] * said.factors[i]),
-            said.intervals[i] or interval_of(known.ratios[known.families != family]),
+            float(modeled[i] * said.factors[i]),
+            said.intervals[i] or known.interval(family or setting.device.name, setting.device),
             "family" if family or setting.network.family not in known.fits else "device",
             float(said.factors[i]) if said.intervals[i] else None,
             _peak_ratio(setting),
@@ -123,10 +128,40 @@ def validate(rows: Sequence[Row], anchors: Sequence[Row] = ()) -> Validation:
         for i, (setting, family) in enumerate(zip(built, left_out, strict=True))
     ]
     told = zip((setting.row for setting in own), said.ratios.tolist(), strict=True)
-    interval = interval_of(known.ratios)
     return Validation(
-        tuple(judged), tuple(unbuilt), known.constants, interval, tuple(told), tuple(lost)
+        tuple(judged),
+        tuple(unbuilt),
+        known.constants,
+        (interval_of(known.errors(NONE, True)), interval_of(known.errors(NONE, False))),
+        crossed(known),
+        tuple(told),
+        tuple(lost),
     )
+
+
+def crossed(known: Known) -> tuple[Crossed, ...]:
+    """Return how far the package's rows lie from modeled ones, families and devices held out."""
+    truth = known.steps.speedups
+    found = []
+    for what, groups, ratios, seconds in (
+        ("families", known.steps.families, known.ratios, known.seconds),
+        ("devices", known.steps.devices, known.device_ratios, known.device_seconds),
+    ):
+        intervals = [
+            known.interval(group, setting.device)
+            for group, setting in zip(groups, known.settings, strict=True)
+        ]
+        holds = [low <= r <= high for (low, high), r in zip(intervals, ratios, strict=True)]
+        in_samples = seconds / known.steps.seconds
+        timed = np.isfinite(in_samples) & (in_samples > 1 / 3) & (in_samples < 3)
+        summaries = {}
+        for name in (*dict.fromkeys(groups), ALL):
+            rows = [i for i, group in enumerate(groups) if name in (ALL, group)]
+            modeled = (truth[rows] / ratios[rows]).tolist()
+            summaries[name] = summary(truth[rows].tolist(), modeled, [holds[i] for i in rows])
+        error = float(np.abs(in_samples[timed] - 1).mean())
+        found.append(Crossed(what, summaries, int(timed.sum()), error))
+    return tuple(found)
 
 
 def _peak_ratio(setting: Setting) -> float:

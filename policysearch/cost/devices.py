@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.resources import files
+from statistics import median
+from types import MappingProxyType
 from typing import Any, Literal
 
 from policysearch.cost.timings import NO_TIMINGS, Timings
@@ -131,6 +133,19 @@ class Device:
         """Return the FLOP/s of a format the device runs; KeyError for any other."""
         return self._peaks[peak_key(name)]
 
+    def achieved_share(self, name: str) -> float:
+        """Return the share of a format's peak that large square products achieve.
+
+        Its own number, else that of its 16-bit products; where the row has none, the median of
+        those of its architecture, else of its vendor, else of all. Shares of 8-bit products are to
+        those of 16-bit ones as they are there.
+        """
+        own, key = _achieved_shares(self), peak_key(name)
+        if key in own:
+            return own[key]
+        share = own.get("bfloat16", own.get("float16")) or _usual_share(self.arch)
+        return share * _usual_share(self.arch, "float8") if key == "float8" else share
+
     @property
     def plain_peak(self) -> float:
         """Float32 FLOP/s of the units without matrices; the row's "float32" where it has no own.
@@ -224,6 +239,39 @@ MINIMUM_KERNEL = _sourced(_TABLE["minimum_kernel_seconds"])
 """Seconds of a kernel that does nothing."""
 
 DEVICES: dict[str, Device] = {row["name"]: _device(row) for row in _TABLE["devices"]}
+
+
+VENDORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "nvidia": ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
+        "amd": ("cdna2", "cdna3", "cdna4", "rdna3"),
+    }
+)
+"""Architectures by vendor, where a vendor has several."""
+
+
+def _achieved_shares(device: Device) -> dict[str, float]:
+    peaks = {peak_key(name): number.value for name, number in device.peaks}
+    found = ((peak_key(name), row.value) for name, row in device.achieved)
+    return {name: value / peaks[name] for name, value in found if name in peaks}
+
+
+@lru_cache(maxsize=256)
+def _usual_share(arch: str, over: str = "") -> float:
+    """Return the median share of 16-bit products on related devices with a number of their own.
+
+    With `over`, of the share of that format over it.
+    """
+    vendor = next((archs for archs in VENDORS.values() if arch in archs), (arch,))
+    shares = []
+    for row in DEVICES.values():
+        own = _achieved_shares(row)
+        if "bfloat16" in own and (not over or over in own):
+            shares.append((row.arch, own[over] / own["bfloat16"] if over else own["bfloat16"]))
+    for related in ((arch,), vendor, tuple(found for found, _ in shares)):
+        if alike := [share for found, share in shares if found in related]:
+            return median(alike)
+    raise AssertionError("no device has a number")
 
 
 SOLD_BY = ("nvidia", "geforce", "tesla", "amd", "instinct", "huawei", "google", "cloud", "intel")

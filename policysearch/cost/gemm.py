@@ -27,6 +27,9 @@ PIPELINE_DEPTH = 64
 FEWEST_WINOGRAD_CHANNELS = 16
 """Channels from which float32 libraries are taken to choose Winograd's algorithm; assumed."""
 
+SHORTEST_TRANSFORMED = 5
+"""Window from which float32 libraries are taken to convolve by Fourier transforms; assumed."""
+
 UNALIGNED_SHARE = 0.5
 """What is left of the matrix unit's rate at worst where extents miss the alignment; assumed.
 
@@ -39,10 +42,10 @@ OLDEST_UNALIGNED_LIBRARY = 11
 OLDEST_MATRIX_CONVOLUTIONS = 10
 """First CUDA generation whose cuDNN is taken to run whole trainings on the matrix unit."""
 
-NARROW_RATES: Mapping[str, float] = MappingProxyType({"current": 0.91, "mx": 0.95, "nvfp4": 0.5})
-"""By recipe, what scaling leaves of the rate that the ratio of peaks promises over 16 bits.
+NARROW_RATES: Mapping[str, float] = MappingProxyType({"current": 1.0, "mx": 0.95, "nvfp4": 0.5})
+"""By recipe, what scaling leaves of the rate that large products of the format achieve.
 
-Assumed; the best 8-bit products published reach 1.77 (H100) to 1.98 (B200) times bfloat16's.
+That rate is measured with scales of whole tensors; the rest is assumed.
 """
 
 
@@ -95,8 +98,10 @@ def extents(node: Node, inputs: Sequence[Node], flops: int) -> Extents:
     depth = flops / (2 * size(node.shape))
     if not is_convolution(node):
         rows, columns = node.shape[-2], node.shape[-1]
-        deep = max(1, round(depth))
-        return Extents(size(node.shape[:-2]), rows, columns, depth, (deep,))
+        # of the operands and the result, each by rows: what lies contiguous in memory
+        first = rows if node.attributes.get("transpose_a") else max(1, round(depth))
+        second = max(1, round(depth)) if node.attributes.get("transpose_b") else columns
+        return Extents(size(node.shape[:-2]), rows, columns, depth, (first, second, columns))
     # the gradient of a weight [out, in, i, j] contracts the pixels: its columns are the first axis
     columns = node.shape[0 if node.role == "wgrad" else 1]
     channels = inputs[1 if node.role == "wgrad" else 0].shape[1]
@@ -108,20 +113,23 @@ def extents(node: Node, inputs: Sequence[Node], flops: int) -> Extents:
         depth,
         (channels,),
         convolution=True,
-        winograd=is_winograd(weight[0], weight[1], weight[2:], node.attributes.get("stride", 1)),
+        winograd=is_fast(weight[0], weight[1], weight[2:], node.attributes.get("stride", 1)),
         depthwise=weight[1] == 1 and node.attributes.get("groups", 1) > 1,
     )
 
 
-def is_winograd(c_out: int, c_in: int, window: tuple[int, ...], stride: object) -> bool:
-    """Whether a convolution has a fast algorithm of few multiplications (Lavin and Gray, 2015).
+def is_fast(c_out: int, c_in: int, window: tuple[int, ...], stride: object) -> bool:
+    """Whether a convolution has a fast algorithm of few multiplications in float32.
 
-    `c_in` is that of one group; libraries have it for windows of 3 x 3 and no stride. F(2x2, 3x3)
-    multiplies 16 times for 4 pixels where the sum multiplies 36 times: 2.25 at best. The gain that
-    is left after its transforms is fitted (`Constants.winograd_gain`).
+    `c_in` is that of one group. Libraries have Winograd's for windows of 3 x 3 (Lavin and Gray,
+    2015: F(2x2, 3x3) multiplies 16 times for 4 pixels where the sum multiplies 36 times) and
+    Fourier transforms for longer ones (Mathieu et al., 2013), for no stride and at most two axes.
+    The gain that is left after their transforms is fitted (`Constants.winograd_gain`).
     """
-    few = tuple(window) == (3, 3) and stride in (1, (1, 1))
-    return few and min(c_out, c_in) >= FEWEST_WINOGRAD_CHANNELS
+    short = tuple(window) == (3, 3)
+    long = len(window) <= 2 and max(window, default=1) >= SHORTEST_TRANSFORMED
+    unmoved = stride == 1 or (isinstance(stride, tuple) and set(stride) == {1})
+    return (short or long) and unmoved and min(c_out, c_in) >= FEWEST_WINOGRAD_CHANNELS
 
 
 @lru_cache(maxsize=65536)

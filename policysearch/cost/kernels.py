@@ -21,6 +21,9 @@ PHASES: Mapping[str, int] = MappingProxyType(
 )
 """By role: kernels of different phases are not fused."""
 
+OF_GRADIENTS = ("all_finite", "global_norm", "amax")
+"""Reductions that a pass over gradients leaves beside them."""
+
 ACCUMULATOR = "value in an accumulator"
 MERGED = "kernel of an update into another"
 """What else brings nodes into one kernel: `Node.fused`, and stacks with a fused optimizer."""
@@ -314,7 +317,7 @@ class _Grouping:
 
     def is_check(self, nodes: list[Node]) -> bool:
         """Whether this is the finite check of gradients that update kernels have just made."""
-        if len(nodes) > 1 or nodes[0].op.kind != "reduce" or nodes[0].id > self.checked:
+        if len(nodes) > 1 or nodes[0].op.name not in OF_GRADIENTS or nodes[0].id > self.checked:
             return False
         homes = [self.home[i] for i in self.inputs(nodes[0])]
         return all(h >= 0 and self.members[h][0].role == "update" for h in homes)

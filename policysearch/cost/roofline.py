@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from policysearch.cost.devices import MINIMUM_KERNEL, Device
-from policysearch.cost.gemm import Extents, aligned_share, utilisation
+from policysearch.cost.devices import Device
+from policysearch.cost.gemm import (
+    OLDEST_UNALIGNED_LIBRARY,
+    PIPELINE_DEPTH,
+    Extents,
+    aligned_share,
+    utilisation,
+)
 from policysearch.cost.stacks import Stack
 
 Array = NDArray[np.float64]
@@ -24,14 +30,12 @@ Bound = Literal["compute", "bandwidth", "elements", "minimum", "link"]
 
 BOUNDS: tuple[Bound, ...] = ("compute", "bandwidth", "elements", "minimum")
 
-REFERENCE_INTENSITY = 100.0
-"""FLOP per byte of a device at which its matrix unit achieves `Constants.matrix_share`."""
-
 HIGHEST_SHARE = 0.97
 """No unit achieves more of its peak."""
 
-DEPTHWISE_SHARE = 0.2
-"""Share of the plain peak that depthwise convolutions achieve, of whatever shape; assumed."""
+DEPTHWISE_SHARE = 0.12
+"""Share of the plain peak that depthwise convolutions achieve, of whatever shape; assumed, with
+five steps of timm in view."""
 
 SHIFT_INSTRUCTIONS = 1.5
 """Instructions for each element of a layout change over those of a plain pass; assumed."""
@@ -46,41 +50,73 @@ SHIFT_LAUNCHES = 2
 """Launches of the layout changes around one product: its input's and its output's."""
 
 
+PassKind = Literal["elementwise", "norm", "reduction", "movement", "update"]
+
+KINDS: tuple[PassKind, ...] = get_args(PassKind)
+"""Of passes over memory: each has instructions per element of its own."""
+
+
 @dataclass(frozen=True)
 class Constants:
     """Global constants of the roofline: one set for all networks, devices and stacks.
 
-    `matrix_share`: share of its peak that a matrix unit achieves in a product that fills it, on a
-    device of 100 FLOP per byte; it falls with that number to the power of `share_exponent`, and is
-    `convolution_factor` times as high in convolutions. `plain_share`: that of units without
-    matrices. `winograd_gain`: how many times as fast 3 x 3 convolutions of stride 1 are in
-    float32. `launch_factor`: host seconds per launch over those of the stack's row. All eight are
-    fitted to published speedups (`python -m benchmarks.validation`); `minimum_kernel_seconds` is
-    not.
+    Of products on the matrix unit, as shares of what large square ones achieve there
+    (`Device.achieved_share`): `product_share`, `convolution_share`, in tfloat32 `tfloat32_share`
+    times as much, with libraries before CUDA 11 `older_share` times. A product loses what
+    `pipeline_depth` more of contracted depth would take. Of the peak of units without matrices:
+    `plain_share` and `plain_convolution_share`; `winograd_gain` is how many times as fast
+    convolutions with a fast algorithm are there. Of the bandwidth: `bandwidth_share`. Instructions
+    for each element read or written, by kind of pass: `elementwise` to `update`. Each launch costs
+    the device `kernel_seconds` and the host `launch_factor` times what the stack's row says.
+    `step_seconds` are what published steps take besides, in both precisions: loaders, logs and
+    synchronisation. They are no part of a policy's price.
+
+    All are fitted to published speedups and step times (`python -m benchmarks.validation --fit`).
     """
 
-    matrix_share: float
-    share_exponent: float
-    convolution_factor: float
+    product_share: float
+    convolution_share: float
+    tfloat32_share: float
+    older_share: float
+    pipeline_depth: float
     plain_share: float
-    bandwidth_share: float
-    instructions_per_element: float
+    plain_convolution_share: float
     winograd_gain: float
+    bandwidth_share: float
+    elementwise: float
+    norm: float
+    reduction: float
+    movement: float
+    update: float
+    kernel_seconds: float
     launch_factor: float
-    minimum_kernel_seconds: float = MINIMUM_KERNEL.value
+    step_seconds: float = 0.0
+
+    def instructions(self, kind: NDArray[np.intp]) -> Array:
+        """Return the instructions for each element of passes by their index in KINDS."""
+        return np.array([getattr(self, name) for name in KINDS])[kind]
 
 
 FITTED = Constants(
-    matrix_share=0.498,
-    share_exponent=0.0654,
-    convolution_factor=1.274,
-    plain_share=0.8383,
-    bandwidth_share=0.8901,
-    instructions_per_element=27.1,
-    winograd_gain=1.818,
-    launch_factor=2.811,
+    product_share=0.9989,
+    convolution_share=1.0,
+    tfloat32_share=0.763,
+    older_share=0.7963,
+    pipeline_depth=216.5,
+    plain_share=0.8396,
+    plain_convolution_share=0.7418,
+    winograd_gain=2.166,
+    bandwidth_share=0.95,
+    elementwise=6.327,
+    norm=26.31,
+    reduction=105.0,
+    movement=25.53,
+    update=11.58,
+    kernel_seconds=4.989e-06,
+    launch_factor=2.742,
+    step_seconds=0.009218,
 )
-"""What `python -m benchmarks.validation` fits to all published rows that come with the package."""
+"""What `python -m benchmarks.validation --fit` fits to all rows that come with the package."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +127,8 @@ class Work:
     scaling leaves. `shifted_bytes` and `shifted_elements` are those of the
     layout changes that the matrix unit needs around it. It runs `count` times a step with
     `launches` launches each, and waits `host_seconds` for the host. `fresh`: what it reads was made
-    just before, so that nothing passes the memory where the second-level cache holds it all.
+    just before, so that nothing passes the memory where the second-level cache holds it all. `kind`
+    is that of a pass.
     """
 
     bytes: float
@@ -106,6 +143,7 @@ class Work:
     host_seconds: float = 0.0
     rate: float = 1.0
     fresh: bool = False
+    kind: PassKind = "elementwise"
 
 
 @dataclass(frozen=True)
@@ -113,7 +151,9 @@ class Load:
     """Works on their devices as arrays [works]: all that the constants do not change.
 
     `plain_flops` and `matrix_flops` are FLOPs over utilisation, `matrix_flops` inf where the
-    matrix unit does not run the work; rates are per second.
+    matrix unit does not run the work, and `achieved` what large products achieve there; rates are
+    per second. `depth` is that of a product's sum, inf of a convolution's, `kind` an index in
+    KINDS.
     """
 
     bytes: Array
@@ -121,7 +161,10 @@ class Load:
     plain_flops: Array
     matrix_flops: Array
     plain_peak: Array
-    matrix_peak: Array
+    achieved: Array
+    tfloat32: Array
+    older: Array
+    depth: Array
     bandwidth: Array
     issue_rate: Array
     convolution: Array
@@ -130,6 +173,8 @@ class Load:
     shifted_bytes: Array
     shifted_elements: Array
     count: Array
+    kind: Array
+    launches: Array
     launch_seconds: Array
     host_seconds: Array
 
@@ -155,14 +200,14 @@ def load_of(works: Iterable[Work], device: Device, stack: Stack) -> Load:
 
 def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
     plain = matrix = 0.0
-    e, peak = work.product, device.plain_peak
+    e, achieved = work.product, device.plain_peak
     if e is not None:
         filled = 1.0 if e.depthwise else utilisation(e, int(device.multiprocessors.value))
         plain = work.flops / filled
         share = 0.0
         if device.on_matrix_unit(work.format):
             share = aligned_share(e, device.align(work.format), stack.library)
-            peak = device.peak(work.format)
+            achieved = device.peak(work.format) * device.achieved_share(work.format)
         # inf: the matrix unit does not run it, and the plain units are faster than never
         matrix = plain / (share * work.rate) if share else np.inf
     return (
@@ -171,7 +216,10 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
         plain,
         matrix,
         device.plain_peak,
-        peak,
+        achieved,
+        work.format == "tfloat32",
+        stack.library < OLDEST_UNALIGNED_LIBRARY,
+        e.depth if e is not None and not e.convolution else np.inf,
         device.bandwidth.value,
         device.issue_rate,
         e is not None and e.convolution,
@@ -180,6 +228,8 @@ def _row(work: Work, device: Device, stack: Stack) -> tuple[float, ...]:
         work.shifted_bytes,
         work.shifted_elements,
         work.count,
+        KINDS.index(work.kind),
+        work.launches,
         work.launches * stack.launch_seconds,
         work.host_seconds,
     )
@@ -189,31 +239,34 @@ def kernel_seconds(load: Load, c: Constants) -> Seconds:
     """Return the modeled seconds of every work.
 
     Per kernel: root of the sum of squares of its compute term, bytes / (bandwidth * share) and
-    elements * instructions / issue rate, and at least the minimum. The compute term of a product
-    is FLOPs / (peak * share * utilisation) on the matrix unit, with the layout changes it needs,
-    or on the plain units, whichever is over first.
+    elements * instructions / issue rate, and `kernel_seconds` of each launch. The compute term of
+    a product is FLOPs / (achieved * share * utilisation) on the matrix unit, with the layout
+    changes it needs, or on the plain units, whichever is over first.
     """
-    # the more FLOPs a unit has for each byte of the memory that feeds it, the smaller the share of
-    # them that products achieve; `intensity` is 1 on a device of REFERENCE_INTENSITY
-    intensity = load.matrix_peak / load.bandwidth / REFERENCE_INTENSITY
-    factor = np.where(load.convolution > 0, c.convolution_factor, 1.0)
-    share = c.matrix_share * factor * intensity**-c.share_exponent
-    matrix = load.matrix_flops / (load.matrix_peak * np.minimum(share, HIGHEST_SHARE))
+    share = np.where(load.convolution > 0, c.convolution_share, c.product_share)
+    share = share * np.where(load.tfloat32 > 0, c.tfloat32_share, 1.0)
+    share = share * np.where(load.older > 0, c.older_share, 1.0)
+    # the utilisation of a product counts PIPELINE_DEPTH already
+    filled = 1 - (c.pipeline_depth - PIPELINE_DEPTH) / (load.depth + c.pipeline_depth)
+    matrix = load.matrix_flops / (load.achieved * np.minimum(share * filled, HIGHEST_SHARE))
+    convolving = np.where(load.convolution > 0, c.plain_convolution_share, c.plain_share)
     gain = np.where(load.winograd > 0, c.winograd_gain, 1.0)
-    plain_share = np.where(load.depthwise > 0, DEPTHWISE_SHARE, c.plain_share) * gain
+    plain_share = np.where(load.depthwise > 0, DEPTHWISE_SHARE, convolving * gain)
     # a multiply-add is two FLOPs, and is issued with address and loop instructions
     issued = 2 * load.issue_rate / ISSUES_PER_MULTIPLY_ADD
     plain = load.plain_flops / (np.minimum(load.plain_peak, issued) * plain_share)
     bandwidth = load.bandwidth * c.bandwidth_share
-    rate = load.issue_rate / c.instructions_per_element
+    rate = load.issue_rate / c.instructions(load.kind.astype(np.intp))
     traffic, element = load.bytes / bandwidth, load.elements / rate
-    shift = np.hypot(load.shifted_bytes / bandwidth, load.shifted_elements / rate)
+    moved = load.shifted_elements * c.movement / load.issue_rate
+    shift = np.hypot(load.shifted_bytes / bandwidth, moved)
     passes = np.hypot(traffic, element)
     # a framework moves to the matrix unit where that pays, its layout changes included
     shifts = np.hypot(passes, matrix) + shift < np.hypot(passes, plain)
     compute = np.where(shifts, matrix, plain)
-    terms = np.stack([compute, traffic, element, np.full(len(traffic), c.minimum_kernel_seconds)])
-    kernel = np.maximum(np.hypot(passes, compute), c.minimum_kernel_seconds) + load.host_seconds
+    overhead = load.launches * c.kernel_seconds
+    terms = np.stack([compute, traffic, element, overhead])
+    kernel = np.hypot(passes, compute) + overhead + load.host_seconds
     return Seconds(kernel, np.where(shifts, shift, 0.0), terms.argmax(axis=0))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from policysearch.cost.devices import Device
 from policysearch.cost.gemm import flops_of, is_convolution, product_of
@@ -17,13 +18,44 @@ from policysearch.cost.roofline import (
     SHIFT_LAUNCHES,
     Bound,
     Constants,
+    PassKind,
     Work,
     joined_seconds,
     kernel_seconds,
     load_of,
 )
 from policysearch.cost.stacks import Stack
+from policysearch.formats import format_named
 from policysearch.graph import Graph, Node, Role, size
+
+STATISTICS = ("layer_statistics", "batch_mean")
+"""Ops that libraries compute in the pass of the op that reads them, or of the other statistic."""
+
+LOOKED_UP = ("embedding", "index")
+"""Ops that read some rows of their first operand."""
+
+
+_OPS_OF: Mapping[PassKind, tuple[str, ...]] = {
+    "norm": (
+        *("batch_norm", "batch_norm_grad", "batch_norm_weight_grad", "batch_variance"),
+        *("group_norm", "group_norm_grad"),
+        *("layer_norm", "layer_norm_grad", "layer_norm_weight_grad"),
+    ),
+    "reduction": (
+        *("bias_grad", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad"),
+        *("sum_to", "mean", "sum", "token_cross_entropy", "token_cross_entropy_grad"),
+        "embedding_grad",
+    ),
+    "movement": (
+        *("transpose", "concatenate", "slice", "slice_grad", "embedding", "index", "cast"),
+        *("max_pool", "max_pool_grad"),
+    ),
+}
+
+KINDS_OF: Mapping[str, PassKind] = MappingProxyType(
+    {op: kind for kind, ops in _OPS_OF.items() for op in ops}
+)
+"""The kind of the pass of an op, elementwise where it is not here."""
 
 DRAW_OPERATIONS = 20
 """Of whole numbers, to draw 32 random bits and round by them: Philox4x32-10 multiplies twice, with
@@ -108,9 +140,7 @@ def step_time(
 
     Absolute seconds are not validated: compare steps of one model on one device and stack.
     """
-    parts = [
-        part for kernel in kernels_of(graph, stack) for part in _parts(graph, kernel, device, stack)
-    ]
+    parts = parts_of(graph, device, stack)
     load = load_of((part.work for part in parts), device, stack)
     seconds = kernel_seconds(load, constants)
     times: list[KernelTime] = []
@@ -122,6 +152,39 @@ def step_time(
     total = sum(kernel.seconds for kernel in times)
     whole = float(joined_seconds(total, launch_seconds, device))
     return StepTime(whole, launch_seconds, tuple(times))
+
+
+def parts_of(graph: Graph, device: Device, stack: Stack) -> list[Part]:
+    """Return what a step asks of a device, kernel by kernel."""
+    kernels = kernels_of(graph, stack)
+    if not stack.elementwise_fusion:  # a compiler writes a value where its reader wants it
+        kernels += copies_of(graph, kernels)
+    read = {i for node in graph.nodes for i in node.inputs}
+    return [
+        part
+        for kernel in kernels
+        if not all(n.op.name in STATISTICS and n.id in read for n in kernel.nodes)
+        for part in _parts(graph, kernel, device, stack)
+    ]
+
+
+def copies_of(graph: Graph, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Return the kernels of transpositions outside `kernels` that a library copies for.
+
+    Products read a matrix with its two last axes swapped as it lies; every other order of the
+    axes, as that of the heads of attention, they need as a copy.
+    """
+    grouped = {node.id for kernel in kernels for node in kernel.nodes}
+    return tuple(
+        Kernel((node,), node, tuple(graph.inputs_of(node)), (node,))
+        for node in graph.nodes
+        if node.op.name == "transpose" and node.id not in grouped and _is_copied(node)
+    )
+
+
+def _is_copied(transpose: Node) -> bool:
+    axes = transpose.attributes["axes"]
+    return tuple(axes[:-2]) != tuple(range(len(axes) - 2))
 
 
 EACH_MICRO_BATCH = ("amax_history", "delayed_scale", "amax_reduce")
@@ -167,7 +230,7 @@ def over_micro_batches(
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """What a kernel of the graph asks for: itself, or a conversion of one of its operands."""
 
     kernel: Kernel
@@ -208,14 +271,16 @@ def drawn_operations(node: Node) -> int:
     return DRAW_OPERATIONS * size(node.shape) * (drawn and node.format != "float32")
 
 
-def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[_Part]:
+def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterator[Part]:
     """Yield the work of a kernel behind the conversions of its operands."""
     node = kernel.lead
     bytes, elements = traffic((*kernel.reads, *kernel.writes))
     if node.op.kind != "gemm":
+        bytes -= _unread_bytes(graph, kernel)
         flops = sum([flops_of(graph, n) + drawn_operations(n) for n in kernel.nodes])
-        work = Work(bytes, elements, flops)
-        yield _Part(kernel, work, node.format, node.op.name, kernel.only_casts)
+        kind = "update" if node.role == "update" else KINDS_OF.get(node.op.name, "elementwise")
+        work = Work(bytes, elements, flops, kind=kind)
+        yield Part(kernel, work, node.format, node.op.name, kernel.only_casts)
         return
     product = product_of(graph, node, device)
     runs = product.format
@@ -223,7 +288,7 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
         # a pass of its own writes what the product then reads instead
         both = traffic((x, dataclasses.replace(x, format=runs)))
         bytes += both[0] - 2 * node_bytes(x)
-        yield _Part(kernel, Work(*both), runs, "convert", True)
+        yield Part(kernel, Work(*both, kind="movement"), runs, "convert", True)
     shift = _shifted(product.operands, node, stack)
     # by the operands, not by what the device makes of them: launches are no device's advantage
     shifts = shift[0] and product.operands[0].format != "float32"
@@ -237,7 +302,27 @@ def _parts(graph: Graph, kernel: Kernel, device: Device, stack: Stack) -> Iterat
         launches=1 + (SHIFT_LAUNCHES if shifts else 0),
         rate=product.rate,
     )
-    yield _Part(kernel, work, runs, node.op.name, False)
+    yield Part(kernel, work, runs, node.op.name, False)
+
+
+def _unread_bytes(graph: Graph, kernel: Kernel) -> int:
+    """Return the bytes of operands that a kernel does not read.
+
+    A mask of dropout is a byte an element; of a table only the rows that are looked up are read.
+    """
+    unread, reads = 0, {operand.id for operand in kernel.reads}
+    for node in kernel.nodes:
+        place = {"dropout": 1}.get(node.op.name, 0 if node.op.name in LOOKED_UP else None)
+        if place is None:
+            continue
+        operand = graph.nodes[node.inputs[place]]
+        while operand.op.kind == "move":
+            operand = graph.nodes[operand.inputs[0]]
+        if operand.id in reads:
+            told = size(node.shape)
+            told *= 1 if place else format_named(operand.format).bits // 8
+            unread += max(0, node_bytes(operand) - told)
+    return unread
 
 
 def _shifted(operands: Sequence[Node], node: Node, stack: Stack) -> tuple[float, float]:

@@ -98,6 +98,6 @@ def _works(
         count = 1 if kernels == "combined" else -(-len(group) // taken)
         copied = narrow_bytes if place == len(passes) - 1 else 0
         for elements in group if kernels == "single" else [sum(group) / count] * count:
-            yield Work((4 * lists + copied) * elements, lists * elements)
+            yield Work((4 * lists + copied) * elements, lists * elements, kind="update")
     if kernels == "combined" and rule.norms:
-        yield Work(0, count=rule.norms * len(group))
+        yield Work(0, count=rule.norms * len(group), kind="update")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from policysearch.diagnose.shadow import Shadows, named_values
+from policysearch.diagnose.shadow import Shadows
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
 from policysearch.objective.objective import Objective
@@ -20,6 +20,7 @@ from policysearch.rounding.rounder import quantise
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Traced, largest_of
+from policysearch.train.rounding_errors import named_values
 
 SKIPPED = 0.1
 """Share of the steps that a dynamic loss scale may skip until it fits."""
@@ -61,8 +62,8 @@ def _in(node: Node, amount: float) -> bool:
 
 
 def _beyond(graph: Graph, exact: Traced, policy: Policy, objective: Objective) -> Iterator[str]:
-    places = dict(named_values(exact.graph))
-    of = {i: places[key] for key, i in named_values(graph) if key in places}
+    places = {key: node.id for key, node in named_values(exact.graph)}
+    of = {node.id: places[key] for key, node in named_values(graph) if key in places}
     sizes = {i: largest_of(exact.values[place]) for i, place in of.items()}
     yield from _too_large(graph, sizes)
     yield from _scale(graph, sizes, policy, objective.task.steps)

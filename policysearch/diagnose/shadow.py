@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +18,7 @@ from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Traced, Tracer, largest_of
 from policysearch.train.paired_run import Gradients, PairedRun, along, norm
+from policysearch.train.rounding_errors import named_values
 from policysearch.train.trainer import Trainer
 
 MOMENTS = (0.0, 0.5, 1.0)
@@ -103,11 +103,11 @@ class Shadows:
         """Return the values whose error grew, in the order of execution, at the first moment."""
         low, exact = (self.traced(each) for each in (policy, self._objective.float32))
         scale, errors = initial_state(policy.loss_scale).scale, dict[int, float]()
-        names = dict(named_values(exact.graph))
+        names = {name: node.id for name, node in named_values(exact.graph)}
         rows = []
-        for key, i in named_values(low.graph):
+        for key, node in named_values(low.graph):
+            i = node.id
             if key in names and low.values[i].shape == exact.values[names[key]].shape:
-                node = low.graph.nodes[i]
                 by = scale if node.role in ("dgrad", "wgrad") else 1.0
                 errors[i] = _relative(low.values[i] / np.float32(by), exact.values[names[key]])
                 before = max((errors[x] for x in _read(low.graph, node) if x in errors), default=0)
@@ -126,10 +126,9 @@ class Shadows:
             self._objective.model, self._objective.task.batch_size
         )
         low = tracing.step_graph(policy)
-        names = dict(named_values(exact))
+        names = {name: node.id for name, node in named_values(exact)}
         large: dict[int, tuple[float, float]] = {}
-        for key, i in named_values(low):
-            node = low.nodes[i]
+        for key, node in named_values(low):
             if key in names and node.role == "fprop" and not node.fused:
                 largest = sizes_of[names[key]]
                 limit = format_named(node.format).max
@@ -180,19 +179,6 @@ def _relative(low: FloatArray, exact: FloatArray) -> float:
     off, whole = float(np.linalg.norm(low - wide)), float(np.linalg.norm(wide))
     error = off / max(whole, SMALLEST)
     return error if math.isfinite(error) else math.inf
-
-
-def named_values(graph: Graph) -> Iterator[tuple[tuple[str, str, str, int], int]]:
-    """Yield what each computed value is, the same under every policy, and its node."""
-    seen: Counter[tuple[str, str, str]] = Counter()
-    for node in graph.nodes:
-        if node.op.kind == "source" or node.op.name in ("cast", "scale_loss"):
-            continue
-        if node.role == "update":
-            continue
-        key = node.op.name.removesuffix("_inner"), node.layer, node.role
-        seen[key] += 1
-        yield (*key, seen[key]), node.id
 
 
 def _read(graph: Graph, node: Node) -> Iterator[int]:

@@ -13,6 +13,7 @@ from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
+from policysearch.policy.normal_forms import shortest
 from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.values import InputError, one_of
@@ -140,8 +141,8 @@ def scale_traps(given: Sequence[Given], scale: LossScale) -> Iterator[str]:
 
 def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
     """Yield a line for each field, layer and op in which the running policy is another."""
-    for name, wanted in policy.layers:
-        made = running.layer(name)
+    for name, asked in policy.layers:
+        wanted, made = shortest(asked), running.layer(name)
         parts = [x for x in LAYER_PARTS if getattr(wanted, x) != getattr(made, x)]
         if parts:
             ours = ", ".join(f"{x} {_word(getattr(made, x))}" for x in parts)
@@ -151,9 +152,9 @@ def field_losses(policy: Policy, running: Policy, target: str) -> Iterator[str]:
     for part in fields(Policy):
         if part.name in ("name", "version", "layers", "parallel", *LISTS):
             continue
-        asked, made = getattr(policy, part.name), getattr(running, part.name)
-        if asked != made:
-            yield f"{part.name}: {_said(made)}, not {_said(asked)}"
+        said, runs = getattr(policy, part.name), getattr(running, part.name)
+        if said != runs:
+            yield f"{part.name}: {_said(runs)}, not {_said(said)}"
     if policy.parallel.summary:
         yield f"parallel: the training script has to set up {policy.parallel.summary}"
 

@@ -8,7 +8,7 @@ from string import Template
 from policysearch.export.torch_attention import attention_losses, kernels, text
 from policysearch.export.torch_file.reading import ABOUT, read
 from policysearch.export.torch_file.scaler import scaler_values
-from policysearch.export.torch_file.template import STORAGE, TEMPLATE, TF32
+from policysearch.export.torch_file.template import STORAGE, TEMPLATE, TF32, comment
 from policysearch.export.torch_runs import (
     DTYPE,
     DTYPES,
@@ -260,10 +260,10 @@ def export(policy: Policy, model: Model, notes: Sequence[str] = ()) -> str:
     return Template(whole).substitute(
         kernels=kernels(model.attention),
         power_of_two=running.scaling.power_of_two,
-        name=_comment(policy.name),
-        notes="".join(f"# {_comment(note)}\n" for note in notes),
+        name=comment(policy.name),
+        notes="".join(f"# {comment(note)}\n" for note in notes),
         digest=policy.digest,
-        losses="\n".join(f"#   - {_comment(line)}" for line in lines) or "#   nothing",
+        losses="\n".join(f"#   - {comment(line)}" for line in lines) or "#   nothing",
         layers=_table(owners),
         functions=_table({name: row for name, row in rows.items() if name not in owners}),
         biases=tuple(_biases(model)),
@@ -295,11 +295,6 @@ def _biases(model: Model) -> Iterator[str]:
     for layer in model.layer_names:
         if layer not in products and any(n.op.name == "bias" and n.layer == layer for n in nodes):
             yield layer
-
-
-def _comment(text: str) -> str:
-    """Return `text` on one line: a name from a policy file must not end the comment."""
-    return " ".join(text.split())
 
 
 def _lines(names: Sequence[str]) -> str:

@@ -50,8 +50,8 @@ def _emit(b: Builder, optimizer: Optimizer, at: Place) -> tuple[tuple[int, ...],
     return (m, v), b.emit(adam_step, at.parameter, m, v, at.rate, at.step, attrs=attrs)
 
 
-def _eager_second_moment(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
-    """As torch's `exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)`."""
+def eager_second_moment(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
+    """Emit it as torch's `exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)`."""
     second, grad = inputs
     decayed = emit(scale, second, attrs={"factor": attrs["beta2"]}, fused=True)
     return emit(add_square, decayed, grad, attrs={"share": 1.0 - attrs["beta2"]})
@@ -68,6 +68,17 @@ def _eager_step(emit: EmitOne, attrs: Attrs, inputs: Sequence[int]) -> int:
     return emit(adam_moved, parameter, m, root, rate, step, attrs=attrs)
 
 
+def moments_of(
+    optimizer: Optimizer, states: tuple[Array, ...], grad: Array, step: int
+) -> tuple[Array, Array, Array, Array]:
+    """Return both moments after a step, and both without bias, in numpy."""
+    beta1, beta2 = optimizer.beta1, optimizer.beta2
+    m = beta1 * states[0] + (1.0 - beta1) * grad
+    v = beta2 * states[1] + (1.0 - beta2) * grad**2
+    # The moments begin at zero, so that early ones are too small by these factors.
+    return m, v, m / (1.0 - beta1**step), v / (1.0 - beta2**step)
+
+
 def _plain(
     optimizer: Optimizer,
     parameter: Array,
@@ -76,15 +87,12 @@ def _plain(
     rate: float,
     step: int,
 ) -> tuple[tuple[Array, ...], Array]:
-    decay, (beta1, beta2) = optimizer.weight_decay, (optimizer.beta1, optimizer.beta2)
+    decay = optimizer.weight_decay
     if optimizer.rule.decoupled:
         parameter = parameter * (1.0 - rate * decay)
     else:
         grad = grad + decay * parameter
-    m = beta1 * states[0] + (1.0 - beta1) * grad
-    v = beta2 * states[1] + (1.0 - beta2) * grad**2
-    # The moments begin at zero, so that early ones are too small by these factors.
-    unbiased_m, unbiased_v = m / (1.0 - beta1**step), v / (1.0 - beta2**step)
+    m, v, unbiased_m, unbiased_v = moments_of(optimizer, states, grad, step)
     return (m, v), parameter - rate * unbiased_m / (np.sqrt(unbiased_v) + optimizer.epsilon)
 
 
@@ -104,7 +112,7 @@ ADAM = Rule(
     emit=_emit,
     plain=_plain,
     torch=TorchClass("Adam", _arguments),
-    eager={"adam_v": _eager_second_moment, "adam_step": _eager_step},
+    eager={"adam_v": eager_second_moment, "adam_step": _eager_step},
     addends={"adam_step": "epsilon"},
 )
 

@@ -162,10 +162,11 @@ OptimizerKind = Annotated[str, RowName(trained)]
 class Optimizer:
     """An update rule without its learning rate, which is fed at every step.
 
-    `momentum` is that of "momentum", `beta1`, `beta2` and `epsilon` are those of "adam" and
-    "adamw"; "lion" reads the betas, "rmsprop" `beta2` (torch's alpha) and `epsilon`, "adagrad"
+    `momentum` is that of "momentum", `beta1`, `beta2` and `epsilon` are those of "adam", "adamw"
+    and "lamb"; "lion" reads the betas, "rmsprop" `beta2` (torch's alpha) and `epsilon`, "adagrad"
     `epsilon`. `weight_decay` adds weight_decay * parameter to the gradient; with "adamw" and "lion"
-    it shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101).
+    it shrinks the parameter by learning_rate * weight_decay instead (decoupled, arXiv 1711.05101),
+    and "lamb" adds it to the step before that gets its length.
     It is for "all" parameters, or for "matrices", which leaves out biases and the weights of
     norms. `dampening` and `nesterov` are those of torch.optim.SGD. With an `ema_decay` a
     moving average of the parameters is kept beside them, in format `ema_storage`.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from policysearch.cost.kernels import fuse
-from policysearch.cost.price import SPEEDUP_INTERVAL, StepPrice, step_price
+from policysearch.cost.price import StepPrice, interval_on, step_price
 from policysearch.graph import Graph
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -64,7 +64,7 @@ def _counts(rewrite: Pass, first: StepPrice, device: str, stack: str) -> Iterato
     if rewrite.by_rule:
         yield _by_rule(rewrite.by_rule)
     seconds = first.time.step_seconds
-    low, high = (1 / factor for factor in reversed(SPEEDUP_INTERVAL))
+    low, high = (1 / factor for factor in reversed(interval_on(first.device)))
     yield (
         f"  nodes {len(rewrite.before.nodes)} to {len(rewrite.after.nodes)}, "
         f"modeled time {before.time.step_seconds / seconds:.3f} "

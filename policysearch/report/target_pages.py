@@ -27,6 +27,12 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "`PolicyTrainer`, `lightning_plugin`), or gradients are clipped while scaled.",
             "Make the optimizer after `apply_policy`, and replace layers before it.",
         ),
+        "transformer_engine": (
+            "In plain Transformer Engine every linear needs a `name=`; a nameless one raises.",
+            "Megatron-LM passes no names: its file says `custom_recipe_factory: module.recipe_1` "
+            "by glob, and each `recipe_N` looks at the role alone.",
+            "`NVTE_NVFP4_DISABLE_*` in the environment changes recipes, not these factories.",
+        ),
         "megatron": (
             "The flags in the head are part of the policy: without them a matched recipe does "
             "nothing.",

@@ -23,7 +23,7 @@ from policysearch.space.space import Space
 from policysearch.values import InputError
 
 THETA_SD = 1.0
-"""How far sensitivities are moved, in nats, to draw policies that a sure fit would not."""
+"""How far sensitivities are moved at most, in nats, to draw policies that a sure fit would not."""
 
 
 class Draws:
@@ -125,8 +125,9 @@ class Draws:
 MOST_LISTED = 1024
 """Spaces with more policies, loss scales apart, are not listed but drawn from."""
 
-DRAWN = 64
-"""Policies drawn per proposal: best sums of price and gap for weights drawn at random."""
+DRAWN, ALONG_CHAIN = 64, 256
+"""Policies drawn per proposal: best sums of price and gap for weights drawn at random. More of them
+where a table has their prices."""
 
 NEIGHBOURS = 192
 """At most so many policies per proposal that differ from a member of the front in one decision."""
@@ -319,11 +320,14 @@ class SpacePool:
         return rows
 
     def _along_chain(self, lookup: Lookup, theta: Array, rng: np.random.Generator) -> list[Row]:
-        shares, drawn = rng.uniform(size=DRAWN), rng.integers(len(lookup.ways), size=DRAWN)
-        torn = theta[rng.integers(len(theta), size=DRAWN)] if len(theta) else np.zeros(DRAWN)
-        size = np.exp(rng.standard_normal(DRAWN) - torn) / len(lookup.names)
-        moved = np.exp(theta + THETA_SD * rng.standard_normal((DRAWN, len(theta))))
-        gaps = size[:, None] * np.column_stack([moved, np.zeros(DRAWN)])
+        count = ALONG_CHAIN
+        shares, drawn = rng.uniform(size=count), rng.integers(len(lookup.ways), size=count)
+        torn = theta[rng.integers(len(theta), size=count)] if len(theta) else np.zeros(count)
+        size = np.exp(rng.standard_normal(count) - torn) / len(lookup.names)
+        # Of many layers each moved by a factor none stays the best: the first draws move the least.
+        far = np.linspace(0.0, THETA_SD, count)[:, None]
+        moved = np.exp(theta + far * rng.standard_normal((count, len(theta))))
+        gaps = size[:, None] * np.column_stack([moved, np.zeros(count)])
         rows: list[Row] = []
         for way in np.unique(drawn).tolist():
             mine = drawn == way

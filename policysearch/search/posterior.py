@@ -80,9 +80,9 @@ class Sensitivity:
     """The belief after training the policies `rows` [n, places + modifiers] with `gaps` [n].
 
     Gaps in nats, on the scale sign(gap) log(1 + |gap| / smallest_gap); `largest_gap` sets where
-    the prior lies. `hints` has a number per decision of `Decisions.counted`, NaN where there is
-    none: of two of a kind, that with the larger one may cost more. Whether it does is learned.
-    Equal arguments give equal beliefs.
+    the prior lies. `hints` [decisions, any] has numbers for each of `Decisions.counted`, NaN where
+    there is none: of two of a kind, that with the larger one may cost more. Whether it does is
+    learned. Equal arguments give equal beliefs.
     """
 
     def __init__(

@@ -27,15 +27,17 @@ parameters per machine epsilon, for small updates are lost, step after step."""
 LEVEL_SD, KIND_SD, PLACE_SD, OWN_SD = 2.0, 1.0, 0.7, 0.5
 """Prior standard deviations of theta, in nats: for all, per kind, per place, its own."""
 
-HINT, HINT_SD = 0.5, 0.3
-"""Mean and standard deviation of how much theta rises with a hint, in nats."""
+HINT, STORED_HINT = (0.9, 0.3), (0.4, 0.4)
+"""Mean and standard deviation of how much theta rises with a hint, in nats: of what stores nothing
+below float32, and of what does, for gradients do not see what updates lose."""
 
 
 @dataclass(frozen=True)
 class Prior:
     """Mean and covariance of theta, how coarse decisions are, the gap that is small, its noise.
 
-    The covariance is a sum: a level for all, one per kind and one per place, its own, and `hints`.
+    The covariance is a sum: a level for all, one per kind and one per place, its own, and multiples
+    of each of the `hints` [decisions, any].
     `kinds` [decisions, kinds] are zeros and ones, `starts` the first decision of each place.
     `neighbours` [pairs, 2] are coarse decisions that round the tensor between two layers alike.
     """
@@ -63,7 +65,7 @@ class Prior:
         spread += KIND_SD**2 * ((slopes @ self.kinds) @ self.kinds.T)
         spread += PLACE_SD**2 * np.repeat(placed, counts, axis=1)
         if self.hints is not None:
-            spread += HINT_SD**2 * (slopes @ self.hints)[:, None] * self.hints
+            spread += (slopes @ self.hints) @ self.hints.T
         return np.asarray(spread)
 
     def common(self, slopes: Array) -> list[Array]:
@@ -75,7 +77,7 @@ class Prior:
         level = LEVEL_SD * slopes.sum(axis=1, keepdims=True)
         columns = [level, KIND_SD * (slopes @ self.kinds), PLACE_SD * placed]
         if self.hints is not None:
-            columns.append(HINT_SD * (slopes @ self.hints)[:, None])
+            columns.append(slopes @ self.hints)
         return columns
 
 
@@ -102,13 +104,23 @@ def _neighbours(name: NDArray[np.str_], coarse: NDArray[np.bool_]) -> NDArray[np
 
 
 def with_hints(prior: Prior, decisions: Decisions, hints: Array) -> Prior:
-    """Return the prior where theta has a multiple of the hints, as they differ within a kind."""
+    """Return the prior where theta has multiples of `hints` [decisions, any].
+
+    As they differ within a kind. Each has a multiple of its own, known no better than its
+    deviation, so that those told settle what it is worth.
+    """
     names = _names(decisions)
-    centred = np.zeros(len(prior.mean))
-    for name in np.unique(names):
-        alike = np.flatnonzero((names == name) & np.isfinite(hints))
-        centred[alike] = hints[alike] - hints[alike].mean() if len(alike) else 0.0
-    return replace(prior, mean=prior.mean + HINT * centred, hints=centred)
+    stores = np.array([decisions.places[p][i].storage_epsilon > 0 for p, i in decisions.counted()])
+    mean, columns = prior.mean.copy(), []
+    for hint in hints.T:
+        for some, (slope, sd) in ((~stores, HINT), (stores, STORED_HINT)):
+            centred = np.zeros(len(names))
+            for name in np.unique(names[some]):
+                alike = np.flatnonzero((names == name) & np.isfinite(hint))
+                centred[alike] = hint[alike] - hint[alike].mean() if len(alike) else 0.0
+            mean += slope * centred
+            columns.append(sd * centred)
+    return replace(prior, mean=mean, hints=np.stack(columns, axis=1))
 
 
 def _names(decisions: Decisions) -> NDArray[np.str_]:

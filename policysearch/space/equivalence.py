@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from policysearch.formats import format_named
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Layers, Policy
+from policysearch.policy.normal_forms import layers_of, with_own_recipe
+from policysearch.policy.policy import LayerPolicy, Policy
 from policysearch.policy.presets import preset
-from policysearch.policy.products import Products, is_narrow
-from policysearch.policy.scaling import Scaling
+from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import LISTS
 
 FOLLOWING = ("current", "rowwise", "mx", "mx_rceil", "nvfp4")
@@ -33,8 +33,8 @@ def canonical(
     are rounded to nearest. Masters of layers that are stored in float32 anyway are kept, and an op
     of float32 layers alone stays where float32 has it.
     """
-    policy = _with_recipes(policy)
-    if not policy.master_weights and {each.param for each in _layers(policy)} == {"float32"}:
+    policy = with_own_recipe(policy)
+    if not policy.master_weights and {each.param for each in layers_of(policy)} == {"float32"}:
         policy = replace(policy, master_weights=True)
     policy = _as_kept(policy)
     if _state_is_wide(policy) and _stores_wide(policy):
@@ -63,32 +63,6 @@ def _state_is_wide(policy: Policy) -> bool:
     return policy.optimizer_state == "float32" and second in ("optimizer_state", "float32")
 
 
-def _with_recipes(policy: Policy) -> Policy:
-    """Return the policy with the one recipe of all narrow operands as its own, if it is one.
-
-    A recipe that no layer takes from it is none, and so is that of a layer without such operands.
-    """
-    if all(layer.scaling is None for layer in _layers(policy)):
-        return policy
-    narrow = {x for x in set(_layers(policy)) if any(map(is_narrow, x.operand_formats))}
-    own = {layer.scaling for layer in narrow}
-    taken = policy.scaling
-    if None not in own:
-        taken = next(iter(own)) or taken if len(own) == 1 else Scaling()
-
-    def brought(layers: Layers) -> Layers:
-        return tuple(
-            (name, layer if layer in narrow and layer.scaling != taken else bare(layer))
-            for name, layer in layers
-        )
-
-    def bare(layer: LayerPolicy) -> LayerPolicy:
-        return layer if layer.scaling is None else replace(layer, scaling=None)
-
-    phases = tuple(replace(phase, layers=brought(phase.layers)) for phase in policy.phases)
-    return replace(policy, layers=brought(policy.layers), scaling=taken, phases=phases)
-
-
 def scale_acts(policy: Policy) -> bool:
     """Whether the loss scale can change a rounding, or save a run that would overflow.
 
@@ -110,7 +84,7 @@ def moves_by_powers(scale: LossScale) -> bool:
 def has_short_range(policy: Policy) -> bool:
     """Whether a power of two over all gradients can change what a layer rounds."""
     return not _is_long(policy.all_reduce) or any(
-        _is_short(layer, policy) for layer in _layers(policy)
+        _is_short(layer, policy) for layer in layers_of(policy)
     )
 
 
@@ -127,18 +101,13 @@ def _is_short(layer: LayerPolicy, policy: Policy) -> bool:
 
 def _stores_wide(policy: Policy) -> bool:
     """Whether updates read gradients, and write parameters, in float32 alone."""
-    stored = {each.param for each in _layers(policy)}
+    stored = {each.param for each in layers_of(policy)}
     return policy.all_reduce == "float32" and (policy.master_weights or stored == {"float32"})
 
 
 def _is_long(name: str) -> bool:
     row = format_named(name)
     return row.exponent_bits >= format_named("float32").exponent_bits and not row.taper
-
-
-def _layers(policy: Policy) -> Iterator[LayerPolicy]:
-    for layers in (policy.layers, *(phase.layers for phase in policy.phases)):
-        yield from (layer for _, layer in layers)
 
 
 def over_run(scale: LossScale, steps: int | None) -> LossScale:
@@ -151,7 +120,7 @@ def over_run(scale: LossScale, steps: int | None) -> LossScale:
 def _is_float32(policy: Policy) -> bool:
     whole = LayerPolicy()
     return (
-        all(layer == whole for layer in _layers(policy))
+        all(layer == whole for layer in layers_of(policy))
         and _state_is_wide(policy)
         and policy.all_reduce == "float32"
         and policy.optimizer_order == "fused"

@@ -25,38 +25,51 @@ AXES: Mapping[Want, Axis] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Aim:
-    """A goal in the units of a search, and the least validation accuracy beside it.
+    """A goal in the units of a search, and beside it the least validation accuracy, and metric.
 
-    `words` says it. The search ends once no more than `left` can be left. With `enough` any policy
-    that meets it will do. If it is not `asked` for, policies are asked for the front.
+    `words` says it, `metric` are the least and the largest one. The search ends once no more than
+    `left` can be left. With `enough` any policy that meets it will do. If it is not `asked` for,
+    policies are asked for the front.
     """
 
     goal: Goal
     words: str
     left: float = 0.0
     accuracy: float | None = None
+    metric: tuple[float, float] = (-math.inf, math.inf)
     enough: bool = False
     asked: bool = True
 
     def meets(self, trial: TrialView) -> bool:
         """Whether the policy is within all limits."""
         goal, time = self.goal, 1.0 / trial.speedup if trial.speedup > 0.0 else math.inf
-        if self.accuracy is not None and not trial.accuracy >= self.accuracy:  # NaN is none
+        if not self._measures(trial):
             return False
         return goal.within(trial.loss_gap, time, trial.memory_ratio)
+
+    @property
+    def measured(self) -> bool:
+        """Whether what is known of a policy only once it is trained, beside its gap, is limited."""
+        return self.accuracy is not None or any(map(math.isfinite, self.metric))
+
+    def _measures(self, trial: TrialView) -> bool:
+        """Whether the policy is within the limits of accuracy and metric."""
+        least, most = self.metric
+        exact = self.accuracy is None or trial.accuracy >= self.accuracy  # NaN is none
+        return exact and (least <= trial.metric <= most or self.metric == (-math.inf, math.inf))
 
     def ended_by(self, trial: TrialView) -> bool:
         """Whether the search is at its end with such a policy."""
         return self.enough and self.meets(trial)
 
     def of_search(self, trials: Sequence[TrialView]) -> Goal:
-        """Return the goal in what a search knows of policies: the accuracy as a limit of the gap.
+        """Return the goal in what a search knows of policies: what is measured limits the gap.
 
-        Told trials say up to which gap the accuracy holds.
+        Told trials say up to which gap accuracy and metric hold.
         """
-        if self.accuracy is None:
+        if not self.measured:
             return self.goal
-        holds = [trial.accuracy >= self.accuracy for trial in trials]
+        holds = [self._measures(trial) for trial in trials]
         limit = separating([trial.loss_gap for trial in trials], holds)
         return replace(self.goal, gap=min(self.goal.gap, limit))
 
@@ -75,7 +88,8 @@ def aim_of(
     """
     gap = section.gap
     if gap is None:
-        gap = math.inf if section.want == "closest" or section.accuracy is not None else matters
+        measured = section.accuracy is not None or section.metric
+        gap = math.inf if section.want == "closest" or measured else matters
     base = 1.0 if section.over == "float32" else baseline_time
     # A speedup of nothing limits nothing.
     time = base / section.speedup if section.speedup else math.inf
@@ -84,7 +98,8 @@ def aim_of(
         held = DEVICES[section.fits.partition("@")[0]].memory_bytes
         memory = min(memory, held / float32_bytes)
     goal = Goal(AXES[section.want], gap, time, memory)
-    return Aim(goal, section.words, section.left, section.accuracy, section.want == "any", asked)
+    limits = section.accuracy, section.metric_bounds
+    return Aim(goal, section.words, section.left, *limits, section.want == "any", asked)
 
 
 class Aims:

@@ -182,7 +182,7 @@ class Coordinator:
             views = self._settled_goal(count if self._in_order else told)
             if views is None:
                 return None
-            if count and self._session.no_reference:
+            if count and self._runs.no_reference:
                 self.reason = NO_REFERENCE
                 return None
             spent = self.low_fidelity.trials

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
@@ -64,8 +65,10 @@ class GainSampler(BaseSampler):
         gap_of: Callable[[float], float] = float,
         seed: int = 0,
         prices: SpacePrices | None = None,
+        hints: NDArray[np.float64] | None = None,
     ) -> None:
         self.space, self._price, self._objectives = space, price, tuple(objectives)
+        self._hints = hints
         self._gap_of, self._seed = gap_of, seed
         self._encoding = Encoding(space)
         self._pool = SpacePool(space, self._encoding, self._costs, seed, prices)
@@ -144,7 +147,7 @@ class GainSampler(BaseSampler):
 
     def _searcher(self, measure: Yardstick, ended: Iterable[tuple[Row, Observation]]) -> Searcher:
         """Return a searcher that is told these."""
-        searcher = Searcher(self._encoding.decisions, self._pool, measure)
+        searcher = Searcher(self._encoding.decisions, self._pool, measure, hints=self._hints)
         for row, trial in ended:
             self._learn(searcher, row, trial)
         return searcher
@@ -218,6 +221,7 @@ def sampler_of(
     baseline: str | None,
     seed: int,
     gap_of: Callable[[float], float] = float,
+    hints: NDArray[np.float64] | None = None,
 ) -> GainSampler:
     """Return the sampler of `space` with the prices of `objective`, drawn from with `seed`.
 
@@ -229,4 +233,5 @@ def sampler_of(
     # Tables and estimates are of both costs; where one does not count policies are priced singly.
     both = {"speedup", "memory_ratio"} <= set(names)
     prices = SpacePrices(objective, space, seed) if both else None
-    return GainSampler(space, partial(price_of, objective), names, ladder, gap_of, seed, prices)
+    price = partial(price_of, objective)
+    return GainSampler(space, price, names, ladder, gap_of, seed, prices, hints)

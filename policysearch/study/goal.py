@@ -1,9 +1,10 @@
 """The goal of a study in words, as a command line has it.
 
 The words are what is wanted ("fastest", "smallest", "closest" or "any"), then limits without
-spaces, each as the key of [goal] has it: `gap<=0.01`, `accuracy>=0.97`, `speedup>=1.2`,
-`over=float32`, `memory<=0.6`, `fits=RTX-4090`, `trainings<=40`, `hours<=2`, `left<=0.05`. Numbers
-are plain: a gap in nats, shares and ratios without a percent sign.
+spaces, each as the key of [goal] has it: `gap<=0.01`, `accuracy>=0.97`, `metric>=0.8` or
+`metric<=12`, `speedup>=1.2`, `over=float32`, `memory<=0.6`, `fits=RTX-4090`, `trainings<=40`,
+`hours<=2`, `left<=0.05`. Numbers are plain: a gap in nats, shares and ratios without a percent
+sign.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def _limit(text: str, where: str, before: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"{where}: {shown(text)}; expected a limit as gap<=0.01, without spaces")
     name, sign, said = match.groups()
     one_of(f"{where}: {text}", name, LIMITS)
-    if sign != LIMITS[name]:
+    if sign != LIMITS[name] and LIMITS[name]:
         raise InputError(f"{where}: {shown(text)}; expected {name}{LIMITS[name]}{said}")
     if name in before:
         raise InputError(f"{where}: {name}: given twice; expected one limit of each")
+    if not LIMITS[name]:
+        return {name: sign + said}
     if sign == "=":
         return {name: said}
     try:

@@ -39,7 +39,7 @@ Optuna's samplers take time that grows with every trial they see.
 class TrialView:
     """One trial as the sampler sees it; a gap of DIVERGED_GAP means that nothing was learned.
 
-    `accuracy` is that on validation data, NaN where there is none.
+    `accuracy` and `metric` are those on validation data, NaN where there are none.
     """
 
     params: Params
@@ -47,6 +47,7 @@ class TrialView:
     speedup: float
     memory_ratio: float
     accuracy: float = math.nan
+    metric: float = math.nan
 
     def values(self, names: Sequence[ObjectiveName]) -> list[float]:
         """Return the objectives called `names`, the gap on the sampler's scale."""
@@ -68,11 +69,13 @@ def trial_view(
     loss_gap: float | None,
     cost: PolicyCost | None,
     accuracy: float | None = None,
+    metric: float | None = None,
 ) -> TrialView:
     """Return a trial of this gap and modeled cost; what has none of one is as bad as can be."""
     speedup, memory_ratio = (cost.speedup, cost.memory_ratio) if cost else (0.0, 2.0)
     gap = DIVERGED_GAP if loss_gap is None else loss_gap
-    return TrialView(params, gap, speedup, memory_ratio, math.nan if accuracy is None else accuracy)
+    measured = (math.nan if value is None else value for value in (accuracy, metric))
+    return TrialView(params, gap, speedup, memory_ratio, *measured)
 
 
 class History:

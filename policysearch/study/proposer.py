@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from policysearch.objective.objective import Objective
@@ -40,8 +41,15 @@ def lists_sorted(policy: Policy) -> Policy:
 class Proposer:
     """Proposes policies of a study; what it proposes depends on its arguments alone."""
 
-    def __init__(self, plan: SearchPlan, objective: Objective, space: Space) -> None:
+    def __init__(
+        self,
+        plan: SearchPlan,
+        objective: Objective,
+        space: Space,
+        hints: NDArray[np.float64] | None = None,
+    ) -> None:
         self._plan, self._objective, self._space = plan, objective, space
+        self._hints = hints
         self.ladder = space.ladder(plan.baseline)
         self._weighed = self._weighable() if plan.sampler == OWN else {}
         # What of the ladder differs by the order of op lists alone, by each digest and the sorted.
@@ -183,4 +191,4 @@ class Proposer:
         """The package's own sampler; it keeps the prices of the space."""
         plan = self._plan
         how = plan.objectives, plan.baseline, plan.seed, gap_of
-        return sampler_of(self._objective, self._space, *how)
+        return sampler_of(self._objective, self._space, *how, self._hints)

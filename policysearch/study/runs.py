@@ -54,6 +54,17 @@ class Runs:
         of_float32 = self.records.runs, self.float32.digest, self.seeds
         return matters_gap(share, learned(*of_float32), noise_gap(*of_float32))
 
+    @property
+    def no_reference(self) -> bool:
+        """Whether float32 failed, diverged or has not learned; False while its runs go on."""
+        if self.missing_float32():
+            return False
+        runs = [self.records.runs[RunKey(self.float32.digest, seed)] for seed in self.seeds]
+        if any(isinstance(run, Failure) or run.diverged for run in runs):
+            return True
+        shown = learned(self.records.runs, self.float32.digest, self.seeds, self.records.constant)
+        return bool(shown and shown.fault)
+
     def forget_failed(self) -> None:
         """Let the runs that failed be missing: they are tried again."""
         runs = self.records.runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -177,6 +178,7 @@ LIMITS = MappingProxyType(
     {
         "gap": "<=",
         "accuracy": ">=",
+        "metric": "",
         "speedup": ">=",
         "over": "=",
         "memory": "<=",
@@ -186,7 +188,7 @@ LIMITS = MappingProxyType(
         "left": "<=",
     }
 )
-"""What a goal can be subject to, with the sign that it has in words."""
+"""What a goal can be subject to, with the sign that it has in words; a metric's is its own."""
 
 
 @dataclass(frozen=True)
@@ -196,14 +198,14 @@ class GoalSection:
     `want` is the "fastest", the "smallest" (peak memory) or the "closest" policy to float32
     that is within the limits, or "any" that is. A limit that is left out is none, but for the
     gap of what is fastest, smallest or any: the least that matters (`objectives.matters`).
-    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy, `speedup`
-    the least over the baseline (or `over` "float32"), `memory` the largest peak over float32's,
-    and `fits` a device whose memory the step must fit, at the batch that is priced; "DEVICE@B"
-    says that batch. The search ends after so many `trainings` of policies, or so many `hours`,
-    or once, at 95 %, no more than the share `left` can be left of the goal: a policy that was
-    not trained is better than the best by no more. Without this table it is a share of the
-    volume of the front. 0 goes on to the end. Every other policy is asked for the goal, the
-    rest for the front.
+    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy, `metric` the
+    least or the largest mean of the task's own (">=0.8" or "<=12"), `speedup` the least over the
+    baseline (or `over` "float32"), `memory` the largest peak over float32's, and `fits` a device
+    whose memory the step must fit, at the batch that is priced; "DEVICE@B" says that batch. The
+    search ends after so many `trainings` of policies, or so many `hours`, or once, at 95 %, no more
+    than the share `left` can be left of the goal: a policy that was not trained is better than the
+    best by no more. Without this table it is a share of the volume of the front. 0 goes on to the
+    end. Every other policy is asked for the goal, the rest for the front.
     """
 
     want: Want = "fastest"
@@ -216,12 +218,14 @@ class GoalSection:
     trainings: int | None = None
     hours: float | None = None
     left: float = 0.05
+    metric: str = ""
 
     def __post_init__(self) -> None:
         number("left", self.left, 0.0, 1.0)
         for name, most in (("gap", 1e6), ("accuracy", 1.0), ("speedup", 1e6), ("memory", 1e6)):
             if (value := getattr(self, name)) is not None:
                 number(name, value, 0.0, most)
+        _ = self.metric_bounds
         if self.trainings is not None:
             number("trainings", self.trainings, 1, 10**6)
         if self.hours is not None:
@@ -240,12 +244,33 @@ class GoalSection:
             raise InputError(f"fits: {shown(self.fits)}; expected DEVICE or DEVICE@BATCH")
 
     @property
+    def metric_bounds(self) -> tuple[float, float]:
+        """The least and the largest metric; InputError for what says neither."""
+        if not self.metric:
+            return -math.inf, math.inf
+        sign, said = self.metric[:2], self.metric[2:]
+        try:
+            bound = float(said)
+        except ValueError:
+            bound = math.nan
+        if sign not in (">=", "<=") or not math.isfinite(bound):
+            raise InputError(f"metric: {shown(self.metric)}; expected a limit as >=0.8 or <=12")
+        return (bound, math.inf) if sign == ">=" else (-math.inf, bound)
+
+    @property
     def limited(self) -> bool:
         """Whether a price is limited."""
         return self.speedup is not None or self.memory is not None or bool(self.fits)
 
-    def check(self, objectives: Sequence[str], priced: int) -> None:
-        """Raise InputError for what a search of these objectives, at this batch, cannot weigh."""
+    def check(self, objectives: Sequence[str], priced: int, metric: str) -> None:
+        """Raise InputError for what a search of these objectives, at this batch, cannot weigh.
+
+        `metric` is the name of the task's own, "" for none.
+        """
+        if self.metric and not metric:
+            raise InputError(
+                f"goal.metric: {shown(self.metric)} of a task without one; expected task.metric"
+            )
         if "speedup" not in objectives and (self.want == "fastest" or self.speedup is not None):
             raise InputError("goal: of speed, without speedup in objectives.names; expected it")
         memory = self.want == "smallest" or self.memory is not None or self.fits

@@ -9,7 +9,6 @@ from typing import Protocol
 from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
 from policysearch.study.aim import Aims
-from policysearch.study.float32_runs import float32_fault, learned
 from policysearch.study.journal.records import Asked, Records, RunKey
 from policysearch.study.journal.trials import FailedTrial, Trial, policy_name
 from policysearch.study.optuna_samplers import distributions
@@ -58,16 +57,6 @@ class Session:
 
     def _matters(self) -> float:
         return self.runs.matters_gap(self._spec.objectives.matters)
-
-    @property
-    def no_reference(self) -> bool:
-        """Whether float32 failed, diverged or has not learned; False while its runs go on."""
-        if self.runs.missing_float32():
-            return False
-        runs, base, seeds = self.records.runs, self.runs.float32.digest, self.runs.seeds
-        shown = learned(runs, base, seeds, self.records.constant)
-        fault = float32_fault(runs, base, self._spec.task, seeds)
-        return bool(fault or (shown and shown.fault))
 
     def settling(self) -> dict[RunKey, Policy]:
         """Return the runs that members of the front lack: of the seeds it was not searched with.
@@ -134,5 +123,6 @@ class Session:
         result = self._scored(asked, seeds)
         params, price = params_of(asked, self.space), self.prices(asked)
         if isinstance(result, Trial):
-            return trial_view(params, result.loss_gap, price, result.validation_accuracy)
+            measured = result.validation_accuracy, result.metric
+            return trial_view(params, result.loss_gap, price, *measured)
         return trial_view(params, None, price)

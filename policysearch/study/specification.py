@@ -81,7 +81,7 @@ class StudySpec(Shown):
         old = [name for name in OLD_GOALS if getattr(self.study, name) is not None]
         if old:
             raise InputError(f"goal: given beside study.{old[0]}; expected one of them")
-        self.goal.check(self.objectives.names, self.priced_batch_size)
+        self.goal.check(self.objectives.names, self.priced_batch_size, self.task.metric_name)
 
     @property
     def wanted(self) -> GoalSection:

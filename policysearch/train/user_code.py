@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,8 @@ from policysearch.data.datasets import Dataset
 from policysearch.graph import Shape
 from policysearch.nn.model import Model
 from policysearch.ops.loss import IGNORED
+from policysearch.train.labels import class_axis, of_one_example
+from policysearch.train.step import SMALLEST_BATCH, trace_forward
 from policysearch.values import InputError, shown
 
 T = TypeVar("T")
@@ -32,6 +35,9 @@ ENDING = ".py:"
 
 VALIDATION_SHARE = 0.2
 """The share of examples that validates where arrays are given alone."""
+
+ROWS, PLANES = "token_cross_entropy", "cross_entropy"
+"""Losses of outputs whose classes are along the last axis, and along axis 1, as of pictures."""
 
 MODEL = "a torch.nn.Module, or a Model as policysearch.from_torch gives it"
 DATA = "a policysearch.Dataset, or arrays or tensors (inputs..., labels)"
@@ -158,8 +164,9 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
     """Return the model of the function "file.py:function".
 
     A torch module is imported with examples of `dataset` as inputs, and `loss`; without one it is
-    cross entropy where labels are classes, and the mean square error where they are values. The
-    function is called anew for every seed. InputError where it gives something else.
+    cross entropy where labels are classes, of the axis of the outputs that the labels lack, and the
+    mean square error where they are values. The function is called anew for every seed. InputError
+    where it gives something else.
     """
     given = result_of("model", name)
     if isinstance(given, Model):
@@ -171,11 +178,17 @@ def own_model(name: str, dataset: Dataset, loss: str) -> Model:
     path, _, function = name.rpartition(":")
     importer = importlib.import_module("policysearch.importers.torch_export")
     examples = tuple(torch.from_numpy(array[:2].copy()) for array in dataset.inputs)
-    usual = "mean_squared_error" if dataset.labels.dtype == np.float32 else "token_cross_entropy"
-    model: Model = importer.from_torch(
-        function_of("model", path, function), examples, loss=loss or usual
+    values = dataset.labels.dtype == np.float32
+    model: Any = importer.from_torch(
+        function_of("model", path, function),
+        examples,
+        loss=loss or ("mean_squared_error" if values else ROWS),
     )
-    return model
+    batch = trace_forward(model, SMALLEST_BATCH).output("logits").shape
+    outputs = of_one_example(batch, SMALLEST_BATCH)
+    axes = [class_axis(outputs, dataset.labels.shape[1:], name) for name in (ROWS, PLANES)]
+    own: Model = model if loss or values or axes != [None, 1] else replace(model, loss=PLANES)
+    return own
 
 
 def own_dataset(name: str) -> Dataset:

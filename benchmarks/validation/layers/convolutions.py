@@ -8,7 +8,7 @@ from math import prod
 from typing import Literal
 
 from benchmarks.validation.layers.layers import Layers
-from policysearch.cost.gemm import Extents, is_winograd
+from policysearch.cost.gemm import Extents, is_fast
 from policysearch.cost.roofline import Work
 from policysearch.optimizers.optimizer import rules
 
@@ -53,7 +53,7 @@ def convolution(
         depth * prod(extent) / prod(out) if transposed else depth,
         (c_out,) if first else (c_in // groups, c_out // groups),
         convolution=True,
-        winograd=not dilated and is_winograd(c_out, c_in // groups, kernel, strides),
+        winograd=not dilated and is_fast(c_out, c_in // groups, kernel, strides),
         depthwise=1 < groups == c_in,
     )
     shapes = [(c_out // groups, depth), (batch * prod(extent), c_in // groups)]
@@ -124,9 +124,11 @@ def update(step: Layers, optimizer: OptimizerName, accumulation: int = 1) -> Non
     launches = step.tensors / accumulation
     launches = launches / TENSORS_PER_LAUNCH if fused else launches * tensors / 3
     narrow = precision.bytes if precision.mixed else 0
-    step.works.append(Work((4 * tensors + narrow) * p, tensors * p, launches=1 + launches))
+    step.works.append(
+        Work((4 * tensors + narrow) * p, tensors * p, launches=1 + launches, kind="update")
+    )
     if precision.mixed:
-        step.move(p, p, 4)
+        step.move(p, p, 4, kind="update")
     if accumulation > 1:
         step.move(2 * step.parameters, step.parameters, 4)
 

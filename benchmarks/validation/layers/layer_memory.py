@@ -18,6 +18,7 @@ from benchmarks.validation.layers.layers import Layers
 from benchmarks.validation.layers.precision import Precision
 from benchmarks.validation.layers.scalings import Scaling
 from policysearch.cost.gemm import Extents
+from policysearch.cost.roofline import PassKind
 from policysearch.cost.stacks import Stack
 
 INDEX_BYTES = 8
@@ -230,7 +231,13 @@ class LayerMemory(Layers):
     # what takes time alone
 
     def move(
-        self, read: float, written: float, bytes: int = 0, count: float = 1, launches: float = 1
+        self,
+        read: float,
+        written: float,
+        bytes: int = 0,
+        count: float = 1,
+        launches: float = 1,
+        kind: PassKind = "elementwise",
     ) -> None:
         """A pass over memory keeps nothing."""
 

@@ -13,7 +13,7 @@ from benchmarks.validation.layers.precision import Precision
 from benchmarks.validation.layers.scalings import Scaling
 from policysearch.cost.gemm import Extents
 from policysearch.cost.parallel.collectives import Kind
-from policysearch.cost.roofline import SHIFT_INSTRUCTIONS, SHIFT_LAUNCHES, Work
+from policysearch.cost.roofline import SHIFT_INSTRUCTIONS, SHIFT_LAUNCHES, PassKind, Work
 from policysearch.cost.stacks import Stack
 from policysearch.formats import format_named
 
@@ -58,16 +58,23 @@ class Layers:
     # what layers are made of
 
     def move(
-        self, read: float, written: float, bytes: int = 0, count: float = 1, launches: float = 1
+        self,
+        read: float,
+        written: float,
+        bytes: int = 0,
+        count: float = 1,
+        launches: float = 1,
+        kind: PassKind = "elementwise",
     ) -> None:
         """A pass over memory, elements of `bytes` bytes each (the activations' unless given)."""
         moved = (read + written) * (bytes or self.precision.bytes)
-        self.works.append(Work(moved, read + written, count=count * self.times, launches=launches))
+        count *= self.times
+        self.works.append(Work(moved, read + written, count=count, launches=launches, kind=kind))
 
     def bias(self, elements: float, width: int) -> None:
         """A bias added in a pass of its own, and the sum that is its gradient."""
         self.elementwise(elements, (1, 1), 0)
-        self.move(elements, 0)
+        self.move(elements, 0, kind="reduction")
         self.parameter(width)
 
     def wait(self, seconds: float) -> None:
@@ -78,7 +85,7 @@ class Layers:
         """A change between float32 and the activations' format, where the step is mixed."""
         if self.precision.mixed:
             bytes = elements * (4 + self.precision.bytes)
-            self.works.append(Work(bytes, 2 * elements, count=count * self.times))
+            self.works.append(Work(bytes, 2 * elements, count=count * self.times, kind="movement"))
 
     def single_product(
         self, e: Extents, moved: float, shifted: float = 0, count: float = 1
@@ -135,7 +142,7 @@ class Layers:
 
     def copy(self, elements: float) -> None:
         """A change of layout that is no view, or a concatenation; and back."""
-        self.move(elements, elements, count=2)
+        self.move(elements, elements, count=2, kind="movement")
 
     def gelu(self, elements: float) -> None:
         if self.stack.composite_kernels:
@@ -160,8 +167,8 @@ class Layers:
         self.move(2 * elements, elements, bytes, count=kernels)
 
     def pool(self, read: float, written: float) -> None:
-        self.move(read, written)
-        self.move(2 * written, read)
+        self.move(read, written, kind="movement")
+        self.move(2 * written, read, kind="movement")
 
     # norms and losses
 
@@ -170,7 +177,7 @@ class Layers:
         self.parameter(0, 2)
         fused = self.stack.norm_fusion and self.precision.activations != "float32"
         forward = (2 + (add and fused)) * elements
-        self.move(forward, elements)
+        self.move(forward, elements, kind="norm")
         self.move(4 * elements, (1 + (add and fused)) * elements)
         if add:
             self.residual(elements, fused)
@@ -194,25 +201,25 @@ class Layers:
             self._chain(elements, CHAIN["layer_norm"], 4)
         else:
             bytes = 4 if in_float32 else 0
-            self.move(elements, elements, bytes)
-            self.move(2 * elements, elements, bytes)
-            self.move(2 * elements, 0, bytes)
+            self.move(elements, elements, bytes, kind="norm")
+            self.move(2 * elements, elements, bytes, kind="norm")
+            self.move(2 * elements, 0, bytes, kind="norm")
         if in_float32:
             self.cast(elements, 4)
 
     def softmax(self, elements: float) -> None:
         in_float32 = self.stack.float32_norms and not self.stack.elementwise_fusion
         bytes = 4 if self.stack.float32_norms else 0
-        self.move(elements, elements, bytes)
-        self.move(2 * elements, elements, bytes)
+        self.move(elements, elements, bytes, kind="reduction")
+        self.move(2 * elements, elements, bytes, kind="reduction")
         if in_float32:
             self.cast(elements, 4)
 
     def cross_entropy(self, logits: float) -> None:
         """Log-softmax and its gradient in float32."""
         self.cast(logits, 2)
-        self.move(logits, logits, 4)
-        self.move(2 * logits, logits, 4)
+        self.move(logits, logits, 4, kind="reduction")
+        self.move(2 * logits, logits, 4, kind="reduction")
 
     # products
 
@@ -231,7 +238,7 @@ class Layers:
         if bias:
             if not self.stack.composite_kernels:
                 self.elementwise(m * n_out, (1, 1), 0)
-            self.move(m * n_out, 0)
+            self.move(m * n_out, 0, kind="reduction")
             self.parameter(n_out)
         if weight:
             self.weight(n_in * n_out)

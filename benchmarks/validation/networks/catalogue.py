@@ -24,6 +24,7 @@ from benchmarks.validation.networks import (
     volumes,
 )
 from benchmarks.validation.networks.network import Network, spelled_alike
+from benchmarks.validation.networks.recorded_only import RECORDED_ONLY
 from policysearch.values import InputError, near_miss
 
 NETWORKS: dict[str, Network] = {
@@ -109,9 +110,10 @@ def network_named(name: str) -> Network:
     Letters and digits count, and that two numbers are parted, not by what. An owner before a slash
     is left out.
     """
-    spelled = {spelled_alike(key): key for key in NETWORKS}
+    networks = NETWORKS | RECORDED_ONLY
+    spelled = {spelled_alike(key): key for key in networks}
     spelled |= {spelled_alike(other): key for key, others in SAME.items() for other in others}
     for given in (name, name.rpartition("/")[2]):
         if found := spelled.get(spelled_alike(given)):
-            return NETWORKS[found]
-    raise InputError(f"unknown network {name!r}{near_miss(name, NETWORKS)}")
+            return networks[found]
+    raise InputError(f"unknown network {name!r}{near_miss(name, networks)}")

@@ -130,7 +130,9 @@ def _retinanet(step: Layers, batch: int) -> None:
 
 NETWORKS: dict[str, Network] = {
     "ssd300-resnet50": Network("ssd300-resnet50", "ssd", images(_ssd)),
-    "mask-rcnn-r50-fpn": Network("mask-rcnn-r50-fpn", "mask-rcnn", images(_mask_rcnn)),
+    "mask-rcnn-r50-fpn": Network(
+        "mask-rcnn-r50-fpn", "mask-rcnn", images(_mask_rcnn), compiled=("tensorflow",)
+    ),
     "faster-rcnn-r50-fpn": Network("faster-rcnn-r50-fpn", "mask-rcnn", images(_faster_rcnn)),
     "retinanet-r50-fpn": Network("retinanet-r50-fpn", "retinanet", images(_retinanet)),
 }

@@ -70,6 +70,12 @@ def _encoder(step: Layers, batch: int, length: int, e: Encoder) -> None:
 
 
 NETWORKS: dict[str, Network] = {
-    name: Network(name, name.split("-")[0], partial(_encoder, e=encoder), 128)
+    name: Network(
+        name,
+        name.split("-")[0],
+        partial(_encoder, e=encoder),
+        128,
+        compiled=("tensorflow",) if name.startswith("electra") else (),
+    )
     for name, encoder in ENCODERS.items()
 }

@@ -19,10 +19,11 @@ class Network:
     `family` is left out as a whole when constants are fitted to judge it. `length` is the
     sequence length where a row gives none, `longest` that of the longest batch where lengths vary:
     memory is of that. `data_bytes`: of a data set that lies on the device. The rest names
+    memory is of that. `data_bytes`: of a data set that lies on the device. The rest names
     frameworks ("torch", "tensorflow"): `channels_last`: those whose mixed run is NHWC with fused
-    norms while its baseline is not; `compiled`: those that run it with XLA; `fused_update` and
-    `unfused_update`: those whose baseline fuses the update as the mixed run does, and those whose
-    mixed run does not either.
+    norms while its baseline is not; `compiled`: those that run it with XLA, `compiled_mixed`: those
+    that do under mixed precision alone; `fused_update` and `unfused_update`: those whose baseline
+    fuses the update as the mixed run does, and those whose mixed run does not either.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Network:
     data_bytes: float = 0.0
     channels_last: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
+    compiled_mixed: tuple[str, ...] = ()
     fused_update: tuple[str, ...] = ()
     unfused_update: tuple[str, ...] = ()
 

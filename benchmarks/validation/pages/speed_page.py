@@ -9,7 +9,7 @@ from benchmarks.validation.anchors import LARGEST_ERROR
 from benchmarks.validation.fit import FITTED_NAMES
 from benchmarks.validation.intervals import COVERAGE
 from benchmarks.validation.published import Row, emulated
-from benchmarks.validation.validate import Judged, Summary, Validation, summary
+from benchmarks.validation.validate import Crossed, Judged, Summary, Validation, summary
 
 HEADER = (
     f"{'row':>5} {'network':20} {'framework':22} {'device':15} {'batch':>15} {'published':>9} "
@@ -34,6 +34,8 @@ def validation_page(found: Validation) -> str:
     doubts += dict.fromkeys(line for row in found.judged for line in emulated(row.setting))
     lines += [*doubts, *([""] if doubts else [])]
     lines += [*_constants(found), "", *_anchors(found)]
+    for crossed in found.crossed:
+        lines += _crossed(crossed)
     if not found.judged:
         return "\n".join([*lines, "no row could be built"])
     families = dict.fromkeys(row.setting.network.family for row in found.judged)
@@ -111,11 +113,24 @@ def _line(row: Judged) -> str:
 
 def _constants(found: Validation) -> Iterable[str]:
     named = ", ".join(f"{name} {getattr(found.constants, name):.4g}" for name in FITTED_NAMES)
-    low, high = found.interval
-    return (
-        f"fitted to all rows of the package: {named}",
-        f"{COVERAGE:.0%} interval: {low:.3f} to {high:.3f} times the modeled speedup",
-    )
+    lines = [f"fitted to all rows of the package: {named}"]
+    for (low, high), devices in zip(
+        found.intervals, ("that have numbers of what they achieve", "that have none"), strict=True
+    ):
+        lines.append(
+            f"{COVERAGE:.0%} interval on devices {devices}: {low:.3f} to {high:.3f} times the "
+            "modeled speedup"
+        )
+    return lines
+
+
+def _crossed(found: Crossed) -> Iterable[str]:
+    """Return a line for each group that was held out, and one for all."""
+    yield f"the package's rows, {found.what} held out:"
+    for name, errors in found.summaries.items():
+        yield f"{_summary_line(name, errors)}, {COVERAGE:.0%} interval holds {errors.covered:.0%}"
+    yield f"step times of {found.times} runs in samples: mean error {found.time_error:.1%}"
+    yield ""
 
 
 def _summary(rows: Sequence[Judged]) -> Summary:

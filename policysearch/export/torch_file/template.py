@@ -7,6 +7,7 @@ from policysearch.export.torch_file.calls import CALLS
 from policysearch.export.torch_file.head import HEAD
 from policysearch.export.torch_file.loops import LOOPS
 from policysearch.export.torch_file.scaler import SCALER
+from policysearch.values import printable
 
 CHECKING = '''\
 
@@ -164,3 +165,8 @@ It does as torchao's `_AdamW(bf16_stochastic_round=True)`, of any optimizer of t
 float32 whose new parameter is moved to one of its two neighbours in bfloat16, to the nearer one
 more often. Here the optimizer's state, where it is bfloat16 too, is rounded so as well.
 """
+
+
+def comment(text: str) -> str:
+    """Return `text` on one line, as it is seen: a name from a file must not end a comment."""
+    return printable(" ".join(text.split()))

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from policysearch.values import printable
+
 VOID = frozenset(("meta", "link", "br", "input", "hr", "col"))
 
-_UNSHOWN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""What no document may hold, or no file of UTF-8."""
+_NO_CHARACTER = re.compile("[\ufffe\uffff]")
+"""What no document may hold beside what is not printable."""
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*\Z")
 
@@ -27,7 +29,8 @@ Value = str | int | float | bool | None
 
 def text(value: object) -> Html:
     """Return a value as text of a document: nothing in it is an element or ends an attribute."""
-    return Html(html.escape(_UNSHOWN.sub("\ufffd", str(value)).replace("\r", " "), quote=True))
+    shown = printable(_NO_CHARACTER.sub("\ufffd", str(value)), "\n\t")
+    return Html(html.escape(shown, quote=True))
 
 
 def joined(children: Iterable[Child]) -> Html:

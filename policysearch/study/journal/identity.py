@@ -22,7 +22,17 @@ from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
 # What chooses, prices, shows or exports policies: a trained run stays what it is.
-_AFTERWARDS = ("commands", "cost", "search", "space", "study", "report", "export", "verify")
+_AFTERWARDS = (
+    "commands",
+    "cost",
+    "search",
+    "space",
+    "study",
+    "report",
+    "export",
+    "verify",
+    "diagnose",
+)
 _AT_THE_TOP = ("__init__.py", "__main__.py", "api.py", "cli.py")
 _SUFFIXES = (".py", ".c", ".h", ".json")
 _PARTS = ("code", "libraries")

@@ -28,6 +28,9 @@ from policysearch.study.journal.storage import Line, OpenJournal, not_replayed
 from policysearch.train.constant import Constant
 from policysearch.values import InputError, from_plain, to_plain
 
+AGAIN = "identity_again"
+"""The second record of each identity."""
+
 
 @dataclass(frozen=True)
 class RunKey:
@@ -185,8 +188,8 @@ class Records:
         elif kind == "stop":
             self.stopped = shapes.text(value, key)
             self.stops.append(value)
-        elif kind == "identity":
-            self.identities.append(shapes.identity(value, key))
+        elif kind in ("identity", AGAIN):
+            self._read_identity(int(rest), shapes.identity(value, key))
         elif kind == "format":
             self.format = _known_format(value)
         elif kind == "made":
@@ -195,6 +198,13 @@ class Records:
             self.references[rest] = shapes.text_table(value, key)
         elif kind == "constant":
             self.constant = from_plain(Constant, value, key)
+
+    def _read_identity(self, place: int, identity: dict[str, Any]) -> None:
+        """Take one of the two records of an identity; the other says the same, or is lost."""
+        if place >= len(self.identities):
+            self.identities.append(identity)
+        elif self.identities[place] != identity:
+            raise InputError(f"identity {place}; expected the same of what made it, twice")
 
     def _read_trial(self, record: Mapping[str, Any]) -> None:
         attrs = record["user_attrs"]
@@ -225,11 +235,16 @@ class Records:
             self.prices[shapes.text(attrs["priced_on"], "priced_on"), digest] = cost
 
     def add_identity(self, identity: dict[str, Any]) -> None:
-        """Record what the runs from here on belong to, in a new journal after its format."""
+        """Record what the runs from here on belong to, in a new journal after its format.
+
+        It is recorded twice: nothing else in a journal says it, so that damage to one record would
+        cost what made all of them.
+        """
         if self.format is None and not self.identities:
             self._add_fact("format", FORMAT)
             self.format = FORMAT
-        self._add_fact(f"identity:{len(self.identities)}", identity)
+        for kind in ("identity", AGAIN):
+            self._add_fact(f"{kind}:{len(self.identities)}", identity)
         self.identities.append(identity)
 
     def add_maker(self, made: dict[str, str]) -> None:
@@ -387,7 +402,20 @@ def unreadable(lines: Sequence[Line]) -> list[int]:
             raise
         except InputError:
             places.add(place)
-    return sorted(places)
+    return sorted(places | _contradicting(lines, places))
+
+
+def _contradicting(lines: Sequence[Line], left_out: set[int]) -> set[int]:
+    """Return the places of second records of an identity that say another one."""
+    found, known = set(), Records([])
+    for place, line in enumerate(lines):
+        if place in left_out or f'"{PREFIX}identity' not in json.dumps(line.record):
+            continue
+        try:
+            known._read(line)
+        except InputError:
+            found.add(place)
+    return found
 
 
 def compact(policy: Policy) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 import optuna
 
-from policysearch.values import InputError, shown
+from policysearch.values import InputError, printable, shown
 
 
 def text(value: Any, where: str) -> str:
-    """Return `value`; InputError unless it is text."""
-    if not isinstance(value, str):
-        raise InputError(f"{where}: {shown(value)}; expected text")
+    """Return `value`; InputError unless it is text that a terminal shows as it is."""
+    if not isinstance(value, str) or printable(value) != value:
+        raise InputError(f"{where}: {shown(value)}; expected text without control characters")
     return value
 
 
@@ -55,7 +55,8 @@ def policy_text(value: Any, where: str) -> str:
     """Return `value`; InputError unless it is JSON with what is read of a policy unparsed."""
     plain = table(json.loads(text(value, where)), where)
     text(plain.get("name"), f"{where}.name")
-    table(plain.get("layers"), f"{where}.layers")
+    for name in table(plain.get("layers"), f"{where}.layers"):
+        text(name, f"{where}.layers")
     count(table(plain.get("parallel", {}), where).get("devices", 1), f"{where}.devices", 1)
     return str(value)
 

@@ -74,8 +74,8 @@ class Beside:
             return ""
         return (
             f"float32 has not learned here: {self.said}: no better than chance as far "
-            "as seeds and labels tell, so no policy can be ranked; change: more task.steps, another "
-            "task.learning_rate, a larger model, or data whose labels follow from its inputs"
+            "as seeds and labels tell, so no policy can be ranked; change: more task.steps, "
+            "another task.learning_rate, a larger model, or data whose labels follow from inputs"
         )
 
 

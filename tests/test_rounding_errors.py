@@ -1,0 +1,114 @@
+"""What each layer's rounding does by itself: against finite changes of the loss, and ml_dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from policysearch.objective.objective import Objective
+from policysearch.policy.policy import Policy, uniform_layer
+from policysearch.space.encoding import Encoding
+from policysearch.study.probes import probe_cost, probe_steps, probed_policies, probes
+from policysearch.study.specification import load_spec, objective_of, space_of
+from policysearch.train import rounding_errors as module
+from policysearch.train.paired_run import Moment, PairedRun, along
+from policysearch.train.rounding_errors import rounding_errors
+from policysearch.train.trainer import Trainer
+
+SEARCH = Path(__file__).parents[1] / "benchmarks" / "search"
+
+
+def objective_named(name: str) -> Objective:
+    spec = load_spec(SEARCH / f"{name}.toml")
+    return objective_of(replace(spec, task=replace(spec.task, steps=8, tail_steps=2)))
+
+
+@pytest.fixture(scope="module")
+def objective() -> Objective:
+    return objective_named("tanh-mlp-masters")
+
+
+def met(objective: Objective, step: int) -> Moment:
+    trainer = Trainer(objective.model, objective.task, objective.float32, 0)
+    return list(islice(along(trainer, objective.dataset), step + 1))[step]
+
+
+def low_in(objective: Objective, layers: set[str], format: str, **changes: object) -> Policy:
+    each = tuple(
+        (name, uniform_layer(format) if name in layers else layer)
+        for name, layer in objective.float32.layers
+    )
+    return replace(objective.float32, layers=each, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["tanh-mlp-masters", "gpt-sums-groups"])
+def test_gradient_times_error_is_how_the_loss_changes(name: str) -> None:
+    """A layer low by itself: the whole pass is off by what its own roundings do to first order."""
+    objective = objective_named(name)
+    task, net, moment = objective.task, objective.model, met(objective, 3)
+    exact = module._Exact(task, net, objective.float32, 0, moment)
+    float32 = PairedRun(task, net, objective.float32, 0).at(moment)[0]
+    seen = 0
+    for layer in net.layer_names:
+        policy = low_in(objective, {layer}, "bfloat16")
+        change = PairedRun(task, net, policy, 0).at(moment)[0] - float32
+        errors = exact.forced(policy).errors
+        first = sum(
+            float(np.sum(exact.gradients[n] * errors[n])) for n in errors if n in exact.gradients
+        )
+        if abs(change) > 2e-5:
+            assert first == pytest.approx(change, rel=0.15, abs=1e-5)
+            seen += 1
+    assert seen >= 2
+
+
+def test_a_layer_is_probed_alone_though_all_are_low(objective: Objective) -> None:
+    data, net = objective.dataset, objective.model
+    names = {name for name in net.layer_names if name.startswith("fc")}
+    policies = [low_in(objective, names, "bfloat16"), low_in(objective, {"fc2"}, "bfloat16")]
+    every, one = rounding_errors(objective.task, policies, 0, [0, 4], dataset=data, model=net)
+    assert every["fc2"].loss == pytest.approx(one["fc2"].loss, rel=1e-6)
+    assert one["fc2"].loss > 0.0 == one["fc1"].loss < every["fc1"].loss
+    assert every["fc2"].lost == 0.0  # with masters no update is lost
+
+
+def test_lost_is_what_storing_takes_of_updates(objective: Objective) -> None:
+    before, after = (met(objective, step).params["fc2.weight"] for step in (3, 4))
+    layers = tuple(
+        (name, uniform_layer("bfloat16", param="bfloat16") if name == "fc2" else layer)
+        for name, layer in objective.float32.layers
+    )
+    policy = replace(objective.float32, layers=layers, master_weights=False)
+    data, net = objective.dataset, objective.model
+    (found,) = rounding_errors(objective.task, [policy], 0, [3], dataset=data, model=net)
+    stored = before.astype(ml_dtypes.bfloat16).astype(np.float32)
+    bias = [met(objective, step).params["fc2.bias"] for step in (3, 4)]
+    pairs = ((stored, after - before), (bias[0].astype(ml_dtypes.bfloat16), bias[1] - bias[0]))
+    lost = whole = 0.0
+    for kept, move in pairs:
+        wide = kept.astype(np.float32)
+        moved = (wide + move).astype(ml_dtypes.bfloat16).astype(np.float32) - wide
+        lost, whole = lost + float(np.sum((moved - move) ** 2)), whole + float(np.sum(move**2))
+    assert 0.05 < lost / whole < 1.0
+    assert found["fc2"].lost == pytest.approx(lost / whole, rel=1e-5)
+    assert found["fc1"].lost == 0.0
+
+
+def test_every_decision_of_a_layer_has_a_probe(objective: Objective) -> None:
+    spec = load_spec(SEARCH / "tanh-mlp-masters.toml")
+    space = space_of(spec, objective.model)
+    encoding = Encoding(space)
+    found = probes(objective, space, encoding, 0)
+    options = [encoding.decisions.places[place][at] for place, at in encoding.decisions.counted()]
+    assert found.shape == (len(options), 2) and np.isfinite(found[:, 0]).all()
+    stored = np.array([option.storage_epsilon > 0.0 for option in options])
+    assert np.array_equal(np.isfinite(found[:, 1]), stored)
+    coarse = np.array([option.operand_epsilon >= 2.0**-5 for option in options])
+    assert np.median(found[coarse, 0]) > np.median(found[~coarse, 0]) + 2.0
+    steps = probe_steps(160)
+    assert probe_cost(space, 160) == (82 + len(probed_policies(space)) * len(steps)) / 160
