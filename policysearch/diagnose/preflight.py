@@ -45,7 +45,7 @@ def _vanishing(graph: Graph, epsilon: float) -> Iterator[str]:
     for node in graph.nodes:
         given = node.attributes
         amount = given.get("amount") if node.op.name == "shift" else given.get("epsilon")
-        if node.role == "update" and amount == 0.0 < epsilon:
+        if node.role == "update" and amount == 0.0:
             line = f"{listed_op(node)}: epsilon {epsilon:g} is zero in {node.format}, kept so"
         elif node.op.name == "shift" and amount and not _in(node, amount):
             line = f"{_place(node)}: {amount:g} that is added is zero in {node.format}"
