@@ -115,7 +115,7 @@ class Scripted(Objective):
 
 def scripted(says: Callable[[Policy, Measurement], Measurement]) -> tuple[Policy, Diagnosis]:
     objective = Scripted(TASK, "H100-SXM5", "torch.eager")
-    objective.says = says  # type: ignore[method-assign]
+    objective.says = says
     policy = low(objective, master_weights=False, **STATE)
     return policy, Diagnoser(objective, (0,)).diagnose(policy)
 
@@ -192,3 +192,19 @@ def test_the_command_says_it_and_writes_the_repair(
     assert found.repair is not None
     text = found.repair.policy.to_json()
     assert from_json(text) == found.repair.policy
+
+
+@pytest.mark.torch
+def test_a_repair_trains_in_torch_as_here(objective: Objective) -> None:
+    """Where every step is skipped torch skips them too, and the repair trains there."""
+    pytest.importorskip("torch")
+    from policysearch.verify.verdict import verify
+
+    policy = low(objective, loss_scale=LossScale("dynamic", 2.0**100))
+    found = Diagnoser(objective, (0,)).diagnose(policy)
+    assert found.verdict == "repaired" and found.repair is not None
+    repaired = verify(found.repair.policy, TASK, steps=20)
+    assert repaired.faults == () and len(repaired.losses) == 20
+    assert np.isfinite(repaired.losses).all() and repaired.losses[-1] < repaired.losses[0]
+    assert repaired.gaps.max() > 0.0 and not repaired.skipped.any()
+    assert verify(policy, TASK, steps=4).skipped.all()
