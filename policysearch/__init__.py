@@ -34,6 +34,7 @@ __all__ = (  # noqa: F405
     "load_results",
     "load_study",
     "pick",
+    "preflight",
     "preset",
     "record",
     "repair_study",

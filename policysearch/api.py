@@ -12,6 +12,7 @@ from typing import Any
 from policysearch.data.datasets import Dataset as Dataset
 from policysearch.diagnose.diagnosis import Diagnoser
 from policysearch.diagnose.diagnosis import Diagnosis as Diagnosis
+from policysearch.diagnose.preflight import preflight as found_before
 from policysearch.export.targets import target_named
 from policysearch.files import RESULTS_FOLDER, make_folder, write_files
 from policysearch.nn.model import Model as Model
@@ -216,6 +217,18 @@ def diagnose(
     objective.price(policy)  # says what is wrong with a policy before anything is trained
     say = progress or (lambda line: None)
     return Diagnoser(objective, sorted(study.study.seeds), budget, say).diagnose(policy)
+
+
+def preflight(policy: Policy, study: StudySpec) -> tuple[str, ...]:
+    """Return what a policy cannot hold of a study, a line each, before anything is trained.
+
+    Epsilons that are zero in their format, masks, losses and other values of the first batch beyond
+    it, and a loss scale above what its gradients bear; () where nothing of that is so. InputError
+    where the policy does not fit.
+    """
+    objective = objective_of(study)
+    objective.price(policy)
+    return found_before(objective, policy, min(study.study.seeds))
 
 
 @without_own_frames

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from policysearch.diagnose.diagnosis import Diagnoser, Diagnosis
 from policysearch.diagnose.repairs import low_work, with_layers_in, with_ops_wide
 from policysearch.diagnose.shadow import Shadows
 from policysearch.objective.objective import Objective
+from policysearch.objective.score import Measurement
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, from_json
 from policysearch.policy.presets import preset
@@ -99,6 +102,57 @@ def test_where_chance_decides_nothing_is_claimed(digits: Dataset) -> None:
     assert found.verdict in ("undecided", "none") and found.repair is None
 
 
+class Scripted(Objective):
+    """An objective whose runs with jittered initial values are what a test says."""
+
+    says: Callable[[Policy, Measurement], Measurement]
+
+    def measure(self, policy: Policy, seed: int, jitter: float = 0.0, *other: Any) -> Measurement:
+        if not jitter:
+            return super().measure(policy, seed, 0.0, *other)
+        return self.says(policy, self.baseline(seed))
+
+
+def scripted(says: Callable[[Policy, Measurement], Measurement]) -> tuple[Policy, Diagnosis]:
+    objective = Scripted(TASK, "H100-SXM5", "torch.eager")
+    objective.says = says
+    policy = low(objective, master_weights=False, **STATE)
+    return policy, Diagnoser(objective, (0,)).diagnose(policy)
+
+
+def test_a_policy_that_trains_when_jittered_is_repaired_by_no_change() -> None:
+    _, found = scripted(lambda policy, base: base)
+    assert found.gap == np.inf and found.cause.kind == "state"
+    assert (found.verdict, found.repair, found.tried) == ("undecided", None, ())
+    assert found.why.startswith("the recipe is chaotic: the policy itself trains")
+
+
+def test_a_repair_that_jitter_undoes_does_not_count() -> None:
+    def says(policy: Policy, base: Measurement) -> Measurement:
+        is_float32 = all(layer.compute == "float32" for _, layer in policy.layers)
+        return base if is_float32 else replace(base, tail_loss=None, diverged_at=3)
+
+    _, found = scripted(says)
+    assert found.verdict == "not repaired" and found.repair is None
+    trained = [row.gaps for row in found.tried if row.gaps]
+    assert trained and min(map(max, trained)) <= found.matters  # it trains, but by chance
+
+
+def test_noise_beyond_what_float32_learns_leaves_a_divergence_undecided() -> None:
+    """A net that learned nothing would pass for repaired."""
+
+    def moved(policy: Policy, base: Measurement) -> Measurement:
+        assert base.tail_loss is not None and base.first_loss is not None
+        is_float32 = all(layer.compute == "float32" for _, layer in policy.layers)
+        lost = replace(base, tail_loss=None, diverged_at=3)
+        return replace(base, tail_loss=base.first_loss) if is_float32 else lost
+
+    _, found = scripted(moved)
+    assert found.gap == np.inf and found.noise > 0.5
+    assert (found.verdict, found.repair, found.tried) == ("undecided", None, ())
+    assert found.why.startswith("the recipe is chaotic: jitter alone moves float32")
+
+
 def test_shadows_are_exact_for_float32_and_grow_with_coarser_formats(objective: Objective) -> None:
     shadows = Shadows(objective, 0)
     names = objective.model.layer_names
@@ -138,3 +192,19 @@ def test_the_command_says_it_and_writes_the_repair(
     assert found.repair is not None
     text = found.repair.policy.to_json()
     assert from_json(text) == found.repair.policy
+
+
+@pytest.mark.torch
+def test_a_repair_trains_in_torch_as_here(objective: Objective) -> None:
+    """Where every step is skipped torch skips them too, and the repair trains there."""
+    pytest.importorskip("torch")
+    from policysearch.verify.verdict import verify
+
+    policy = low(objective, loss_scale=LossScale("dynamic", 2.0**100))
+    found = Diagnoser(objective, (0,)).diagnose(policy)
+    assert found.verdict == "repaired" and found.repair is not None
+    repaired = verify(found.repair.policy, TASK, steps=20)
+    assert repaired.faults == () and len(repaired.losses) == 20
+    assert np.isfinite(repaired.losses).all() and repaired.losses[-1] < repaired.losses[0]
+    assert repaired.gaps.max() > 0.0 and not repaired.skipped.any()
+    assert verify(policy, TASK, steps=4).skipped.all()

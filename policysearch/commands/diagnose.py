@@ -39,7 +39,7 @@ def _arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _diagnose(options: argparse.Namespace) -> None:
-    from policysearch.api import diagnose
+    from policysearch.api import diagnose, preflight
     from policysearch.diagnose.log import log_page
     from policysearch.report.diagnosis_page import diagnosis_page
 
@@ -53,6 +53,8 @@ def _diagnose(options: argparse.Namespace) -> None:
         raise InputError(f"diagnose: {given}; expected POLICY --study STUDY, or --log FILE")
     refuse(options, ("format",), "without --log; expected it beside a log")
     study, policy = study_and_policy(options)
+    for line in preflight(policy, study):
+        say(f"before training: {line}")
     found = diagnose(policy, study, budget=options.budget, progress=say)
     print(diagnosis_page(found, policy))
     if found.repair is None:

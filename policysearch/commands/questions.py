@@ -41,6 +41,8 @@ def _try(options: argparse.Namespace) -> None:
 
     at_least_one(options, "processes")
     spec, policy = study_and_policy(options)
+    for line in policysearch.preflight(policy, spec):
+        say(f"before training: {line}")
     results, number, new = policysearch.try_policy(
         policy, spec, options.storage, processes=options.processes
     )

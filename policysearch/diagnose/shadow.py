@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -75,13 +76,14 @@ class Beyond:
 class Shadows:
     """Compares policies with float32 at the same parameters, on the same batches, of one seed."""
 
-    def __init__(self, objective: Objective, seed: int) -> None:
+    def __init__(self, objective: Objective, seed: int, shares: Sequence[float] = MOMENTS) -> None:
         self._objective, self._seed = objective, seed
         task, model = objective.task, objective.model
-        steps = sorted({round(share * (task.steps - 1)) for share in MOMENTS})
+        steps = sorted({round(share * (task.steps - 1)) for share in shares})
         trainer = Trainer(model, task, objective.float32, seed, objective.fast, records=False)
         with threadpool_limits(1):
-            moments = along(trainer, objective.dataset)
+            # a step that is looked at need not be taken itself
+            moments = islice(along(trainer, objective.dataset), steps[-1] + 1)
             self.moments = tuple(moment for moment in moments if moment.step in steps)
             exact = PairedRun(task, model, objective.float32, seed)
             self._exact = tuple(exact.at(moment) for moment in self.moments)
@@ -99,7 +101,7 @@ class Shadows:
 
     def grown(self, policy: Policy) -> list[NodeError]:
         """Return the values whose error grew, in the order of execution, at the first moment."""
-        low, exact = (self._traced(each) for each in (policy, self._objective.float32))
+        low, exact = (self.traced(each) for each in (policy, self._objective.float32))
         scale, errors = initial_state(policy.loss_scale).scale, dict[int, float]()
         names = {name: node.id for name, node in named_values(exact.graph)}
         rows = []
@@ -143,14 +145,15 @@ class Shadows:
         """Return float32's step, and the largest of each forward value over the moments."""
         largest: dict[int, float] = {}
         for place in range(len(self.moments)):
-            traced = self._traced(self._objective.float32, place)
+            traced = self.traced(self._objective.float32, place)
             for node in traced.graph.nodes:
                 if node.role == "fprop":
                     size = largest_of(traced.values[node.id])
                     largest[node.id] = max(size, largest.get(node.id, 0.0))
         return traced.graph, largest
 
-    def _traced(self, policy: Policy, place: int = 0) -> Traced:
+    def traced(self, policy: Policy, place: int = 0) -> Traced:
+        """Return a step under `policy` at one of the moments, with every value."""
         objective = self._objective
         graph = objective.task.tracing(objective.model, objective.task.batch_size)
         tracer = Tracer(graph.step_graph(policy), self._seed, {})
