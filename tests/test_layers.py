@@ -36,7 +36,7 @@ LAYERS = [
     for module in MODULES
     for kind in vars(module).values()
     if is_dataclass(kind) and hasattr(kind, "trace") and kind.__module__ == module.__name__
-    if "name" in kind.__annotations__ and "input_shape" not in kind.__annotations__
+    if "name" in kind.__annotations__ and not kind.__annotations__.keys() & {"input_shape", "kept"}
 ]
 ROWS = 8
 WHOLE = (Embedding,)

@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = tuple(
         FormatRule(f"block {i}", LayerMatch(block=f"block{i}"), formats=FORMATS) for i in (1, 2)
     )
-    task = replace(two_rules.TASK, widths=(8, 8, 8), steps=2, tail_steps=1)
+    task = replace(two_rules.TASK, widths=(8, 8, 8), steps=30, tail_steps=5)
     monkeypatch.setattr(two_rules, "FORMATS", FORMATS)
     monkeypatch.setattr(two_rules, "RULES", rules)
     monkeypatch.setattr(two_rules, "SPEC", replace(two_rules.SPEC, task=task, rules=rules))

@@ -15,12 +15,12 @@ from policysearch.diagnose.shadow import Shadows
 from policysearch.formats import format_named
 from policysearch.graph import Graph, Node
 from policysearch.objective.objective import Objective
+from policysearch.objective.rounding_errors import named_values
 from policysearch.policy.policy import Policy
 from policysearch.rounding.rounder import quantise
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Traced, largest_of
-from policysearch.train.rounding_errors import named_values
 
 SKIPPED = 0.1
 """Share of the steps that a dynamic loss scale may skip until it fits."""

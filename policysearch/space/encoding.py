@@ -31,6 +31,9 @@ from policysearch.space.target import as_run
 PER_LAYER = ("format", *ROLES, "products", "param")
 """What is decided for a layer: its places in a row are called so, with the name of its group."""
 
+USUAL = {"second_moment": SAME, "state_block": 0}
+"""What counts as decided where a decision of the optimizer's state acts on nothing."""
+
 ONE = "one"
 """The layer and the group of the space of one layer that options are made in."""
 
@@ -127,9 +130,9 @@ class Encoding:
             modes = self._choices.get("update_rounding", (self._fixed["update_rounding"],))
             values = product(self._choices[name], modes)
             options = [_other(name, value, mode) for value, mode in values]
-            usual = {"op": [idle_option(name)], "second_moment": [_other(name, SAME, modes[0])]}
-            usual["state_block"] = [_other(name, 0, modes[0])]
-            return list(dict.fromkeys([*options, *usual.get(kind, [])]))
+            options += [idle_option(name)] * (kind == "op")
+            options += [_other(name, USUAL[kind], modes[0])] if kind in USUAL else []
+            return list(dict.fromkeys(options))
         own = tuple(each for each in PER_LAYER if f"{each}.{group}" in self._choices)
         key = own, self._kinds[group]
         if key not in self._made_of:  # groups alike that decide the same have the same options
