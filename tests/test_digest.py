@@ -84,6 +84,8 @@ def other(path: Path) -> Any:
         return ((9, 2.0),)
     if isinstance(owner, LayerPolicy):
         return "chunked:64:float16" if name == "accumulator" else "tfloat32"
+    if name == "second_moment":
+        return "float16"
     # A layer that a phase names has to be there.
     return "fc2" if path[0] == "phases" else "float16" if old == "float32" else f"{old}_other"
 

@@ -133,8 +133,9 @@ def test_optuna_is_told_the_gap_in_nats_and_the_costs(journal: Path, spec: Study
 
 def as_good(one: Trial, other: Trial, results: Results) -> bool:
     """Whether `one` is nowhere worse than `other` by as much as the model can tell."""
+    least = results.matters_gap  # gaps below it are equal
     return (
-        results.counted_gap(one) <= results.counted_gap(other)
+        max(results.counted_gap(one), least) <= max(results.counted_gap(other), least)
         and one.cost.speedup * (1.0 + MODEL_RESOLUTION["speedup"]) > other.cost.speedup
         and one.cost.memory_ratio
         < other.cost.memory_ratio * (1.0 + MODEL_RESOLUTION["memory_ratio"])

@@ -7,7 +7,7 @@ from typing import Literal
 
 from policysearch.formats import format_named
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
-from policysearch.policy.presets import PRESETS, layer_named, layer_presets
+from policysearch.policy.presets import layer_named, layer_presets
 from policysearch.space.decided.base import (
     SAME,
     Choices,
@@ -82,7 +82,7 @@ class Formats:
 
     def words(self, policy: Policy, section: LayerFormats, at: Setting) -> list[str]:
         names = [_name_of(policy, group.layers[0], section) for group in at.groups]
-        said = [name if name in PRESETS else short_format(name) for name in names]
+        said = [name if name in layer_presets() else short_format(name) for name in names]
         return [said[0] if len(set(said)) == 1 else "/".join(said)]
 
 
