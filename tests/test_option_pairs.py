@@ -9,21 +9,23 @@ from policysearch.cli import main
 
 VALIDATE, CALIBRATE = ["validation"], ["calibrate", "own.toml"]
 PAIRS = {
-    "rounds without measured": ([*VALIDATE, "--rounds", "3"], "--rounds: 3 without --measured"),
-    "seed 0 without measured": ([*VALIDATE, "--seed", "0"], "--seed: 0 without --measured"),
+    "rounds without measured": (
+        [*VALIDATE, "--memory", "--rounds", "3"],
+        "--rounds: 3 without --measured",
+    ),
+    "seed 0 without measured": (
+        [*VALIDATE, "--memory", "--seed", "0"],
+        "--seed: 0 without --measured",
+    ),
     "device without measured": (
         [*VALIDATE, "--memory", "--device", "own.toml"],
         "--device: own.toml without --measured; expected both",
     ),
-    "place without measured": ([*VALIDATE, "--place", "cpu"], "--place: cpu without --measured"),
-    "rows with measured": ([*VALIDATE, "--measured", "--rows", "x.json"], "--rows: x.json with"),
-    "anchor with measured": (
-        [*VALIDATE, "--measured", "--anchor", "x.json"],
-        "--anchor: x.json with --measured",
+    "place without measured": (
+        [*VALIDATE, "--memory", "--place", "cpu"],
+        "--place: cpu without --measured",
     ),
-    "anchor with narrow": ([*VALIDATE, "--narrow", "--anchor", "x.json"], "--anchor: x.json with"),
-    "anchor with memory": ([*VALIDATE, "--memory", "--anchor", "x.json"], "--anchor: x.json with"),
-    "anchor with ranks": ([*VALIDATE, "--ranks", "--anchor", "x.json"], "--anchor: x.json with"),
+    "rows with measured": ([*VALIDATE, "--measured", "--rows", "x.json"], "--rows: x.json with"),
     "narrow and measured": ([*VALIDATE, "--narrow", "--measured"], "not allowed with"),
     "memory and ranks": ([*VALIDATE, "--memory", "--ranks"], "not allowed with"),
     "memory without csv": ([*CALIBRATE, "--memory-gib", "8"], "--memory-gib: 8.0 without --csv"),

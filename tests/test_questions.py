@@ -33,6 +33,7 @@ ANSWERS = {
     ),
     "Will my own net go in?": ("0.weight", "relu", "cast", "step 7:"),
     "Does FP8 train this network?": ("te.current (by hand)", "loss gap", "overflows", "the front"),
+    "Does what a small net says hold for a large one?": ("verdict: ", "trained on both nets"),
     "Why is this layer in this format?": ("one step away", "as it is", "narrower", "more gap"),
     "Does that still hold in a longer training?": ("short gap", "long gap", "verdict", "12 steps"),
     "Which layer overflows?": ("layer", "overflows", "underflows", "fc1", "skipped steps"),
@@ -80,6 +81,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "studies").mkdir()
     name = ('name = "tiny"', 'name = "mlp-digits"\nbaseline = "torch.autocast.bfloat16"')
     write_study(tmp_path / "studies", name, name="mlp-digits.toml")
+    large = ('name = "tiny"', 'name = "large"'), ("widths = [8]", "widths = [16]")
+    write_study(tmp_path, *large, name="large.toml")
     own = ('model = "mlp"', 'model = "net.py:model"'), ('data = "digits"', 'data = "net.py:data"')
     write_study(tmp_path / "studies", *own, name="own-net.toml")
     (tmp_path / "net.py").write_text(re.findall(r"```python\n(.*?)```", OWN_NET, re.S)[0])

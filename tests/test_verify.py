@@ -200,6 +200,25 @@ def test_losses_that_are_both_not_finite_agree() -> None:
 
 
 @pytest.mark.torch
+def test_losses_that_both_lose_are_undecided(mlp_verdict: Verdict) -> None:
+    """A policy that destroys the training in both places has not been shown to hold."""
+    steps = np.arange(len(mlp_verdict.losses))
+    lost = np.where(steps < 15, mlp_verdict.losses, math.nan)
+    both = with_own(
+        replace(mlp_verdict, losses=lost), run=replace(mlp_verdict.here, losses=lost.copy())
+    )
+    assert mlp_verdict.undecided == () and both.faults == ()
+    said = "step 15: no loss is finite from here on, neither here nor in torch"
+    assert both.undecided == (said,)
+    # an overflow that is skipped leaves finite losses behind it
+    once = np.where(steps == 15, math.inf, mlp_verdict.losses)
+    skipped = with_own(
+        replace(mlp_verdict, losses=once), run=replace(mlp_verdict.here, losses=once.copy())
+    )
+    assert skipped.undecided == ()
+
+
+@pytest.mark.torch
 def test_a_file_that_does_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     target = target_named("torch")

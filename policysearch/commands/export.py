@@ -35,7 +35,7 @@ def _arguments(export: argparse.ArgumentParser) -> None:
     add_trust(export)
     add_storage(export)
     rules = export.add_mutually_exclusive_group()
-    picks = "what the verdict names, or the member nearest to the ideal (knee)"
+    picks = "what the verdict names (the default), or the member nearest to the ideal (knee)"
     rules.add_argument("--pick", choices=("verdict", "knee"), help=picks)
     rules.add_argument("--trial", type=int, metavar="N", help="the policy of this trial")
     rules.add_argument(
@@ -147,7 +147,7 @@ def _picked_trial(results: Results, options: argparse.Namespace) -> Trial:
         if options.pick is not None:
             raise InputError(f"--max-gap: given with --pick {options.pick}; expected one of them")
         return policysearch.pick(results, "fastest", max_gap=options.max_gap)
-    return policysearch.pick(results, options.pick or "knee")
+    return policysearch.pick(results, options.pick or "verdict")
 
 
 COMMANDS = (

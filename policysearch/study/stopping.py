@@ -68,6 +68,8 @@ def settled(left: Left, aim: Aim, told: Sequence[TrialView]) -> str:
     if left.share > aim.left:
         return ""
     if not left.chance:
+        if aim.measured and not any(map(aim.meets, told)):
+            return ""  # A price says nothing of what only a training measures.
         return "settled: by price alone nothing else can be better"
     trained = [trial for trial in told if trial.speedup != 1.0 or trial.memory_ratio != 1.0]
     found = aim.meets if aim.asked else _counts

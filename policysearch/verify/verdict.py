@@ -142,9 +142,19 @@ class Verdict:
 
         That is early losses beyond EARLY_GAP, as the emulator's own are under JITTER, and no
         further apart than twice those; or what parts where most of its draws have other scales
-        already: there the target may have taken a way that none of the draws shows.
+        already: there the target may have taken a way that none of the draws shows. So are losses
+        that both end without: of those nothing can be compared.
         """
-        return tuple(line for line, chaotic in self._partings() if chaotic)
+        return tuple(line for line, chaotic in self._partings() if chaotic) + self._lost()
+
+    def _lost(self) -> tuple[str, ...]:
+        """Say from where on no loss is finite, neither here nor there."""
+        known = np.isfinite(self.losses) | np.isfinite(self.here.losses)
+        count = len(known) if not known.any() else int(np.argmax(known[::-1]))
+        if not count:
+            return ()
+        step = len(known) - count
+        return (f"step {step}: no loss is finite from here on, neither here nor in {self.target}",)
 
     def _partings(self) -> Iterator[tuple[str, bool]]:
         """Yield where losses, then scales, part; and whether the emulator's own do as well."""
