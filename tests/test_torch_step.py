@@ -26,6 +26,7 @@ from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import quantise
 from policysearch.train.step import trace_step
 from tests.emulated_steps import NETS, fill, graph_of
+from tests.host_calls import host_calls
 from tests.torch_place import FAST
 
 torch = pytest.importorskip("torch")
@@ -78,16 +79,14 @@ def _is_near(got: FloatArray, expected: FloatArray, magnitude: FloatArray | None
 
 @pytest.mark.parametrize("op", WITH_EXAMPLE, ids=lambda op: op.name)
 def test_every_op_and_its_gradients_are_near_the_reference(op: Op) -> None:
-    from policysearch.emulator.torch_array import host_calls
-
     graph, fed = _example_graph(op)
     expected = _run(graph, fed, "off")
     step = compile_graph(graph, fast=FAST)
     for name, array in fed.items():
         step.arrays[name][...] = array
-    host_calls.clear()
-    step.forward_backward()
-    assert not host_calls or op.name in ON_HOST, host_calls
+    with host_calls() as calls:
+        step.forward_backward()
+    assert not calls or op.name in ON_HOST, calls
     for name, _ in graph.outputs:
         assert _is_near(np.array(step.value(name)), expected[name]), name
 

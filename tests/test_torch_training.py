@@ -20,6 +20,7 @@ from policysearch.study.workers.worker import Payload, prepared
 from policysearch.train.run import Run
 from policysearch.train.training import train
 from policysearch.values import InputError
+from tests.host_calls import host_calls
 from tests.studies import write_study
 from tests.torch_place import FAST, PLACE
 
@@ -69,7 +70,6 @@ def test_every_optimizer_takes_its_steps(optimizer: str) -> None:
 
 
 def test_nothing_but_losses_leaves_the_device_between_looks() -> None:
-    from policysearch.emulator.torch_array import host_calls
     from policysearch.train.trainer import PROBE_INTERVAL, Trainer
 
     objective = objective_of(load_spec(Path("studies/mlp-digits.toml")))
@@ -77,12 +77,13 @@ def test_nothing_but_losses_leaves_the_device_between_looks() -> None:
     trainer = Trainer(objective.model, objective.task, policy, 0, FAST)
     batch = objective.dataset.batch(np.arange(objective.task.batch_size))
     trainer.load(objective.model.init(np.random.default_rng(0)))
-    trainer.step(*batch)
-    assert host_calls["read"] > 0  # the first step is looked at
-    host_calls.clear()
-    for _ in range(PROBE_INTERVAL - 1):
+    with host_calls() as calls:
         trainer.step(*batch)
-    assert not host_calls
+    assert calls["read"] > 0  # the first step is looked at
+    with host_calls() as calls:
+        for _ in range(PROBE_INTERVAL - 1):
+            trainer.step(*batch)
+    assert not calls
 
 
 def test_a_failure_is_traced_on_the_device() -> None:

@@ -2,13 +2,12 @@
 
 An op is written once. numpy hands every function of a `TorchArray` to its class (the protocols
 `__array_ufunc__` and `__array_function__`), which calls torch. What has no torch function here
-runs in numpy on the host, right but slow; `host_calls` counts what came from the device.
+runs in numpy on the host, right but slow.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -32,9 +31,6 @@ DTYPES: Mapping[np.dtype[Any], Any] = {
     for name in ("float32", "float64", "int32", "int64", "uint8", "int8", "int16", "bool")
 }
 NUMPY: Mapping[Any, np.dtype[Any]] = {own: given for given, own in DTYPES.items()}
-
-host_calls: Counter[str] = Counter()
-"""By name, the functions that read a whole array on the host."""
 
 
 @lru_cache(maxsize=4096)
@@ -100,8 +96,6 @@ class TorchArray(NDArrayOperatorsMixin):
 
     # What leaves the device.
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        if self.ndim:
-            host_calls["read"] += 1
         array = self.tensor.detach().cpu().numpy()
         wanted = array.dtype if dtype is None else np.dtype(dtype)
         return array.astype(wanted, copy=copy is not False)
@@ -228,7 +222,6 @@ class TorchArray(NDArrayOperatorsMixin):
         return _wrapped(found)
 
     def _on_host(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        host_calls[name] += 1
         there = {key: _hosted(value) for key, value in kwargs.items()}
         found = function(*(_hosted(each) for each in args), **there)
         several = isinstance(found, tuple | list)
