@@ -21,7 +21,7 @@ export MKL_NUM_THREADS := 1
 front: .venv/package.stamp
 	$(BIN)/policysearch run $(STUDY)
 	$(BIN)/policysearch plot $(STUDY)
-	$(BIN)/policysearch export $(STUDY) --pick verdict
+	$(BIN)/policysearch export $(STUDY)
 
 test: lint
 	$(BIN)/pytest -n $(PYTEST_WORKERS)

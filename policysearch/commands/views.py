@@ -92,7 +92,7 @@ def next_commands(results: Results, options: argparse.Namespace) -> str:
     then = [f"show {study} --csv"]
     then += [f"noise {study}"] * bool(results.cannot_rank)
     then += [f"confirm {study}  # {what}"] * bool(left)
-    then += [f"export {study} --pick verdict"] * bool(results.front)
+    then += [f"export {study}"] * bool(results.front)
     return "next: " + "\n      ".join(f"policysearch {line}" for line in then)
 
 
