@@ -176,7 +176,8 @@ def _worst(errors: Sequence[float]) -> float:
 
 def _relative(low: FloatArray, exact: FloatArray) -> float:
     wide = exact.astype(np.float64)
-    off, whole = float(np.linalg.norm(low - wide)), float(np.linalg.norm(wide))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        off, whole = float(np.linalg.norm(low - wide)), float(np.linalg.norm(wide))
     error = off / max(whole, SMALLEST)
     return error if math.isfinite(error) else math.inf
 
