@@ -55,7 +55,7 @@ def test_gradient_times_error_is_how_the_loss_changes(name: str) -> None:
     """A layer low by itself: the whole pass is off by what its own roundings do to first order."""
     objective = objective_named(name)
     task, net, moment = objective.task, objective.model, met(objective, 3)
-    exact = module._Exact(task, net, objective.float32, 0, moment)
+    exact = module._Exact(objective, 0, moment)
     float32 = PairedRun(task, net, objective.float32, 0).at(moment)[0]
     seen = 0
     for layer in net.layer_names:
@@ -72,10 +72,9 @@ def test_gradient_times_error_is_how_the_loss_changes(name: str) -> None:
 
 
 def test_a_layer_is_probed_alone_though_all_are_low(objective: Objective) -> None:
-    data, net = objective.dataset, objective.model
-    names = {name for name in net.layer_names if name.startswith("fc")}
+    names = {name for name in objective.model.layer_names if name.startswith("fc")}
     policies = [low_in(objective, names, "bfloat16"), low_in(objective, {"fc2"}, "bfloat16")]
-    every, one = rounding_errors(objective.task, policies, 0, [0, 4], dataset=data, model=net)
+    every, one = rounding_errors(objective, policies, 0, [0, 4])
     assert every["fc2"].loss == pytest.approx(one["fc2"].loss, rel=1e-6)
     assert one["fc2"].loss > 0.0 == one["fc1"].loss < every["fc1"].loss
     assert every["fc2"].lost == 0.0  # with masters no update is lost
@@ -88,8 +87,7 @@ def test_lost_is_what_storing_takes_of_updates(objective: Objective) -> None:
         for name, layer in objective.float32.layers
     )
     policy = replace(objective.float32, layers=layers, master_weights=False)
-    data, net = objective.dataset, objective.model
-    (found,) = rounding_errors(objective.task, [policy], 0, [3], dataset=data, model=net)
+    (found,) = rounding_errors(objective, [policy], 0, [3])
     stored = before.astype(ml_dtypes.bfloat16).astype(np.float32)
     bias = [met(objective, step).params["fc2.bias"] for step in (3, 4)]
     pairs = ((stored, after - before), (bias[0].astype(ml_dtypes.bfloat16), bias[1] - bias[0]))

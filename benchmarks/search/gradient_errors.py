@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,8 @@ from policysearch.data.datasets import Dataset
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import preset
-from policysearch.train.paired_run import Gradients, Moment, PairedRun, along
+from policysearch.train import paired_run
+from policysearch.train.paired_run import Gradients, Moment, PairedRun
 from policysearch.train.tasks import Task
 from policysearch.train.trainer import Trainer
 
@@ -25,8 +25,7 @@ def moments(
     """Return these steps of float32's training with `seed`, as they are met."""
     trainer = Trainer(model, task, preset("float32", model.layer_names), seed)
     with threadpool_limits(1):
-        run = islice(along(trainer, dataset), max(steps, default=-1) + 1)
-        return [moment for moment in run if moment.step in steps]
+        return paired_run.moments(trainer, dataset, steps)
 
 
 def seen_under(

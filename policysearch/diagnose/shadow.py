@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -18,7 +17,7 @@ from policysearch.policy.policy import Policy
 from policysearch.train.loss_scale import initial_state
 from policysearch.train.lost_values import listed_op
 from policysearch.train.origin import Traced, Tracer, largest_of
-from policysearch.train.paired_run import Gradients, PairedRun, along, norm
+from policysearch.train.paired_run import Gradients, PairedRun, moments, norm
 from policysearch.train.trainer import Trainer
 
 MOMENTS = (0.0, 0.5, 1.0)
@@ -82,9 +81,7 @@ class Shadows:
         steps = sorted({round(share * (task.steps - 1)) for share in shares})
         trainer = Trainer(model, task, objective.float32, seed, objective.fast, records=False)
         with threadpool_limits(1):
-            # a step that is looked at need not be taken itself
-            moments = islice(along(trainer, objective.dataset), steps[-1] + 1)
-            self.moments = tuple(moment for moment in moments if moment.step in steps)
+            self.moments = tuple(moments(trainer, objective.dataset, steps))
             exact = PairedRun(task, model, objective.float32, seed)
             self._exact = tuple(exact.at(moment) for moment in self.moments)
 

@@ -11,22 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from policysearch.data.datasets import Dataset
+from policysearch.emulator.compile import Step
 from policysearch.emulator.reference import Reference
 from policysearch.formats import format_named
 from policysearch.graph import FloatArray, Graph, Node
-from policysearch.nn.model import Model
+from policysearch.objective.objective import Objective
 from policysearch.policy.policy import Policy
-from policysearch.policy.presets import preset
 from policysearch.rounding.rounder import quantise
 from policysearch.train.loss_scale import initial_state
-from policysearch.train.paired_run import Moment, PairedRun, along
-from policysearch.train.tasks import Task
+from policysearch.train.origin import Tracer
+from policysearch.train.paired_run import Moment, PairedRun, moments
 from policysearch.train.trainer import Trainer
 
 TINY = 1e-30
@@ -66,14 +64,6 @@ def named_values(graph: Graph) -> Iterator[tuple[Name, Node]]:
         key = node.op.name.removesuffix("_inner"), node.layer, node.role
         seen[key] += 1
         yield (*key, seen[key]), node
-
-
-class _Kept(Reference):
-    """A step of which the values of the last run can be read, by node."""
-
-    @property
-    def values(self) -> Mapping[int, FloatArray]:
-        return self._values
 
 
 class Forced(Reference):
@@ -127,26 +117,20 @@ def _read_by_others(graph: Graph) -> set[int]:
 
 
 def rounding_errors(
-    task: Task,
-    policies: Sequence[Policy],
-    seed: int,
-    steps: Sequence[int],
-    *,
-    dataset: Dataset,
-    model: Model,
+    objective: Objective, policies: Sequence[Policy], seed: int, steps: Sequence[int]
 ) -> list[dict[str, LayerErrors]]:
     """Return per policy, by layer, what its rounding does at `steps` of float32's training.
 
     It takes float32's run up to the last of the steps, and a pass for each policy at each of them.
     What is not finite counts as infinite.
     """
-    float32 = preset("float32", model.layer_names)
     found: list[dict[str, LayerErrors]] = [{} for _ in policies]
     with threadpool_limits(1), np.errstate(all="ignore"):
-        run = islice(along(Trainer(model, task, float32, seed), dataset), max(steps) + 2)
-        met = {m.step: m for m in run if m.step in steps or m.step - 1 in steps}
+        wanted = {place for step in steps for place in (step, step + 1)}
+        trainer = Trainer(objective.model, objective.task, objective.float32, seed)
+        met = {moment.step: moment for moment in moments(trainer, objective.dataset, wanted)}
         for step in steps:
-            exact = _Exact(task, model, float32, seed, met[step])
+            exact = _Exact(objective, seed, met[step])
             after = met.get(step + 1, met[step]).params
             moves = {name: after[name] - value for name, value in met[step].params.items()}
             for place, policy in enumerate(policies):
@@ -159,24 +143,27 @@ def rounding_errors(
 class _Exact:
     """Float32's step at one moment: its values by name, and the gradient of each forward one."""
 
-    def __init__(self, task: Task, model: Model, float32: Policy, seed: int, moment: Moment):
-        self._task, self._model, self._seed, self._moment = task, model, seed, moment
+    def __init__(self, objective: Objective, seed: int, moment: Moment) -> None:
+        self._objective, self._seed, self._moment = objective, seed, moment
+        self._tracing = objective.task.tracing(objective.model, objective.task.batch_size)
         # Before a policy is put on it the step knows which value a gradient node is behind.
-        traced = task.tracing(model, task.batch_size).float32
-        step = _Kept(_as_far_as_gradients(traced), seed, {}, None)
-        PairedRun(task, model, float32, seed, step=step).at(moment)
-        values = step.values
-        named = named_values(step.graph)
-        self.values = {name: values[node.id] for name, node in named if node.id in values}
-        self.gradients = _gradients(step.graph, values)
+        tracer = Tracer(self._tracing.float32, seed, {})
+        self._run(objective.float32, tracer.step)
+        graph, values = tracer.traced().graph, tracer.traced().values
+        self.values = {name: values[node.id] for name, node in named_values(graph)}
+        self.gradients = _gradients(graph, values)
 
     def forced(self, policy: Policy) -> Forced:
         """Return the step under a policy, run once with float32's values."""
         scale = initial_state(policy.loss_scale).scale
-        graph = self._task.tracing(self._model, self._task.batch_size).step_graph(policy)
-        step = Forced(_as_far_as_gradients(graph), self._seed, scale, self.values)
-        PairedRun(self._task, self._model, policy, self._seed, step=step).at(self._moment)
+        graph = _as_far_as_gradients(self._tracing.step_graph(policy))
+        step = Forced(graph, self._seed, scale, self.values)
+        self._run(policy, step)
         return step
+
+    def _run(self, policy: Policy, step: Step) -> None:
+        task, model = self._objective.task, self._objective.model
+        PairedRun(task, model, policy, self._seed, step=step).at(self._moment)
 
     def errors(self, policy: Policy, moves: Mapping[str, FloatArray]) -> Mapping[str, LayerErrors]:
         """Return what the rounding of a policy does, by layer."""

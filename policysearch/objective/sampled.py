@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from policysearch.data.datasets import Dataset
 from policysearch.graph import FloatArray
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
@@ -68,7 +69,7 @@ def mismatches(
             if run.diverged:
                 raise InputError(f"policy {policy.name!r}: diverges; expected one that trains")
             trained, sampled = (
-                _log_probabilities(model, task, each.at_step(until - 1), run.params, seed)
+                _log_probabilities(model, dataset, task, each.at_step(until - 1), run.params, seed)
                 for each in (policy, sampler)
             )
             apart = sampled - trained
@@ -81,13 +82,18 @@ def mismatches(
 
 
 def _log_probabilities(
-    model: Model, task: Task, policy: Policy, params: dict[str, FloatArray], seed: int
+    model: Model,
+    dataset: Dataset,
+    task: Task,
+    policy: Policy,
+    params: dict[str, FloatArray],
+    seed: int,
 ) -> NDArray[np.float64]:
     found = evaluation(
         model,
         policy,
         params,
-        task.load_dataset().validation,
+        dataset.validation,
         task.batch_size,
         loss=task.loss,
         seed=seed,

@@ -69,18 +69,27 @@ def _each(values: Sequence[T | None]) -> tuple[T, ...]:
     return known if len(known) == len(values) else ()
 
 
+def lost_seed(runs: Mapping[RunKey, Outcome], base: str, seeds: Sequence[int]) -> int | None:
+    """Return the first seed with which float32 failed or diverged; None where none has so far."""
+    for seed in seeds:
+        run = runs.get(RunKey(base, seed))
+        if isinstance(run, Failure) or (run is not None and run.diverged):
+            return seed
+    return None
+
+
 def float32_fault(
     runs: Mapping[RunKey, Outcome], base: str, task: Task, seeds: Sequence[int]
 ) -> str:
     """Say that float32 itself diverged or failed, and what to change; "" where it did not."""
-    for seed in seeds:
-        run = runs.get(RunKey(base, seed))
-        if isinstance(run, Failure):
-            return f"float32 itself failed with seed {seed}: {run.reason}; no gap can be measured"
-        if run is not None and run.diverged:
-            return (
-                f"float32 itself {run.divergence} (seed {seed}), so no gap can be measured and no "
-                "policy ranked: the recipe does not train in any format; lower task.learning_rate "
-                f"(now {task.learning_rate:g}) or change the optimizer (now {task.optimizer})"
-            )
-    return ""
+    seed = lost_seed(runs, base, seeds)
+    if seed is None:
+        return ""
+    run = runs[RunKey(base, seed)]
+    if isinstance(run, Failure):
+        return f"float32 itself failed with seed {seed}: {run.reason}; no gap can be measured"
+    return (
+        f"float32 itself {run.divergence} (seed {seed}), so no gap can be measured and no "
+        "policy ranked: the recipe does not train in any format; lower task.learning_rate "
+        f"(now {task.learning_rate:g}) or change the optimizer (now {task.optimizer})"
+    )

@@ -66,15 +66,8 @@ def probes(objective: Objective, space: Space, encoding: Encoding, seed: int) ->
     not probed. It takes `probe_cost` trainings.
     """
     policies = probed_policies(space)
-    task = objective.task
-    errors = rounding_errors(
-        task,
-        [policy for policy, _ in policies],
-        seed,
-        probe_steps(task.steps),
-        dataset=objective.dataset,
-        model=objective.model,
-    )
+    given = [policy for policy, _ in policies]
+    errors = rounding_errors(objective, given, seed, probe_steps(objective.task.steps))
     layers = {group.name: group.layers for group in space.groups}
     counted = {pair: i for i, pair in enumerate(encoding.decisions.counted())}
     found = np.full((len(counted), len(COLUMNS)), np.nan)

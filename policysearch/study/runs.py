@@ -9,7 +9,7 @@ from pathlib import Path
 from policysearch.objective.objective import JITTER
 from policysearch.objective.score import Failure, Outcome
 from policysearch.policy.policy import Policy
-from policysearch.study.float32_runs import learned, noise_gap
+from policysearch.study.float32_runs import learned, lost_seed, noise_gap
 from policysearch.study.journal.records import Asked, Records, RunKey, trained_digest
 from policysearch.study.journal.trials import Trial
 from policysearch.study.results.ranking import matters_gap
@@ -59,10 +59,10 @@ class Runs:
         """Whether float32 failed, diverged or has not learned; False while its runs go on."""
         if self.missing_float32():
             return False
-        runs = [self.records.runs[RunKey(self.float32.digest, seed)] for seed in self.seeds]
-        if any(isinstance(run, Failure) or run.diverged for run in runs):
+        of_float32 = self.records.runs, self.float32.digest, self.seeds
+        if lost_seed(*of_float32) is not None:
             return True
-        shown = learned(self.records.runs, self.float32.digest, self.seeds, self.records.constant)
+        shown = learned(*of_float32, self.records.constant)
         return bool(shown and shown.fault)
 
     def forget_failed(self) -> None:

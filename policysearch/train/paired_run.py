@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +99,15 @@ def along(trainer: Trainer, data: Dataset) -> Iterator[Moment]:
         first = next(micro_batches(inputs, labels, trainer.task.accumulation_steps))
         yield Moment(index, trainer.params(), *first)
         trainer.step(inputs, labels)
+
+
+def moments(trainer: Trainer, data: Dataset, steps: Collection[int]) -> list[Moment]:
+    """Return these steps of a training, as `along` meets them; what it does not reach is left out.
+
+    A step that is looked at need not be taken itself.
+    """
+    run = islice(along(trainer, data), max(steps, default=-1) + 1)
+    return [moment for moment in run if moment.step in steps]
 
 
 def norm(gradients: Gradients) -> float:

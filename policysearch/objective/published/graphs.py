@@ -51,12 +51,18 @@ class Run:
     @property
     def graph(self) -> Graph:
         """The step that runs."""
-        return apply_policy(self.step, self.policy)
+        return _under(self.policy, self.network, self.recorded_length, self.batch)
 
     @property
     def update_share(self) -> float:
         """The share of the update that a micro-batch costs."""
         return update_share(self.network) if self.precision.update else 0.0
+
+
+@lru_cache(maxsize=32)
+def _under(policy: Policy, network: Network, length: int, batch: int) -> Graph:
+    """Return the step of a network under a policy: the same whatever device it runs on."""
+    return apply_policy(float32_step(network, length, batch), policy)
 
 
 @lru_cache(maxsize=4096)
