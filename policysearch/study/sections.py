@@ -201,10 +201,10 @@ class GoalSection:
     `want` is the "fastest", the "smallest" (peak memory) or the "closest" policy to float32
     that is within the limits, or "any" that is. A limit that is left out is none, but for the
     gap of what is fastest, smallest or any: the least that matters (`objectives.matters`).
-    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy, `metric` the
-    least or the largest mean of the task's own (">=0.8" or "<=12"), `speedup` the least over the
-    baseline (or `over` "float32"), `memory` the largest peak over float32's, and `fits` a device
-    whose memory the step must fit, at the batch that is priced; "DEVICE@B" says that batch. The
+    `gap` is the largest loss gap in nats, `accuracy` the least validation accuracy. `metric` is the
+    least or the largest mean of the task's own (">=0.8" or "<=12"). `speedup` is the least over the
+    baseline (or `over` "float32"), `memory` the largest peak over float32's. `fits` is a device
+    whose memory the step must fit at the batch that is priced; "DEVICE@B" says that batch. The
     search ends after so many `trainings` of policies, or so many `hours`, or once, at 95 %, no more
     than the share `left` can be left of the goal: a policy that was not trained is better than the
     best by no more. Without this table it is a share of the volume of the front. 0 goes on to the
