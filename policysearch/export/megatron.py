@@ -12,7 +12,7 @@ from policysearch.export.reading import About
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.presets import preset
 from policysearch.policy.scaling import Recipe, Scaling
 
@@ -81,7 +81,7 @@ def runs(policy: Policy, model: Model) -> Policy:
         layers |= dict.fromkeys(parts, made)
     said = policy.second_moment
     first = _kept(policy.optimizer_state)
-    second = first if said == "optimizer_state" else _kept(said)
+    second = first if said == AS_FIRST else _kept(said)
     quantised = any(format_named(row.compute).bits < 16 for row in layers.values())
     base = preset(BASE, ())
     return replace(
@@ -90,7 +90,7 @@ def runs(policy: Policy, model: Model) -> Policy:
         **{name: getattr(base, name) for name in LISTS},
         master_weights=True,
         optimizer_state=first,
-        second_moment=second if second != first else "optimizer_state",
+        second_moment=second if second != first else AS_FIRST,
         all_reduce="bfloat16" if policy.all_reduce == "bfloat16" else "float32",
         loss_scale=_scale(policy.loss_scale) if dtype == "float16" else LossScale(),
         scaling=Scaling("nvfp4" if fp4 else there) if quantised else Scaling(),

@@ -18,7 +18,7 @@ from policysearch.export.reading import DEFAULT_RULE, Given, Reading, policy_of,
 from policysearch.formats import format_named
 from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer
+from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy, uniform_layer
 from policysearch.policy.scaling import Scaling
 from policysearch.values import InputError, one_of
 
@@ -90,7 +90,7 @@ def flags_of(policy: Policy, model: Model) -> Iterator[str]:
             yield "--first-last-layers-bf16"
             yield f"--num-layers-at-start-in-bf16 {first} --num-layers-at-end-in-bf16 {last}"
     kept, squares = policy.optimizer_state, policy.second_moment
-    squares = kept if squares == "optimizer_state" else squares
+    squares = kept if squares == AS_FIRST else squares
     if {kept, squares} != {"float32"}:
         words = f"--exp-avg-dtype {WORDS[kept]} --exp-avg-sq-dtype {WORDS[squares]}"
         yield f"--use-precision-aware-optimizer {words}"
@@ -177,7 +177,7 @@ def read(text: str, model: Model, where: str) -> Reading:
         BASE,
         scaling=Scaling(min(recipes)) if used and recipes else Scaling(),  # type: ignore[arg-type]
         optimizer_state=first,
-        second_moment=second if second != first else "optimizer_state",
+        second_moment=second if second != first else AS_FIRST,
         all_reduce="bfloat16" if "--grad-reduce-in-bf16" in flags else "float32",
         loss_scale=_scale_of(flags, dtype),
     )

@@ -15,7 +15,14 @@ from policysearch.importers.torch_model import TorchModel
 from policysearch.nn.model import Model
 from policysearch.ops.catalogue import LOSS_OPS
 from policysearch.policy.loss_scale import LossScale
-from policysearch.policy.policy import AS_STORED, LayerPolicy, Policy, RoleRounding, uniform_layer
+from policysearch.policy.policy import (
+    AS_FIRST,
+    AS_STORED,
+    LayerPolicy,
+    Policy,
+    RoleRounding,
+    uniform_layer,
+)
 from policysearch.policy.preset_row import MOVES as MOVES
 from policysearch.policy.scaling import Scaling
 from policysearch.rewrite.format_rules import LISTS
@@ -141,7 +148,7 @@ KEPT = ("float32", "bfloat16", AS_STORED)
 DRAWN = Rounding("stochastic")
 
 PLAINLY: Mapping[str, Any] = MappingProxyType(
-    {"second_moment": "optimizer_state", "state_block": 0, "compensation": "none"}
+    {"second_moment": AS_FIRST, "state_block": 0, "compensation": "none"}
 )
 """State as optimizers of torch keep it."""
 

@@ -169,14 +169,18 @@ class Phase:
     layers: Layers
 
 
-AS_FIRST = ("second_moment", "optimizer_state")
-"""Second moments in the format of the rest of the state: a field, and what it says."""
+AS_FIRST = "optimizer_state"
+"""What a policy says of second moments in the format of the rest of the state."""
+
 
 SECOND_MOMENTS = frozenset({"v", "square_avg", "sum", "acc_delta"})
 """What optimizers call their sums of squares."""
 
 AS_STORED = "param"
 """The optimizer's state in the format that its parameter is stored in."""
+
+NO_FORMATS = MappingProxyType({"optimizer_state": AS_STORED, "second_moment": AS_FIRST})
+"""By field, what it may say in the place of a format."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,7 @@ class Policy(Shown):
     norm_inner: Literal["float32", "format"] = "float32"
     master_weights: bool = True
     optimizer_state: str = "float32"
-    second_moment: str = "optimizer_state"
+    second_moment: str = AS_FIRST
     state_block: int = 0
     compensation: Literal["none", "kahan"] = "none"
     optimizer_order: Literal["fused", "eager"] = "fused"
@@ -241,7 +245,7 @@ class Policy(Shown):
         if self.version != VERSION:
             raise InputError(f"version: {self.version!r}; expected {VERSION}")
         for name in ("optimizer_state", "second_moment", "all_reduce"):
-            if (name, getattr(self, name)) in (("optimizer_state", AS_STORED), AS_FIRST):
+            if getattr(self, name) == NO_FORMATS.get(name):
                 continue
             try:
                 format_named(getattr(self, name))
@@ -295,7 +299,7 @@ class Policy(Shown):
 
         `state` is what the optimizer calls it, which matters for SECOND_MOMENTS.
         """
-        if state in SECOND_MOMENTS and self.second_moment != AS_FIRST[1]:
+        if state in SECOND_MOMENTS and self.second_moment != AS_FIRST:
             return self.second_moment
         return self.stored(name) if self.optimizer_state == AS_STORED else self.optimizer_state
 
@@ -304,7 +308,7 @@ class Policy(Shown):
         """How the optimizer's state is kept, and what is kept beside parameters, in words."""
         state = self.optimizer_state
         words = ["as its parameters are stored" if state == AS_STORED else state]
-        words += [f"second moments {self.second_moment}"] * (self.second_moment != AS_FIRST[1])
+        words += [f"second moments {self.second_moment}"] * (self.second_moment != AS_FIRST)
         words += [f"a scale per {self.state_block}"] * bool(self.state_block)
         return ", ".join(words + ["Kahan sums"] * (self.compensation != "none"))
 

@@ -14,9 +14,8 @@ from policysearch.accumulators import ACCUMULATORS
 from policysearch.files import read_text, write_whole
 from policysearch.formats import FORMATS
 from policysearch.policy.policy import (
-    AS_FIRST,
-    AS_STORED,
     CLIPPING,
+    NO_FORMATS,
     VERSION,
     LayerPolicy,
     Layers,
@@ -129,7 +128,7 @@ def _object_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
 def _field_schema(name: str, hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if hint is str and name in FORMAT_FIELDS:
         named = {"$ref": "#/$defs/Format"}
-        spare = {"optimizer_state": AS_STORED, AS_FIRST[0]: AS_FIRST[1]}.get(name)
+        spare = NO_FORMATS.get(name)
         return named if spare is None else {"anyOf": [named, {"const": spare}]}
     if hint is str and name == "accumulator":
         return {"$ref": "#/$defs/Accumulator"}

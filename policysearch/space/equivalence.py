@@ -10,7 +10,7 @@ from typing import Any
 from policysearch.formats import format_named
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.normal_forms import layers_of, with_own_recipe
-from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.policy import AS_FIRST, LayerPolicy, Policy
 from policysearch.policy.presets import preset
 from policysearch.policy.products import Products
 from policysearch.rewrite.format_rules import LISTS
@@ -51,7 +51,7 @@ def canonical(
 def _as_kept(policy: Policy) -> Policy:
     """Return the policy without what keeps nothing: sums of what is not rounded, unused blocks."""
     if policy.second_moment == policy.optimizer_state:
-        policy = replace(policy, second_moment="optimizer_state")
+        policy = replace(policy, second_moment=AS_FIRST)
     states = {policy.state_of(name, state) for name, _ in policy.layers for state in ("m", "v")}
     if all(format_named(state).bits >= 16 for state in states):
         policy = replace(policy, state_block=0)
@@ -60,7 +60,7 @@ def _as_kept(policy: Policy) -> Policy:
 
 def _state_is_wide(policy: Policy) -> bool:
     second = policy.second_moment
-    return policy.optimizer_state == "float32" and second in ("optimizer_state", "float32")
+    return policy.optimizer_state == "float32" and second in (AS_FIRST, "float32")
 
 
 def scale_acts(policy: Policy) -> bool:

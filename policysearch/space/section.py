@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from policysearch.policy.presets import PRESETS
 from policysearch.space.decided.base import Decided
-from policysearch.space.decided.kept import Kept, KeptForms
 from policysearch.space.decided.layer_formats import Formats, LayerFormats, Roles
 from policysearch.space.decided.loss_scales import LossScales, Scale
 from policysearch.space.decided.op_lists import OpLists, Ops, Rules
 from policysearch.space.decided.phases import PhaseFormats, Phases
 from policysearch.space.decided.product_formats import LayerProducts, ProductFormats
 from policysearch.space.decided.products import Accumulators, Products, Scalings
+from policysearch.space.decided.state_forms import State, StateForms
 from policysearch.space.decided.storage import OptimizerState, Storage, StoredFormats
 from policysearch.space.decided.updates import UpdateRounding, Updates
 from policysearch.values import one_of
@@ -29,7 +29,7 @@ DEVICE = "device"
 
 DECIDED: tuple[Decided, ...] = (
     *(Formats(), Roles(), LayerProducts(), Ops(), Storage(), OptimizerState(), UpdateRounding()),
-    *(Kept(), Scale(), Accumulators(), Scalings(), Rules(), Phases()),
+    *(State(), Scale(), Accumulators(), Scalings(), Rules(), Phases()),
 )
 """Every kind of decision, in the order a policy takes them: a later one changes what is there."""
 
@@ -41,7 +41,7 @@ class SpaceSection(
     Products,
     LossScales,
     Updates,
-    KeptForms,
+    StateForms,
     StoredFormats,
     OpLists,
     ProductFormats,

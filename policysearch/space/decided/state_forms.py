@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from policysearch.policy.policy import Policy
+from policysearch.policy.policy import AS_FIRST, Policy
 from policysearch.space.decided.base import (
     SAME,
     Choices,
@@ -17,12 +17,9 @@ from policysearch.space.decided.base import (
 )
 from policysearch.values import number, one_of
 
-USUAL = "optimizer_state"
-"""What a policy says of second moments in the format of the rest of the state."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class KeptForms:
+class StateForms:
     """`second_moments` are formats of sums of squares (v of Adam), "same" as the rest of the
     optimizer's state. States below 16 bits have a scale for so many values as one of the
     `state_blocks`, 0 for none (torchao's FP8 optimizers have 256). `compensations`: "kahan" keeps
@@ -34,14 +31,14 @@ class KeptForms:
     compensations: tuple[Literal["none", "kahan"], ...] = ("none",)
 
 
-class Kept:
+class State:
     """Decides "second_moment", "state_block" and "compensation"."""
 
-    keys = KeptForms
+    keys = StateForms
     shared = ("compensation",)
     modifying = ()
 
-    def check(self, section: KeptForms) -> None:
+    def check(self, section: StateForms) -> None:
         check_formats("second_moments", section.second_moments, SAME)
         for block in section.state_blocks:
             number("state_blocks", block, 0, 65536)
@@ -50,31 +47,31 @@ class Kept:
         for key in ("second_moments", "state_blocks", "compensations"):
             check_different(key, getattr(section, key))
 
-    def choices(self, section: KeptForms, at: Setting) -> Choices:
+    def choices(self, section: StateForms, at: Setting) -> Choices:
         return {
             "second_moment": section.second_moments,
             "state_block": section.state_blocks,
             "compensation": section.compensations,
         }
 
-    def applied(self, policy: Policy, params: Params, section: KeptForms, at: Setting) -> Policy:
+    def applied(self, policy: Policy, params: Params, section: StateForms, at: Setting) -> Policy:
         chosen: dict[str, Any] = {
             name: params.get(name, values[0]) for name, values in self.choices(section, at).items()
         }
         if chosen["second_moment"] == SAME:
-            chosen["second_moment"] = USUAL
+            chosen["second_moment"] = AS_FIRST
         return replace(policy, **chosen)
 
-    def read(self, policy: Policy, section: KeptForms, at: Setting) -> Params:
+    def read(self, policy: Policy, section: StateForms, at: Setting) -> Params:
         second = policy.second_moment
         return {
-            "second_moment": SAME if second == USUAL else second,
+            "second_moment": SAME if second == AS_FIRST else second,
             "state_block": policy.state_block,
             "compensation": policy.compensation,
         }
 
-    def words(self, policy: Policy, section: KeptForms, at: Setting) -> list[str]:
+    def words(self, policy: Policy, section: StateForms, at: Setting) -> list[str]:
         second = policy.second_moment
-        said = [] if second == USUAL else [f"second:{short_format(second)}"]
+        said = [] if second == AS_FIRST else [f"second:{short_format(second)}"]
         said += [f"blocks:{policy.state_block}"] * bool(policy.state_block)
         return said + [policy.compensation] * (policy.compensation != "none")
