@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 EXHAUSTED = "the space has no other policy"
 
-NO_REFERENCE = "float32 itself does not train, so no policy can be ranked"
+NO_REFERENCE = "float32 itself has not learned, so no policy can be ranked"
 
 
 class Limits:
