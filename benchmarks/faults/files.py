@@ -9,17 +9,18 @@ import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.changes import changed_bytes, changed_text, changed_tree, toml_text
-from benchmarks.faults.common import finished, ran, said_raw, trained_here
+from benchmarks.faults.common import Ended, finished, ran, said_raw, trained_here
 from policysearch.export.targets import targets
-from policysearch.nn.models import mlp
+from policysearch.nn.model import Model
 from policysearch.objective.published.known import PATH as PUBLISHED
 from policysearch.policy.presets import preset
 from policysearch.space.rules_file import rules_file_of
+from policysearch.study.specification import load_spec
 from tests.studies import TINY, write_study
 from tests.test_kept import NET, OWN
 
@@ -90,12 +91,11 @@ class Kind:
 
 def kinds(folder: Path) -> list[Kind]:
     """Return the kinds of files, after writing into `folder` what they stand beside."""
-    return [*_of_studies(folder), *_of_devices(folder), *_of_targets(), *_kept(folder)]
+    return [*_of_studies(folder), *_of_devices(folder), *_of_targets(folder), *_kept(folder)]
 
 
 def _of_studies(folder: Path) -> Iterator[Kind]:
-    write_study(folder)
-    net = mlp((64, 8, 10), "tanh")
+    net = _net(folder)
     policy = preset("mindspore.O2", net.layer_names)
     text, rules = policy.to_json(), rules_file_of(policy, net).text()
     study = ("explain preset:bfloat16 --study FILE", "estimate FILE", "run FILE --no-confirm")
@@ -124,8 +124,13 @@ def _of_devices(folder: Path) -> Iterator[Kind]:
     yield Kind("timings", "timed.csv", KERNELS.encode(), ("calibrate new.toml --csv FILE",))
 
 
-def _of_targets() -> Iterator[Kind]:
-    net = mlp((64, 8, 10), "tanh")
+def _net(folder: Path) -> Model:
+    task = load_spec(write_study(folder)).task
+    return task.build_model(task.load_dataset())
+
+
+def _of_targets(folder: Path) -> Iterator[Kind]:
+    net = _net(folder)
     for name, target in targets().items():
         text = target.export(preset("mindspore.O2", net.layer_names), net)
         try:
@@ -179,24 +184,38 @@ def fuzzed(
     place.mkdir()
     rows = kinds(place)
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    for kind in rows:
+        for command in kind.commands:
+            found = _ended(kind, command, kind.content, place, before)
+            assert found.end == "taken", f"{kind.name} as it should be: {command}: {found}"
     for number in range(count):
         kind = rows[number % len(rows)]
-        file, content = place / kind.path, kind.changed(rng)
-        file.write_bytes(content)
-        command = rng.choice(kind.commands).replace("FILE", kind.path).split()
-        with trained_here():
-            found = ran(command, place)
-        left = [path for path in place.rglob("*") if path.is_file() and path not in before]
-        left = [path for path in left if path != file]
-        end = "raw" if said_raw(left, found.out, found.err) else found.end
-        if end == "refused" and left:
-            end = f"left {left[0].relative_to(place)}"
-        _restore(place, before, (*left, file))
-        if end not in ("taken", "refused"):
+        content, command = kind.changed(rng), rng.choice(kind.commands)
+        found = _ended(kind, command, content, place, before)
+        if found.end not in ("taken", "refused"):
             (folder / f"fault-{number}").write_bytes(content)
-            said(f"{number}: {' '.join(command)}: {end}: {found.raised or found.err[-400:]}")
-        ends[f"{kind.name}: {end}"] += 1
+            said(f"{number}: {command}: {found.end}: {found.raised or found.err[-400:]}")
+        ends[f"{kind.name}: {found.end}"] += 1
     return ends
+
+
+def _ended(
+    kind: Kind, command: str, content: bytes, place: Path, before: dict[Path, bytes]
+) -> Ended:
+    """Run a command on such a file, and put the folder back as it was; return how that ended."""
+    file = place / kind.path
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    with trained_here():
+        found = ran(command.replace("FILE", kind.path).split(), place)
+    new = [path for path in place.rglob("*") if path.is_file() and path not in before]
+    left = [path for path in new if path != file]
+    if said_raw(left, found.out, found.err):
+        found = replace(found, end="raw")
+    if found.end == "refused" and left:
+        found = replace(found, end=f"left {left[0].relative_to(place)}")
+    _restore(place, before, (*new, file))
+    return found
 
 
 def _restore(place: Path, before: dict[Path, bytes], new: Iterable[Path]) -> None:
