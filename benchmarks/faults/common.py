@@ -21,8 +21,9 @@ from policysearch.study.workers import executors
 from policysearch.study.workers.executors import SerialExecutor
 from tests.studies import replaced_training, write_study
 
-RAW = ("\x1b", "\a", "\u202e")
-"""What no output may hold: a terminal acts on it in the place of showing it."""
+ATTACK = "a\x1b[2Jb\ac\u202ed\nINJECTED"
+RAW = ("\x1b", "\a", "\u202e", "\nINJECTED")
+"""What no output may hold: a terminal acts on it, or it passes for a line of the command's own."""
 
 READ = (".html", ".py", ".csv", ".svg", ".yaml", ".json", ".toml", ".md")
 """Endings of the files that commands write for people."""
