@@ -22,7 +22,7 @@ VIEWS = (
     *("plot tiny.toml --out front.svg", "export tiny.toml --pick knee", "repair tiny.toml"),
     *("estimate tiny.toml", "explain preset:bfloat16 --study tiny.toml"),
 )
-SAYS = (f"raise ValueError({ATTACK!a})", f"raise KeyError({ATTACK!a})", f"print({ATTACK!a})")
+SAYS = tuple(f"raise {kind}({ATTACK!a})" for kind in ("ValueError", "KeyError", "SystemExit"))
 """What a function of the user's own does in the place of what it should."""
 
 

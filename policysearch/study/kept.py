@@ -32,6 +32,9 @@ from policysearch.train.user_code import is_user_code
 from policysearch.values import InputError, from_plain, to_plain
 
 VERSION = 1
+PARTS = frozenset({"task", "model", "data", "net", "script"})
+"""What a kept graph has beside its version."""
+
 PACKAGED = ("digits", "digits32", "sums")
 """Data sets that need no file beside the package."""
 
@@ -177,7 +180,7 @@ def _read(place: Path) -> Plain | None:
     """Return what was kept; None where there is nothing, or nothing whole and of this version."""
     try:
         plain: Plain = json.loads(gzip.decompress(place.read_bytes()))
-        if plain["version"] != VERSION:
+        if plain["version"] != VERSION or not PARTS <= plain.keys():
             return None
         model_from_kept(plain["model"])
         _examples(plain["data"])
