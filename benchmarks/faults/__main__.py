@@ -17,7 +17,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.faults.code import own_code
 from benchmarks.faults.common import SOUND
+from benchmarks.faults.disk import disks
 from benchmarks.faults.files import fuzzed
 from benchmarks.faults.kills import kills, runs_killed
 from benchmarks.faults.records import cuts, flips, tracebacks
@@ -34,6 +36,8 @@ PARTS: dict[str, tuple[Part, int]] = {
     "studies": (studies, 2000),
     "files": (fuzzed, 20000),
     "text": (fields, 1000),
+    "code": (own_code, 27),
+    "disk": (disks, 150),
     "runs": (runs_killed, 200),
     "kills": (kills, 100),
 }

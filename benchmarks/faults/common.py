@@ -28,7 +28,7 @@ RAW = ("\x1b", "\a", "\u202e", "\nINJECTED")
 READ = (".html", ".py", ".csv", ".svg", ".yaml", ".json", ".toml", ".md")
 """Endings of the files that commands write for people."""
 
-SOUND = frozenset({"intact", "ran", "refused", "taken", "resumed", "same"})
+SOUND = frozenset({"intact", "ran", "refused", "taken", "same", "stopped", "gone"})
 """How a case may end."""
 
 LONGEST_SECONDS, LONGEST_WAIT_SECONDS = 20, 200
@@ -52,7 +52,7 @@ class Ended:
 def ran(arguments: Sequence[str], folder: Path) -> Ended:
     """Run a command in `folder` and return how it ended: "taken", "refused", or a fault.
 
-    A refusal is one line on standard error, beside lines that say what is done meanwhile.
+    A refusal is one line on standard error, beside progress.
     """
     out, err = io.StringIO(), io.StringIO()
     raised = ""
@@ -68,10 +68,15 @@ def ran(arguments: Sequence[str], folder: Path) -> Ended:
     except Exception as error:
         end, raised = "traceback", traceback.format_exc()
         raised = f"{type(error).__name__}: {error}\n{raised[-1200:]}"
-    said = [line for line in err.getvalue().splitlines() if line and "trials |" not in line]
+    said = [line for line in err.getvalue().splitlines() if line and not is_progress(line)]
     if end == "refused" and len(said) != 1:
         end = "more than one line"
     return Ended(end, out.getvalue(), err.getvalue(), raised)
+
+
+def is_progress(line: str) -> bool:
+    """Return whether a line says what is being done: a bar, or how long it will take."""
+    return "trials |" in line or "seconds in all on" in line
 
 
 @contextlib.contextmanager
