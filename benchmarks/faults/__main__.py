@@ -22,6 +22,7 @@ from benchmarks.faults.common import SOUND
 from benchmarks.faults.disk import disks
 from benchmarks.faults.files import fuzzed
 from benchmarks.faults.kills import kills, runs_killed
+from benchmarks.faults.load import loads
 from benchmarks.faults.records import cuts, flips, tracebacks
 from benchmarks.faults.studies import studies
 from benchmarks.faults.text import fields
@@ -38,6 +39,7 @@ PARTS: dict[str, tuple[Part, int]] = {
     "text": (fields, 1000),
     "code": (own_code, 27),
     "disk": (disks, 150),
+    "load": (loads, 2000),
     "runs": (runs_killed, 200),
     "kills": (kills, 100),
 }
