@@ -27,7 +27,7 @@ HOW = (
     "noise",
     "horizon",
 )
-"""Pages that say how it works: at most 900 words each, tables and all, with a picture or a table."""
+"""Pages that say how it works: at most 900 words each, tables and all, with something to see."""
 
 LONGEST, MEAN, WORDS = 35, 18, 16_000
 
