@@ -27,7 +27,7 @@ SMALL_SHARE = 0.01
 """Growth of a gap that stays below this share of float32's own loss is no failure."""
 
 SWAMPED = 0.1
-"""Share of updates that are swamped from which on they are said to vanish (docs/early-signs.md)."""
+"""Share of updates that are swamped from which on they are said to vanish (docs/horizon.md)."""
 
 
 @dataclass(frozen=True)
