@@ -288,7 +288,7 @@ def test_tf32_is_taken_where_nothing_is_told_to_be_faster(
     assert (near_by.kind, near_by.trial, near_by.passed_over) == ("take", 3, 2)
     assert near_by.speedup == pytest.approx(1.35)
     assert (
-        "; trial 2, bfloat16, is not told to be faster: "
+        "; trial 2, bfloat16, is not surely faster: "
         f"1.11x its speed, modeled {beyond.low:.2f} to {beyond.high:.2f}" in str(near_by)
     )
     assert "no worse than 95 % can tell; not trained longer yet)" in str(near_by)

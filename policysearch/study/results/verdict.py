@@ -85,7 +85,7 @@ class Verdict:
     Of "keep" `trial` is that of the baseline, if it is one. `confirmed_steps`: the longer
     run that it was sound over. `tf32_speedup`: that of TF32 over float32, where the device has it.
     `switch`: the line that turns TF32 on, where that is what is taken, and `passed_over` the trial
-    that is not told to be faster than it. `trials_left`: of the budget, when the search has not
+    that is not surely faster. `trials_left`: of the budget, when the search has not
     ended. `learning_checked`: whether records say that float32 learned or not.
     """
 
@@ -234,7 +234,7 @@ def _switched(results: Evidence, rival: Trial | None, over: str) -> Row | None:
 
 
 def _as_fast(switch: Row, pick: Row) -> bool:
-    """Return whether the pick is not told to be faster than TF32, which costs nothing.
+    """Return whether the pick is not surely faster than TF32, which costs nothing.
 
     The interval of its modeled speed over TF32's reaches 1, and TF32 brings at least half of its
     gain, by factors: a switch that does nothing is not taken for a pick that may do nothing.
@@ -256,7 +256,7 @@ def _take_switch(results: Evidence, switch: Row, pick: Trial, over: str, note: s
     named = f"trial {trial.number}, {TF32}"
     text = f"take {SWITCH} ({named}: {_faster(speed, over)}{saved}; {sure})"
     if pick is not trial:
-        text += f"; {_name(pick)}, is not told to be faster: {_than_switch(pick, switch)}"
+        text += f"; {_name(pick)}, is not surely faster: {_than_switch(pick, switch)}"
     if over != FLOAT32 and (tf32 := _tf32(results)):
         text += f"; float32 without it is modeled at {1.0 / tf32:.2f} of its speed"
     line = TF32_SWITCHES.get(results.spec.study.target or "", TF32_SWITCHES["torch"])
