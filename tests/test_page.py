@@ -236,6 +236,16 @@ def test_what_was_expected_of_a_gap_stands_beside_what_was_measured(results: Res
     assert "1 of 2 lie within" in said
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_a_page_says_nothing_of_what_is_not_there(state: str) -> None:
+    """Of no training no success is told, and where there is no front nothing is said of one."""
+    shown = STATES[state][0]()
+    said = " ".join(tree_of(page(shown)).texts)
+    assert ("Everything trained to its end" in said) <= bool(shown.trials)
+    assert ("Blue marks are the front" in said) == bool(shown.front and not shown.cannot_rank)
+    assert ("There is no front: no mark" in said) == (state == "cannot rank")
+
+
 def test_only_a_watched_page_reads_itself_again(html: str, results: Results) -> None:
     assert "refresh" not in html
     assert '<meta http-equiv="refresh" content="5">' in page(results, "x.toml", 5)

@@ -59,10 +59,14 @@ def body(sight: Sight) -> Html | None:
     rows = [row for row in sight.rows if not row.diverged]
     if not rows:
         return None
+    front = "There is no front: no mark can be told to be better than another."
+    if any(row.on_front for row in rows):
+        front = "Blue marks are the front, which no other policy beats by what can be told."
+    if sight.pick:
+        front += " The star is the one above."
     intro = (
         "Each mark is one policy. Left: its training loss ends closer to float32's. Up: its step "
-        "takes less. Blue marks are the front, which no other policy beats by what can be told; "
-        "the star is the one above. A mark leads to the policy up close."
+        f"takes less. {front} A mark leads to the policy up close."
     )
     pictures = [
         tag(
@@ -137,8 +141,13 @@ def _matters(matters: float, x: Axis, top: float, bottom: float, labels: Labels)
         return None
     wide = labels.width > 600
     said = "a gap matters from here on" if wide else "matters"
-    written = label(x(matters) - 5, top + 12, said, "small halo", "end")
-    labels.boxes.append((x(matters) - 6.2 * len(said), top, x(matters), top + 16))
+    long = 6.2 * len(said)
+    fits = x(matters) - long > x.start
+    written = label(
+        x(matters) + (-5 if fits else 5), top + 12, said, "small halo", "end" if fits else "start"
+    )
+    left = x(matters) - (long if fits else 0.0)
+    labels.boxes.append((left, top, left + long, top + 16))
     return joined((line(x(matters), top, x(matters), bottom, "matter"), written))
 
 

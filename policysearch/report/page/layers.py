@@ -56,7 +56,9 @@ def _column(trial: Trial, layers: list[str]) -> list[Cell]:
 
 def _cell(layer: LayerPolicy, policy: Policy, recipe: str) -> Cell:
     own = not policy.master_weights and layer.param != "float32"
-    more = [recipe] if any(map(is_narrow, layer.operand_formats)) else []
+    more = (
+        [recipe.replace("none", "unscaled")] if any(map(is_narrow, layer.operand_formats)) else []
+    )
     for role in ("fprop", "dgrad", "wgrad"):
         said = getattr(layer.products, role)
         if said is not None:
