@@ -208,15 +208,16 @@ def diagnose(
     """Return why a policy fails in a study, where, and the smallest change that repairs it.
 
     Trains it and float32 with the first seed of the study, weighs changes by their gradients along
-    float32's run, and trains at most `budget` of them; the repair is then trained with the other
-    seeds. Nothing is recorded in the study. `progress` is told what is trained, a line each.
-    InputError where the policy does not fit.
+    float32's run, and trains at most `budget` of them, as the target of the study (torch, where it
+    has none) runs them; the repair is then trained with the other seeds. Nothing is recorded in the
+    study. `progress` is told what is trained, a line each. InputError where the policy does not
+    fit.
     """
     number("budget", budget, 1, 1000)
-    objective = objective_of(study)
+    objective, say = objective_of(study), progress or (lambda line: None)
     objective.price(policy)  # says what is wrong with a policy before anything is trained
-    say = progress or (lambda line: None)
-    return Diagnoser(objective, sorted(study.study.seeds), budget, say).diagnose(policy)
+    seeds, target = sorted(study.study.seeds), study.study.target
+    return Diagnoser(objective, seeds, budget, say, target).diagnose(policy)
 
 
 def preflight(policy: Policy, study: StudySpec) -> tuple[str, ...]:

@@ -208,6 +208,13 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         return _read(options[0], data, where)
     if names := choices(hint):
         return one_of(where, data, names)
+    if origin in (dict, Mapping):
+        if not isinstance(data, dict):
+            raise InputError(f"{where}: {shown(data)}; expected a table of keys")
+        each = typing.get_args(hint)[1]
+        return {key: _read(each, item, f"{where}.{key}") for key, item in data.items()}
+    if hint is Any:
+        return data
     if origin is tuple:
         return _read_tuple(typing.get_args(hint), data, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):

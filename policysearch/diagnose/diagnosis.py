@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from policysearch.diagnose.evidence import Cause, Evidence
-from policysearch.diagnose.repairs import Repair, low_work, repairs_of
+from policysearch.diagnose.repairs import LeftOut, Repair, kept_there, low_work, repairs_of
 from policysearch.diagnose.shadow import Shadows
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
@@ -65,7 +65,7 @@ class Diagnosis:
     `gap` of the policy (infinite where it diverged) and `matters`, above which a gap is a failure,
     are in nats; `noise` is the
     largest by which jitter moved float32. `trained` counts the trainings of changes until the
-    verdict, those on further seeds apart.
+    verdict, those on further seeds apart. `left_out` are changes that the target undoes.
     """
 
     verdict: Verdict
@@ -78,10 +78,15 @@ class Diagnosis:
     trained: int = 0
     held: tuple[float, ...] = ()
     why: str = ""
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Diagnoser:
-    """Diagnoses policies of one objective with the first of `seeds`; the others confirm."""
+    """Diagnoses policies of one objective with the first of `seeds`; the others confirm.
+
+    Changes are tried as `target` runs them, torch where none is given, unless it runs the policy
+    itself otherwise than it says.
+    """
 
     def __init__(
         self,
@@ -89,8 +94,10 @@ class Diagnoser:
         seeds: Sequence[int],
         budget: int = BUDGET,
         progress: Callable[[str], None] = lambda line: None,
+        target: str | None = None,
     ) -> None:
         self.objective, self.seeds, self.budget = objective, tuple(seeds), budget
+        self.target = target or "torch"
         self._progress = progress
         self._shadows: Shadows | None = None
         self._levels: tuple[float, float] | None = None
@@ -152,7 +159,12 @@ class Diagnoser:
         return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
     def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
-        table, trained, repair, held = self._ordered(evidence), 0, None, tuple[float, ...]()
+        graph = self.objective.step_graph(evidence.policy)
+        changes, undone = kept_there(
+            evidence.policy, repairs_of(evidence, graph), self.objective.model, self.target
+        )
+        table, trained = self._ordered(changes, low_work(graph)), 0
+        repair, held = None, tuple[float, ...]()
         for place, row in self._worth(table, evidence):
             trained += 1
             run = self._measured(row.repair.policy, self.seeds[0], row.repair.what)
@@ -168,8 +180,9 @@ class Diagnoser:
         verdict: Verdict = "not repaired" if repair is None else "repaired"
         why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
         why, rows = "" if repair else why, tuple(table)
-        cause = evidence.cause.located(self.objective.step_graph(evidence.policy))
-        return Diagnosis(verdict, cause, off, matters, noise, rows, repair, trained, held, why)
+        cause, left_out = evidence.cause.located(graph), tuple(undone)
+        told = (off, matters, noise, rows, repair, trained, held, why, left_out)
+        return Diagnosis(verdict, cause, *told)
 
     def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:
         """Return the changes to train, in order, each with its place in the table.
@@ -197,13 +210,12 @@ class Diagnoser:
             return False
         return all(g <= matters for g in self._jittered(repair.policy, f"{repair.what}, jittered"))
 
-    def _ordered(self, evidence: Evidence) -> list[Tried]:
-        """Return the changes, most low-precision work left first, bfloat16 everywhere last."""
+    def _ordered(self, changes: Sequence[Repair], work: float) -> list[Tried]:
+        """Return the changes, most of the low-precision `work` left first, wide ones last."""
         assert self._shadows is not None
-        graph = self.objective.step_graph(evidence.policy)
-        whole = low_work(graph) or 1.0
+        whole = work or 1.0
         rows = []
-        for repair in repairs_of(evidence, graph):
+        for repair in changes:
             cost = self.objective.price(repair.policy)
             left = min(1.0, low_work(self.objective.step_graph(repair.policy)) / whole)
             error = self._shadows.error(repair.policy).worst
