@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,50 +28,49 @@ def shown(html: str) -> int:
     return len(json.loads(found[1])["rows"]) if found else -1
 
 
+class Watched:
+    """A study that grows while the command sleeps: `pages` is what was shown, `wanted` what is."""
+
+    def __init__(self, folder: Path, study: Path) -> None:
+        self.spec, whole = load_spec(study), folder / "whole.journal"
+        with replaced_training():
+            run_study(self.spec, whole, processes=0)
+        self._lines = whole.read_bytes().splitlines(keepends=True)
+        self.journal, self.out = folder / "x.journal", folder / "new" / "page.html"
+        self.pages: list[int] = []
+        self.wanted: list[int] = []
+        self.replaced = 0
+
+    def sleep(self, seconds: float) -> None:
+        """Look at the page; then let the journal grow."""
+        assert seconds == SECONDS
+        html = self.out.read_text(encoding="utf-8")
+        self.pages.append(shown(html))
+        period = SECONDS if self.pages[-1] >= 0 else "2"  # without results it waits for them
+        assert f'<meta http-equiv="refresh" content="{period}">' in html
+        share = (0.6, 0.8, 1.0)[len(self.wanted)]
+        self.journal.write_bytes(b"".join(self._lines[: int(len(self._lines) * share)]))
+        self.wanted.append(len(load_results(self.spec, self.journal).trials))
+
+    def replace(self, made: Path, target: Path) -> None:
+        """Look at both files, which are whole, before one takes the name of the other."""
+        for file in filter(Path.exists, (made, target)):
+            shown(file.read_text(encoding="utf-8"))
+        os.replace(made, target)
+        self.replaced += 1
+
+
 def test_a_new_trial_is_on_the_page_after_one_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal grows while the command sleeps; a page is whole whenever its name is there."""
-    study, whole = write_study(tmp_path), tmp_path / "whole.journal"
-    spec = load_spec(study)
-    with replaced_training():
-        run_study(spec, whole, processes=0)
-    lines = whole.read_bytes().splitlines(keepends=True)
-    journal, out = tmp_path / "x.journal", tmp_path / "new" / "page.html"
-    pages: list[int] = []
-    wanted: list[int] = []
-    replaced = 0
-
-    def grown() -> Iterator[None]:
-        """Let the journal grow by a third; what it has is what the next page has to show."""
-        for share in (0.6, 0.8, 1.0):
-            journal.write_bytes(b"".join(lines[: int(len(lines) * share)]))
-            wanted.append(len(load_results(spec, journal).trials))
-            yield
-
-    growing = grown()
-
-    def sleep(seconds: float) -> None:
-        assert seconds == SECONDS
-        html = out.read_text(encoding="utf-8")
-        pages.append(shown(html))
-        period = SECONDS if pages[-1] >= 0 else "2"  # without results the page waits for them
-        assert f'<meta http-equiv="refresh" content="{period}">' in html
-        next(growing)
-
-    def replace(made: Path, target: Path) -> None:
-        nonlocal replaced
-        for file in (made, *(each for each in (target,) if each.exists())):
-            shown(file.read_text(encoding="utf-8"))
-        os.replace(made, target)
-        replaced += 1
-
-    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(files, "os", SimpleNamespace(**{**vars(os), "replace": replace}))
-    command = ["report", str(study), "--storage", str(journal), "--out", str(out)]
+    study = write_study(tmp_path)
+    told = Watched(tmp_path, study)
+    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=told.sleep))
+    monkeypatch.setattr(files, "os", SimpleNamespace(**{**vars(os), "replace": told.replace}))
+    command = ["report", str(study), "--storage", str(told.journal), "--out", str(told.out)]
     assert main([*command, "--watch", str(SECONDS)]) == 0
-    last = out.read_text(encoding="utf-8")
+    last = told.out.read_text(encoding="utf-8")
     assert "refresh" not in last, "the search has ended"
-    assert [*pages[1:], shown(last)] == wanted and pages[0] == -1
-    assert len(set(wanted)) == 3 and wanted == sorted(wanted)
-    assert replaced == 4
+    assert [*told.pages[1:], shown(last)] == told.wanted and told.pages[0] == -1
+    assert len(set(told.wanted)) == 3 and told.wanted == sorted(told.wanted)
+    assert told.replaced == 4
