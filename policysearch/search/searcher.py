@@ -259,7 +259,7 @@ class Searcher:
         belief = Sensitivity(self._decisions, told[~failed], gaps[~failed], *scale)
         failing = failures(self._decisions, told[failed], told[~failed], DRAWN, rng)
         rows, costs = self._candidates(self._fit(), self._gaps.keys())
-        # What failed was not found, neither for the front nor for a goal without a limit of the gap.
+        # What failed is not found, not even for a goal that limits no gap.
         found = np.where(failed, np.inf, gaps).tolist()
         known = np.array(self._known(dict(zip(self._gaps, found, strict=True))))
         given = belief, failing, rows, costs, known.reshape(-1, 3), measure, rng
