@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -73,6 +74,14 @@ def identity(value: Any, where: str) -> dict[str, Any]:
     return plain
 
 
+def expected(value: Any, where: str) -> tuple[float, ...]:
+    """Return `value`, a gap with the ends of its interval; () where none was expected."""
+    ends = value if isinstance(value, list) and len(value) in (0, 3) else [None]
+    if not all(isinstance(each, float) and math.isfinite(each) for each in ends):
+        raise InputError(f"{where}: {shown(value)}; expected a gap and the ends of its interval")
+    return tuple(ends)
+
+
 def check_metrics(study: optuna.Study, known: Iterable[str], where: str) -> None:
     """Raise InputError unless the study's metrics are of `known`, one for each direction."""
     names: Any = study.metric_names
@@ -99,4 +108,5 @@ def asked(value: Any, where: str) -> Mapping[str, Any]:
         "place": count(plain.get("place", -1), f"{where}.place"),
         "told": count(plain.get("told", 0), f"{where}.told", 0),
         "start": truth(plain.get("start", False), f"{where}.start"),
+        "expected": expected(plain.get("expected", []), f"{where}.expected"),
     }

@@ -36,7 +36,9 @@ class Trial(Shown):
 
     `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
     none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
-    `by_hand`: a user tried it. `start`: the search began with it.
+    `by_hand`: a user tried it. `start`: the search began with it. `expected`: its gap in nats as a
+    search with probes expected it before it was trained, and the ends of an interval for four in
+    five; () without.
     """
 
     number: int
@@ -48,6 +50,7 @@ class Trial(Shown):
     by_hand: bool = False
     start: bool = False
     seeds: tuple[int, ...] = ()
+    expected: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         cost = f"{self.cost.speedup:.2f}x modeled, {self.cost.memory_ratio:.2f}x memory"
