@@ -81,8 +81,7 @@ class GainSampler(BaseSampler):
         self.expected_share = np.inf
         """Expected gain of the latest proposal, as a share of the volume that was found."""
         self.expected_gap: tuple[float, ...] = ()
-        """With hints, the gap in nats expected of it, and the ends of an interval for four in five;
-        () without."""
+        """Gap of it in nats that is expected, and the ends of an interval for four in five."""
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -111,9 +110,9 @@ class GainSampler(BaseSampler):
         with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
             searcher, volume = self._told(known, start, goal)
             proposals = searcher.ask()
-            row = [each for each, _ in proposals if self._hints is not None]
-            gaps = searcher.predicted(row) if row else np.zeros((0, 3))
-        self.expected_gap = tuple(gaps.ravel().tolist())
+            if proposals:
+                gaps = searcher.predicted([proposals[0][0]])
+                self.expected_gap = tuple(np.nan_to_num(gaps[0]).tolist())
         self.expected_share = searcher.expected_gain / volume if volume else np.inf
         return dict(self._pool.params_of(proposals[0][0])) if proposals else {}
 

@@ -86,7 +86,7 @@ class Asked:
     or, for a preset, the nearest ones. `place`: how many were asked for before it; `told`: how many
     trials, the first of them, the search had been told then. `start`: it is of the ladder.
     `by_hand`: it was named by the user, so it has no place and no sampler is shown it. `expected`:
-    of a search with probes, its gap in nats and the ends of an interval for four in five, or ().
+    the gap that the sampler expected of it in nats, and the ends of an interval for four in five.
     """
 
     number: int
@@ -98,7 +98,7 @@ class Asked:
     told: int = 0
     start: bool = False
     by_hand: bool = False
-    expected: tuple[float, ...] = ()
+    expected: tuple[float, ...] | None = None
 
     @property
     def policy(self) -> Policy:
@@ -225,7 +225,7 @@ class Records:
                 told=shapes.count(attrs.get("told", 0), "told", 0),
                 start=shapes.truth(attrs.get("start", bool(attrs["presets"])), "start"),
                 by_hand=shapes.truth(attrs.get("by_hand", False), "by_hand"),
-                expected=shapes.expected(attrs.get("expected", []), "expected"),
+                expected=shapes.expected(attrs.get("expected"), "expected"),
             )
         )
         self._end(self.trials[-1])
@@ -345,7 +345,7 @@ class Records:
             user_attrs={
                 **readable,
                 **({"by_hand": True} if asked.by_hand else {}),
-                **_expected(asked),
+                **({"expected": list(asked.expected)} if asked.expected else {}),
                 "policy": asked.text,
                 "digest": asked.digest,
                 **{"place": asked.place, "told": asked.told, "start": asked.start},
@@ -429,11 +429,8 @@ def compact(policy: Policy) -> str:
 
 def _plain_asked(asked: Asked) -> dict[str, Any]:
     names = ("text", "presets", "params", "place", "told", "start")
-    return {name: getattr(asked, name) for name in names} | _expected(asked)
-
-
-def _expected(asked: Asked) -> dict[str, Any]:
-    return {"expected": list(asked.expected)} if asked.expected else {}
+    plain = {name: getattr(asked, name) for name in names}
+    return plain | ({"expected": asked.expected} if asked.expected else {})
 
 
 def _asked(digest: str, plain: Mapping[str, Any]) -> Asked:

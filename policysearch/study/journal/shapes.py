@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import optuna
 
-from policysearch.values import InputError, printable, shown
+from policysearch.values import InputError, number, printable, shown
 
 
 def text(value: Any, where: str) -> str:
@@ -74,14 +73,6 @@ def identity(value: Any, where: str) -> dict[str, Any]:
     return plain
 
 
-def expected(value: Any, where: str) -> tuple[float, ...]:
-    """Return `value`, a gap with the ends of its interval; () where none was expected."""
-    ends = value if isinstance(value, list) and len(value) in (0, 3) else [None]
-    if not all(isinstance(each, float) and math.isfinite(each) for each in ends):
-        raise InputError(f"{where}: {shown(value)}; expected a gap and the ends of its interval")
-    return tuple(ends)
-
-
 def check_metrics(study: optuna.Study, known: Iterable[str], where: str) -> None:
     """Raise InputError unless the study's metrics are of `known`, one for each direction."""
     names: Any = study.metric_names
@@ -108,5 +99,16 @@ def asked(value: Any, where: str) -> Mapping[str, Any]:
         "place": count(plain.get("place", -1), f"{where}.place"),
         "told": count(plain.get("told", 0), f"{where}.told", 0),
         "start": truth(plain.get("start", False), f"{where}.start"),
-        "expected": expected(plain.get("expected", []), f"{where}.expected"),
+        "expected": expected(plain.get("expected"), f"{where}.expected"),
     }
+
+
+def expected(value: Any, where: str) -> tuple[float, ...] | None:
+    """Return a gap and its interval, None where it is not recorded; else InputError."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise InputError(f"{where}: {shown(value)}; expected three numbers")
+    for each in value:
+        number(where, each, 0.0)
+    return tuple(map(float, value))

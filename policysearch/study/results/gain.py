@@ -69,11 +69,11 @@ def _costs(cost: PolicyCost, results: Results) -> Array:
 
 
 def as_expected(results: Results) -> list[str]:
-    """Return a line on how what was expected by probes compares with what was measured, if any."""
+    """Return a line on how what was expected of gaps compares with what was measured, if any."""
     pairs = [(t.expected, t.loss_gap) for t in results.trials if t.expected and not t.diverged]
     if not pairs:
         return []
     held = sum(low <= gap <= high for (_, low, high), gap in pairs)
-    said = f"probes: {held} of {len(pairs)} gaps lie where four in five were expected"
+    said = f"{held} of {len(pairs)} gaps lie where four in five were expected before"
     ranks = rank_correlation([(mean, gap) for (mean, *_), gap in pairs])
     return [said + ("" if math.isnan(ranks) else f"; rank correlation {ranks:.2f}")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policysearch.cost.memory import VISIBLE_SHARE
+from policysearch.cost.memory import NEEDED, VISIBLE_SHARE, process_bytes
 from policysearch.objective.objective import Objective
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.journal.trials import Trial
@@ -72,7 +72,8 @@ def fitting(results: Results, there: Objective, max_gap: float | None = None) ->
     costs = [(there.price(trial.policy), trial) for trial in results.within(max_gap)]
     fit = [(cost, trial) for cost, trial in costs if cost.fits]
     if not fit:
-        least = min(cost.reserved_high_bytes for cost, _ in costs) / VISIBLE_SHARE
+        live = min(cost.peak_bytes for cost, _ in costs)
+        least = process_bytes(live, NEEDED.high) / VISIBLE_SHARE
         raise InputError(
             f"fits: {there.device.name} with {there.device.memory_bytes / 2**30:.0f} GiB at batch "
             f"{there.cost_batch_size}; expected {least / 2**30:.1f} GiB or more, the least of the "
