@@ -24,6 +24,7 @@ from policysearch.values import (
     json_value,
     names_once,
     number,
+    one_line,
     one_of,
     shown,
     to_plain,
@@ -255,7 +256,8 @@ class Policy(Shown):
         if self.optimizer_order == "eager" and (self.state_block or self.compensation != "none"):
             said = f"{self.compensation!r} and state_block {self.state_block}"
             raise InputError(f"compensation: {said} with optimizer_order 'eager'; expected 'fused'")
-        names_once("layers", [name for name, _ in self.layers])
+        one_line("name", self.name)
+        names_once("layers", [one_line("layers", name) for name, _ in self.layers])
         lists = (self.low_precision_ops, self.fp32_ops, self.promote_ops)
         names_once("op lists", [name for ops in lists for name in ops])
         firsts = [phase.first_step for phase in self.phases]
