@@ -25,7 +25,7 @@ from policysearch.report.page.words import power
 from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import FailedTrial
 from policysearch.study.results.results import Results
-from policysearch.values import _is_text
+from policysearch.values import printable
 from tests.made_up import diverged, results_of, trial_of
 
 
@@ -266,7 +266,7 @@ NAMES = st.one_of(
 )
 
 
-OF_POLICIES = NAMES.filter(_is_text)
+OF_POLICIES = NAMES.filter(lambda text: printable(text) == text)
 """A stored policy with other names is refused when it is read."""
 
 

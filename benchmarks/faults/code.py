@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.faults.kills import ROOT
 from policysearch.commands.trust import VARIABLE
 from tests.studies import write_study
 from tests.test_kept import NET, OWN
-from tests.test_kills import gone
+from tests.test_kills import ROOT, gone
 
 DOES = {
     "raises": "raise RuntimeError('no')",
