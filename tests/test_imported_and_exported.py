@@ -53,6 +53,7 @@ BETWEEN: Mapping[str, Callable[[Any], Any]] = {
         *(h.unflatten(1, (4, -1)), angles().diag().roll(1, 0), h.detach().float().mean(-1)),
     ).flatten(1),
     "product of constants": lambda h: h * torch.outer(torch.arange(4.0), angles()).cos().flatten(),
+    "pairwise distance": lambda h: h * F.pairwise_distance(1.5 * h, h, keepdim=True),
     "constants of a format": lambda h: torch.cat(
         (torch.zeros(len(h), 1, dtype=h.dtype), h[:, 1:].float().to(h.dtype)), 1
     ),
