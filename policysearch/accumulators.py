@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from policysearch.formats import Rounding, RoundingMode, check_fits_float32, format_named
 from policysearch.values import InputError, near_miss, one_of
 
-Kind = Literal["blas", "chunked", "sequential", "tensor_core"]
+Kind = Literal["blas", "chunked", "sequential", "tensor_core", "matrix_units"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,17 @@ ACCUMULATORS: dict[str, Accumulator] = {
     )
 }
 
+MATRIX_UNITS = Accumulator(
+    "matrix_units",
+    "matrix_units",
+    "the GPU of the run sums as it does, on units for operands of 16 bits: its bits are "
+    "neither another device's nor, in 8 bits, those of its own 8-bit units",
+)
+"""What a step on torch's CUDA tensors may sum with; no emulator of a CPU has it."""
+
+ROWS = (*ACCUMULATORS, MATRIX_UNITS.name)
+"""The names of all that are no chunked accumulator."""
+
 _CHUNK = re.compile(r"chunked:([1-9][0-9]{0,8}):([^:]+)(?::([^:]+))?")
 _CHUNK_ROUNDINGS: dict[str, Rounding] = {
     mode: Rounding(mode) for mode in get_args(RoundingMode) if mode != "stochastic"
@@ -116,6 +127,8 @@ def accumulator_named(name: str) -> Accumulator:
     if isinstance(name, str):
         if name in ACCUMULATORS:
             return ACCUMULATORS[name]
+        if name == MATRIX_UNITS.name:
+            return MATRIX_UNITS
         spelled = _CHUNK.fullmatch(name)
         if spelled:
             mode = spelled[3] or "nearest_even"
@@ -123,6 +136,6 @@ def accumulator_named(name: str) -> Accumulator:
             check_fits_float32(format_named(spelled[2]))
             return Accumulator(name, "chunked", _CHUNKED, spelled[2], int(spelled[1]), rounding)
     raise InputError(
-        f"unknown accumulator {name!r}; expected one of {', '.join(ACCUMULATORS)}, "
-        f"or chunked:<length>:<format>[:<rounding mode>]{near_miss(name, ACCUMULATORS)}"
+        f"unknown accumulator {name!r}; expected one of {', '.join(ROWS)}, "
+        f"or chunked:<length>:<format>[:<rounding mode>]{near_miss(name, ROWS)}"
     )

@@ -208,15 +208,16 @@ def diagnose(
     """Return why a policy fails in a study, where, and the smallest change that repairs it.
 
     Trains it and float32 with the first seed of the study, weighs changes by their gradients along
-    float32's run, and trains at most `budget` of them; the repair is then trained with the other
-    seeds. Nothing is recorded in the study. `progress` is told what is trained, a line each.
-    InputError where the policy does not fit.
+    float32's run, and trains at most `budget` of them, as the target of the study (torch, where it
+    has none) runs them; the repair is then trained with the other seeds. Nothing is recorded in the
+    study. `progress` is told what is trained, a line each. InputError where the policy does not
+    fit.
     """
     number("budget", budget, 1, 1000)
-    objective = objective_of(study)
+    objective, say = objective_of(study), progress or (lambda line: None)
     objective.price(policy)  # says what is wrong with a policy before anything is trained
-    say = progress or (lambda line: None)
-    return Diagnoser(objective, sorted(study.study.seeds), budget, say).diagnose(policy)
+    seeds, target = sorted(study.study.seeds), study.study.target
+    return Diagnoser(objective, seeds, budget, say, target).diagnose(policy)
 
 
 def preflight(policy: Policy, study: StudySpec) -> tuple[str, ...]:
@@ -282,30 +283,62 @@ def from_torch(
 
 
 @without_own_frames
-def from_loader(module: Any, loader: Any, **options: Any) -> Script:
+def from_loader(
+    module: Any,
+    loader: Any,
+    *,
+    loss: str | Callable[..., Any],
+    steps: int | None = None,
+    epochs: float | None = None,
+    seed: int = 0,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    precision: str = "no",
+    init_from: str | Path | None = None,
+    **options: Any,
+) -> Script:
     """Return a training loop of torch's as a task; needs torch.
 
-    See `policysearch.train.scripts.loader.from_loader` for what it takes and raises.
+    `loss` is a function of module and batch, a module of outputs and labels, or the name of one.
+    `options` are keys of [task] ("clip_norm"), and of how batches are kept: `spool`, `spool_bytes`,
+    `name`, `labels`, `validation`, `validation_batches`, `pads`, `length`.
+    See `policysearch.train.scripts.loader.from_loader` for the others and what it raises.
     """
-    return _read("from_loader", "loader", module, loader, **options)
+    taken = {"steps": steps, "epochs": epochs, "seed": seed, "precision": precision}
+    read = {"optimizer": optimizer, "scheduler": scheduler, "init_from": init_from}
+    said = {"loss": loss, **taken, **read, **options}
+    return _read("from_loader", "loader", module, loader, **said)
 
 
 @without_own_frames
-def from_trainer(trainer: Any, **options: Any) -> Script:
+def from_trainer(trainer: Any, *, init_from: str | Path | None = None, **kept: Any) -> Script:
     """Return what a Trainer of transformers would train, as a task; needs torch.
 
+    `init_from` is a checkpoint to go on from; `kept` is how batches are kept, as in `from_loader`.
     See `policysearch.train.scripts.hugging_face.from_trainer` for what it takes and raises.
     """
-    return _read("from_trainer", "hugging_face", trainer, **options)
+    return _read("from_trainer", "hugging_face", trainer, init_from=init_from, **kept)
 
 
 @without_own_frames
-def from_lightning(module: Any, datamodule: Any, trainer: Any = None, **options: Any) -> Script:
+def from_lightning(
+    module: Any,
+    datamodule: Any,
+    trainer: Any = None,
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    seed: int = 0,
+    init_from: str | Path | None = None,
+    **kept: Any,
+) -> Script:
     """Return what a Trainer of Lightning would train, as a task; needs torch.
 
-    See `policysearch.train.scripts.lightning.from_lightning` for what it takes and raises.
+    `steps` or `epochs` are in place of the trainer's; `kept` says how batches are kept, as in
+    `from_loader`. See `policysearch.train.scripts.lightning.from_lightning` for the rest.
     """
-    return _read("from_lightning", "lightning", module, datamodule, trainer, **options)
+    said = {"steps": steps, "epochs": epochs, "seed": seed, "init_from": init_from, **kept}
+    return _read("from_lightning", "lightning", module, datamodule, trainer, **said)
 
 
 def _read(name: str, file: str, *given: Any, **options: Any) -> Script:

@@ -69,18 +69,23 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
     return write_whole({folder / name: content for name, content in files.items()})
 
 
-def read_text(path: Path, what: str) -> str:
+LONGEST_MIB = 16
+
+
+def read_text(path: Path, what: str, longest_mib: int = LONGEST_MIB) -> str:
     """Return the UTF-8 text of `path`; InputError, saying that `what` is expected, otherwise.
 
-    More than 16 MiB are refused, and never read: no study or policy file is that long, and a
-    device or pipe may have no end.
+    More than `longest_mib` MiB are refused, and never read: no study or policy file is that long,
+    and a device or pipe may have no end.
     """
+    longest = longest_mib << 20
     try:
         with path.open("rb") as file:
-            content = file.read(_LONGEST_TEXT_BYTES + 1)
-        if len(content) > _LONGEST_TEXT_BYTES:
-            size = f"{path.stat().st_size} bytes" if path.is_file() else "no end in 16 MiB"
-            raise InputError(f"{path}: {size}; expected {what} of 16 MiB or less")
+            content = file.read(longest + 1)
+        if len(content) > longest:
+            no_end = f"no end in {longest_mib} MiB"
+            size = f"{path.stat().st_size} bytes" if path.is_file() else no_end
+            raise InputError(f"{path}: {size}; expected {what} of {longest_mib} MiB or less")
         return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text; expected {what}") from None
@@ -88,9 +93,6 @@ def read_text(path: Path, what: str) -> str:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: {reason(error)}; expected {what}") from None
-
-
-_LONGEST_TEXT_BYTES = 2**24
 
 
 def reason(error: Exception) -> str:

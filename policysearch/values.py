@@ -208,6 +208,13 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         return _read(options[0], data, where)
     if names := choices(hint):
         return one_of(where, data, names)
+    if origin in (dict, Mapping):
+        if not isinstance(data, dict):
+            raise InputError(f"{where}: {shown(data)}; expected a table of keys")
+        each = typing.get_args(hint)[1]
+        return {key: _read(each, item, f"{where}.{key}") for key, item in data.items()}
+    if hint is Any:
+        return data
     if origin is tuple:
         return _read_tuple(typing.get_args(hint), data, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -220,11 +227,7 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         raise InputError(f"{where}: {shown(data)}; expected {hint.__name__}")
     if isinstance(data, float) and not math.isfinite(data):
         raise InputError(f"{where}: {shown(data)}; expected a finite number")
-    if isinstance(data, str) and not _is_text(data):
-        raise InputError(
-            f"{where}: {shown(data)}; expected text of one line, without control characters"
-        )
-    return data
+    return one_line(where, data) if isinstance(data, str) else data
 
 
 def _as_float(data: int, where: str) -> float:
@@ -234,12 +237,17 @@ def _as_float(data: int, where: str) -> float:
         raise InputError(f"{where}: {shown(data)}; expected a finite number") from None
 
 
-def _is_text(data: str) -> bool:
-    """Return whether a terminal shows no more of it than its letters: what files say is printed.
+def one_line(where: str, text: str) -> str:
+    """Return `text` if a terminal shows no more of it than its letters: what files say is printed.
 
-    Not: half characters, controls, ends of lines, and marks that turn the direction of writing.
+    InputError for half characters, controls, ends of lines, and marks that turn the direction of
+    writing.
     """
-    return printable(data) == data
+    if printable(text) != text:
+        raise InputError(
+            f"{where}: {shown(text)}; expected text of one line, without control characters"
+        )
+    return text
 
 
 def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +15,9 @@ from policysearch.accumulators import (
     accumulator_named,
 )
 from policysearch.formats import FORMATS, Format, format_named
-from policysearch.products.product import product
+from policysearch.products.product import MatrixUnits, product
 from policysearch.rounding.rounder import Fast, quantise
+from policysearch.study.specification import spec_from_text
 from policysearch.values import InputError
 from tests.rounding_oracle import FASTS
 
@@ -108,6 +111,31 @@ def test_an_operand_the_unit_lacks_is_refused(
     pair = (format_named(left), format_named(right or left))
     with pytest.raises(InputError, match=message):
         product(ACCUMULATORS[name], pair)
+
+
+def test_matrix_units_take_what_sixteen_bits_hold_and_run_on_no_cpu() -> None:
+    units = accumulator_named("matrix_units")
+    held = {"float8_e4m3fn": "float16", "float8_e5m2": "float16", "bfloat16": "bfloat16"}
+    for name, expected in held.items():
+        made = product(units, format_named(name))
+        assert isinstance(made, MatrixUnits) and made.operands == expected
+    mixed = product(units, (format_named("float8_e4m3fn"), format_named("bfloat16")))
+    assert isinstance(mixed, MatrixUnits) and mixed.operands == "bfloat16"
+    for pair in (("tfloat32", "tfloat32"), ("float16", "bfloat16"), ("float32", "float16")):
+        with pytest.raises(InputError, match="expected two that float16 or bfloat16 holds"):
+            product(units, (format_named(pair[0]), format_named(pair[1])))
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(InputError, match="a step on a CPU"):
+        product(units, format_named("float16"))(x, x, out=np.empty_like(x))
+
+
+def test_a_study_with_matrix_units_says_where_it_runs() -> None:
+    text = Path("studies/mlp-digits.toml").read_text()
+    text = text.replace("[space]", '[space]\naccumulators = ["matrix_units"]')
+    with pytest.raises(InputError, match=r"space.accumulators: 'matrix_units' on a CPU"):
+        spec_from_text(text, "a study")
+    there = text.replace("[study]", '[study]\nfast = "torch"\nplace = "cuda"')
+    assert spec_from_text(there, "a study").space.accumulators == ("matrix_units",)
 
 
 def test_float32_is_matmul_itself() -> None:

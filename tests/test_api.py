@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pydoc
 import re
+import runpy
 import subprocess
 import sys
 from importlib import metadata
@@ -15,7 +19,8 @@ from policysearch import api
 from policysearch.policy.policy import from_json
 from tests.studies import write_study
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_of_the_readme_runs(
@@ -52,6 +57,31 @@ def test_everything_the_api_names_is_there() -> None:
 def test_completion_offers_the_api_and_nothing_else() -> None:
     assert set(dir(policysearch)) == {*policysearch.__all__, "__version__"}
     assert policysearch.__version__ == metadata.version("policysearch")
+
+
+def test_help_completion_and_the_pages_of_the_api_agree() -> None:
+    """`help(policysearch)` lists what `dir` offers, and so does the page that Sphinx makes."""
+    shown = pydoc.plain(pydoc.render_doc(policysearch))
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    page = ["# Python API\n"]
+    conf["_names"](None, "api", page)
+    documented = re.findall(r"auto(class|function):: policysearch\.(\w+)", page[0])
+    assert [name for _, name in documented] == list(policysearch.__all__)
+    for kind, name in documented:
+        value = getattr(policysearch, name)
+        assert (kind == "class") == inspect.isclass(value)
+        assert inspect.getdoc(value), f"{name} has no docstring"
+        assert re.search(rf"^ +(class )?{name}\(", shown, re.M), f"help lacks {name}"
+    assert set(policysearch.__all__) < set(dir(policysearch))
+
+
+@pytest.mark.torch
+def test_readers_of_scripts_show_their_options() -> None:
+    pytest.importorskip("torch")
+    for name, file in (("from_loader", "loader"), ("from_lightning", "lightning")):
+        reader = importlib.import_module(f"policysearch.train.scripts.{file}")
+        shown, real = (inspect.signature(getattr(of, name)) for of in (policysearch, reader))
+        assert shown == real
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_the_command_says_what_became_of_every_anchor(
 
 
 def test_the_row_in_the_docs_is_one(tmp_path: Path) -> None:
-    page = Path(__file__).parents[1] / "docs" / "cost-model.md"
+    page = Path(__file__).parents[1] / "docs" / "lab" / "cost.md"
     (text,) = re.findall(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     path = tmp_path / "rows.json"
     path.write_text(text, encoding="utf-8")

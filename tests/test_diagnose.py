@@ -21,7 +21,9 @@ from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import Policy, from_json
 from policysearch.policy.presets import preset
 from policysearch.report.diagnosis_page import diagnosis_page
+from policysearch.space.target import differences
 from policysearch.train.tasks import Task
+from policysearch.verify.verdict import verify
 from tests.studies import write_study
 
 TASK = Task(
@@ -59,9 +61,10 @@ STATE = {"optimizer_state": "float16", "optimizer_order": "eager", "optimizer_sc
 
 
 @pytest.fixture(scope="module")
-def state(diagnoser: Diagnoser, objective: Objective) -> tuple[Policy, Diagnosis]:
+def state(objective: Objective) -> tuple[Policy, Diagnosis]:
+    """A diagnosis for DeepSpeed, which runs the policy otherwise: all is tried as it stands."""
     policy = low(objective, master_weights=False, **STATE)
-    return policy, diagnoser.diagnose(policy)
+    return policy, Diagnoser(objective, (0, 1, 2), target="deepspeed").diagnose(policy)
 
 
 def test_adams_epsilon_in_float16_is_repaired_by_its_state(
@@ -75,6 +78,28 @@ def test_adams_epsilon_in_float16_is_repaired_by_its_state(
     page = diagnosis_page(found, policy)
     assert page.startswith("verdict: repaired by optimizer state in float32")
     assert "  optimizer_state: float32" in page and "bfloat16 everywhere" in page
+    assert not found.left_out and "left out" not in page
+
+
+@pytest.mark.torch
+def test_what_torch_cannot_keep_is_left_out_and_the_repair_passes_verify(
+    diagnoser: Diagnoser, objective: Objective, state: tuple[Policy, Diagnosis]
+) -> None:
+    """Beside float16 parameters torch keeps Adam's state in float16, whatever the policy says."""
+    pytest.importorskip("torch")
+    policy, elsewhere = state
+    found = diagnoser.diagnose(policy)
+    assert found.verdict == "repaired" and found.cause == elsewhere.cause
+    first = found.left_out[0]
+    assert first.what == "optimizer state in float32" and "torch keeps float16" in first.why
+    assert elsewhere.repair is not None and elsewhere.repair.what == first.what
+    assert f"left out, for the target undoes it: {first.what} (" in diagnosis_page(found, policy)
+    assert found.repair is not None and found.repair.policy.master_weights
+    for repair, passes in ((found.repair, True), (elsewhere.repair, False)):
+        assert (not differences(repair.policy, objective.model, "torch")) is passes
+        trained = verify(repair.policy, TASK, steps=20)
+        assert trained.faults == ()
+        assert np.isfinite(trained.losses).all() == passes
 
 
 def test_a_scale_that_overflows_is_lowered_and_nothing_widened(
@@ -86,6 +111,7 @@ def test_a_scale_that_overflows_is_lowered_and_nothing_widened(
     assert found.cause.role in ("dgrad", "wgrad") and found.cause.chain
     assert found.cause.value > found.cause.limit == 65504.0
     assert found.repair is not None and found.repair.policy.layers == low(objective).layers
+    assert not any("loss scale" in row.what for row in found.left_out)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "apex.O2", "te.current"])
@@ -198,8 +224,6 @@ def test_the_command_says_it_and_writes_the_repair(
 def test_a_repair_trains_in_torch_as_here(objective: Objective) -> None:
     """Where every step is skipped torch skips them too, and the repair trains there."""
     pytest.importorskip("torch")
-    from policysearch.verify.verdict import verify
-
     policy = low(objective, loss_scale=LossScale("dynamic", 2.0**100))
     found = Diagnoser(objective, (0,)).diagnose(policy)
     assert found.verdict == "repaired" and found.repair is not None

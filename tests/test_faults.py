@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import RAW, drawn_study, finished, flips, said_raw, studies, tracebacks
+from benchmarks.faults.common import RAW, SOUND, finished, said_raw
+from benchmarks.faults.files import fuzzed
+from benchmarks.faults.records import cuts, flips, tracebacks
+from benchmarks.faults.studies import drawn_study, studies
 from policysearch.api import load_results, repair_study, run_study
 from policysearch.cli import main
 from policysearch.export.torch_file.template import comment
@@ -80,9 +83,26 @@ def test_random_studies_are_refused_before_anything_is_made(tmp_path: Path) -> N
 
 def test_records_of_another_shape_end_in_one_line_without_raw_text(tmp_path: Path) -> None:
     said: list[str] = []
-    ends, raised = tracebacks(tmp_path, 40, 4, said.append)
-    assert not raised
-    assert {end for _, end in ends} == {"taken", "refused"}
+    ends = tracebacks(tmp_path, 40, 4, said.append)
+    assert not said
+    assert {end.rpartition(": ")[2] for end in ends} == {"taken", "refused"}
+
+
+def test_a_journal_cut_anywhere_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert cuts(tmp_path, 12, 5, said.append) == {"same": 12}, said
+
+
+@pytest.mark.torch
+def test_changed_files_of_every_kind_end_in_one_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    ends = fuzzed(tmp_path, 34, 6, said.append)
+    assert not said and sum(ends.values()) == 34
+    assert {end.rpartition(": ")[2] for end in ends} <= SOUND
+
+
+def _raw(folder: Path, *streams: io.StringIO) -> bool:
+    return said_raw(folder.rglob("*"), *(stream.getvalue() for stream in streams))
 
 
 ATTACK = "a\x1b[2Jb\x07c\u202ed"
@@ -106,7 +126,7 @@ def test_no_text_of_a_study_reaches_a_terminal_raw(
         streams = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
             code = main([*command.split(), "tiny.toml"])
-        assert code == 2 and not said_raw(tmp_path, *streams), command
+        assert code == 2 and not _raw(tmp_path, *streams), command
         assert len(streams[1].getvalue().splitlines()) == 1
         assert streams[1].getvalue().isascii()
 
@@ -124,7 +144,7 @@ def test_what_the_users_own_code_says_is_filtered_too(
         assert main(["estimate", f"tiny{ATTACK}.toml"]) == 2
     said = streams[1].getvalue()
     assert "\\x1b[2Jb\\x07c\\u202ed" in said and len(said.splitlines()) == 2
-    assert not said_raw(tmp_path, *streams)
+    assert not _raw(tmp_path, *streams)
 
 
 def test_pages_and_comments_go_through_the_filter() -> None:

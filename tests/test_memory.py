@@ -10,9 +10,12 @@ import pytest
 from policysearch.cost.devices import DEVICES
 from policysearch.cost.memory import (
     CONTEXT_BYTES,
-    GROWTH,
+    FRAGMENTS,
+    RESERVED_INTERVAL,
+    WORKSPACE,
     Life,
     StepMemory,
+    block_share,
     lives,
     node_bytes,
     step_memory,
@@ -24,6 +27,7 @@ from policysearch.graph import Graph
 from policysearch.nn.chain import Chain
 from policysearch.nn.models import lenet5, mlp
 from policysearch.ops.builder import Builder
+from policysearch.ops.conv import conv2d
 from policysearch.ops.dense import bias, matmul
 from policysearch.ops.elementwise import add, relu
 from policysearch.ops.masks import dropout
@@ -222,14 +226,45 @@ def test_a_copy_of_a_weight_lives_until_its_last_reader() -> None:
         assert row.owner.op is cast and row.bytes == 2 * int(np.prod(row.owner.shape))
 
 
-def test_reserved_memory_is_above_the_peak_and_decides_what_fits() -> None:
+def test_what_a_step_needs_decides_what_fits_not_what_it_reserves() -> None:
     device = DEVICES["V100-SXM2"]
     assert device.memory_bytes == 16 * 2**30
-    memory = StepMemory(10 * 2**30, 0, 10 * 2**30, 0, 0, 0, 0)
-    assert memory.peak_bytes < memory.reserved_low_bytes < memory.reserved_high_bytes
-    assert memory.reserved_low_bytes == round(10 * 2**30 * GROWTH.low + CONTEXT_BYTES)
-    assert not memory.fits(device)  # 18.9 GiB at worst, though 10.8 at best
-    assert StepMemory(8 * 2**30, 0, 8 * 2**30, 0, 0, 0, 0).fits(device)
+
+    def held(gib: float, share: float = 0.0) -> StepMemory:
+        return StepMemory(round(gib * 2**30), 0, 0, 0, 0, 0, 0, block_share=share)
+
+    memory, blocks = held(10), held(10, 0.1)
+    assert memory.peak_bytes < memory.reserved_high_bytes < blocks.reserved_low_bytes
+    growth = RESERVED_INTERVAL[0] * (1 + FRAGMENTS * 0.1)
+    assert blocks.reserved_low_bytes == round(10 * 2**30 * growth + CONTEXT_BYTES)
+    assert blocks.reserved_low_bytes > device.memory_bytes and blocks.fits(device)
+    said = [(held(gib).fits(device), held(gib).may_fit(device)) for gib in (10, 14, 17)]
+    assert said == [(True, True), (False, True), (False, False)]
+
+
+def test_a_share_of_a_block_is_that_of_what_the_step_makes() -> None:
+    """By hand: two of 10 bytes and one of 20 of 100, what is held from the start left out."""
+    rows = [("parameter", 0, 9, 60.0), *(("activation", 1, 2, b) for b in (10.0, 10.0, 20.0))]
+    assert block_share(rows, 100) == (100 + 100 + 400) / 40 / 100  # type: ignore[arg-type]
+
+
+def test_kernels_of_windows_have_work_space() -> None:
+    """Of 3 x 3 windows over all channels, where they run: not of 1 x 1 and not of groups."""
+
+    def space(kernel: int, groups: int = 1) -> int:
+        b = Builder()
+        x = b.emit(data, attrs={"shape": (4, 8, 16, 16)})
+        w = b.emit(parameter, attrs={"shape": (8, 8 // groups, kernel, kernel)})
+        attrs = {"stride": 1, "padding": kernel // 2, "groups": groups}
+        b.emit(conv2d, x, w, attrs=attrs)
+        graph = b.graph({})
+        found = step_memory(graph)
+        assert found.held_bytes == found.peak_bytes + found.workspace_bytes
+        return found.workspace_bytes
+
+    tensors = 4 * (2 * 4 * 8 * 256 + 8 * 8 * 9)
+    assert space(3) == WORKSPACE * tensors
+    assert space(1) == space(3, groups=8) == 0
 
 
 def test_masks_of_dropout_are_bytes_of_their_own_kind() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, special, stats
 
 from policysearch.report.table import caption, front_table
 from policysearch.study.results.noise import Interval, change, intervals
@@ -64,6 +64,41 @@ def test_sharing_variances_makes_three_seeds_say_more() -> None:
     # Relative to the gap, whose decades would hide everything else.
     assert np.median(widths / np.abs(seen.mean(1))) < np.median(alone / np.abs(seen.mean(1)))
     assert np.ptp(np.log(widths / seen.mean(1))) < np.ptp(np.log(alone / seen.mean(1)))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_shared_variance_is_that_of_the_whole_matrices(seeds: int) -> None:
+    """Written with every matrix [policies, policies], whose products are never made."""
+    rng = np.random.default_rng(3)
+    _, gaps = drawn(40, seeds, rng)
+    gaps += 0.3 * gaps.mean(axis=1, keepdims=True) * rng.standard_normal(seeds)
+    d, squares = seeds - 1.0, np.var(gaps, axis=1, ddof=1)
+    sampling = special.polygamma(1, d / 2)
+    size = np.maximum(np.abs(gaps.mean(axis=1)), 1e-2 * np.median(np.sqrt(squares)))
+    design = np.stack([np.ones(40), np.log(size)], axis=1)
+    hat = design @ np.linalg.pinv(design)
+    seen = np.log(squares) - special.digamma(d / 2) + np.log(d / 2)
+    line, left = hat @ seen, seen - hat @ seen
+    if seeds == 2:
+        shared = np.clip(1 - left @ left / 38 / sampling, 0, 1)
+        together = shared + (1 - shared) * np.eye(40)
+    else:
+        together = (np.corrcoef(gaps) ** 2 - 1 / d) / (1 - 1 / d)
+    excess = max(0.0, (left @ left - sampling * np.trace((np.eye(40) - hat) @ together)) / 38)
+    reach = np.diag(hat @ (sampling * together + excess * np.eye(40)) @ hat.T) + excess
+    for place, found in enumerate(intervals(gaps.tolist())):
+        assert found is not None
+        prior = optimize.brentq(
+            lambda v, held=reach[place]: float(special.polygamma(1, v / 2)) - held, 1e-3, 1e6
+        )
+        share, common = prior / (prior + d), (hat @ together)[place, place]
+        spread = share**2 / prior + (1 - share) ** 2 / d + 2 * share * (1 - share) * common / d
+        degrees = max(1.0, min(1 / spread, prior + d))
+        error = np.sqrt((share * np.exp(line[place]) + (1 - share) * squares[place]) / seeds)
+        assert found.degrees == pytest.approx(degrees, rel=1e-7)
+        assert found.high - found.mean == pytest.approx(
+            stats.t.ppf(0.975, degrees) * error, rel=1e-7
+        )
 
 
 def test_few_policies_stand_for_themselves() -> None:

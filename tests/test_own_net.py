@@ -50,7 +50,7 @@ def test_from_torch_to_an_exported_policy_in_fifteen_lines(folder: Path) -> None
     write_own_study(folder)
     space: dict[str, object] = {"__name__": "__main__"}
     calm = code.replace('"results/own.journal")', '"results/own.journal", processes=0)')
-    calm = calm.replace("max_gap=0.1", "max_gap=9.0")
+    calm = calm.replace("max_gap=0.01", "max_gap=9.0")
     assert calm.count("processes=0") == calm.count("max_gap=9.0") == 1
     exec(compile(calm, "net", "exec"), space)
     policy = from_json((folder / "results" / "tiny-policy.json").read_text())

@@ -14,7 +14,7 @@ from policysearch.cli import main
 from policysearch.cost.memory import (
     CONTEXT_BYTES,
     GIB,
-    GROWTH,
+    NEEDED,
     largest_batch,
     live_by_kind,
     process_bytes,
@@ -152,7 +152,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(
         assert memory_at(small, policy, batch).fits(device) == holds
     for batch, holds in ((expected, True), (expected + 1, False)):
         live = memory_at(small, policy, batch).peak_bytes
-        assert (process_bytes(live, GROWTH.expected) <= visible) == holds
+        assert (process_bytes(live, NEEDED.expected) <= visible) == holds
     where = ["--model", "mlp", "--device", device.name, "--largest-batch"]
     assert main(["profile", "preset:torch.autocast.float16", *where]) == 0
     last = capsys.readouterr().out.rstrip().split("\n")[-3:]
@@ -198,7 +198,7 @@ def test_the_largest_batch_of_several_devices_is_that_of_all(
     visible = visible_bytes(spread.device.memory_bytes / GIB)
     for batch, holds in ((expected, True), (expected + 4, False)):
         live = made(batch).price(policy).peak_bytes
-        assert (process_bytes(live, GROWTH.expected) <= visible) == holds
+        assert (process_bytes(live, NEEDED.expected) <= visible) == holds
     over = f", over {parallel.summary}"
     wide = largest_batches(spread, replace(spread.float32, parallel=parallel))
     assert largest_lines(spread, policy)[1:] == [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,9 @@ def test_recording_changes_nothing_and_keeps_every_third_step(tmp_path: Path) ->
     path = tmp_path / "log"
     assert trained(path) == trained(path, records=False)
     lines = read_log(path)
-    assert [line["step"] for line in lines] == [0, 3, 6, 9]
-    assert max(len(json.dumps(line)) for line in lines) < 5000
-    rows = {tuple(row[:2]) for row in lines[0]["exponents"]}
+    assert [line.step for line in lines] == [0, 3, 6, 9]
+    assert max(map(len, path.read_text().splitlines())) < 5000
+    rows = {(row.direction, row.layer) for row in lines[0].exponents}
     assert {("fprop", "first"), ("dgrad", "first"), ("wgrad", "last"), ("update", "first")} <= rows
 
 
@@ -103,16 +102,15 @@ def test_exponents_are_those_of_numpy(tmp_path: Path) -> None:
     trained(path, rate=0.0)
     (row,) = (
         row
-        for row in read_log(path)[0]["exponents"]
-        if tuple(row[:2]) == ("fprop", "last") and row[2] == "addmm"
+        for row in read_log(path)[0].exponents
+        if (row.direction, row.layer, row.op) == ("fprop", "last", "addmm")
     )
     torch.manual_seed(0)
     net = Net(1.0)
     x = torch.randn(64, 8)
     _, exponents = np.frexp(net(x).detach().numpy())
-    first, counts = row[3], row[4]
-    assert sum(counts) == exponents.size and first == exponents.min()
-    assert counts == np.bincount((exponents - first).ravel()).tolist()
+    assert sum(row.counts) == row.total == exponents.size and row.first == exponents.min()
+    assert list(row.counts) == np.bincount((exponents - row.first).ravel()).tolist()
 
 
 def test_an_op_that_would_overflow_is_named_with_its_direction(tmp_path: Path) -> None:
@@ -155,6 +153,11 @@ def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "overflow in float16" in capsys.readouterr().out
     assert main(["diagnose", "--log", str(path), "--study", "x.toml"]) == 2
     assert main(["diagnose"]) == 2
-    path.write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="no recorded step"):
-        read_log(path)
+    for text, said in (
+        ("", "no recorded step; expected a log that `record` wrote"),
+        ("{}", "line 1: {}; expected a log that `record` wrote"),
+        ('{"step": 1, "exponents": [[1]]}', r"line 1.exponents\[0\]: \[1\]; expected \[direction"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=said):
+            read_log(path)

@@ -10,7 +10,7 @@ import pytest
 
 from policysearch.formats import FORMATS, Rounding, format_named
 from policysearch.graph import FloatArray
-from policysearch.rounding.grid import KEY_SPAN, MODES, grid_of
+from policysearch.rounding.grid import KEY_SPAN, MODES, grid_of, mix64, span_key
 from policysearch.rounding.rounder import rounder
 from tests.torch_place import PLACE
 
@@ -41,12 +41,13 @@ def _inputs(more: int) -> FloatArray:
 def _both(
     x: FloatArray, name: str, rounding: Rounding, seed: int = 5, counter: int = 77
 ) -> tuple[FloatArray, FloatArray]:
-    from policysearch.rounding.torch_bits import rounded
+    from policysearch.rounding.torch_bits import keys_of, rounded
 
     expected = np.empty_like(x)
     rounder(format_named(name), rounding, seed=seed)(x, expected, counter)
     grid = grid_of(format_named(name), rounding)
-    return rounded(grid, torch.from_numpy(x).to(PLACE), seed, counter).cpu().numpy(), expected
+    keys = keys_of(x.size, seed, counter).to(PLACE)
+    return rounded(grid, torch.from_numpy(x).to(PLACE), keys).cpu().numpy(), expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,3 +77,23 @@ def test_draws_are_those_of_seed_counter_and_element_over_several_spans() -> Non
     for others in ({"seed": 6}, {"counter": 78}):
         other, expected = _both(x, "bfloat16", by_chance, **others)
         assert np.array_equal(other, expected) and not np.array_equal(other, first)
+
+
+def test_keys_of_all_spans_are_those_of_each() -> None:
+    from policysearch.rounding.torch_bits import keys_of
+
+    counter = 2**63 + 12345
+    every = keys_of(5 * KEY_SPAN - 1, 2**64 - 3, counter).numpy().view(np.uint32)
+    expected = [span_key(mix64(2**64 - 3), counter, span) for span in range(5)]
+    assert every.tolist() == [list(key) for key in expected]
+
+
+def test_a_tensor_is_rounded_as_it_lies_in_memory() -> None:
+    from policysearch.rounding.torch_bits import rounded
+
+    grid = grid_of(format_named("float8_e4m3fn"), Rounding())
+    x = torch.randn(6, 5, 4, device=PLACE)
+    for view in (x.permute(2, 0, 1), x[:, ::2], x[:, :1].expand(6, 5, 4)):
+        found = rounded(grid, view)
+        assert torch.equal(found, rounded(grid, view.contiguous()))
+    assert rounded(grid, x.permute(2, 0, 1)).stride() == x.permute(2, 0, 1).stride()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policysearch.accumulators import accumulator_named
 from policysearch.emulator.compile import Step, compile_graph
 from policysearch.emulator.nodes import attributes
 from policysearch.formats import Rounding, format_named
@@ -22,12 +24,13 @@ from policysearch.ops.source import data
 from policysearch.optimizers.optimizer import Optimizer
 from policysearch.policy.policy import Policy, RoleRounding
 from policysearch.policy.presets import preset
+from policysearch.products.product import product
 from policysearch.rewrite.policy_pass import apply_policy
 from policysearch.rounding.rounder import quantise
 from policysearch.train.step import trace_step
 from tests.emulated_steps import NETS, fill, graph_of
 from tests.host_calls import host_calls
-from tests.torch_place import FAST
+from tests.torch_place import FAST, PLACE
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -217,3 +220,104 @@ def test_values_behind_their_last_reader_are_let_go() -> None:
     kept = {i for _, i in graph.outputs} | {i for pair in graph.updates for i in pair}
     held = {i for i in step._values if graph.nodes[i].op.kind != "source"}
     assert held <= kept and len(held) < 0.3 * len(graph.nodes)
+
+
+class _Tape:
+    """Stands for CUDA's graphs: what is captured is run when it is played."""
+
+    mode, played = "default", 0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+        monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self._set)
+
+    def _set(self, mode: str) -> None:
+        self.mode = mode
+
+    def replay(self) -> None:
+        self.played += 1
+
+
+def _part(tape: _Tape, runs: list[int], waits: bool = False, changes: bool = False) -> Any:
+    """Return a part of a step that may wait for the device, or give other bits in every run."""
+    from policysearch.emulator.torch_array import TorchArray
+
+    def part() -> dict[int, Any]:
+        runs.append(len(runs))
+        if waits and tape.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return {7: TorchArray(torch.tensor([len(runs) if changes else 1.0, torch.nan]))}
+
+    return part
+
+
+def test_a_part_is_captured_in_its_third_run_and_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    from policysearch.emulator.torch_step import Capture
+
+    tape, runs = _Tape(monkeypatch), list[int]()
+    capture = Capture(_part(tape, runs))
+    found = [capture() for _ in range(5)]
+    assert capture.is_played and len(runs) == 4 and tape.played == 3
+    assert found[2] is found[3] is found[4] is not found[1]
+
+
+def test_what_waits_or_gives_other_bits_is_never_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    from policysearch.emulator.torch_step import Capture
+
+    tape, runs = _Tape(monkeypatch), list[int]()
+    waiting = Capture(_part(tape, runs, waits=True))
+    reader = Capture(_part(tape, list[int]()), after=waiting)
+    for _ in range(4):
+        assert 7 in waiting() and 7 in reader()
+    assert not waiting.is_played and len(runs) == 5 and tape.mode == "default"
+    assert not reader.is_played  # what it reads lies elsewhere every time
+    changing = Capture(_part(tape, runs, changes=True))
+    for _ in range(4):
+        changing()
+    assert not changing.is_played and tape.played == 1
+
+
+@pytest.mark.skipif(not FAST.startswith("torch:cuda"), reason="needs a GPU: `make cuda`")
+@pytest.mark.parametrize("mode", ["nearest_even", "stochastic"])
+@pytest.mark.parametrize("net", NETS)
+def test_a_captured_step_has_the_bits_of_an_eager_one(
+    net: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from policysearch.emulator import torch_step
+
+    graph, found = graph_of(NETS[net], "float8_e4m3fn", "adam", mode), list[Any]()
+    for captured in (True, False):
+        if not captured:
+            monkeypatch.setattr(torch_step, "Capture", lambda part, after=None: part)
+        step: Any = compile_graph(graph, seed=1, fast=FAST)
+        fill(step, NETS[net])
+        for _ in range(6):
+            step.forward_backward()
+            step.apply_updates()
+        assert not captured or (step._outputs.is_played and step._moved.is_played)
+        found.append({name: np.array(each) for name, each in step.arrays.items()})
+    moved = [name for name, each in found[0].items() if np.any(each)]
+    assert len(moved) > 4
+    for name, each in found[0].items():
+        assert np.array_equal(each, found[1][name], equal_nan=True), name
+
+
+@pytest.mark.skipif(not FAST.startswith("torch:cuda"), reason="needs a GPU: `make cuda`")
+def test_matrix_units_are_near_float32_and_are_no_float32() -> None:
+    from policysearch.emulator.torch_array import TorchArray
+    from policysearch.emulator.torch_step import on_units
+
+    rng = np.random.default_rng(0)
+    for shapes in (((64, 2048), (2048, 48)), ((3, 2, 32, 512), (3, 2, 512, 16))):
+        for name in ("float8_e4m3fn", "bfloat16", "float16"):
+            fmt = format_named(name)
+            left, right = (quantise(rng.standard_normal(s, np.float32), fmt) for s in shapes)
+            units: Any = product(accumulator_named("matrix_units"), fmt)
+            expected = left.astype(np.float64) @ right.astype(np.float64)
+            out: Any = TorchArray(torch.empty(expected.shape, device=PLACE))
+            there: Any = [TorchArray(torch.from_numpy(x).to(PLACE)) for x in (left, right)]
+            on_units(getattr(torch, units.operands), *there, out=out)
+            error = np.abs(np.asarray(out) - expected) / (np.abs(left) @ np.abs(right))
+            assert 0.0 < error.max() < 1e-5

@@ -69,7 +69,7 @@ def test_every_optimizer_takes_its_steps(optimizer: str) -> None:
     assert not runs[1].diverged and runs[1].losses[0] != runs[1].losses[-1]
 
 
-def test_nothing_but_losses_leaves_the_device_between_looks() -> None:
+def test_no_array_leaves_the_device() -> None:
     from policysearch.train.trainer import PROBE_INTERVAL, Trainer
 
     objective = objective_of(load_spec(Path("studies/mlp-digits.toml")))
@@ -78,12 +78,13 @@ def test_nothing_but_losses_leaves_the_device_between_looks() -> None:
     batch = objective.dataset.batch(np.arange(objective.task.batch_size))
     trainer.load(objective.model.init(np.random.default_rng(0)))
     with host_calls() as calls:
-        trainer.step(*batch)
-    assert calls["read"] > 0  # the first step is looked at
-    with host_calls() as calls:
-        for _ in range(PROBE_INTERVAL - 1):
+        for _ in range(PROBE_INTERVAL + 1):
             trainer.step(*batch)
-    assert not calls
+        assert not calls
+        np.asarray(next(iter(trainer._shared.values())))
+    assert calls["read"] == 1
+    observed = trainer.observations.so_far  # two steps were looked at
+    assert len(observed.probed) > 10 and len(observed.watched.shares) == 2
 
 
 def test_a_failure_is_traced_on_the_device() -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import policysearch
 from policysearch.cli import main
-from policysearch.cost.price import PolicyCost
+from policysearch.cost.price import PolicyCost, speedup_over
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Score
 from policysearch.policy.presets import TF32, preset
+from policysearch.report.page.frame import page
+from policysearch.report.table import front_table
 from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import Confirmation, Trial
 from policysearch.study.results.difference import difference
@@ -236,7 +239,25 @@ def test_float32_and_seeds_may_not_allow_a_verdict(spec: StudySpec, float32: Pol
         assert "take" not in str(none) and none.speedup is None
 
 
-def test_tf32_is_counted(spec: StudySpec, float32: PolicyCost) -> None:
+SAME = near(1e-5)
+
+
+def with_switch(
+    found: Results, cost: PolicyCost, gaps: Gaps = SAME, accuracy: float = 0.9
+) -> Results:
+    """The results with TF32 trained, on a device that has it."""
+    switch = trial_of(cost, len(found.trials), gaps, (TF32,), accuracy)
+    policy = preset(TF32, ("flatten", "fc1", "tanh1", "fc2"))
+    switch = replace(switch, digest=policy.digest, text=compact(policy))
+    float32 = found.trials[0].cost
+    return replace(
+        found,
+        trials=(*found.trials, switch),
+        references=(("float32", float32), (TF32, cost)),
+    )
+
+
+def test_tf32_that_was_not_trained_is_only_named(spec: StudySpec, float32: PolicyCost) -> None:
     found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
     slow, fast = priced(float32, 1.2), priced(float32, 3.5)
     for cost, said in (
@@ -245,13 +266,114 @@ def test_tf32_is_counted(spec: StudySpec, float32: PolicyCost) -> None:
     ):
         told = replace(found, references=(("float32", float32), (TF32, cost))).verdict
         assert f"; TF32, one switch, is modeled at {said}" in str(told)
+        assert told.trial == 2 and not told.switch
         assert told.tf32_speedup == pytest.approx(cost.speedup)
     assert "TF32" not in str(found.verdict)
-    switch = trial_of(fast, 3, near(1e-5), (TF32,))
-    both = replace(found, trials=(*found.trials, switch))
-    both = replace(both, references=(("float32", float32), (TF32, fast)))
-    assert both.verdict.trial == 3 and str(both.verdict).startswith(f"take trial 3, {TF32} (1.75x")
-    assert "one switch" not in str(both.verdict)
+
+
+def test_tf32_is_taken_where_nothing_is_told_to_be_faster(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
+    fastest = with_switch(found, priced(float32, 3.5)).verdict
+    assert str(fastest).startswith(f"take TF32, one switch (trial 3, {TF32}: 1.75x your baseline")
+    line = 'torch.set_float32_matmul_precision("high")'
+    assert fastest.trial == 3 and fastest.switch == line and fastest.passed_over is None
+    assert str(fastest).endswith(
+        f"float32 without it is modeled at 0.29 of its speed; switch it on by {line}"
+    )
+    near_by = with_switch(found, priced(float32, 2.7)).verdict
+    beyond = speedup_over(found.trials[2].cost, priced(float32, 2.7), TF32)
+    assert beyond.low < 1.0 < beyond.value == pytest.approx(3.0 / 2.7)
+    assert (near_by.kind, near_by.trial, near_by.passed_over) == ("take", 3, 2)
+    assert near_by.speedup == pytest.approx(1.35)
+    assert (
+        "; trial 2, bfloat16, is not surely faster: "
+        f"1.11x its speed, modeled {beyond.low:.2f} to {beyond.high:.2f}" in str(near_by)
+    )
+    assert "no worse than 95 % can tell; not trained longer yet)" in str(near_by)
+    flax = replace(spec, study=replace(spec.study, target="flax"))
+    told = with_switch(replace(found, spec=flax), priced(float32, 3.5)).verdict
+    assert told.switch.startswith("jax.config.update(")
+
+
+def test_tf32_that_is_slower_than_the_pick_is_not_taken(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    """Clearly slower, no faster than what is run, or of little gain beside the pick's."""
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
+    for speed in (1.2, 2.1, 2.4):
+        verdict = with_switch(found, priced(float32, speed)).verdict
+        assert verdict.trial == 2 and not verdict.switch
+        assert f"TF32, one switch, is modeled at {speed:.2f}x float32" in str(verdict)
+    # An interval that reaches 1 does not do where the switch does next to nothing itself.
+    slow = results_of(spec, float32, [(2.3, 0.5, near(1e-4))])
+    idle = priced(float32, 2.05)
+    assert speedup_over(slow.trials[2].cost, idle, TF32).low < 1.0
+    assert with_switch(slow, idle).verdict.trial == 2
+    # Nothing faster than the baseline: that is kept.
+    kept = with_switch(results_of(spec, float32, [(1.5, 0.5, near(1e-4))]), idle).verdict
+    assert kept.kind == "keep" and kept.trial == 1 and not kept.switch
+
+
+def test_tf32_that_loses_is_not_taken(spec: StudySpec, float32: PolicyCost) -> None:
+    found, fast = results_of(spec, float32, [(3.0, 0.5, near(1e-4))]), priced(float32, 3.5)
+    worse = with_switch(found, fast, near(0.3)).verdict
+    assert worse.trial == 2 and not worse.switch
+    assert "is modeled at 3.50x float32, faster than that, but its loss is worse" in str(worse)
+    inexact = with_switch(found, fast, accuracy=0.8).verdict
+    assert inexact.trial == 2 and "accuracy -0.100" in str(inexact)
+    later = with_switch(found, fast)
+    fails = Confirmation(10 * spec.task.steps, (3,), 0.9, None, 0.3, False)
+    later = replace(later, confirmed=((later.trials[3].digest, fails),))
+    assert later.verdict.trial == 2 and "but it fails: 300%" in str(later.verdict)
+    scores = tuple(replace(score, diverged=True) for score in later.trials[3].scores)
+    lost = replace(later.trials[3], scores=scores, divergence="diverged in step 4")
+    diverged = replace(later, trials=(*later.trials[:3], lost), confirmed=()).verdict
+    assert diverged.trial == 2 and "but it fails: diverged in step 4" in str(diverged)
+
+
+def test_a_device_without_tf32_has_no_switch(spec: StudySpec, float32: PolicyCost) -> None:
+    found = with_switch(results_of(spec, float32, [(3.0, 0.5, near(1e-4))]), priced(float32, 2.9))
+    assert found.verdict.switch
+    none = replace(found, references=(("float32", float32),)).verdict
+    assert none.trial == 2 and not none.switch and "one switch" not in str(none)
+
+
+def test_tf32_is_taken_though_others_alone_were_trained_longer(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    """The front is then of what was; TF32 is trained longer before all else, and loses nothing."""
+    found = with_switch(results_of(spec, float32, [(3.0, 0.5, near(1e-4))]), priced(float32, 2.9))
+    assert found.verdict.switch and candidates(found)[0].number == 3
+    holds = Confirmation(10 * spec.task.steps, (3,), 1e-4, None, 0.3, False)
+    longer = replace(found, confirmed=((found.trials[2].digest, holds),))
+    assert 3 not in {trial.number for trial in longer.sound_front()}
+    assert longer.verdict.trial == 3 and longer.verdict.passed_over == 2
+    both = replace(longer, confirmed=(*longer.confirmed, (found.trials[3].digest, holds)))
+    assert both.verdict.trial == 3 and both.verdict.confirmed_steps == 10 * spec.task.steps
+    # ... and where the rest costs, or is no faster, it is not said that nothing is.
+    costs = results_of(spec, float32, [(3.0, 0.5, near(0.3))])
+    assert costs.verdict.kind == "at a cost"
+    assert with_switch(costs, priced(float32, 2.6)).verdict.switch
+    quiet = with_switch(results_of(spec, float32, []), priced(float32, 2.6))
+    base = ((quiet.trials[1].digest, holds),)
+    assert replace(quiet, confirmed=base).verdict.switch
+
+
+def test_one_policy_is_told_of_a_switch_that_does_as_well(
+    spec: StudySpec, float32: PolicyCost
+) -> None:
+    found = results_of(spec, float32, [(3.0, 0.5, near(1e-4))])
+    said = "TF32, one switch, loses nothing that matters: this is 1.03x its speed"
+    fast = with_switch(found, priced(float32, 2.9))
+    assert said in str(fast.training_verdict(fast.trials[2]))
+    assert "one switch" not in str(fast.training_verdict(fast.trials[3]))
+    for other in (
+        with_switch(found, priced(float32, 1.5)),
+        with_switch(found, priced(float32, 2.9), near(0.3)),
+    ):
+        assert "one switch" not in str(other.training_verdict(other.trials[2]))
 
 
 def test_a_baseline_that_fails_is_not_kept(spec: StudySpec, float32: PolicyCost) -> None:
@@ -275,6 +397,34 @@ def test_one_policy_trains_or_does_not(spec: StudySpec, float32: PolicyCost) -> 
     scores = tuple(replace(score, diverged=True) for score in found.trials[2].scores)
     lost = replace(found.trials[2], scores=scores, divergence="diverged in step 4, most in fc2")
     assert str(found.training_verdict(lost)) == "does not train: diverged in step 4, most in fc2"
+
+
+def test_every_view_says_to_take_the_switch(
+    spec: StudySpec,
+    float32: PolicyCost,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = with_switch(results_of(spec, float32, [(3.0, 0.5, near(1e-4))]), priced(float32, 2.9))
+    said = str(found.verdict)
+    assert said.startswith("take TF32, one switch (trial 3, ")
+    assert policysearch.pick(found, "verdict").number == 3
+    assert {row.verdict for row in found.rows()} == {said}
+    assert front_table(found).startswith(f"verdict: {said}\n")
+    assert "the pick" not in front_table(found)  # nothing speaks against it
+    shown = page(found, "tiny.toml")
+    assert "Take TF32, one switch: trial 3" in shown and 'id="switch"' in shown
+    assert "torch.set_float32_matmul_precision(&quot;high&quot;)" in shown
+    monkeypatch.setattr(policysearch, "load_results", lambda *_: found)
+    study = str(write_study(tmp_path))
+    assert main(["export", study, "--out", str(tmp_path)]) == 0
+    assert f"verdict of the study: {said}\n" in capsys.readouterr().out
+    (written,) = tmp_path.glob("*-torch.py")
+    assert "allow_tf32 = True" in written.read_text() and "take TF32" in written.read_text()
+    assert main(["show", study, "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)["verdict"]
+    assert (read["trial"], read["switch"]) == (3, found.verdict.switch)
 
 
 @pytest.mark.usefixtures("one_process")

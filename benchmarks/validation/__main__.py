@@ -19,7 +19,11 @@ from benchmarks.validation.pages.memory_page import memory_validation_page
 from benchmarks.validation.pages.narrow_page import judged_rows, narrow_page
 from benchmarks.validation.pages.ranks_page import ranks_page
 from benchmarks.validation.published_memory import SHIPPED as MEMORY_ROWS
-from benchmarks.validation.published_memory import memory_row_of
+from benchmarks.validation.published_memory import (
+    SHIPPED_MEASURED,
+    memory_row_of,
+    read_memory_rows,
+)
 from benchmarks.validation.ranks import ranks_of
 from benchmarks.validation.validate_memory import validate_memory
 from policysearch.cli import Parser, main
@@ -103,7 +107,8 @@ def _read(
 
 def _memory(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
     read = _read(options, options.rows or MEMORY_ROWS, memory_row_of)
-    memory = validate_memory(read.rows)
+    more = read_memory_rows(SHIPPED_MEASURED) if options.rows is None else ()
+    memory = validate_memory((*read.rows, *more))
     need(memory.judged, [*read.refused, *(reason for _, reason in memory.unbuilt)], options.rows)
     return memory_validation_page(memory), read.refused
 

@@ -27,6 +27,10 @@ from policysearch.values import InputError
 
 SHIPPED = Path(__file__).with_name("published_memory.json")
 
+SHIPPED_MEASURED = Path(__file__).with_name("measured_memory.json")
+"""Readings of torch 2.11 on an NVIDIA H200, far from full: a step of nets of torchvision and
+transformers with random weights, what its allocator counts after some steps."""
+
 Weights = Literal["float32", "cached", "halved", "pure"]
 """How parameters are kept: as they are, with narrow copies, narrow with masters, and without."""
 
@@ -111,18 +115,19 @@ class Training:
         return _memory(self, batch)
 
     def live_bytes(self, batch: int) -> float:
-        """Return what lives at the peak of a step at a batch, data on the device included."""
+        """Return what lives at the peak of a step at a batch, work space and data included."""
         memory = self.memory(batch)
         kept = 0.0
         if self.persistent_gradients:
             each = 4 if self.weights in ("float32", "cached") else 2
             whole = each * sum(size(row.shape) for row in self.model.parameters())
             kept = max(0.0, whole - memory.gradient_bytes)
-        return memory.peak_bytes + kept + self.network.data_bytes
+        return memory.held_bytes + kept + self.network.data_bytes
 
     @property
     def model(self) -> Model:
-        return model_at(self.network, self.length)
+        """The network; since gradients are given back torch has attention in one kernel, too."""
+        return model_at(self.network, self.length, not self.persistent_gradients)
 
 
 @lru_cache(maxsize=256)

@@ -27,7 +27,7 @@ SAME_ALLOWED = ("grad", "wgrad", "output", "param", "phase")
 @cache
 def registries() -> Mapping[str, Iterable[str]]:
     """Return by key what the keys that name a row of a registry take."""
-    from policysearch.accumulators import ACCUMULATORS
+    from policysearch.accumulators import ROWS as ACCUMULATORS
     from policysearch.cost.devices import DEVICES
     from policysearch.cost.stacks import STACKS
     from policysearch.data.datasets import LOADERS

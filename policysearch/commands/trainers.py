@@ -26,11 +26,11 @@ def _file_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _reading(options: argparse.Namespace) -> Reading:
-    from policysearch.export.targets import target_named
+    from policysearch.export.targets import read_file
     from policysearch.files import read_text
 
     text = read_text(options.file, "a trainer's file")
-    return target_named(options.target).read(text, model_of(options), str(options.file))
+    return read_file(options.target, text, model_of(options), str(options.file))
 
 
 def _inspect(options: argparse.Namespace) -> None:

@@ -74,6 +74,7 @@ class PolicyCost:
     `host_bound` says that launches, not kernels, set the time. `step_seconds` and
     `float32_step_seconds` are for ratios only. `parallel` says how the step is spread over devices,
     "" on one; bytes are those of each, and `communication_share` is what it waits for the others.
+    It `fits` where the most that a step may need is there, and `may_fit` where the least is.
     `parts`: (layer, role, share) of the kernel seconds by layer and role, "cast" the role of
     kernels that only change formats, to three digits; `live`: (kind, bytes) at the peak. Both are
     () in older records.
@@ -104,6 +105,7 @@ class PolicyCost:
     communication_share: float = 0.0
     parts: tuple[tuple[str, str, float], ...] = ()
     live: tuple[tuple[str, int], ...] = ()
+    may_fit: bool = True
 
     @property
     def summary(self) -> str:
@@ -234,6 +236,7 @@ def compare(policy_graph: Graph, policy: StepPrice, float32: StepPrice) -> Polic
         communication_share=communication_seconds(policy.time) / kernel_seconds,
         parts=parts_of(policy.time),
         live=tuple((kind, count) for kind, count in memory.parts if count),
+        may_fit=memory.may_fit(policy.device),
     )
 
 
@@ -292,6 +295,7 @@ def over_phases(parts: Sequence[tuple[int, PolicyCost]]) -> PolicyCost:
         speedup_low=speedup * min(cost.speedup_low / cost.speedup for _, cost in spent),
         speedup_high=speedup * max(cost.speedup_high / cost.speedup for _, cost in spent),
         fits=all(cost.fits for _, cost in spent),
+        may_fit=all(cost.may_fit for _, cost in spent),
         step_seconds=total / steps,
         cast_share=weighted(lambda cost: cost.cast_share),
         optimizer_share=weighted(lambda cost: cost.optimizer_share),

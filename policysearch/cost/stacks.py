@@ -25,9 +25,7 @@ class Stack:
     `norm_fusion`: batch norm takes the ReLU and the addition behind it along, and its gradient that
     of the ReLU.
 
-    The rest concerns layer lists. `composite_kernels`: layer norm, GELU and the like are one kernel
-    each way instead of a chain of ops. `float32_norms`: layer norm and softmax run in float32 under
-    mixed precision. `cell_kernels`: kernels of one step of a recurrence beside its product.
+    `float32_norms`: layer norm and softmax of published runs are in float32 under mixed precision.
 
     Raises InputError for a negative `launch_seconds`.
     """
@@ -45,10 +43,8 @@ class Stack:
     library: int = 12
     float32_products: Literal["float32", "tfloat32"] = "float32"
     float32_convolutions: Literal["float32", "tfloat32"] = "float32"
-    composite_kernels: bool = True
     norm_fusion: bool = False
     float32_norms: bool = False
-    cell_kernels: int = 1
 
     def __post_init__(self) -> None:
         number(f"stack {self.name}: launch_seconds", self.launch_seconds, 0.0)

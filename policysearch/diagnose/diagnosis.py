@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from policysearch.diagnose.evidence import Cause, Evidence
-from policysearch.diagnose.repairs import Repair, low_work, repairs_of
+from policysearch.diagnose.repairs import LeftOut, Repair, kept_there, low_work, repairs_of
 from policysearch.diagnose.shadow import Shadows
 from policysearch.objective.objective import Objective
 from policysearch.objective.score import Measurement
@@ -32,6 +32,12 @@ CHAOS = "the recipe is chaotic"
 
 JITTERS = (2.0**-11, -(2.0**-11), 2.0**-9)
 """Relative changes of initial values as large as a rounding to 16 bits: the control of repairs."""
+
+SMALL_JITTERS = (2.0**-19, -(2.0**-19))
+"""Where chance decides, they move float32 as far as large ones: two more looks at whether it does.
+
+Three alone once ended close together by chance, in a recipe whose ends lie far apart.
+"""
 
 CLEAN = 0.1
 """Relative error of a change's shadow up to which it is worth a training."""
@@ -65,7 +71,7 @@ class Diagnosis:
     `gap` of the policy (infinite where it diverged) and `matters`, above which a gap is a failure,
     are in nats; `noise` is the
     largest by which jitter moved float32. `trained` counts the trainings of changes until the
-    verdict, those on further seeds apart.
+    verdict, those on further seeds apart. `left_out` are changes that the target undoes.
     """
 
     verdict: Verdict
@@ -78,10 +84,15 @@ class Diagnosis:
     trained: int = 0
     held: tuple[float, ...] = ()
     why: str = ""
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Diagnoser:
-    """Diagnoses policies of one objective with the first of `seeds`; the others confirm."""
+    """Diagnoses policies of one objective with the first of `seeds`; the others confirm.
+
+    Changes are tried as `target` runs them, torch where none is given, unless it runs the policy
+    itself otherwise than it says.
+    """
 
     def __init__(
         self,
@@ -89,8 +100,10 @@ class Diagnoser:
         seeds: Sequence[int],
         budget: int = BUDGET,
         progress: Callable[[str], None] = lambda line: None,
+        target: str | None = None,
     ) -> None:
         self.objective, self.seeds, self.budget = objective, tuple(seeds), budget
+        self.target = target or "torch"
         self._progress = progress
         self._shadows: Shadows | None = None
         self._levels: tuple[float, float] | None = None
@@ -124,7 +137,8 @@ class Diagnoser:
     def levels(self, base: Measurement) -> tuple[float, float]:
         """Return the gap that would matter, and by how much jitter moves float32, in nats."""
         if self._levels is None:
-            noise = max(map(abs, self._jittered(self.objective.float32, "float32 jittered")))
+            jitters, float32 = (*JITTERS, *SMALL_JITTERS), self.objective.float32
+            noise = max(map(abs, self._jittered(float32, "float32 jittered", jitters)))
             assert base.tail_loss is not None
             first = base.first_loss if base.first_loss is not None else base.tail_loss
             learned = max(abs(first - base.tail_loss), abs(base.tail_loss))
@@ -135,10 +149,12 @@ class Diagnoser:
         self._progress(f"{what}, seed {seed}")
         return self.objective.measure(policy, seed)
 
-    def _jittered(self, policy: Policy, what: str) -> Iterator[float]:
+    def _jittered(
+        self, policy: Policy, what: str, jitters: Sequence[float] = JITTERS
+    ) -> Iterator[float]:
         """Yield the gaps of a policy whose initial values are jittered: where chance takes it."""
         base = self.objective.baseline(self.seeds[0])
-        for jitter in JITTERS:
+        for jitter in jitters:
             self._progress(what)
             yield gap(self.objective.measure(policy, self.seeds[0], jitter), base)
 
@@ -152,7 +168,12 @@ class Diagnoser:
         return Evidence(policy, run, steps, error, grown, shadows.beyond(policy))
 
     def _repaired(self, evidence: Evidence, off: float, matters: float, noise: float) -> Diagnosis:
-        table, trained, repair, held = self._ordered(evidence), 0, None, tuple[float, ...]()
+        graph = self.objective.step_graph(evidence.policy)
+        changes, undone = kept_there(
+            evidence.policy, repairs_of(evidence, graph), self.objective.model, self.target
+        )
+        table, trained = self._ordered(changes, low_work(graph)), 0
+        repair, held = None, tuple[float, ...]()
         for place, row in self._worth(table, evidence):
             trained += 1
             run = self._measured(row.repair.policy, self.seeds[0], row.repair.what)
@@ -168,8 +189,9 @@ class Diagnoser:
         verdict: Verdict = "not repaired" if repair is None else "repaired"
         why = f"no change of {trained} that were trained brings the gap below {matters:.2g} nats"
         why, rows = "" if repair else why, tuple(table)
-        cause = evidence.cause.located(self.objective.step_graph(evidence.policy))
-        return Diagnosis(verdict, cause, off, matters, noise, rows, repair, trained, held, why)
+        cause, left_out = evidence.cause.located(graph), tuple(undone)
+        told = (off, matters, noise, rows, repair, trained, held, why, left_out)
+        return Diagnosis(verdict, cause, *told)
 
     def _worth(self, table: Sequence[Tried], evidence: Evidence) -> list[tuple[int, Tried]]:
         """Return the changes to train, in order, each with its place in the table.
@@ -197,13 +219,12 @@ class Diagnoser:
             return False
         return all(g <= matters for g in self._jittered(repair.policy, f"{repair.what}, jittered"))
 
-    def _ordered(self, evidence: Evidence) -> list[Tried]:
-        """Return the changes, most low-precision work left first, bfloat16 everywhere last."""
+    def _ordered(self, changes: Sequence[Repair], work: float) -> list[Tried]:
+        """Return the changes, most of the low-precision `work` left first, wide ones last."""
         assert self._shadows is not None
-        graph = self.objective.step_graph(evidence.policy)
-        whole = low_work(graph) or 1.0
+        whole = work or 1.0
         rows = []
-        for repair in repairs_of(evidence, graph):
+        for repair in changes:
             cost = self.objective.price(repair.policy)
             left = min(1.0, low_work(self.objective.step_graph(repair.policy)) / whole)
             error = self._shadows.error(repair.policy).worst

@@ -7,16 +7,25 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from policysearch.files import read_text
 from policysearch.formats import format_named
-from policysearch.values import InputError
+from policysearch.values import InputError, from_plain, number, shown
 
 NOTABLE = 1e-3
 """Share of the values of a tensor that are lost, from which on it is named."""
 
 VANISHED = 0.2
 """The same of values that become zero: some always do."""
+
+EXPECTED = "a log that `record` wrote"
+LONGEST_MIB = 512
+SPECIAL = {"-201": "not_finite", "-200": "zero"}
+"""What the recorder calls values without an exponent."""
+
+LARGEST = 400
+"""No exponent of float32, nor of the share by which an update moves a parameter, is larger."""
 
 STEADY = 0.02
 """Relative difference within which two norms are the same."""
@@ -35,86 +44,154 @@ class Finding:
     words: str
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log as `record` writes it; InputError where it is none."""
+@dataclass(frozen=True)
+class Tally:
+    """How many values of a tensor have which exponent, as of `frexp`: from `first` on, `counts`."""
+
+    direction: Literal["fprop", "dgrad", "wgrad", "update"]
+    layer: str
+    op: str
+    first: int
+    counts: tuple[int, ...]
+    not_finite: int = 0
+    zero: int = 0
+
+    def __post_init__(self) -> None:
+        number("first", self.first, -LARGEST, LARGEST)
+        number("counts", len(self.counts), 0, 2 * LARGEST)
+        for count in (*self.counts, self.not_finite, self.zero):
+            number("counts", count, 0, 2**62)
+
+    @property
+    def total(self) -> int:
+        """All values, at least one."""
+        return sum(self.counts) + self.not_finite + self.zero or 1
+
+    def up_to(self, limit: float) -> int:
+        """Return how many values are below `limit`, those of its own exponent left out."""
+        return sum(count for size, count in self._sizes if size <= limit)
+
+    def above(self, limit: float) -> int:
+        """Return how many values are above `limit`, those of its own exponent left out."""
+        return sum(count for size, count in self._sizes if size / 2.0 > limit)
+
+    @property
+    def _sizes(self) -> Iterator[tuple[float, int]]:
+        """The power of two below which values are, and how many have that."""
+        return ((2.0 ** (self.first + i), count) for i, count in enumerate(self.counts))
+
+
+@dataclass(frozen=True)
+class LogStep:
+    """A step of a log: its loss scale, norms of the gradient (None: not finite), and tallies.
+
+    `norm` is that of the gradient as it came, `norm_at_step` as it was applied, `norm_at_clip` as
+    torch's clipping saw it, and `clip` the limit of that.
+    """
+
+    step: int
+    scale: float
+    norm: float | None
+    norm_at_step: float | None
+    exponents: tuple[Tally, ...]
+    clip: float | None = None
+    norm_at_clip: float | None = None
+
+
+def read_log(path: Path) -> list[LogStep]:
+    """Return the steps of a log as `record` writes it; InputError where it is none."""
+    lines = read_text(path, EXPECTED, LONGEST_MIB).splitlines()
+    steps = [_step(line, f"{path}: line {place}") for place, line in enumerate(lines, 1)]
+    if not steps:
+        raise InputError(f"{path}: no recorded step; expected {EXPECTED}")
+    return steps
+
+
+def _step(line: str, where: str) -> LogStep:
     try:
-        text = path.read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines()]
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}; expected a log that `record` wrote") from None
-    if not lines or not all(isinstance(x, dict) and "exponents" in x for x in lines):
-        raise InputError(f"{path}: no recorded step; expected a log that `record` wrote")
-    return lines
+        plain = json.loads(line, parse_constant=lambda name: None)
+    except (ValueError, RecursionError):
+        raise InputError(f"{where}: {shown(line)}; expected {EXPECTED}") from None
+    rows = plain.get("exponents") if isinstance(plain, dict) else None
+    if not isinstance(rows, list):
+        raise InputError(f"{where}: {shown(plain)}; expected {EXPECTED}")
+    tallies = [_tally(row, f"{where}.exponents[{place}]") for place, row in enumerate(rows)]
+    return from_plain(LogStep, {**plain, "exponents": tallies}, where)
 
 
-def findings(lines: Sequence[dict[str, Any]], format: str) -> list[Finding]:
+def _tally(row: Any, where: str) -> Tally:
+    if not isinstance(row, list) or len(row) != 6 or not isinstance(row[5], dict):
+        expected = "[direction, layer, op, first exponent, counts, what has none]"
+        raise InputError(f"{where}: {shown(row)}; expected {expected}")
+    names = "direction", "layer", "op", "first", "counts"
+    plain: dict[str, Any] = dict(zip(names, row[:5], strict=True))
+    plain |= {SPECIAL.get(str(key), str(key)): count for key, count in row[5].items()}
+    return from_plain(Tally, plain, where)
+
+
+def findings(lines: Sequence[LogStep], format: str) -> list[Finding]:
     """Return what is wrong, mistakes of the loop first, then what `format` would lose."""
     return [*_clipped_scaled(lines), *_collapsed(lines), *_ranges(lines, format)]
 
 
-def _ranges(lines: Sequence[dict[str, Any]], format: str) -> Iterator[Finding]:
+def _ranges(lines: Sequence[LogStep], format: str) -> Iterator[Finding]:
     fmt = format_named(format)
     top, bottom = fmt.max, fmt.min_normal * 2.0**-fmt.mantissa_bits
     found: dict[tuple[str, str, str, str], Finding] = {}
     for line in lines:
-        for direction, layer, op, first, counts, special in line["exponents"]:
-            total = sum(counts) + sum(special.values()) or 1
-            sizes = [(2.0 ** (first + i), count) for i, count in enumerate(counts)]
-            if direction == "update":
-                unit = 2.0 ** -(fmt.mantissa_bits + 2)
-                lost = {"swamped updates": sum(count for size, count in sizes if size <= unit)}
-            else:
-                # frexp: an exponent e is of values from 2^(e - 1) up to 2^e
-                over = sum(count for size, count in sizes if size / 2.0 > top)
-                over += special.get("-201", 0)
-                lost = {
-                    "overflow": over,
-                    "underflow": sum(count for size, count in sizes if size <= bottom / 2.0),
+        for row in line.exponents:
+            if row.direction == "update":
+                lost: dict[str, int] = {
+                    "swamped updates": row.up_to(2.0 ** -(fmt.mantissa_bits + 2))
                 }
+            else:
+                over = row.above(top) + row.not_finite
+                lost = {"overflow": over, "underflow": row.up_to(bottom / 2.0)}
             for kind, count in lost.items():
                 least = NOTABLE if kind == "overflow" else VANISHED
-                key = kind, direction, layer, op
-                if count / total >= least and key not in found:
-                    place = f"{op} of {layer or 'no layer'} ({direction}, step {line['step']})"
-                    words = f"{100.0 * count / total:.2g} % of {place}: {kind} in {format}"
-                    found[key] = Finding(*key, line["step"], count / total, words)
+                key, share = (kind, row.direction, row.layer, row.op), count / row.total
+                if share >= least and key not in found:
+                    place = f"{row.op} of {row.layer or 'no layer'} ({row.direction}"
+                    words = (
+                        f"{100.0 * share:.2g} % of {place}, step {line.step}): {kind} in {format}"
+                    )
+                    found[key] = Finding(*key, line.step, share, words)
     order = {"overflow": 0, "underflow": 1, "swamped updates": 2}
     yield from sorted(found.values(), key=lambda f: (order[f.kind], f.step))
 
 
-def _clipped_scaled(lines: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+def _clipped_scaled(lines: Sequence[LogStep]) -> Iterator[Finding]:
     """Find gradients that were clipped while they still had the loss scale."""
-    found = [line for line in lines if line["scale"] > 1.0 and _is_clipped_scaled(line)]
-    if not found:
+    first = next((line for line in lines if line.scale > 1.0 and _is_clipped_scaled(line)), None)
+    if first is None or first.norm_at_step is None:
         return
-    first = found[0]
-    limit = first["norm_at_step"] * first["scale"]
+    applied = first.norm_at_step
     words = (
-        f"gradients are clipped to {limit:.3g} before they are unscaled: what is applied has "
-        f"the norm {first['norm_at_step']:.3g}; call scaler.unscale_(optimizer) first"
+        f"gradients are clipped to {applied * first.scale:.3g} before they are unscaled: what is "
+        f"applied has the norm {applied:.3g}; call scaler.unscale_(optimizer) first"
     )
-    yield Finding("clip before unscale", "update", "", "", first["step"], 1.0, words)
+    yield Finding("clip before unscale", "update", "", "", first.step, 1.0, words)
 
 
-def _is_clipped_scaled(line: dict[str, Any]) -> bool:
+def _is_clipped_scaled(line: LogStep) -> bool:
     """Return whether the norm that was clipped was that of the gradient as it came, scaled.
 
     Where no call of torch's clipping was seen: whether what is applied is the limit, unscaled.
     """
-    seen, raw, limit = line.get("norm_at_clip"), line["norm"], line.get("clip")
-    applied = line["norm_at_step"]
-    is_cut = 0.0 < applied < 0.5 * raw / line["scale"]
-    if seen is not None:
-        return is_cut and math.isclose(seen, raw, rel_tol=STEADY)
-    if limit is None:
+    applied = line.norm_at_step
+    if line.norm is None or applied is None or not 0.0 < applied < 0.5 * line.norm / line.scale:
         return False
-    return is_cut and math.isclose(applied * line["scale"], limit, rel_tol=STEADY)
+    if line.norm_at_clip is not None:
+        return math.isclose(line.norm_at_clip, line.norm, rel_tol=STEADY)
+    if line.clip is None:
+        return False
+    return math.isclose(applied * line.scale, line.clip, rel_tol=STEADY)
 
 
-def _collapsed(lines: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    scales = [line["scale"] for line in lines]
+def _collapsed(lines: Sequence[LogStep]) -> Iterator[Finding]:
+    scales = [line.scale for line in lines]
     if scales[0] > 1.0 and min(scales) < 1.0:
-        step = next(line["step"] for line in lines if line["scale"] < 1.0)
+        step = next(line.step for line in lines if line.scale < 1.0)
         words = f"the loss scale fell from {scales[0]:g} to {min(scales):g}: something overflows"
         yield Finding("scale collapse", "dgrad", "", "", step, 1.0, words)
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from policysearch.diagnose.evidence import Cause, Evidence
 from policysearch.formats import Rounding, format_named
 from policysearch.graph import Graph
+from policysearch.nn.model import Model
 from policysearch.policy.loss_scale import LossScale
 from policysearch.policy.policy import LayerPolicy, Policy, uniform_layer, with_accumulator
 from policysearch.policy.scaling import Scaling
+from policysearch.space.target import as_run, differences
 
 SCALES = (2.0**4, 2.0**8, 2.0**10, 2.0**13, 2.0**16)
 """Fixed loss scales that are tried, beside a dynamic one."""
@@ -36,6 +38,14 @@ class Repair:
     apart: bool = False
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A change that a target undoes, in words, and what it does instead."""
+
+    what: str
+    why: str
+
+
 def repairs_of(evidence: Evidence, graph: Graph) -> list[Repair]:
     """Return the changes to try for a failed policy, of which `graph` is the step; each once."""
     policy, cause = evidence.policy, evidence.cause
@@ -48,12 +58,38 @@ def repairs_of(evidence: Evidence, graph: Graph) -> list[Repair]:
         *_layers(policy, evidence),
         *_formats(policy),
     ]
-    seen, kept = {policy.digest}, []
-    for repair in found:
-        if repair.policy.digest not in seen:
-            seen.add(repair.policy.digest)
-            kept.append(repair)
-    return kept
+    return _once([repair for repair in found if repair.policy.digest != policy.digest])
+
+
+def kept_there(
+    policy: Policy, repairs: Sequence[Repair], model: Model, target: str
+) -> tuple[list[Repair], list[LeftOut]]:
+    """Return the repairs as `target` runs them, and those that it undoes, the called for first.
+
+    Where it runs `policy` itself otherwise than it says, that is not where the policy trains, and
+    all are kept as they are.
+    """
+    if differences(policy, model, target):
+        return list(repairs), []
+    failing, kept, undone = as_run(policy, model, target).digest, list[Repair](), list[LeftOut]()
+    for repair in sorted(repairs, key=lambda repair: repair.rank):
+        running = as_run(repair.policy, model, target)
+        unlike = running != repair.policy and differences(repair.policy, model, target)
+        if unlike and running.digest == failing:
+            undone.append(LeftOut(repair.what, unlike[0]))
+        else:
+            kept.append(replace(repair, policy=running) if unlike else repair)
+    return _once(kept), undone
+
+
+def _once(repairs: Iterable[Repair]) -> list[Repair]:
+    """Return each policy once, in the words of the change that the cause calls for most."""
+    first: dict[str, Repair] = {}
+    for repair in repairs:
+        known = first.setdefault(repair.policy.digest, repair)
+        if repair.rank < known.rank:
+            first[repair.policy.digest] = repair
+    return list(first.values())
 
 
 def with_ops_wide(policy: Policy, ops: Iterable[str]) -> Policy:
@@ -114,7 +150,7 @@ def _updates(policy: Policy, cause: Cause) -> Iterator[Repair]:
         yield Repair("float32 master weights", masters, swamped)
         if policy.optimizer_state != "float32":
             both = replace(masters, optimizer_state="float32", optimizer_order="fused")
-            yield Repair("float32 master weights and optimizer state", both, max(state, 1))
+            yield Repair("float32 master weights and optimizer state", both, state)
         chance = replace(policy.rounding, update=Rounding("stochastic"))
         yield Repair("updates rounded by chance", replace(policy, rounding=chance), swamped + 1)
 

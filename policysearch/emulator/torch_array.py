@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from policysearch.emulator.torch_functions import (
     sums_from,
 )
 from policysearch.rounding.grid import Grid
-from policysearch.rounding.torch_bits import rounded
+from policysearch.rounding.torch_bits import keys_of, rounded
 
 DTYPES: Mapping[np.dtype[Any], Any] = {
     np.dtype(name): getattr(torch, name)
@@ -33,7 +33,7 @@ DTYPES: Mapping[np.dtype[Any], Any] = {
 NUMPY: Mapping[Any, np.dtype[Any]] = {own: given for given, own in DTYPES.items()}
 
 
-@lru_cache(maxsize=4096)
+@cache  # a captured step reads them where they lie
 def _constant(pattern: bytes, dtype: Any, device: Any) -> Any:
     return torch.tensor(struct.unpack("=d", pattern)[0], dtype=dtype, device=device)
 
@@ -46,6 +46,10 @@ def constant(value: float, dtype: Any, device: Any) -> Any:
     if dtype in (torch.float32, torch.float64, torch.bool) or abs(value) < 2**53:
         return _constant(struct.pack("=d", value), dtype, device)
     return torch.tensor(value, dtype=dtype, device=device)
+
+
+SMALL_TABLE = 4096
+"""Elements of an op's own constant arrays, which go to the device once."""
 
 
 class TorchArray(NDArrayOperatorsMixin):
@@ -156,7 +160,13 @@ class TorchArray(NDArrayOperatorsMixin):
         return TorchArray(self.tensor[self._key(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        given = _tensor(value, self.tensor.device, self.tensor.dtype)
+        if key is Ellipsis and isinstance(value, bool | int | float | np.generic):
+            self.tensor.fill_(value if not isinstance(value, np.generic) else value.item())
+            return
+        if isinstance(value, np.ndarray):  # what is fed is no constant
+            given = _from_numpy(value).to(self.tensor.device, self.tensor.dtype)
+        else:
+            given = _tensor(value, self.tensor.device, self.tensor.dtype)
         if key is Ellipsis and given.shape == self.tensor.shape:
             self.tensor.copy_(given)
         else:
@@ -169,7 +179,9 @@ class TorchArray(NDArrayOperatorsMixin):
     # Rounding, for `rounding.rounder`.
     def rounded(self, grid: Grid, seed: int, counter: int) -> TorchArray:
         """Return the array rounded onto a grid, its elements drawing in C order."""
-        return TorchArray(rounded(grid, self.tensor.contiguous(), seed, counter))
+        x = self.tensor.contiguous()
+        keys = keys_of(x.numel(), seed, counter).to(x.device) if grid.stochastic else None
+        return TorchArray(rounded(grid, x, keys))
 
     # What numpy's functions make of it.
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -198,6 +210,9 @@ class TorchArray(NDArrayOperatorsMixin):
     def _call(self, ufunc: Any, inputs: Any, out: Any, kwargs: dict[str, Any]) -> TorchArray:
         where = kwargs.pop("where", True)
         tensors = self._alike(ufunc, inputs)
+        if ufunc is np.matmul and isinstance(out, TorchArray):
+            torch.matmul(*tensors, out=out.tensor)
+            return out
         found = UFUNCS[ufunc.__name__](*tensors)
         if where is not True:
             found = torch.where(_tensor(where, found.device), found, _tensor(out, found.device))
@@ -282,9 +297,22 @@ def _tensor(value: Any, device: Any, dtype: Any = None) -> Any:
         own = DTYPES[np.asarray(value).dtype] if dtype is None else dtype
         return constant(value if not isinstance(value, np.generic) else value.item(), own, device)
     given = np.asarray(value)
-    if any(stride < 0 for stride in given.strides) or not given.flags.writeable:
-        given = given.copy()
-    return torch.from_numpy(given).to(device=device, dtype=dtype)
+    if given.size <= SMALL_TABLE:
+        return _table(given.tobytes(), given.dtype.str, given.shape, dtype, device)
+    return _from_numpy(given).to(device=device, dtype=dtype)
+
+
+def _from_numpy(array: Any) -> Any:
+    if any(stride < 0 for stride in array.strides) or not array.flags.writeable:
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+@cache  # as `_constant`
+def _table(content: bytes, kind: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """Return a constant array of an op, kept on the device."""
+    array = np.frombuffer(content, kind).reshape(shape).copy()
+    return torch.from_numpy(array).to(device=device, dtype=dtype)
 
 
 def _hosted(value: Any) -> Any:
@@ -297,12 +325,14 @@ def _hosted(value: Any) -> Any:
 
 def _from_host(value: Any, device: Any) -> Any:
     known = isinstance(value, np.ndarray | np.generic) and value.dtype in DTYPES
-    return TorchArray(_tensor(np.asarray(value), device)) if known else value
+    return TorchArray(_from_numpy(np.array(value)).to(device)) if known else value
 
 
 def _written(out: Any, result: Any) -> Any:
+    if out is result:
+        return out
     if isinstance(out, TorchArray):
-        out.tensor.copy_(_tensor(result, out.tensor.device))
+        out[...] = result
     else:
         np.copyto(out, np.asarray(result))
     return out

@@ -64,7 +64,7 @@ def _reduction(
             return found if keepdims else found.squeeze(axes)
         found = along(x, axes, keepdims)
         if initial is not None and join is not None:
-            found = join(found, torch.as_tensor(initial, dtype=found.dtype, device=x.device))
+            found = join(found, _placed(x.device, initial, found.dtype))
         return found
 
     return reduced
@@ -197,8 +197,15 @@ def _where(device: Any, condition: Tensor, *sides: Any) -> Any:
         return torch.nonzero(condition, as_tuple=True)
     tensors = [side for side in sides if isinstance(side, torch.Tensor)]
     wanted = reduce(torch.promote_types, (side.dtype for side in tensors)) if tensors else None
-    a, b = (torch.as_tensor(side, dtype=wanted, device=device) for side in sides)
+    a, b = (_placed(device, side, wanted) for side in sides)
     return torch.where(condition.bool(), a, b)
+
+
+def _placed(device: Any, value: Any, dtype: Any) -> Tensor:
+    """Return a tensor or a number on the device, without a copy from the host."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device=device, dtype=dtype or value.dtype)
+    return torch.full((), value, dtype=dtype or torch.as_tensor(value).dtype, device=device)
 
 
 def _joined(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -327,7 +334,8 @@ def _numbers(
 def sums_from(x: Tensor, starts: Tensor) -> Tensor:
     """Return the sums of rows from each start up to the next: numpy's `add.reduceat`."""
     parts = torch.bucketize(torch.arange(len(x), device=x.device), starts, right=True) - 1
-    return x.new_zeros((len(starts), *x.shape[1:])).index_add_(0, parts, x)
+    total = x.new_zeros((len(starts), *x.shape[1:]))
+    return total.index_put_((parts,), x, accumulate=True)  # of one order, as `index_add_` is not
 
 
 def _broadcast(device: Any, x: Tensor, shape: Any) -> Tensor:
@@ -337,12 +345,14 @@ def _broadcast(device: Any, x: Tensor, shape: Any) -> Tensor:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "where": _where,
     "zeros": _filled(0.0),
-    "empty": _filled(0.0),
+    "empty": lambda device, shape, dtype=torch.float64, order="C": torch.empty(
+        shape, dtype=dtype, device=device
+    ),
     "ones": _filled(1.0),
     "full": _full,
     "zeros_like": _like(0.0),
     "ones_like": _like(1.0),
-    "empty_like": _like(0.0),
+    "empty_like": lambda device, x, dtype=None: torch.empty_like(x, dtype=dtype, device=device),
     "full_like": _full_like,
     "arange": _arange,
     "eye": _eye,

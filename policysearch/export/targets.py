@@ -11,7 +11,7 @@ import policysearch.export
 from policysearch.export.reading import About, Reading
 from policysearch.nn.model import Model
 from policysearch.policy.policy import LayerPolicy, Policy
-from policysearch.values import one_of
+from policysearch.values import InputError, one_of
 
 
 class Target(Protocol):
@@ -67,3 +67,19 @@ def target_named(name: str) -> Target:
     """Return the target called `name`; InputError where there is none."""
     known = targets()
     return known[one_of("export target", name, known)]
+
+
+def read_file(target: str, text: str, model: Model, where: str) -> Reading:
+    """Return what a file of the trainer `target` gives the layers of `model`.
+
+    Such files are written by hand, too: InputError, beginning with `where`, for one of any other
+    shape than the trainer's.
+    """
+    try:
+        return target_named(target).read(text, model, where)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: {error!r}; expected a file as {target} has it") from None
+    except (RecursionError, SyntaxError):
+        raise InputError(f"{where}: nested too deep; expected a file as {target} has it") from None

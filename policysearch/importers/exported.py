@@ -139,7 +139,7 @@ def exported(module: Any, inputs: tuple[Any, ...], training: bool = True) -> Any
             return program
     except InputError as error:
         raise InputError(f"module {type(module).__name__}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
             f"module {type(module).__name__}: torch.export: {lines[0]}; expected a forward that it "

@@ -8,7 +8,7 @@ that made it and without an array.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,14 @@ class KeptModel(Model):
         raise InputError(f"{given}; expected the file that makes it, to train it")
 
     def trace(self, b: Builder, fed: Mapping[str, int], training: bool) -> Traced:
-        """Emit the kept forward pass on the batch that is fed."""
-        kept = self.kept[_mode(training)]
+        """Emit the kept forward pass on the batch that is fed; InputError where it is none."""
+        try:
+            return self._traced(b, fed, self.kept[_mode(training)])
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            given = f"model {self.study_name}: the graph that was kept of it: {error!r}"
+            raise InputError(f"{given}; expected one that `run` kept, or none") from None
+
+    def _traced(self, b: Builder, fed: Mapping[str, int], kept: Plain) -> Traced:
         batch = b.shape(fed[self.inputs[0].name])[0]
         new = {int(old): fed[name] for old, name in kept["sources"]}
         first = kept["first"]
@@ -137,15 +143,8 @@ def kept_model(model: Model, study_name: str) -> Plain | None:
 
 
 def model_from_kept(plain: Plain) -> KeptModel:
-    """Return the model that `kept_model` made plain; errors of any kind where it is none."""
-    read = {
-        "inputs": tuple(from_plain(Input, item, "inputs") for item in plain["inputs"]),
-        "specs": tuple(from_plain(ParameterSpec, item, "specs") for item in plain["specs"]),
-        "moved": tuple(from_plain(ParameterSpec, item, "moved") for item in plain["moved"]),
-        "layers": tuple(plain["layers"]),
-    }
-    given = {field.name: plain[field.name] for field in fields(KeptModel)}
-    return KeptModel(**{**given, **read})
+    """Return the model that `kept_model` made plain; InputError where it is none."""
+    return from_plain(KeptModel, plain, "the graph that was kept")
 
 
 def _mode(training: bool) -> str:

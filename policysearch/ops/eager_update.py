@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from policysearch.graph import Attrs, FloatArray
-from policysearch.ops.optimizers import update_op
+from policysearch.ops.optimizers import double, single, update_op
 
 
 def _add_damped(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x, grad, step = inputs
-    return x + grad * np.float32(1.0 if float(step) == 1.0 else attrs["share"])
+    return x + grad * np.where(step == 1.0, np.float32(1.0), np.float32(attrs["share"]))
 
 
 def _add_lookahead(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -31,7 +31,7 @@ def _add_square(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _correct(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     root, step = inputs
-    return root / np.float32((1.0 - attrs["beta2"] ** float(step)) ** 0.5)
+    return root / single((1.0 - attrs["beta2"] ** double(step)) ** 0.5)
 
 
 def _add_epsilon(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -40,13 +40,13 @@ def _add_epsilon(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _shrink(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     parameter, rate = inputs
-    return parameter * np.float32(1.0 - float(rate) * attrs["weight_decay"])
+    return parameter * single(1.0 - double(rate) * attrs["weight_decay"])
 
 
 def _move(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     parameter, m, denominator, rate, step = inputs
-    change = -float(rate) / (1.0 - attrs["beta1"] ** float(step))
-    return parameter + m * np.float32(change) / denominator
+    change = -double(rate) / (1.0 - attrs["beta1"] ** double(step))
+    return parameter + m * single(change) / denominator
 
 
 def _move_over(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:

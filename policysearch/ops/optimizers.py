@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,16 @@ def update_op(name: str, forward: Forward, flops_per_element: int) -> Op:
         placement="fp32",
         in_place=(0,),
     )
+
+
+def double(scalar: Any) -> Any:
+    """Return the one number of a source in float64: where it lies, if that is no host's memory."""
+    return float(scalar) if isinstance(scalar, np.ndarray) else scalar.astype(np.float64)
+
+
+def single(number: Any) -> Any:
+    """Return a number of `double` in float32."""
+    return np.float32(number) if isinstance(number, float) else number.astype(np.float32)
 
 
 def _velocity(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -52,11 +63,11 @@ def _adam_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     """As torch.optim.AdamW: decay first, then m / (sqrt(v / correction2) + epsilon)."""
     parameter, m, v, rate, step = inputs
     beta1, beta2 = float(attrs["beta1"]), float(attrs["beta2"])
-    lr, count, decay = float(rate), float(step), float(attrs.get("weight_decay", 0.0))
+    lr, count, decay = double(rate), double(step), float(attrs.get("weight_decay", 0.0))
     root: FloatArray = np.sqrt(v)
-    deviation = root / np.float32(np.sqrt(1.0 - beta2**count)) + np.float32(attrs["epsilon"])
-    change = m / deviation * np.float32(lr / (1.0 - beta1**count))
-    return parameter * np.float32(1.0 - lr * decay) - change
+    deviation = root / single(np.sqrt(1.0 - beta2**count)) + np.float32(attrs["epsilon"])
+    change = m / deviation * single(lr / (1.0 - beta1**count))
+    return parameter * single(1.0 - lr * decay) - change
 
 
 def _root_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -69,7 +80,7 @@ def _root_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 def _lion_step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     parameter, m, grad, rate = inputs
     keep, share = np.float32(attrs["beta1"]), np.float32(1.0 - attrs["beta1"])
-    shrunk = parameter * np.float32(1.0 - float(rate) * attrs["weight_decay"])
+    shrunk = parameter * single(1.0 - double(rate) * attrs["weight_decay"])
     direction: FloatArray = np.sign(m * keep + grad * share)
     return shrunk - direction * rate
 

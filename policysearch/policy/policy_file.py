@@ -10,7 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from policysearch.accumulators import ACCUMULATORS
+from policysearch.accumulators import ROWS as ACCUMULATORS
 from policysearch.files import read_text, write_whole
 from policysearch.formats import FORMATS
 from policysearch.policy.policy import (
@@ -107,7 +107,10 @@ def _accumulator_schema() -> dict[str, Any]:
     chunked = "^chunked:[1-9][0-9]{0,8}:[^:]+(:[^:]+)?$"
     return {
         "description": "An accumulator by name, or chunked:<length>:<format>[:<rounding mode>].",
-        "anyOf": [{"enum": list(ACCUMULATORS)}, {"type": "string", "pattern": chunked}],
+        "anyOf": [
+            {"enum": list(ACCUMULATORS)},
+            {"type": "string", "pattern": chunked},
+        ],
     }
 
 

@@ -57,6 +57,14 @@ _BFLOAT16 = uniform_layer("bfloat16")
 TF32 = "torch.tf32"
 """The preset that is float32 as most users of a device with tfloat32 products have it."""
 
+TF32_SWITCHES = {
+    "flax": 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")',
+    "keras": "tf.config.experimental.enable_tensor_float_32_execution(True)",
+    "mindspore": "mindspore.device_context.gpu.op_precision.matmul_allow_tf32(True)",
+    "torch": 'torch.set_float32_matmul_precision("high")',
+}
+"""The line that turns it on, by export target; what builds on torch has torch's."""
+
 _MINDSPORE_O1 = Preset(
     "mindspore.O1",
     "convolution, dense and relu in float16, the rest in float32",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from policysearch.accumulators import Accumulator
+from policysearch.accumulators import HALF, Accumulator
 from policysearch.formats import Format, format_named
 from policysearch.products.tensor_cores import TensorCore, tensor_core
 from policysearch.rounding.extension import extension
@@ -47,10 +48,42 @@ def product(
     if accumulator.kind == "sequential":
         return _sequential
     pair = operand if isinstance(operand, tuple) else (operand, operand)
+    if accumulator.kind == "matrix_units":
+        return MatrixUnits(_sixteen_bits(pair))
     unit = tensor_core(
         accumulator.architecture, *pair, result=accumulator.result, promote=accumulator.promote
     )
     return _Exact(unit, fast)
+
+
+@dataclass(frozen=True)
+class MatrixUnits:
+    """A product on a GPU's units for `operands`, a 16-bit format; a step on torch runs it."""
+
+    operands: str
+
+    def __call__(self, left: FloatArray, right: FloatArray, *, out: FloatArray) -> FloatArray:
+        raise InputError(
+            'accumulator matrix_units: a step on a CPU; expected fast = "torch", place = "cuda"'
+        )
+
+
+def _sixteen_bits(pair: tuple[Format, Format]) -> str:
+    """Return the 16-bit format that holds every number of both; InputError where none does."""
+    for name in HALF:
+        if all(_holds(format_named(name), fmt) for fmt in pair):
+            return name
+    names = " and ".join(repr(fmt.name) for fmt in pair)
+    raise InputError(f"matrix_units: operands {names}; expected two that float16 or bfloat16 holds")
+
+
+def _holds(wide: Format, fmt: Format) -> bool:
+    """Return whether every number of `fmt` is one of `wide`."""
+    return (
+        fmt.mantissa_bits <= wide.mantissa_bits
+        and fmt.max <= wide.max
+        and fmt.min_subnormal >= wide.min_subnormal
+    )
 
 
 class _Exact:

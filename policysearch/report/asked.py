@@ -60,7 +60,8 @@ def diagnose(results: Results, number: int, budget: int) -> Told:
     from policysearch.report.diagnosis_page import diagnosed
 
     spec, policy = results.spec, results.trial(number).policy
-    return Told(diagnosed(objective_of(spec), policy, spec.study.seeds, budget))
+    study = spec.study
+    return Told(diagnosed(objective_of(spec), policy, study.seeds, budget, study.target))
 
 
 def propose(results: Results) -> Told:

@@ -15,9 +15,12 @@ SHOWN = 12
 """So many changes are shown: those that were trained, and the next in order."""
 
 
-def diagnosed(objective: Objective, policy: Policy, seeds: Sequence[int], budget: int) -> str:
+def diagnosed(
+    objective: Objective, policy: Policy, seeds: Sequence[int], budget: int, target: str | None
+) -> str:
     """Return that page of a policy, which is trained here, with at most `budget` changes of it."""
-    return diagnosis_page(Diagnoser(objective, sorted(seeds), budget).diagnose(policy), policy)
+    diagnoser = Diagnoser(objective, sorted(seeds), budget, target=target)
+    return diagnosis_page(diagnoser.diagnose(policy), policy)
 
 
 def diagnosis_page(found: Diagnosis, policy: Policy) -> str:
@@ -27,6 +30,7 @@ def diagnosis_page(found: Diagnosis, policy: Policy) -> str:
         _cause(found),
         _chain(found),
         _table(found.tried),
+        _left_out(found),
         _repair(found, policy),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -85,6 +89,15 @@ def _table(tried: Sequence[Tried]) -> list[str]:
     ]
     more = len(tried) - len(shown)
     return [*aligned([titles, *rows]), *([f"{more} more changes, not shown"] if more else [])]
+
+
+def _left_out(found: Diagnosis) -> list[str]:
+    """Return the first that the target would undo and why, and how many more there are."""
+    if not found.left_out:
+        return []
+    first, more = found.left_out[0], len(found.left_out) - 1
+    others = f", and {more} more" if more else ""
+    return [f"left out, for the target undoes it: {first.what} ({first.why}){others}"]
 
 
 def _gaps(gaps: Sequence[float]) -> str:

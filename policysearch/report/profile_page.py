@@ -8,8 +8,8 @@ from typing import get_args
 
 from policysearch.cost.memory import (
     GIB,
-    GROWTH,
     LARGEST_BATCH,
+    NEEDED,
     Kind,
     StepMemory,
     largest_batch,
@@ -167,13 +167,13 @@ def largest_batches(objective: Objective, policy: Policy) -> tuple[int, int]:
     """
 
     def live_at(batch_size: int) -> float:
-        return memory_at(objective, policy, batch_size).peak_bytes
+        return memory_at(objective, policy, batch_size).held_bytes
 
     visible = visible_bytes(objective.device.memory_bytes / GIB)
     groups = policy.parallel.groups
     return (
-        groups * largest_batch(live_at, GROWTH.high, visible),
-        groups * largest_batch(live_at, GROWTH.expected, visible),
+        groups * largest_batch(live_at, NEEDED.high, visible),
+        groups * largest_batch(live_at, NEEDED.expected, visible),
     )
 
 

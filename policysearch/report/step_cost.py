@@ -130,16 +130,20 @@ def kernel_lines(time: StepTime) -> list[str]:
     return aligned([titles, *rows]) + [more] * (len(ordered) > LONGEST)
 
 
+def fitting(cost: PolicyCost) -> str:
+    """Return whether a step fits its device, with its subject before it."""
+    return "fits" if cost.fits else "may not fit" if cost.may_fit else "does not fit"
+
+
 def memory_lines(cost: PolicyCost) -> list[str]:
     """Return what is live at the peak, what a process reserves, and whether the device holds it."""
     low, high = cost.reserved_low_bytes / MIB, cost.reserved_high_bytes / MIB
     sizes = "/".join(f"{size:g}" for size in device_at(cost.device).memory_gib)
-    fits = "fits" if cost.fits else "does not fit"
     return [
         f"modeled memory: peak {cost.peak_bytes / MIB:.4g} MiB live "
         f"(float32 {cost.float32_peak_bytes / MIB:.4g} MiB), "
         f"reserved {low:.4g} to {high:.4g} MiB",
-        f"{fits} on {cost.device} ({sizes} GiB)",
+        f"{fitting(cost)} on {cost.device} ({sizes} GiB)",
     ]
 
 

@@ -114,6 +114,14 @@ def mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def mix64_each(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return `mix64` of every value: products of uint64 wrap around as they should."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
 def span_key(mixed_seed: int, counter: int, span: int) -> tuple[int, int]:
     """Return (a, f), a odd: element j of the span draws table[f + j] * a, modulo 2^32.
 
@@ -123,3 +131,11 @@ def span_key(mixed_seed: int, counter: int, span: int) -> tuple[int, int]:
     """
     key = mix64(mix64(mixed_seed ^ counter) ^ span)
     return (key & 0xFFFFFFFF) | 1, (key >> 32) % FIRSTS & -16
+
+
+def span_keys(mixed_seed: int, counter: int, count: int) -> npt.NDArray[np.int32]:
+    """Return `span_key` of `count` spans as the bits of int32, [span, (a, f)]."""
+    keys = mix64_each(np.arange(count, dtype=np.uint64) ^ np.uint64(mix64(mixed_seed ^ counter)))
+    factors = (keys & np.uint64(0xFFFFFFFF)) | np.uint64(1)
+    firsts = (keys >> np.uint64(32)) % np.uint64(FIRSTS) & np.uint64(MASK64 - 15)
+    return np.stack([factors, firsts], axis=1).astype(np.uint32).view(np.int32)

@@ -7,7 +7,8 @@ uint32, so bit patterns are int32 here, whose sums and products wrap around alik
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,31 +26,80 @@ from policysearch.rounding.grid import (
     SIGN,
     Grid,
     mix64,
-    span_key,
+    span_keys,
 )
 
 _BINADE = 1 << 23
 _HASH = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
 """Shifts and factors of `draw_table`."""
 
+MOST_GRIDS = 256
+"""Grids for which a kernel is compiled in one process; the compiler's own limit is eight."""
+
 Tensor = Any
 
 
-def rounded(grid: Grid, x: Tensor, seed: int = 0, counter: int = 0) -> Tensor:
+def keys_of(elements: int, seed: int, counter: int) -> Tensor:
+    """Return the keys of the spans that so many elements draw with, [span, 2], on the host."""
+    mixed = mix64(seed & MASK64)
+    return torch.from_numpy(span_keys(mixed, counter & MASK64, -(-elements // KEY_SPAN)))
+
+
+def rounded(grid: Grid, x: Tensor, keys: Tensor = None) -> Tensor:
     """Return the float32 tensor `x` rounded onto `grid`, bit for bit as `round_span` has it.
 
-    The stochastic mode draws element i of `x`, in C order, from (seed, counter, i) alone.
+    The stochastic mode draws for the elements of `x`, in C order, by the `keys` of `keys_of`. On
+    a GPU all operations are one kernel, where torch has a compiler there.
     """
+    if not grid.stochastic and not x.is_contiguous() and _is_dense(x):
+        flat = rounded(grid, x.as_strided((x.numel(),), (1,)))
+        return flat.as_strided(x.shape, x.stride())
+    flat = x.reshape(-1)
+    if x.is_cuda and x.numel() > 1 and _compiles(x.device):
+        found = _compiled(grid)(flat, keys)
+    else:
+        found = _rounded(grid, flat, keys)
+    return found.view(x.shape)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Return whether the elements of a tensor fill a block of memory, in any order of axes."""
+    expected = 1
+    for stride, extent in sorted(zip(x.stride(), x.shape, strict=True)):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _rounded(grid: Grid, x: Tensor, keys: Tensor = None) -> Tensor:
     bits = x.view(torch.int32)
     if grid.stochastic:
-        draw = _draws(bits, seed & MASK64, counter & MASK64)
-        found = _by_chance(grid, bits, draw)
+        found = _by_chance(grid, bits, _draws(bits, keys))
     else:
         found = _wide(grid, bits) if grid.wide else _narrow(grid, bits)
     found = _overflow(grid, bits, found)
     if grid.flush_below:
         found = torch.where((found & ABS) < grid.flush_below, found & _i32(SIGN), found)
     return found.view(torch.float32)
+
+
+@lru_cache(maxsize=MOST_GRIDS)
+def _compiled(grid: Grid) -> Callable[..., Tensor]:
+    """Return `_rounded` onto a grid as one kernel: nothing between leaves the registers."""
+    function = torch.compile(partial(_rounded, grid), dynamic=True, fullgraph=True)
+    limit = torch._dynamo.config.patch(recompile_limit=MOST_GRIDS, specialize_int=True)
+    return limit(function)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=8)
+def _compiles(device: Any) -> bool:
+    """Return whether torch compiles for the device: it takes Triton and a C compiler."""
+    try:
+        doubled = torch.compile(lambda x: x + x)(torch.ones(2, device=device))
+    except Exception:  # whatever a toolchain raises: then each operation is a kernel of its own
+        return False
+    return bool((doubled == 2.0).all())
 
 
 def _i32(pattern: int) -> int:
@@ -163,20 +213,9 @@ def _float(pattern: int) -> float:
     return float(np.array(pattern & 0xFFFFFFFF, np.uint32).view(np.float32))
 
 
-def _draws(like: Tensor, seed: int, counter: int) -> Tensor:
-    """Return what the elements of a tensor draw, of its shape; see `draws_of`."""
-    count, mixed = like.numel(), mix64(seed)
-    keys = [span_key(mixed, counter, span) for span in range(-(-count // KEY_SPAN))]
-    factors, firsts = (
-        torch.tensor([_i32(key[part]) for key in keys], dtype=torch.int32, device=like.device)
-        for part in (0, 1)
-    )
-    word = firsts[:, None] + _places(like.device)
+def _draws(like: Tensor, keys: Tensor) -> Tensor:
+    """Return what the elements of a flat tensor draw; see `draws_of`."""
+    word = keys[:, 1, None] + torch.arange(KEY_SPAN, dtype=torch.int32, device=like.device)
     for shift, factor in _HASH:
         word = (word ^ _right(word, shift)) * _i32(factor)
-    return ((word | 1) * factors[:, None]).reshape(-1)[:count].reshape(like.shape)
-
-
-@lru_cache(maxsize=8)
-def _places(device: Any) -> Tensor:
-    return torch.arange(KEY_SPAN, dtype=torch.int32, device=device)
+    return ((word | 1) * keys[:, 0, None]).reshape(-1)[: len(like)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from policysearch.accumulators import MATRIX_UNITS
 from policysearch.cost.devices import device_named
 from policysearch.cost.price import MODEL_RESOLUTION
 from policysearch.export.targets import targets
@@ -130,6 +131,14 @@ class StudySection:
     def executor(self) -> Fast | None:
         """What emulates, with its place."""
         return at_place(self.fast, self.place)
+
+    def check_sums(self, accumulators: Collection[str]) -> None:
+        """Raise InputError for an accumulator that what emulates has not."""
+        if MATRIX_UNITS.name in accumulators and "cuda" not in (self.executor or ""):
+            raise InputError(
+                f"space.accumulators: {MATRIX_UNITS.name!r} on a CPU; expected "
+                'study.fast = "torch" with study.place = "cuda"'
+            )
 
     def fidelity(self, steps: int) -> Fidelity | None:
         """Return how policies are evaluated before they are trained whole, over `steps` steps."""

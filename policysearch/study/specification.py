@@ -53,6 +53,7 @@ class StudySpec(Shown):
 
     def __post_init__(self) -> None:
         self._check_goal()
+        self.study.check_sums(self.space.accumulators)
         try:
             self.parallel.check_batch(self.priced_batch_size)
         except InputError as error:

@@ -228,9 +228,11 @@ def _swamped(
     order: Literal["K", "C"] = "K" if update.strides == before.strides else "C"
     update, before = update.ravel(order), before.ravel(order)
     found, later = [], 0
-    for start in range(0, len(update), SPAN):  # what it makes stays in the cache
-        part = np.abs(update[start : start + SPAN])
-        half = half_unit(before[start : start + SPAN], fmt)
+    # what a span makes stays in the cache of a processor; a GPU takes all at once
+    span = SPAN if isinstance(update, np.ndarray) else max(len(update), 1)
+    for start in range(0, len(update), span):
+        part = np.abs(update[start : start + span])
+        half = half_unit(before[start : start + span], fmt)
         moving = part > 0.0
         small = part < half
         small &= moving

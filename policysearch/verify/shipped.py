@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from policysearch.export.targets import target_named
+from policysearch.export.targets import read_file
 from policysearch.nn.model import Model
 from policysearch.policy.policy import Policy
 from policysearch.train.tasks import Task
@@ -32,7 +32,7 @@ def policy_in_file(
     for policy in known:
         if policy.digest == digest:
             return policy, True
-    return target_named("torch").read(text, model, where).policy, False
+    return read_file("torch", text, model, where).policy, False
 
 
 def verify_file(

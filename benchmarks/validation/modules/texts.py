@@ -1,4 +1,4 @@
-"""Transformers and recurrent translators in plain torch, attention op by op."""
+"""Transformers and recurrent translators in plain torch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Any, mask: Any) -> Any:
         query, key, value = (self.split(f(x)) for f in (self.query, self.key, self.value))
-        scores = query @ key.transpose(2, 3) / query.shape[3] ** 0.5 + mask
-        shares = F.dropout(torch.softmax(scores, 3), 0.1, self.training)
-        mixed = self.out((shares @ value).transpose(1, 2).flatten(2))
+        dropped = 0.1 if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropped)
+        mixed = self.out(mixed.transpose(1, 2).flatten(2))
         return self.norm(x + F.dropout(mixed, 0.1, self.training))
 
 

@@ -134,8 +134,6 @@ class Layers:
         m = round(rows)
         self.product(1, m, n_out, n_in, self.precision.scaling, gathered)
         if bias:
-            if not self.stack.composite_kernels:
-                self.elementwise(m * n_out, (1, 1), 0)
             self.move(m * n_out, 0, kind="reduction")
             self.parameter(n_out)
         if weight:

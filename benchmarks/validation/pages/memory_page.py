@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.validation.validate_memory import JudgedMemory, MemoryValidation
-from policysearch.cost.memory import CONTEXT_BYTES, GIB, VISIBLE_SHARE, visible_bytes
+from benchmarks.validation.validate_memory import FULL, JudgedMemory, MemoryValidation
+from policysearch.cost.memory import CONTEXT_BYTES, GIB
 from policysearch.cost.roofline import Array
 from policysearch.report.text import aligned
 
 TITLES = (
-    *("row", "network", "card", "mode", "batches", "published GiB", "modeled GiB", "live GiB"),
-    *("published ratio", "modeled", "interval", "error", "live ratio"),
+    *("row", "network", "card", "mode", "batches", "read", "GiB", "modeled GiB", "live GiB"),
+    *("ratio", "modeled", "interval", "error"),
 )
 
 
 def memory_validation_page(found: MemoryValidation) -> str:
     """Return the page as text; its last line is the mean error of the ratio."""
-    lines = ["memory of mixed over float32 training; each row by growths of other families", ""]
+    lines = ["memory of mixed over float32 training; each row by readings of other families", ""]
     lines += [*aligned([TITLES, *(_line(row) for row in found.read)]), ""]
     lines += _largest_lines(found)
     if found.unbuilt:
         lines += ["not built:"]
         lines += [f"{row.id:>5} {row.model}: {reason}" for row, reason in found.unbuilt] + [""]
-    growth = found.growth
+    low, high = found.interval
     lines += [
-        f"growth, reserved over live: {growth.low:.3f} to {growth.high:.3f}, "
-        f"expected {growth.expected:.3f}; context {CONTEXT_BYTES / GIB:.1f} GiB (assumed)",
+        f"reserved over live: 1 + {found.fragments:.3f} x share of a block, "
+        f"{low:.3f} to {high:.3f} times that; context {CONTEXT_BYTES / GIB:.1f} GiB",
         "",
     ]
     if not found.read:
@@ -39,7 +39,7 @@ def memory_validation_page(found: MemoryValidation) -> str:
 def _line(row: JudgedMemory) -> tuple[str, ...]:
     given, truth = row.setting.row, _published(row)
     assert given.gib is not None
-    low, high = (row.ratio * factor for factor in row.interval)
+    low, high = (row.ratio * factor for factor in row.ratios)
     live = [bytes / GIB for bytes in row.live]
     return (
         given.id,
@@ -47,6 +47,7 @@ def _line(row: JudgedMemory) -> tuple[str, ...]:
         given.hardware,
         given.mode + (f" {given.optimizer}" if given.optimizer else ""),
         "/".join(map(str, given.batches)),
+        given.read,
         f"{given.gib[0]:.2f}/{given.gib[1]:.2f}",
         f"{row.gib[0]:.2f}/{row.gib[1]:.2f}",
         f"{live[0]:.2f}/{live[1]:.2f}",
@@ -54,7 +55,6 @@ def _line(row: JudgedMemory) -> tuple[str, ...]:
         f"{row.ratio:.3f}",
         f"{low:.2f}-{high:.2f}",
         f"{row.ratio / truth - 1:+.1%}",
-        f"{row.live_ratio:.3f}",
     )
 
 
@@ -83,32 +83,42 @@ def _largest_lines(found: MemoryValidation) -> list[str]:
 
 
 def _whole(rows: Sequence[JudgedMemory]) -> list[str]:
+    fits = [may for row in rows for may in row.may_fit]
     truth = np.array([_published(row) for row in rows])
     ratio = np.array([row.ratio for row in rows])
-    live = np.array([row.live_ratio for row in rows])
-    read = np.array([gib for row in rows for gib in row.setting.row.gib or ()])
-    made = np.array([gib for row in rows for gib in row.gib])
-    full = sum(
-        gib > 0.93 * visible_bytes(row.setting.card_gib) / GIB
-        for row in rows
-        for gib in row.setting.row.gib or ()
-    )
-    held = [row.interval.low <= _published(row) / row.ratio <= row.interval.high for row in rows]
-    unbounded = [
-        (row.growth.expected * live + CONTEXT_BYTES) / GIB for row in rows for live in row.live
-    ]
+    held = [row.ratios.low <= _published(row) / row.ratio <= row.ratios.high for row in rows]
+    full = sum(reading.full for row in rows for reading in row.readings)
+    lines = [_peaks(rows, what) for what in ("allocated", "reserved")]
     return [
-        f"peak: mean error {_mean(made, read):.1%}; without the bound of the card "
-        f"({VISIBLE_SHARE:.1%} of its size) {_mean(np.array(unbounded), read):.1%}",
-        f"of {len(read)} readings {full} lie within 7 % of the card's size: batches were raised "
-        "until it was full",
-        f"mean error of the ratio of live bytes {_mean(live, truth):.1%}, "
-        f"of always 1 {_mean(np.ones_like(truth), truth):.1%}",
+        *(line for line in lines if line),
+        f"full cards, from {FULL:.0%} on, which fit nothing: {full} readings",
+        f"called not fitting for sure, though it ran: {fits.count(False)} of {len(fits)}",
         f"larger in mixed precision: published {np.sum(truth > 1)}, modeled so of them "
         f"{np.sum((truth > 1) & (ratio > 1))}",
+        f"mean error of the ratio by always 1 {_mean(np.ones_like(truth), truth):.1%}, "
         f"the interval holds {np.mean(held):.0%} of the rows",
         f"mean error of the ratio {_mean(ratio, truth):.1%}",
     ]
+
+
+def _peaks(rows: Sequence[JudgedMemory], what: str) -> str:
+    """Return the errors of the readings of one kind on cards that were not full."""
+    found = [
+        (published, made, row.reserved)
+        for row in rows
+        for published, made, reading in zip(
+            row.setting.row.gib or (), row.gib, row.readings, strict=False
+        )
+        if not reading.full and (reading.what == "allocated") == (what == "allocated")
+    ]
+    if not found:
+        return ""
+    truth, made = (np.array([row[i] for row in found]) for i in (0, 1))
+    line = f"peak, {what}: {len(found)} readings, mean error {_mean(made, truth):.1%}"
+    if what == "allocated":
+        return line
+    holds = [low <= published / modeled <= high for published, modeled, (low, high) in found]
+    return f"{line}; the interval holds {np.mean(holds):.0%}"
 
 
 def _mean(made: Array, truth: Array) -> float:

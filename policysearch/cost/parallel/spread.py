@@ -17,11 +17,13 @@ from policysearch.cost.memory import (
     Life,
     Occupancy,
     StepMemory,
+    block_share,
     labelled,
     live_along,
     lives,
     same_bytes,
     storage_of,
+    workspace_bytes,
 )
 from policysearch.cost.parallel.collectives import (
     Gradient,
@@ -265,10 +267,18 @@ def spread_memory(graph: Graph, parallel: Parallel, all_reduce: str) -> StepMemo
     Under ZeRO the low copies of parameters are the parameters, and stay; what is reduced in
     another format than the gradient's takes a buffer of a bucket, or of all gradients combined.
     """
-    moments = live_along(graph, _occupancies(graph, parallel, all_reduce))
-    peak = max(range(len(moments)), key=lambda i: sum(moments[i].values()))
+    rows = tuple(_occupancies(graph, parallel, all_reduce))
+    moments = live_along(graph, rows)
+    along = [sum(moment.values()) for moment in moments]
+    most = max(along)
+    peak = along.index(most)
     parts = {f"{kind}_bytes": round(moments[peak].get(kind, 0.0)) for kind in get_args(Kind)}
-    return StepMemory(round(sum(moments[peak].values())), peak, **parts)
+    return StepMemory(
+        *(round(most), peak),
+        **parts,
+        workspace_bytes=workspace_bytes(graph, along),
+        block_share=block_share(rows, most),
+    )
 
 
 def spread_live(

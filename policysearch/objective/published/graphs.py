@@ -18,6 +18,9 @@ from policysearch.objective.published.stacks import Precision
 from policysearch.policy.policy import Policy
 from policysearch.rewrite.policy_pass import apply_policy
 
+FUSED_ATTENTION_LIBRARY = 12
+"""Generation of the libraries with which frameworks have attention in one kernel."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -38,20 +41,25 @@ class Run:
         return self.length if lengths != (0,) and self.length else lengths[0]
 
     @property
+    def fused(self) -> bool:
+        """Whether its calls of torch's attention are one kernel: those of torch 2 and newer."""
+        return self.stack.library >= FUSED_ATTENTION_LIBRARY
+
+    @property
     def step(self) -> Graph:
         """The float32 step of the network."""
-        return float32_step(self.network, self.recorded_length, self.batch)
+        return float32_step(self.network, self.recorded_length, self.batch, self.fused)
 
     @property
     def policy(self) -> Policy:
         """The policy that is its precision on its stack, spread over `devices`."""
-        layers = model_at(self.network, self.recorded_length).layer_names
+        layers = model_at(self.network, self.recorded_length, self.fused).layer_names
         return policy_of(self.precision, self.stack, self.step, layers, self.devices)
 
     @property
     def graph(self) -> Graph:
         """The step that runs."""
-        return _under(self.policy, self.network, self.recorded_length, self.batch)
+        return _under(self.policy, self.network, self.recorded_length, self.batch, self.fused)
 
     @property
     def update_share(self) -> float:
@@ -60,9 +68,9 @@ class Run:
 
 
 @lru_cache(maxsize=32)
-def _under(policy: Policy, network: Network, length: int, batch: int) -> Graph:
+def _under(policy: Policy, network: Network, length: int, batch: int, fused: bool) -> Graph:
     """Return the step of a network under a policy: the same whatever device it runs on."""
-    return apply_policy(float32_step(network, length, batch), policy)
+    return apply_policy(float32_step(network, length, batch, fused), policy)
 
 
 @lru_cache(maxsize=4096)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from policysearch.graph import Graph
 from policysearch.importers.record import model_of
+from policysearch.importers.torch_model import ATTENTION, TorchModel
 from policysearch.nn.model import Model
 from policysearch.objective.published.networks import Network
 from policysearch.optimizers.optimizer import Optimizer, rules, trained
@@ -27,8 +29,14 @@ def record_path(name: str, length: int = 0) -> Path:
 
 
 @lru_cache(maxsize=64)
-def model_at(network: Network, length: int = 0) -> Model:
-    """Return a network at a sequence length; InputError where it has no record of it."""
+def model_at(network: Network, length: int = 0, fused: bool = False) -> Model:
+    """Return a network at a sequence length; InputError where it has no record of it.
+
+    With `fused` its calls of torch's attention are one kernel, dropout included, as on CUDA from
+    torch 2 on.
+    """
+    if fused:
+        return _fused(model_at(network, length))
     if network.code:
         return own_model(network.code, own_dataset(network.data), "")
     path = record_path(network.name, length)
@@ -38,6 +46,20 @@ def model_at(network: Network, length: int = 0) -> Model:
             f"network {network.name}: no record of length {length}; expected one of {there}"
         )
     return model_of(path.read_bytes())
+
+
+def _fused(model: Model) -> Model:
+    if not isinstance(model, TorchModel):
+        return model
+    calls = tuple(
+        replace(call, options=tuple(o for o in call.options if o[0] != "dropout_p"))
+        if call.op == ATTENTION
+        else call
+        for call in model.program.calls
+    )
+    if not any(call.op == ATTENTION for call in calls):
+        return model
+    return replace(model, program=replace(model.program, calls=calls)).with_attention("flash")
 
 
 def own_network(code: str, data: str = "", optimizer: str = "") -> Network:
@@ -55,9 +77,9 @@ def own_network(code: str, data: str = "", optimizer: str = "") -> Network:
 
 
 @lru_cache(maxsize=4)
-def float32_step(network: Network, length: int, batch: int) -> Graph:
-    """Return the float32 step of a network at a sequence length and batch."""
-    model = model_at(network, length)
+def float32_step(network: Network, length: int, batch: int, fused: bool = False) -> Graph:
+    """Return the float32 step of a network at a sequence length and batch; see `model_at`."""
+    model = model_at(network, length, fused)
     kind = network.optimizer if network.optimizer in trained() else BY_ADAM
     return trace_step(model, model.loss, Optimizer(kind), batch)
 

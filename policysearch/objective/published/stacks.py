@@ -42,12 +42,10 @@ GRAPH = replace(
     EAGER,
     name="tensorflow",
     library=10,
-    composite_kernels=False,
     float32_norms=True,
-    cell_kernels=12,
     launch_seconds=6.7e-6,
 )
-"""TensorFlow without XLA; kernels of a recurrent step and the cost of a launch are assumed."""
+"""TensorFlow without XLA; the cost of a launch is assumed."""
 
 LIBRARY = replace(EAGER, name="library", library=10)
 """MXNet, Paddle, OneFlow and Caffe: the library's kernels for composites, a fused update."""
@@ -74,7 +72,7 @@ def channels_last(stack: Stack) -> Stack:
 
 def compiled(pair: Pair) -> Pair:
     """Return the pair with chains of elementwise ops compiled into kernels."""
-    return pair.changed(elementwise_fusion=True, composite_kernels=True)
+    return pair.changed(elementwise_fusion=True)
 
 
 def pair_named(framework: str, notes: tuple[str, ...] = ()) -> Pair:

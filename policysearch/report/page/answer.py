@@ -18,6 +18,7 @@ SECTION = Section(10, "answer", "", "Answer")
 
 HEADS = {
     "take": "Take trial {0}: {1}",
+    "switch": "Take TF32, one switch: trial {0}",
     "at a cost": "Faster only at a cost: trial {0}, {1}",
     "keep": "Keep what you run: {2}",
     "not learned": "float32 has not learned here",
@@ -32,7 +33,8 @@ def body(sight: Sight) -> Html:
     verdict, pick = sight.results.verdict, sight.pick
     said = formats_said(pick.policy) if pick else ""
     number = pick.number if pick else ""
-    head = HEADS.get(verdict.kind, "{2}").format(number, said, verdict.policy)
+    kind = "switch" if verdict.kind == "take" and verdict.switch else verdict.kind
+    head = HEADS.get(kind, "{2}").format(number, said, verdict.policy)
     if verdict.kind == "undecided" and pick is not None:
         head = f"Not decided yet; so far trial {number}: {said}"
     left = joined(
@@ -174,7 +176,9 @@ def _apply(sight: Sight, pick: Trial) -> Html:
     target = study.target or "torch"
     export = f"export {{0}} --trial {pick.number} --target {target}"
     parts = [code(f"Writes the policy and code for {target}", "apply", command(sight, export))]
-    if target == "torch":
+    if switch := sight.results.verdict.switch:
+        parts.insert(0, code("One line in the training script is enough", "switch", switch))
+    elif target == "torch":
         module = f"{study.name}-torch".replace("'", "")
         lines = (
             "import importlib\n\n"

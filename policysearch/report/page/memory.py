@@ -7,6 +7,7 @@ from policysearch.report.page.element import Html, Picture, joined, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import label, rect, svg
 from policysearch.report.page.words import mib, times
+from policysearch.report.step_cost import fitting
 from policysearch.study.journal.trials import Trial
 
 PICTURE = Picture(40, "Memory")
@@ -46,11 +47,10 @@ def draw(sight: Sight, trial: Trial) -> Html:
 
 
 def _note(cost: PolicyCost) -> str:
-    fits = "It fits" if cost.fits else "It does not fit"
     low, high = mib(cost.reserved_low_bytes), mib(cost.reserved_high_bytes)
     return (
         f"Modeled, live at the peak of a step: {times(cost.memory_ratio)} of float32's. A process "
-        f"reserves {low} to {high}. {fits} on {cost.device}."
+        f"reserves {low} to {high} where the card has as much. It {fitting(cost)} on {cost.device}."
     )
 
 

@@ -31,7 +31,7 @@ None where a format has no infinity and no NaN: there overflow only saturates.
 
 LIMIT = math.sqrt(3.0)
 """Norm of the gradient over that of its rounding noise below which training is said to become less
-effective (Chmiel et al., arXiv 2505.19115); docs/early-signs.md says how far that holds here."""
+effective (Chmiel et al., arXiv 2505.19115); how far that holds here: docs/lab/early-signs.md."""
 
 OBSERVED = "bfloat16"
 """Gradients are seen where they are cast to it: it has float32's range."""

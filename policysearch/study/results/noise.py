@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import digamma, polygamma
-from scipy.stats import t as student
+from scipy.special import digamma, polygamma, stdtrit
 
 CONFIDENCE = 0.95
 FEWEST = 4
@@ -46,7 +45,7 @@ class Interval:
     def reach(self, other: Interval) -> float:
         """Return the least difference of the two means that is one at 95 %, in nats."""
         degrees = min(self.degrees, other.degrees)
-        wide = float(student.ppf(0.5 + CONFIDENCE / 2, degrees))
+        wide = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
         return wide * math.hypot(self.error, other.error)
 
 
@@ -79,7 +78,7 @@ def _interval(row: Sequence[float], variance: float, degrees: float) -> Interval
     if len(row) < 2:
         return None
     mean, error = math.fsum(row) / len(row), math.sqrt(variance / len(row))
-    reach = float(student.ppf(0.5 + CONFIDENCE / 2, degrees)) * error
+    reach = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) * error
     return Interval(mean, mean - reach, mean + reach, error, degrees)
 
 
@@ -101,33 +100,36 @@ def _moderated(gaps: NDArray[np.float64]) -> list[tuple[float, float]]:
     # `left` over sampling variance is what the policies scatter more than chi-square would; from
     # that `excess`, the variance between true log variances. The line adds its own uncertainty, and
     # a prior whose log has that variance has trigamma(d0/2) of it: d0 degrees of freedom (Smyth).
-    weights, line, left = _trend(gaps.mean(axis=1), squares, d)
+    # The line's weights [policies, policies] are `design @ inverse`, of rank two: no product here
+    # grows faster than with the square of the policies.
+    design, inverse, line, left = _trend(gaps.mean(axis=1), squares, d)
     together = _together(gaps, float(left @ left) / (len(gaps) - 2) / sampling)
-    free = np.eye(len(gaps)) - weights
-    excess = max(0.0, (left @ left - sampling * np.trace(free @ together)) / (len(gaps) - 2))
-    unsure = sampling * together + excess * np.eye(len(gaps))
-    moderated = []
-    for place, weight in enumerate(weights):
-        prior = _degrees(excess + float(weight @ unsure @ weight))
-        # `spread` is half the relative variance of a weighted mean of two that vary together, one
-        # over it its degrees of freedom (Satterthwaite, Biometrics Bulletin 2(6), 1946).
-        share, common = prior / (prior + d), float(weight @ together[place])
-        spread = share**2 / prior + (1 - share) ** 2 / d + 2 * share * (1 - share) * common / d
-        variance = share * math.exp(line[place]) + (1 - share) * squares[place]
-        moderated.append((float(variance), max(1.0, min(1.0 / spread, prior + d))))
-    return moderated
+    reached = inverse @ together
+    common = np.einsum("ij,ji->i", design, reached)  # of each policy's own row of both
+    free = np.trace(together) - common.sum()
+    excess = max(0.0, (left @ left - sampling * free) / (len(gaps) - 2))
+    unsure = (sampling * reached + excess * inverse) @ inverse.T
+    prior = _degrees(excess + np.einsum("ij,jk,ik->i", design, unsure, design))
+    # `spread` is half the relative variance of a weighted mean of two that vary together, one
+    # over it its degrees of freedom (Satterthwaite, Biometrics Bulletin 2(6), 1946).
+    share = prior / (prior + d)
+    spread = share**2 / prior + (1 - share) ** 2 / d + 2 * share * (1 - share) * common / d
+    variance = share * np.exp(line) + (1 - share) * squares
+    degrees = np.maximum(1.0, np.minimum(1.0 / spread, prior + d))
+    return list(zip(variance.tolist(), degrees.tolist(), strict=True))
 
 
 def _trend(
     means: NDArray[np.float64], squares: NDArray[np.float64], d: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the weights [policies, policies] of a least-squares line, the line, what is left."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the design [policies, 2] of a least-squares line, its inverse, the line, the rest."""
     floor = float(np.median(np.sqrt(squares))) * 1e-2
     x = np.log(np.maximum(np.abs(means), floor))
     y = np.log(squares) - digamma(d / 2) + np.log(d / 2)
     design = np.stack([np.ones_like(x), x], axis=1)
-    weights = design @ np.linalg.pinv(design)
-    return weights, weights @ y, y - weights @ y
+    inverse = np.linalg.pinv(design)
+    line = design @ (inverse @ y)
+    return design, inverse, line, y - line
 
 
 def _together(gaps: NDArray[np.float64], scatter: float) -> NDArray[np.float64]:
@@ -145,10 +147,11 @@ def _together(gaps: NDArray[np.float64], scatter: float) -> NDArray[np.float64]:
     return squares
 
 
-def _degrees(variance: float) -> float:
-    """Return d with trigamma(d/2) = `variance`."""
-    low, high = 1e-3, 1e6  # trigamma falls, so halving on a logarithmic scale finds it
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if polygamma(1, middle / 2) > variance else (low, middle)
-    return math.sqrt(low * high)
+def _degrees(variances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return d with trigamma(d/2) = variance, of each."""
+    low, high = np.full_like(variances, 1e-3), np.full_like(variances, 1e6)
+    for _ in range(60):  # trigamma falls, so halving on a logarithmic scale finds it
+        middle = np.sqrt(low * high)
+        above = polygamma(1, middle / 2) > variances
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.sqrt(low * high)

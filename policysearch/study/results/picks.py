@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policysearch.cost.memory import VISIBLE_SHARE
+from policysearch.cost.memory import NEEDED, VISIBLE_SHARE, process_bytes
 from policysearch.objective.objective import Objective
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.journal.trials import Trial
@@ -15,7 +15,8 @@ from policysearch.values import InputError
 
 
 def candidates(results: Results, every: bool = False) -> list[Trial]:
-    """Return the knee, the rest of the front from the fastest on, then the front without it.
+    """Return TF32 where the verdict takes it, the knee, the rest of the front from the fastest on,
+    then the front without it.
 
     Between them what is on the front where every gap counts, matter it or not, without early signs
     first: a longer run tells apart what the search alone cannot. With `every` the policies behind
@@ -25,14 +26,17 @@ def candidates(results: Results, every: bool = False) -> list[Trial]:
     if not front:
         return []
     # Of what the search alone knows: a run that was stopped then goes on with the same.
-    knee = replace(results, confirmed=(), unconfirmed=()).knee()
+    before = replace(results, confirmed=(), unconfirmed=())
+    knee, taken = before.knee(), before.verdict
+    switch = [t for t in results.trials if taken.switch and t.number == taken.trial]
     front += sorted(_told_apart(results, front), key=lambda trial: bool(trial.early_sign))
     sound = [t for t in results.trials if not t.diverged and t not in front]
     next_front = [sound[i] for i in non_dominated([results.point(trial) for trial in sound])]
     next_front.sort(key=lambda trial: -trial.cost.speedup)
     behind = [trial for trial in sound if trial not in next_front] if every else []
-    others = [trial for trial in (*front, *next_front, *behind) if trial != knee]
-    return [trial for trial in (knee, *others) if "float32" not in trial.presets]
+    first = [*switch, *[knee] * (knee not in switch)]
+    others = [trial for trial in (*front, *next_front, *behind) if trial not in first]
+    return [trial for trial in (*first, *others) if "float32" not in trial.presets]
 
 
 def _told_apart(results: Results, front: Sequence[Trial]) -> list[Trial]:
@@ -68,7 +72,8 @@ def fitting(results: Results, there: Objective, max_gap: float | None = None) ->
     costs = [(there.price(trial.policy), trial) for trial in results.within(max_gap)]
     fit = [(cost, trial) for cost, trial in costs if cost.fits]
     if not fit:
-        least = min(cost.reserved_high_bytes for cost, _ in costs) / VISIBLE_SHARE
+        live = min(cost.peak_bytes for cost, _ in costs)
+        least = process_bytes(live, NEEDED.high) / VISIBLE_SHARE
         raise InputError(
             f"fits: {there.device.name} with {there.device.memory_bytes / 2**30:.0f} GiB at batch "
             f"{there.cost_batch_size}; expected {least / 2**30:.1f} GiB or more, the least of the "

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from policysearch.cost.price import MODEL_RESOLUTION, PolicyCost, Speedup, speedup_over
-from policysearch.policy.presets import TF32
+from policysearch.policy.presets import TF32, TF32_SWITCHES
 from policysearch.study.journal.trials import Confirmation, FailedTrial, Trial
 from policysearch.study.results.difference import Difference, difference
 from policysearch.study.results.learning import Learned
@@ -27,6 +27,11 @@ Kind = Literal[
 ]
 
 FLOAT32 = "float32"
+SWITCH = "TF32, one switch"
+
+
+Row = tuple[Trial, Speedup, Difference]
+"""A policy, how fast it is over what is run, and how much worse it trains."""
 
 
 class Question(Protocol):
@@ -79,8 +84,9 @@ class Verdict:
     right. "trains", "trains, but" and "does not train" are said of one policy, beside float32.
     Of "keep" `trial` is that of the baseline, if it is one. `confirmed_steps`: the longer
     run that it was sound over. `tf32_speedup`: that of TF32 over float32, where the device has it.
-    `trials_left`: of the budget, when the search has not ended. `learning_checked`: whether records
-    say that float32 learned or not.
+    `switch`: the line that turns TF32 on, where that is what is taken, and `passed_over` the trial
+    that is not surely faster. `trials_left`: of the budget, when the search has not
+    ended. `learning_checked`: whether records say that float32 learned or not.
     """
 
     kind: Kind
@@ -95,6 +101,8 @@ class Verdict:
     accuracy: float | None = None
     confirmed_steps: int | None = None
     tf32_speedup: float | None = None
+    switch: str = ""
+    passed_over: int | None = None
     trials_left: int = 0
     learning_checked: bool = False
 
@@ -142,6 +150,9 @@ def training_verdict(results: Evidence, trial: Trial) -> Verdict:
     sure = "; ".join(faults) or f"{beside.said}; {_later(results, trial)}"
     kind: Kind = "trains, but" if faults else "trains"
     text = f"{kind}{' ' if faults else ': '}{sure}; {_faster(speed, FLOAT32)}"
+    switch = None if results.cannot_rank else _switched(results, None, FLOAT32)
+    if switch and switch[0] is not trial and _as_fast(switch, (trial, speed, beside)):
+        text += f"; {SWITCH}, loses nothing that matters: this is {_than_switch(trial, switch)}"
     return _verdict(kind, text, results, trial, speed, beside)
 
 
@@ -172,16 +183,23 @@ def _found(results: Evidence) -> Verdict:
         for each in results.sound_front()
         if each is not rival and FLOAT32 not in each.presets and not _doubt(results, each)
     ]
+    # The front leaves out what is equal and, once any was, what was not trained longer.
+    switch = _switched(results, rival, over)
+    if switch and all(row[0] is not switch[0] for row in others):
+        others.append(switch)
     faster = [row for row in others if row[1].value >= 1.0 + MODEL_RESOLUTION["speedup"]]
     free = [row for row in faster if not row[2].worse]
-    if free:
-        trial, speed, lost_by = max(free, key=lambda row: (row[1].value, -row[0].number))
+    best = _picked(free, faster)
+    if switch and best and _as_fast(switch, best):
+        return _take_switch(results, switch, best[0], over, note)
+    if free and best:
+        trial, speed, lost_by = best
         sure = f"{lost_by.said}; {_later(results, trial)}"
         saved = _saved(trial, rival)
         text = f"take {_name(trial)} ({_faster(speed, over)}{saved}; {sure})"
         return _verdict("take", text + note, results, trial, speed, lost_by)
-    if faster:
-        trial, speed, lost_by = min(faster, key=lambda row: (row[2].gap, -row[1].value))
+    if best:
+        trial, speed, lost_by = best
         text = f"faster only at a cost: {_name(trial)} is {_faster(speed, over)}, {lost_by.cost}"
         share = _share(results, lost_by)
         text = f"{text}{share}; {_later(results, trial)}; otherwise keep {_called(over)}"
@@ -194,7 +212,58 @@ def _doubt(results: Evidence, trial: Trial) -> str:
     return results.fault(trial) if results.confirmation(trial) else trial.early_sign
 
 
-Row = tuple[Trial, Speedup, Difference]
+def _picked(free: Sequence[Row], faster: Sequence[Row]) -> Row | None:
+    """Return the fastest at no loss that matters, else of what is faster that of least loss."""
+    if free:
+        return max(free, key=lambda row: (row[1].value, -row[0].number))
+    return min(faster, key=lambda row: (row[2].gap, -row[1].value), default=None)
+
+
+def _switched(results: Evidence, rival: Trial | None, over: str) -> Row | None:
+    """Return TF32 as a row, where the device has it and it was seen to lose nothing that matters.
+
+    None where it is what is run, where no run of it is known, and where it fails later.
+    """
+    trial = next((t for t in results.trials if TF32 in t.presets), None)
+    if trial is None or trial is rival or trial.diverged or _tf32(results) is None:
+        return None
+    beside = _beside(results, trial, rival or _float32(results))
+    if beside.worse or _doubt(results, trial):
+        return None
+    return trial, _over(results, trial, rival, over), beside
+
+
+def _as_fast(switch: Row, pick: Row) -> bool:
+    """Return whether the pick is not surely faster than TF32, which costs nothing.
+
+    The interval of its modeled speed over TF32's reaches 1, and TF32 brings at least half of its
+    gain, by factors: a switch that does nothing is not taken for a pick that may do nothing.
+    """
+    beyond = speedup_over(pick[0].cost, switch[0].cost, TF32)
+    return switch[0] is pick[0] or (beyond.low <= 1.0 and beyond.value <= switch[1].value)
+
+
+def _than_switch(trial: Trial, switch: Row) -> str:
+    beyond = speedup_over(trial.cost, switch[0].cost, TF32)
+    return f"{beyond.value:.2f}x its speed, modeled {beyond.low:.2f} to {beyond.high:.2f}"
+
+
+def _take_switch(results: Evidence, switch: Row, pick: Trial, over: str, note: str) -> Verdict:
+    """Return that TF32 is to be taken, and what it makes needless."""
+    trial, speed, lost_by = switch
+    sure = f"{lost_by.said}; {_later(results, trial)}"
+    saved = _saved(trial, _rival(results)[0])
+    named = f"trial {trial.number}, {TF32}"
+    text = f"take {SWITCH} ({named}: {_faster(speed, over)}{saved}; {sure})"
+    if pick is not trial:
+        text += f"; {_name(pick)}, is not surely faster: {_than_switch(pick, switch)}"
+    if over != FLOAT32 and (tf32 := _tf32(results)):
+        text += f"; float32 without it is modeled at {1.0 / tf32:.2f} of its speed"
+    line = TF32_SWITCHES.get(results.spec.study.target or "", TF32_SWITCHES["torch"])
+    found = _verdict(
+        "take", f"{text}; switch it on by {line}{note}", results, trial, speed, lost_by
+    )
+    return replace(found, switch=line, passed_over=None if pick is trial else pick.number)
 
 
 def _keep(
@@ -313,10 +382,18 @@ def _tf32_words(results: Evidence, found: Verdict) -> str:
     speed, taken = _tf32(results), TF32 in found.policy.split()
     if speed is None or taken or found.over == TF32:
         return ""
-    text = f"; TF32, one switch, is modeled at {speed:.2f}x float32"
+    text = f"; {SWITCH}, is modeled at {speed:.2f}x float32"
     mine = next((t for t in results.trials if t.number == found.trial), None)
     trained = next((t for t in results.trials if TF32 in t.presets), None)
     if mine is not None and speed > mine.cost.speedup:
-        text += ", faster than that"
-        text += ", at a gap that was not trained" * (trained is None)
+        text += f", faster than that, {_tf32_fault(results, trained)}"
     return text
+
+
+def _tf32_fault(results: Evidence, trained: Trial | None) -> str:
+    """Say why TF32 is not taken though it is faster."""
+    if trained is None:
+        return "at a gap that was not trained"
+    if trained.diverged or (fault := _doubt(results, trained)):
+        return f"but it fails: {trained.divergence or fault}"
+    return f"but its loss is worse: {_beside(results, trained, _rival(results)[0]).cost}"

@@ -1,0 +1,1 @@
+"""Damaged and hostile files, killed processes, full disks: what a user may meet, by parts."""
