@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ def _set(part: Any, value: Callable[[Any], Any]) -> Function:
 
 def _along(x: Any, row: int, columns: int) -> Any:
     return NUMBERS[row, :, None].expand(len(x), 3, columns)
+
+
+def _bags(x: Any, mode: str) -> Any:
+    table = x[0].reshape(6, 4)
+    return x * F.embedding_bag(NUMBERS.roll(1, 1), table, mode=mode, padding_idx=3).sum()
 
 
 def _added_below(x: Any) -> Any:
@@ -157,15 +163,7 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
         lambda x: x * F.embedding_bag(NUMBERS, x[0].reshape(6, 4), mode="max").sum(),
     ),
     **{
-        f"embedding_bag of {mode}s, some left out": (
-            FLAT,
-            lambda x, mode=mode: (
-                x
-                * F.embedding_bag(
-                    NUMBERS.roll(1, 1), x[0].reshape(6, 4), mode=mode, padding_idx=3
-                ).sum()
-            ),
-        )
+        f"embedding_bag of {mode}s, some left out": (FLAT, partial(_bags, mode=mode))
         for mode in ("sum", "mean", "max")
     },
     "embedding_bag, bags of other sizes": (

@@ -53,6 +53,7 @@ BETWEEN: Mapping[str, Callable[[Any], Any]] = {
         *(h.unflatten(1, (4, -1)), angles().diag().roll(1, 0), h.detach().float().mean(-1)),
     ).flatten(1),
     "product of constants": lambda h: h * torch.outer(torch.arange(4.0), angles()).cos().flatten(),
+    "pairwise distance": lambda h: h * F.pairwise_distance(1.5 * h, h, keepdim=True),
     "constants of a format": lambda h: torch.cat(
         (torch.zeros(len(h), 1, dtype=h.dtype), h[:, 1:].float().to(h.dtype)), 1
     ),
@@ -98,6 +99,17 @@ class Shifting(nn.Module):
         return 1.5 * h + self.shift.to(h.dtype)
 
 
+class Latents(nn.Module):
+    """Parameters that are the same for every example, through a linear: a cast writes them out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents, self.project = nn.Parameter(torch.randn(4, 8)), nn.Linear(8, 8)
+
+    def forward(self, h: Any) -> Any:
+        return h * self.project(self.latents.expand(len(h), -1, -1)).flatten(1)
+
+
 class Angles(nn.Module):
     """Constants multiplied by a module of their own, as rotary positions are."""
 
@@ -140,6 +152,7 @@ INSIDE: Mapping[str, Callable[[], Any]] = {
     "in place": lambda: Shifting(in_place=True),
     "a parameter cast": lambda: Shifting(in_place=False),
     "a module of constants": Rotating,
+    "repeated parameters": Latents,
     "gru both ways": lambda: Recurring(nn.GRU(4, 2, 2, bidirectional=True, batch_first=True)),
     "gru, steps first": lambda: Recurring(nn.GRU(4, 4)),
     "rnn": lambda: Recurring(nn.RNN(4, 4, batch_first=True)),
@@ -147,11 +160,14 @@ INSIDE: Mapping[str, Callable[[], Any]] = {
 
 
 POLICIES = ("torch.autocast.bfloat16", "bfloat16")
+NOT_STORED_LOW = ("product of constants", "repeated parameters")
+"""Cases of float32 parameters: the file rounds products of constants, and casts no low ones."""
+
 CASES = [
     (policy, name)
     for name in (*BETWEEN, *INSIDE)
     for policy in POLICIES
-    if (policy, name) != ("bfloat16", "product of constants")  # the file rounds it in a live layer
+    if policy != "bfloat16" or name not in NOT_STORED_LOW
 ]
 
 

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_impls import op_implementations_dict
 
-from policysearch.importers.aliases import Aliases, in_place, op_of, open_regions
+from policysearch.importers.aliases import VIEWS, Aliases, in_place, op_of, open_regions
 from policysearch.importers.decomposition import take_apart
 from policysearch.importers.program import FLOATS, TRUTHS, WHOLES, Extent, extent, resolved
 from policysearch.importers.rules import rule_of
@@ -412,7 +412,22 @@ def adds_apart(node: Any) -> bool:
         if len(set(states)) == 1:
             return False
         rows = rows.transpose(0, 1) if node.args[-1] else rows
-    return rows.dim() > 2 and not rows.is_contiguous()
+    return rows.dim() > 2 and not rows.is_contiguous() and not _is_repeated(node.args[0])
+
+
+def _is_repeated(node: Any) -> bool:
+    """Return whether a value is a parameter or an input, repeated as a view.
+
+    A cast writes these out and leaves other orders in memory as they are.
+    """
+    value = node.meta["val"]
+    if all(
+        stride or extent < 2 for stride, extent in zip(value.stride(), value.shape, strict=True)
+    ):
+        return False
+    while op_of(node).removeprefix("aten.") in VIEWS:
+        node = node.args[0]
+    return bool(node.op == "placeholder")
 
 
 def narrows(node: Any) -> bool:

@@ -118,12 +118,11 @@ def embedding_bag(
         rows = t.view(rows, (*shape, table.shape[1]))
         result = _of_bags(t, MODES[mode], rows, None if kept is None else t.view(kept, shape))
         return (result,) * 4
-    ends = (0, *accumulate(bags))
-    parts = [
-        _of_bags(t, MODES[mode], *(None if x is None else unsqueeze(t, x, 0) for x in pair))
-        for first, end in pairwise(ends)
-        for pair in [[None if x is None else part(t, x, 0, first, end) for x in (rows, kept)]]
-    ]
+    parts = []
+    for first, end in pairwise((0, *accumulate(bags))):
+        own = unsqueeze(t, part(t, rows, 0, first, end), 0)
+        left = None if kept is None else unsqueeze(t, part(t, kept, 0, first, end), 0)
+        parts.append(_of_bags(t, MODES[mode], own, left))
     return (cat(t, parts, 0),) * 4
 
 

@@ -55,7 +55,7 @@ ALONE = (
     "add relu tanh sigmoid gelu silu mish prelu hardswish hardsigmoid glu softplus threshold "
     "hardshrink softshrink log_softmax exp exp2 expm1 log log1p log2 log10 sin cos tan erf "
     "maximum minimum addcmul addcdiv lerp sqrt sum logsumexp cumsum cumprod prod mean where "
-    "masked_fill batch_norm conv3d conv_transpose3d"
+    "sinh cosh masked_fill batch_norm conv3d conv_transpose3d"
 )
 
 # op: names of the functions of torch that are it
@@ -71,14 +71,14 @@ NAMES = {
     "elu": "elu selu celu", "log_sigmoid": "logsigmoid",
     "softmax": "softmax softmin",
     "dropout": "dropout dropout1d dropout2d dropout3d",
-    "atan": "atan arctan",
+    "atan": "atan arctan", "asin": "asin arcsin", "acos": "acos arccos",
     "abs": "abs absolute",
     "clamp": "clamp clip clamp_min clamp_max",
     "remainder": "remainder fmod mod",
     "floor_divide": "floor_divide floordiv",
     "rsqrt": "rsqrt rms_norm",
     "pow": "pow square reciprocal",
-    "vector_norm": "norm vector_norm pairwise_distance",
+    "vector_norm": "norm vector_norm",
     "std": "std std_mean", "var": "var var_mean", "max": "max amax", "min": "min amin",
     "interpolate": "interpolate upsample",
     "concatenate": "cat concat concatenate stack",
@@ -125,6 +125,9 @@ def _written_out(function):
 PYTHON = {x for x in vars(torch.nn.functional).values() if isinstance(x, types.FunctionType)}
 PYTHON -= {*OP}
 WRITTEN_OUT = {function: _written_out(function) for function in PYTHON}
+WRITTEN_OUT[torch.pairwise_distance] = lambda a, b, p=2.0, eps=1e-6, keepdim=False: (
+    torch.linalg.vector_norm(a - b + eps, p, dim=-1, keepdim=keepdim)
+)
 
 # A number divided by a tensor, which torch computes as a reciprocal and a product.
 QUOTIENTS = (torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__)
