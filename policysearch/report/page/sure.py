@@ -86,9 +86,10 @@ def _foretold(sight: Sight) -> Html | None:
     if not shown:
         return None
     least = sight.results.resolution_gap or 1e-9
-    spans = {t.number: [max(least, v) for v in t.expected or ()] for t in shown}
-    gaps = {t.number: max(least, t.loss_gap) for t in shown}
-    every = [*gaps.values(), *(value for span in spans.values() for value in span)]
+    spans = {t.number: [max(least, v) for v in t.expected or ()] for t in asked}
+    gaps = {t.number: max(least, t.loss_gap) for t in asked}
+    drawn = [t.number for t in shown]
+    every = [value for number in drawn for value in (gaps[number], *spans[number])]
     x = Axis(min(every) / 1.5, max(every) * 1.5, 78, 425, log=True)
     bottom = 24.0 * len(shown) + 8
     parts: list[Child] = [upright_grid(x, 4, bottom, lambda v: power(v, 0), 4)]
@@ -102,11 +103,11 @@ def _foretold(sight: Sight) -> Html | None:
         f"trial {t.number} {gap(t.loss_gap)} for {gap((t.expected or (0.0,))[0])}" for t in shown
     )
     picture = svg(440, bottom + 24, *parts, label=f"Measured for expected gaps in nats: {said}")
-    held = sum(t.expected[1] <= t.loss_gap <= t.expected[2] for t in asked if t.expected)
+    held = sum(low <= gaps[number] <= high for number, (_, low, high) in spans.items())
     note = (
         "Loss gap in nats. Bar: four in five gaps were expected there before the policy was "
         f"trained; tick: its middle. Blue: measured. {held} of {len(asked)} lie within; less than "
-        f"{power(least)} is drawn as that."
+        f"{power(least)} counts as that."
     )
     head = tag("h3", "Did it come out as the search expected?")
     return tag("figure", head, picture, tag("figcaption", note))
