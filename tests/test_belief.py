@@ -265,15 +265,10 @@ def test_chance_is_a_gaussian_of_unknown_mean_and_variance(count: int) -> None:
     chance = by_chance(told, middle)
     assert chance.evidence == pytest.approx(logpdf(told) + 0.5 * count * math.log(2.0 * math.pi))
     (belief,) = [chance.belief(3)]
-    following = student(2.0 * chance.shape, belief.mean[0], belief.sd[0])
+    following = student(2.0 + count, belief.mean[0], belief.sd[0])
     for gap in (-5.0, 2.0, 7.0):
         beside = logpdf(np.append(told, gap)) - logpdf(told)
         assert following.logpdf(gap) == pytest.approx(beside)
-    drawn = chance.drawn(2, 40_000, rng)
-    for level in (0.1, 0.5, 0.9):
-        assert (drawn < following.ppf(level)).mean() == pytest.approx(level, abs=0.01)
-    ranks = drawn.argsort(axis=0).argsort(axis=0).T
-    assert np.asarray(np.corrcoef(ranks))[0, 1] > 0.02  # one mean for both
 
 
 def test_decisions_explain_what_is_theirs_and_no_noise() -> None:

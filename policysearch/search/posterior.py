@@ -71,26 +71,18 @@ class Chance:
 
     Its mean and variance are unknown beforehand, by the usual conjugate prior worth one training:
     the middle of the scale, and a variance around one (Murphy, Machine Learning, 2012, section
-    4.6.3). `mean`, `weight`, `shape` and `rate` are of what is believed after what was told, whose
-    logarithmic likelihood is `evidence`, but for the constant that `Fit.evidence` leaves out too.
+    4.6.3). What follows is Student's t around `mean` with the scale `sd`, taken for a Gaussian.
+    `evidence` is the logarithm of the likelihood of what was told, but for the constant that
+    `Fit.evidence` leaves out too.
     """
 
     evidence: float
     mean: float
-    weight: float
-    shape: float
-    rate: float
+    sd: float
 
     def belief(self, count: int) -> Belief:
         """Return what is believed of so many policies, each by itself."""
-        variance = self.rate / self.shape * (1.0 + 1.0 / self.weight)
-        return Belief(1.0, np.full(count, self.mean), np.full(count, math.sqrt(variance)))
-
-    def drawn(self, count: int, draws: int, rng: np.random.Generator) -> Array:
-        """Return draws of the gaps of so many policies, of one mean and variance: [draws, n]."""
-        sd = np.sqrt(self.rate / rng.gamma(self.shape, size=(draws, 1)))
-        mean = self.mean + sd / math.sqrt(self.weight) * rng.standard_normal((draws, 1))
-        return np.asarray(mean + sd * rng.standard_normal((draws, count)))
+        return Belief(1.0, np.full(count, self.mean), np.full(count, self.sd))
 
 
 def by_chance(scaled: Array, middle: float) -> Chance:
@@ -100,7 +92,7 @@ def by_chance(scaled: Array, middle: float) -> Chance:
     # Squares around the mean of all, the prior's middle among them.
     rate = 1.0 + 0.5 * float(((scaled - mean) ** 2).sum() + (middle - mean) ** 2)
     evidence = float(gammaln(shape)) - shape * math.log(rate) - 0.5 * math.log(weight)
-    return Chance(evidence, mean, weight, shape, rate)
+    return Chance(evidence, mean, math.sqrt(rate / shape * (1.0 + 1.0 / weight)))
 
 
 @dataclass(frozen=True)
@@ -212,12 +204,7 @@ class Sensitivity:
         return [_joint(fit, float(w), together, singly) for w, fit in pairs if w >= least]
 
     def drawn(self, rows: NDArray[np.int64], draws: int, rng: np.random.Generator) -> Array:
-        """Return draws of the scaled gaps of policies, of all of them together: [draws, n].
-
-        As `sober` has them where decisions explain nothing.
-        """
-        if not self.explains:
-            return self._chance.drawn(len(rows), draws, rng)
+        """Return draws of the scaled gaps of policies, of all of them together: [draws, n]."""
         return np.array([each.gaps for each in fantasies(self, rows, rows[:0], draws, rng)])
 
     def theta(self) -> Array:
