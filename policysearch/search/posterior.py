@@ -52,6 +52,9 @@ are modifiers."""
 NOTHING = 10.0
 """So many times as likely as another size is it, before any training, that modifiers do nothing."""
 
+ENOUGH = 5
+"""So many policies must have been told before decisions may be said to explain nothing of them."""
+
 LEAST_WEIGHT = 0.01
 """Of hyperparameters, for their beliefs to be averaged."""
 
@@ -148,8 +151,8 @@ class Sensitivity:
             self._fits = [replace(fit, by=by) for fit, by in moved]
         evidence = [fit.evidence for fit in self._fits]
         likely = float(logsumexp(evidence)) - math.log(len(evidence))
-        self.explains = not len(gaps) or likely >= self._chance.evidence
-        """Whether decisions explain what was told better than chance alone does."""
+        self.explains = len(gaps) < ENOUGH or likely >= self._chance.evidence
+        """Whether decisions explain what was told better than chance alone; of few it is so."""
 
     def with_more(self, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
         """Return the belief after these trainings, those of this one among them, from its fit on.
