@@ -266,7 +266,7 @@ NAMES = st.one_of(
 )
 
 
-OF_POLICIES = NAMES.filter(lambda name: printable(name) == name)
+OF_POLICIES = NAMES.filter(lambda text: printable(text) == text)
 """A stored policy with other names is refused when it is read."""
 
 

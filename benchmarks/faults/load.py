@@ -38,7 +38,7 @@ def loads(folder: Path, count: int, seed: int, said: Callable[[str], None] = pri
     free = ("seeds = [0, 1]", "seeds = [0]"), ("trials = 6", f"trials = {count}")
     write_study(many, *free, WITHOUT_TF32)
     _looked_at(many, f"{count} trials", ends, said)
-    net = ("widths = [8]", f"widths = {[8] * (LAYERS - 1)}"), ("trials = 6", "trials = 8")
+    net = ("widths = [8]", f"widths = {[8] * (LAYERS - 1)}"), ("trials = 6", "trials = 4")
     write_study(deep, *net)
     _looked_at(deep, f"{LAYERS} layers", ends, said)
     ends += _side_by_side(beside, said)

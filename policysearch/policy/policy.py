@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -338,7 +339,7 @@ class Policy(Shown):
         for name in valid:
             self.layer(name)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of all but the name (and see LATER): equal digests train and cost the same."""
         # A field that came later is left out where it says what held before it: digests, and the
