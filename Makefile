@@ -2,7 +2,7 @@
 # environment in .venv and are quick when repeated.
 .DEFAULT_GOAL := front
 .DELETE_ON_ERROR:
-.PHONY: front test docs site reference lint slow browser peers cuda mindspore bench mutants faults clean
+.PHONY: front test docs site reference lint slow browser peers cuda mindspore bench mutants faults $(FAULTS:%=faults-%) clean
 
 PYTHON ?= python3
 STUDY ?= studies/lenet5-digits.toml
@@ -74,11 +74,12 @@ bench: .venv/peers.stamp
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.processes
 
-# Records of another shape, journals with one bit turned over, random studies; half an hour.
-faults: .venv/test.stamp
-	$(BIN)/python -m benchmarks.faults --count 5000
-	$(BIN)/python -m benchmarks.faults --part flips --count 1000
-	$(BIN)/python -m benchmarks.faults --part studies --count 2000 --seed 1
+# Damaged and hostile files, killed processes, full disks; `make -j2 faults` takes an hour, or one
+# part alone by `make faults-files`.
+FAULTS := records flips cuts studies files text code disk load kills runs
+faults: $(FAULTS:%=faults-%)
+$(FAULTS:%=faults-%): faults-%: .venv/test.stamp
+	$(BIN)/python -m benchmarks.faults --part $*
 
 # Minutes to an hour; goes on where it was interrupted.
 mutants: .venv/mutants.stamp

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.common import RAW, SOUND, finished, said_raw
+from benchmarks.faults.common import ATTACK, RAW, SOUND, finished, said_raw
+from benchmarks.faults.disk import disks
 from benchmarks.faults.files import fuzzed
 from benchmarks.faults.records import cuts, flips, tracebacks
 from benchmarks.faults.studies import drawn_study, studies
@@ -90,14 +91,21 @@ def test_records_of_another_shape_end_in_one_line_without_raw_text(tmp_path: Pat
 
 def test_a_journal_cut_anywhere_goes_on_to_the_same_end(tmp_path: Path) -> None:
     said: list[str] = []
-    assert cuts(tmp_path, 12, 5, said.append) == {"same": 12}, said
+    assert cuts(tmp_path, 6, 5, said.append) == {"same": 6}, said
+
+
+def test_a_full_disk_is_one_line_and_goes_on_with_room(tmp_path: Path) -> None:
+    said: list[str] = []
+    ends = disks(tmp_path, 5, 7, said.append)
+    assert not said and len(ends) == 5
+    assert {end.rpartition(": ")[2] for end in ends} == {"same"}
 
 
 @pytest.mark.torch
 def test_changed_files_of_every_kind_end_in_one_line(tmp_path: Path) -> None:
     said: list[str] = []
-    ends = fuzzed(tmp_path, 34, 6, said.append)
-    assert not said and sum(ends.values()) == 34
+    ends = fuzzed(tmp_path, 17, 6, said.append)
+    assert not said and sum(ends.values()) == 17
     assert {end.rpartition(": ")[2] for end in ends} <= SOUND
 
 
@@ -105,7 +113,6 @@ def _raw(folder: Path, *streams: io.StringIO) -> bool:
     return said_raw(folder.rglob("*"), *(stream.getvalue() for stream in streams))
 
 
-ATTACK = "a\x1b[2Jb\x07c\u202ed"
 TEXTS = [line.partition(" =")[0] for line in TINY.splitlines() if '= "' in line]
 
 
@@ -148,7 +155,8 @@ def test_what_the_users_own_code_says_is_filtered_too(
 
 
 def test_pages_and_comments_go_through_the_filter() -> None:
-    for text in (str(tag("p", ATTACK, title=ATTACK)), comment(f"{ATTACK}\nimport os")):
+    attack = ATTACK.partition("\n")[0]
+    for text in (str(tag("p", attack, title=attack)), comment(f"{attack}\nimport os")):
         assert not any(raw in text for raw in RAW) and "\n" not in text
         assert "\\x1b[2J" in text and "\\u202e" in text
     assert printable("größer 大, ok") == "größer 大, ok"

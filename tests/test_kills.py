@@ -121,11 +121,6 @@ def test_killed_studies_resume_to_the_undisturbed_end(tmp_path: Path) -> None:
     assert survived(3, tmp_path, seed=0) >= 1
 
 
-@pytest.mark.slow
-def test_two_hundred_kills(tmp_path: Path) -> None:
-    assert survived(200, tmp_path, seed=1) >= 10
-
-
 def test_ctrl_c_is_one_line_and_the_study_resumes(tmp_path: Path) -> None:
     study = write_study(tmp_path, *CHANGES)
     storage = tmp_path / "x.journal"

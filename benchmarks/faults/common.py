@@ -76,7 +76,7 @@ def ran(arguments: Sequence[str], folder: Path) -> Ended:
 
 def is_progress(line: str) -> bool:
     """Return whether a line says what is being done: a bar, or how long it will take."""
-    return "trials |" in line or "seconds in all on" in line
+    return any(part in line for part in ("trials |", "seconds in all on", "that confirm the front"))
 
 
 @contextlib.contextmanager

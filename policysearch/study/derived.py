@@ -30,6 +30,7 @@ from policysearch.study.optuna_samplers import distributions
 from policysearch.study.optuna_view import params_of
 from policysearch.study.results.results import Results
 from policysearch.study.session import Session
+from policysearch.values import InputError
 
 Decided = tuple[Mapping[str, Params], Mapping[str, BaseDistribution]]
 """The parameters of policies by digest, and how Optuna describes them."""
@@ -50,14 +51,19 @@ def write_derived(session: Session, results: Results, storage: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         place = Path(folder) / "study.journal"
-        study = optuna.create_study(
-            study_name=spec.study.name,
-            directions=[DIRECTIONS[name] for name in spec.objectives.names],
-            storage=JournalStorage(JournalFileBackend(str(place))),
-        )
-        study.set_metric_names(list(spec.objectives.names))
-        study.add_trials(trials)
-        write_whole({derived_place(storage): place.read_bytes()})
+        try:
+            study = optuna.create_study(
+                study_name=spec.study.name,
+                directions=[DIRECTIONS[name] for name in spec.objectives.names],
+                storage=JournalStorage(JournalFileBackend(str(place))),
+            )
+            study.set_metric_names(list(spec.objectives.names))
+            study.add_trials(trials)
+            content = place.read_bytes()
+        except OSError as error:
+            where = f"{derived_place(storage)}: {error.strerror} in {folder}"
+            raise InputError(f"{where}; expected room for temporary files") from None
+        write_whole({derived_place(storage): content})
 
 
 def _trials(results: Results, params: Decided) -> list[FrozenTrial]:
