@@ -3,7 +3,10 @@
 None of the nets is in the tests; those called "op ...", "loss ..." and "layer ..." (`pieces.py`)
 hold a single one. For each: one line of why it does not go in, or how far the first loss and the
 gradients are from torch in float64 and how far torch's own float32 is, and the same under bfloat16
-autocast beside the exported file. timm and transformers are in `.[zoo]`.
+autocast beside the exported file. There torch's own error is that of jitter; what is only within
+what another order of sums does to torch itself (`MovedSums`) is called so. 16-bit ops are those of
+a GPU, and LSTMs as torch writes them out (`verify/gpu_rounding.py`). timm and transformers are in
+`.[zoo]`.
 """
 
 from __future__ import annotations
