@@ -57,14 +57,22 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
             name: Maker("words.encoder", (name,), TOKENS)
             for name in (
                 "bert-base-mlm",
+                "roberta-base",
                 "distilbert",
                 "electra-small",
             )
         },
-        **{name: Maker("words.decoder", (name,), TOKENS) for name in ("gpt2",)},
+        **{
+            name: Maker("words.decoder", (name,), TOKENS)
+            for name in (
+                "gpt2",
+                "gpt2-medium",
+            )
+        },
         **{
             name: Maker("words.pair", (name,), TOKENS)
             for name in (
+                "transformer-big",
                 "bart-base",
                 "t5-small",
             )

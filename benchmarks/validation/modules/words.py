@@ -1,4 +1,4 @@
-"""Language models, translators and speech models as transformers, in plain torch."""
+"""Language models and translators as transformers, in plain torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from benchmarks.validation.modules.texts import FeedForward
 DECODERS = {
     "gpt2": (768, 12, 12, 50257),
     "gpt2-medium": (1024, 24, 16, 50257),
-    "gpt2-large": (1280, 36, 20, 50257),
 }
 """Width, blocks, heads and words."""
 
 PAIRS = {
-    "transformer-base": (512, 6, 8, 2048, 33712),
     "transformer-big": (1024, 6, 16, 4096, 33712),
     "bart-base": (768, 6, 12, 3072, 50265),
-    "bart-large": (1024, 12, 16, 4096, 50265),
     "t5-small": (512, 6, 8, 2048, 32128),
-    "t5-base": (768, 12, 12, 3072, 32128),
-    "whisper-base": (512, 6, 8, 2048, 51865),
-    "whisper-small": (768, 12, 12, 3072, 51865),
 }
 """Width, blocks on each side, heads, inner width and words."""
 
@@ -96,16 +90,12 @@ class Decoder(nn.Module):
 
 
 class Pair(nn.Module):
-    """An encoder and a decoder; with `frames` it hears, with `near` places are a learned bias."""
+    """An encoder and a decoder; with `near` places are a learned bias."""
 
-    def __init__(
-        self, size: tuple[int, ...], length: int, frames: bool, near: bool, gelu: bool
-    ) -> None:
+    def __init__(self, size: tuple[int, ...], length: int, near: bool, gelu: bool) -> None:
         super().__init__()
         width, blocks, heads, inner, rows = size
         self.words = nn.Embedding(rows, width)
-        self.first = nn.Conv1d(80, width, 3, padding=1) if frames else None
-        self.second = nn.Conv1d(width, width, 3, 2, 1) if frames else None
         self.biases = nn.ParameterList(
             nn.Parameter(torch.zeros(1, heads, length, length)) for _ in range(2 if near else 0)
         )
@@ -118,10 +108,7 @@ class Pair(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
 
     def forward(self, source: Any, target: Any) -> Any:
-        if self.first is not None and self.second is not None:
-            memory = F.gelu(self.second(F.gelu(self.first(source)))).transpose(1, 2)
-        else:
-            memory = self.words(source)
+        memory = self.words(source)
         there, here = self.biases if len(self.biases) else (None, None)
         for block in self.encoder:
             memory = block(memory, None, there)
@@ -176,7 +163,6 @@ def decoder(name: str, length: int) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def pair(name: str, length: int) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return an encoder with a decoder, and example inputs: words or frames, and words."""
-    frames, words = "whisper" in name, torch.zeros(2, length, dtype=torch.long)
-    net = Pair(PAIRS[name], length, frames, "t5" in name, name.startswith(("bart", "whisper")))
-    return net, (torch.zeros(2, 80, 3000) if frames else words, words)
+    """Return an encoder with a decoder, and example inputs: words of both."""
+    net = Pair(PAIRS[name], length, "t5" in name, name.startswith("bart"))
+    return net, (torch.zeros(2, length, dtype=torch.long),) * 2
