@@ -124,7 +124,7 @@ def _tally(row: Any, where: str) -> Tally:
         expected = "[direction, layer, op, first exponent, counts, what has none]"
         raise InputError(f"{where}: {shown(row)}; expected {expected}")
     names = "direction", "layer", "op", "first", "counts"
-    special = {SPECIAL.get(key, key): count for key, count in row[5].items()}
+    special: dict[Any, Any] = {SPECIAL.get(key, key): count for key, count in row[5].items()}
     return from_plain(Tally, {**dict(zip(names, row, strict=False)), **special}, where)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from policysearch.graph import Graph, size
+from policysearch.graph import Graph, Shape
 from policysearch.nn.model import ParameterSpec
 from policysearch.ops.builder import Builder
 from policysearch.ops.source import LEARNING_RATE, RATE_FACTOR, data
@@ -95,16 +95,16 @@ def rate_and_decay(group: Group | None, optimizer: Optimizer, axes: int) -> tupl
 
 def parameter_groups(
     graph: Graph, grouped: Mapping[str, Group], optimizer: Optimizer
-) -> tuple[tuple[int, ...], ...]:
-    """Return the elements of the parameters that a step updates, by the groups torch has of them.
+) -> tuple[tuple[Shape, ...], ...]:
+    """Return the shapes of the parameters that a step updates, by the groups torch has of them.
 
     Those are parameters of one rate and one weight decay.
     """
-    held: dict[tuple[float, float], list[int]] = {}
+    held: dict[tuple[float, float], list[Shape]] = {}
     for node in (graph.nodes[old] for old, _ in graph.updates):
         if node.op.name == "parameter":
             kind = rate_and_decay(grouped.get(node.name), optimizer, len(node.shape))
-            held.setdefault(kind, []).append(size(node.shape))
+            held.setdefault(kind, []).append(node.shape)
     return tuple(map(tuple, held.values()))
 
 

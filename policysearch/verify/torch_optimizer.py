@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from policysearch.emulator.nodes import draws
 from policysearch.graph import Node, size
 from policysearch.layout import empty, stored_flat
 from policysearch.nn.model import NEXT, Model
-from policysearch.optimizers.optimizer import Optimizer
+from policysearch.optimizers.optimizer import Optimizer, Rule
 from policysearch.policy.policy import Policy
 from policysearch.rounding.grid import KEY_SPAN, MASK64, mix64, span_key
 from policysearch.rounding.stochastic import draws_of
@@ -26,22 +26,54 @@ SMALL_RATE = 1e-5
 def torch_optimizer(
     optimizer: Optimizer, parameters: list[Any], rate: float, fused: bool | None = None
 ) -> torch.optim.Optimizer:
-    """Return torch's optimizer of parameters, or groups of them.
+    """Return torch's optimizer of parameters, or groups of them; two where it takes two, as one.
 
     `fused`: in one kernel, or operation by operation; None leaves it to torch. InputError where
     torch has no such optimizer, or no such kernel of it.
     """
-    row = optimizer.in_torch()
-    arguments = {"lr": rate, "weight_decay": optimizer.weight_decay, **row.arguments(optimizer)}
-    if fused and not row.fused:
+    first = optimizer.in_torch()
+    if fused and not first.fused:
         raise InputError(
             f"optimizer_order: 'fused' with {optimizer.kind!r}; expected 'eager', "
-            f"torch.optim.{row.name} has no fused kernel"
+            f"torch.optim.{first.name} has no fused kernel"
         )
-    if row.fused and fused is not None:
-        arguments["fused"] = fused
-    optimizer_class: type[torch.optim.Optimizer] = getattr(torch.optim, row.name)
-    return optimizer_class(parameters, **arguments)
+    made = []
+    for part in optimizer.rule.parts:
+        own = list(_taken(optimizer, part, parameters))
+        row = part.torch
+        assert row is not None, part.name
+        if not own:
+            continue
+        arguments = {"lr": rate, "weight_decay": optimizer.weight_decay, **row.arguments(optimizer)}
+        if row.fused and fused is not None:
+            arguments["fused"] = fused
+        of_torch: type[torch.optim.Optimizer] = getattr(torch.optim, row.name)
+        made.append(of_torch(own, **arguments))
+    return made[0] if len(made) == 1 else SideBySide(made)
+
+
+def _taken(optimizer: Optimizer, part: Rule, parameters: list[Any]) -> Iterator[Any]:
+    """Yield the parameters, or groups of them, that a part of the row moves."""
+    for given in parameters:
+        group = given if isinstance(given, dict) else {"params": [given]}
+        own = [p for p in group["params"] if optimizer.rule.of(tuple(p.shape)) is part]
+        if own:
+            yield {**group, "params": own} if isinstance(given, dict) else given
+
+
+class SideBySide(torch.optim.Optimizer):
+    """Optimizers that step together, each on its own groups."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+        super().__init__([dict(group) for one in optimizers for group in one.param_groups], {})
+        # the very groups: a rate that a scheduler writes is read by the optimizer they are of
+        self.param_groups = [group for one in optimizers for group in one.param_groups]
+
+    def step(self, closure: Any = None) -> None:
+        """Let each take its step."""
+        for one in self.optimizers:
+            one.step()
 
 
 DROPPED_BITS = 16
@@ -69,7 +101,7 @@ class EmulatedDraws:
         self._seed, self._count = mix64(seed & MASK64), task.accumulation_steps
         self._new = {graph.nodes[old].name: graph.nodes[new] for old, new in graph.updates}
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._states = task.build_optimizer().rule.states
+        self._rule = task.build_optimizer().rule
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -80,7 +112,8 @@ class EmulatedDraws:
     def __call__(self, values: Any, parameter: Any, place: int | None) -> torch.Tensor:
         """Return the bits for a new parameter (`place` None) or one of its states, int32."""
         name = self._names[id(parameter)]
-        node = self._new[name if place is None else f"{name}.{self._states[place]}"]
+        states = [*self._rule.kept(tuple(parameter.shape))]
+        node = self._new[name if place is None else f"{name}.{states[place]}"]
         return torch.from_numpy(self._drawn(node).astype(np.int32)).to(values.device)
 
     def _drawn(self, node: Node) -> Any:

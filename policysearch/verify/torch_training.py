@@ -176,7 +176,7 @@ def _steps(
 ) -> Iterator[Any]:
     """Yield (loss, scale, skipped) of every step; the first is traced."""
     task, (inputs, labels) = job.task, dataset.train
-    updated = _Updated(job.policy.optimizer_order == "eager", list(module.parameters()))
+    updated = _Updated(_rounds_ends_apart(job), list(module.parameters()))
     tensors = dict(zip(dict(module.named_parameters()), updated.tensors, strict=True))
     optimizer, begin = _stored_as_emulated(job, model, exported, tensors, grouped)
     nodes = task.tracing(model, task.batch_size).float32.nodes
@@ -234,6 +234,11 @@ def _clip(task: Task, scaler: Any, optimizer: Any, parameters: list[Any]) -> Non
     if task.clip_value is not None:
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_value_(parameters, task.clip_value)
+
+
+def _rounds_ends_apart(job: Job) -> bool:
+    """Whether what is left at a tensor's end is rounded otherwise; matrices stay what they are."""
+    return job.policy.optimizer_order == "eager" and job.task.build_optimizer().rule.elementwise
 
 
 class _Updated:
