@@ -46,8 +46,9 @@ def _along(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 
 
 def _norm_along(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    squares: FloatArray = np.sum(inputs[0] * inputs[0], axis=attrs["axis"], keepdims=True)
-    return np.sqrt(squares)
+    squares = np.sum(inputs[0] * inputs[0], axis=attrs["axis"], keepdims=True)
+    norm: FloatArray = np.sqrt(squares)
+    return norm
 
 
 def _mean_square(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -61,7 +62,8 @@ def _lerp(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     share = double(step) ** DECAY
     weight, rest = single(share), single(1.0 - share)
     apart = new - kept
-    return np.where(weight < 0.5, kept + apart * weight, new - apart * rest)
+    moved: FloatArray = np.where(weight < 0.5, kept + apart * weight, new - apart * rest)
+    return moved
 
 
 def _lerp_square(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -71,14 +73,27 @@ def _lerp_square(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _estimate(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     rows, columns = inputs[:2]
-    mean = rows.mean(axis=COLUMNS, keepdims=True, dtype=np.float32)
-    return rows * columns / np.maximum(mean, np.float32(attrs["epsilon"]))
+    return _over((rows * columns, _mean((rows,), {"axis": COLUMNS})), attrs)
+
+
+def _mean(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    mean: FloatArray = inputs[0].mean(axis=attrs["axis"], keepdims=True, dtype=np.float32)
+    return mean
+
+
+def _over(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    quotient: FloatArray = inputs[0] / np.maximum(inputs[1], np.float32(attrs["epsilon"]))
+    return quotient
+
+
+def _inverse_root(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
+    least = np.float32(attrs["epsilon"] ** 2)
+    inverse: FloatArray = np.float32(1.0) / np.sqrt(np.maximum(inputs[0], least))
+    return inverse
 
 
 def _over_root(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    estimate, grad = inputs
-    least = np.float32(attrs["epsilon"] ** 2)
-    return np.float32(1.0) / np.sqrt(np.maximum(estimate, least)) * grad
+    return _inverse_root(inputs, attrs) * inputs[1]
 
 
 def _direction(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
@@ -95,7 +110,8 @@ def _rate(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     parameter, direction, rate, own = inputs
-    return parameter * single(1.0 - double(rate) * attrs["weight_decay"]) - direction * own
+    shrunk: FloatArray = parameter * single(1.0 - double(rate) * attrs["weight_decay"])
+    return shrunk - direction * own
 
 
 def _reducing(name: str, forward: Any) -> Op:
@@ -148,26 +164,15 @@ outer = Op(
 mean_of_rows = Op(
     "mean_of_rows",
     _along,
-    lambda inputs, attrs: inputs[0].mean(axis=attrs["axis"], keepdims=True, dtype=np.float32),
+    _mean,
     flops=lambda inputs, out, attrs: size(inputs[0]),
     kind="reduce",
     placement="fp32",
 )
 """The mean along `axis`, kept as an axis of one."""
-divided = _like(
-    0,
-    "divided",
-    lambda inputs, attrs: inputs[0] / np.maximum(inputs[1], np.float32(attrs["epsilon"])),
-    2,
-)
+divided = _like(0, "divided", _over, 2)
 """x / max(y, `epsilon`)."""
-inverse_root = update_op(
-    "inverse_root",
-    lambda inputs, attrs: (
-        np.float32(1.0) / np.sqrt(np.maximum(inputs[0], np.float32(attrs["epsilon"] ** 2)))
-    ),
-    2,
-)
+inverse_root = update_op("inverse_root", _inverse_root, 2)
 """1 / sqrt(max(x, epsilon^2))."""
 multiplied = update_op("multiplied", lambda inputs, attrs: inputs[0] * inputs[1], 1)
 """x * y."""

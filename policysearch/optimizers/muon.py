@@ -59,7 +59,8 @@ def _normed(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x = quantise(inputs[0], low)
     flat = x.ravel(order="K")
     norm = quantise(np.asarray(np.sqrt(np.dot(flat, flat))), low)
-    return x / np.maximum(norm, quantise(np.array(SMALLEST_NORM, np.float32), low))
+    normed: FloatArray = x / np.maximum(norm, quantise(np.array(SMALLEST_NORM, np.float32), low))
+    return normed
 
 
 def _product_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -70,7 +71,8 @@ def _product_shape(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 
 def _product(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     shape = _product_shape([x.shape for x in inputs], attrs)
-    made = contract(*transposed(*inputs[:2], attrs), attrs, empty(shape, inputs[0]))
+    left, right = transposed(inputs[0], inputs[1], attrs)
+    made = contract(left, right, attrs, empty(shape, inputs[0]))
     if len(inputs) == 2:
         return made
     return made * np.float32(attrs["alpha"]) + inputs[2] * np.float32(attrs["beta"])
@@ -78,7 +80,8 @@ def _product(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 def _step(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     parameter, direction, rate, adjusted = inputs
-    return parameter * single(1.0 - double(rate) * attrs["weight_decay"]) - direction * adjusted
+    shrunk: FloatArray = parameter * single(1.0 - double(rate) * attrs["weight_decay"])
+    return shrunk - direction * adjusted
 
 
 muon_ahead = update_op("muon_ahead", _ahead, 3)
