@@ -82,12 +82,13 @@ def _mean(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
 
 
 def _over(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    quotient: FloatArray = inputs[0] / np.maximum(inputs[1], np.float32(attrs["epsilon"]))
+    least: Any = np.float32(attrs["epsilon"])
+    quotient: FloatArray = inputs[0] / np.maximum(inputs[1], least)
     return quotient
 
 
 def _inverse_root(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
-    least = np.float32(attrs["epsilon"] ** 2)
+    least: Any = np.float32(attrs["epsilon"] ** 2)
     inverse: FloatArray = np.float32(1.0) / np.sqrt(np.maximum(inputs[0], least))
     return inverse
 

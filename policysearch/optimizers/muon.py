@@ -59,7 +59,8 @@ def _normed(inputs: Sequence[FloatArray], attrs: Attrs) -> FloatArray:
     x = quantise(inputs[0], low)
     flat = x.ravel(order="K")
     norm = quantise(np.asarray(np.sqrt(np.dot(flat, flat))), low)
-    normed: FloatArray = x / np.maximum(norm, quantise(np.array(SMALLEST_NORM, np.float32), low))
+    least: Any = quantise(np.array(SMALLEST_NORM, np.float32), low)
+    normed: FloatArray = x / np.maximum(norm, least)
     return normed
 
 

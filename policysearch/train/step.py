@@ -77,7 +77,11 @@ def trace_step(
     scalars = {name: emit_data(b, name, ()) for name in SCALARS}
     params = emit_arrays(b, model.parameters())
     grouped = by_parameter(groups, model.parameters())
-    states = {name: emit_states(b, optimizer, params[name]) for name in _trained(model, grouped)}
+    moving = {name: group.moved_by(optimizer) for name, group in grouped.items()}
+    states = {
+        name: emit_states(b, moving.get(name, optimizer), params[name])
+        for name in _trained(model, grouped)
+    }
     traced = model.trace(b, {**inputs, **params, **model.emit_statistics(b)}, training=True)
     with b.scope(layer="loss", role="fprop"):
         root = emit_loss(b, model, loss, traced)
@@ -113,7 +117,7 @@ def _updates(
         with b.scope(role="update", layer=b.nodes[parameter].layer):
             own = grouped.get(name)
             fed = grad, rates[own.rate_factor if own else 1.0], scalars[STEP_NUMBER]
-            by = own.optimizer(optimizer) if own else optimizer
+            by = own.moved_by(optimizer) if own else optimizer
             updates += emit_update(b, by, parameter, states, *fed)
     return updates
 

@@ -16,6 +16,7 @@ from policysearch.optimizers.optimizer import Optimizer, Rule
 from policysearch.policy.policy import Policy
 from policysearch.rounding.grid import KEY_SPAN, MASK64, mix64, span_key
 from policysearch.rounding.stochastic import draws_of
+from policysearch.train.groups import Group
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 
@@ -62,18 +63,25 @@ def _taken(optimizer: Optimizer, part: Rule, parameters: list[Any]) -> Iterator[
 
 
 class SideBySide(torch.optim.Optimizer):
-    """Optimizers that step together, each on its own groups."""
+    """Optimizers that step together, each on those of its groups that are in `param_groups`.
+
+    Groups and states are theirs: a rate that a scheduler writes is read by the one it is for.
+    """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.optimizers = optimizers
-        super().__init__([dict(group) for one in optimizers for group in one.param_groups], {})
-        # the very groups: a rate that a scheduler writes is read by the optimizer they are of
-        self.param_groups = [group for one in optimizers for group in one.param_groups]
+        self._each = [(one, list(one.param_groups)) for one in optimizers]
+        super().__init__([dict(group) for _, own in self._each for group in own], {})
+        self.param_groups = [group for _, own in self._each for group in own]
+        for one in optimizers:
+            self.state.update(one.state)
+            one.state = self.state
 
     def step(self, closure: Any = None) -> None:
         """Let each take its step."""
-        for one in self.optimizers:
+        for one, own in self._each:
+            one.param_groups = [x for x in own if any(x is group for group in self.param_groups)]
             one.step()
+            one.param_groups = own
 
 
 DROPPED_BITS = 16
@@ -94,6 +102,7 @@ class EmulatedDraws:
         policy: Policy,
         seed: int,
         tensors: Mapping[str, torch.Tensor],
+        grouped: Mapping[str, Group],
     ) -> None:
         statistics = (NEXT + spec.name for spec in model.statistics())
         whole = task.tracing(model, task.batch_size).step_graphs(policy)[0]
@@ -101,7 +110,12 @@ class EmulatedDraws:
         self._seed, self._count = mix64(seed & MASK64), task.accumulation_steps
         self._new = {graph.nodes[old].name: graph.nodes[new] for old, new in graph.updates}
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._rule = task.build_optimizer().rule
+        of_task = task.build_optimizer()
+        moving = {name: group.moved_by(of_task) for name, group in grouped.items()}
+        self._states = {
+            name: [*moving.get(name, of_task).rule.kept(tuple(tensor.shape))]
+            for name, tensor in tensors.items()
+        }
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -112,8 +126,7 @@ class EmulatedDraws:
     def __call__(self, values: Any, parameter: Any, place: int | None) -> torch.Tensor:
         """Return the bits for a new parameter (`place` None) or one of its states, int32."""
         name = self._names[id(parameter)]
-        states = [*self._rule.kept(tuple(parameter.shape))]
-        node = self._new[name if place is None else f"{name}.{states[place]}"]
+        node = self._new[name if place is None else f"{name}.{self._states[name][place]}"]
         return torch.from_numpy(self._drawn(node).astype(np.int32)).to(values.device)
 
     def _drawn(self, node: Node) -> Any:

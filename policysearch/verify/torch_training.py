@@ -8,6 +8,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,7 @@ from policysearch.train.losses import LOSSES, loss_of
 from policysearch.train.tasks import Task
 from policysearch.values import InputError
 from policysearch.verify.gpu_rounding import AsAGpu
-from policysearch.verify.torch_optimizer import EmulatedDraws, torch_optimizer
+from policysearch.verify.torch_optimizer import EmulatedDraws, SideBySide, torch_optimizer
 from policysearch.verify.torch_trace import Trace, scale_events
 from policysearch.verify.torch_twin import Twin
 from policysearch.verify.verdict import FILE, JOB, RESULT, Job
@@ -217,7 +218,7 @@ def _stored_as_emulated(
     if job.policy.rounding.update.mode != "stochastic":
         return optimizer, lambda step: None
     exported.store_updates(optimizer)
-    exported.random_bits = EmulatedDraws(job.task, model, job.policy, job.seed, tensors)
+    exported.random_bits = EmulatedDraws(job.task, model, job.policy, job.seed, tensors, grouped)
     return optimizer, exported.random_bits.begin
 
 
@@ -333,20 +334,25 @@ def named_loss(name: str, logits: Any, targets: Any) -> Any:
 def _optimizer(job: Job, parameters: Mapping[str, Any], grouped: Mapping[str, Group]) -> Any:
     """Return torch's optimizer of the task, in a group for every rate and weight decay."""
     task, policy = job.task, job.policy
-    held: dict[tuple[float, float], list[Any]] = {}
+    held: dict[Any, dict[tuple[float, float], list[Any]]] = {}
     for name, parameter in parameters.items():
-        group = grouped.get(name)
+        group, of_task = grouped.get(name), task.build_optimizer()
         if group is None or not group.frozen:
-            kind = rate_and_decay(group, task.build_optimizer(), parameter.dim())
-            held.setdefault(kind, []).append(parameter)
-    groups = [
-        {"params": params, "rate_factor": factor, "weight_decay": decay}
-        for (factor, decay), params in held.items()
-    ]
+            kind = rate_and_decay(group, of_task, parameter.dim())
+            by = group.moved_by(of_task) if group else of_task
+            alike = replace(by, weight_decay=of_task.weight_decay, decays=of_task.decays)
+            held.setdefault(alike, {}).setdefault(kind, []).append(parameter)
     # where the file rounds what is stored, torch's optimizer has float32 alone
     apart = policy.master_weights or policy.rounding.update.mode == "stochastic"
     fused = None if apart else policy.optimizer_order == "fused"
-    return torch_optimizer(task.build_optimizer(), groups, task.learning_rate, fused)
+    made = []
+    for optimizer, rows in held.items():
+        groups = [
+            {"params": params, "rate_factor": factor, "weight_decay": decay}
+            for (factor, decay), params in rows.items()
+        ]
+        made.append(torch_optimizer(optimizer, groups, task.learning_rate, fused))
+    return made[0] if len(made) == 1 else SideBySide(made)
 
 
 if __name__ == "__main__":
