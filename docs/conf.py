@@ -8,7 +8,7 @@ from typing import Any
 import policysearch
 
 project = "policysearch"
-author = "the policysearch developers"
+author = copyright = "the policysearch developers"
 release = version = policysearch.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

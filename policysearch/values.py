@@ -227,11 +227,7 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         raise InputError(f"{where}: {shown(data)}; expected {hint.__name__}")
     if isinstance(data, float) and not math.isfinite(data):
         raise InputError(f"{where}: {shown(data)}; expected a finite number")
-    if isinstance(data, str) and not _is_text(data):
-        raise InputError(
-            f"{where}: {shown(data)}; expected text of one line, without control characters"
-        )
-    return data
+    return one_line(where, data) if isinstance(data, str) else data
 
 
 def _as_float(data: int, where: str) -> float:
@@ -241,12 +237,17 @@ def _as_float(data: int, where: str) -> float:
         raise InputError(f"{where}: {shown(data)}; expected a finite number") from None
 
 
-def _is_text(data: str) -> bool:
-    """Return whether a terminal shows no more of it than its letters: what files say is printed.
+def one_line(where: str, text: str) -> str:
+    """Return `text` if a terminal shows no more of it than its letters: what files say is printed.
 
-    Not: half characters, controls, ends of lines, and marks that turn the direction of writing.
+    InputError for half characters, controls, ends of lines, and marks that turn the direction of
+    writing.
     """
-    return printable(data) == data
+    if printable(text) != text:
+        raise InputError(
+            f"{where}: {shown(text)}; expected text of one line, without control characters"
+        )
+    return text
 
 
 def _read_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

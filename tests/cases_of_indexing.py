@@ -156,6 +156,33 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
         FLAT,
         lambda x: x * F.embedding_bag(NUMBERS, x[0].reshape(6, 4), mode="max").sum(),
     ),
+    **{
+        f"embedding_bag of {mode}s, some left out": (
+            FLAT,
+            lambda x, mode=mode: (
+                x
+                * F.embedding_bag(
+                    NUMBERS.roll(1, 1), x[0].reshape(6, 4), mode=mode, padding_idx=3
+                ).sum()
+            ),
+        )
+        for mode in ("sum", "mean", "max")
+    },
+    "embedding_bag, bags of other sizes": (
+        FLAT,
+        lambda x: (
+            x * F.embedding_bag(NUMBERS.ravel(), x[0].reshape(6, 4), torch.tensor([0, 2, 2])).sum()
+        ),
+    ),
+    "ones": (
+        FLAT,
+        lambda x: (x @ x.t() * (2 * torch.eye(len(x)) - torch.ones(len(x), len(x)))) @ x,
+    ),
+    "zeros": (FLAT, lambda x: (x @ x.t() * (torch.eye(len(x)) - torch.zeros(len(x), len(x)))) @ x),
+    "full": (
+        FLAT,
+        lambda x: (x @ x.t() * (torch.eye(len(x)) - torch.full((len(x), len(x)), 3))) @ x,
+    ),
     "detach": (ROWS, lambda x: x * x.detach()),
     "no gradients": (ROWS, _without_gradients),
     "gradients inside": (ROWS, lambda x: _with_gradients_inside(x) + x),

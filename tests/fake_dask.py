@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -49,11 +50,18 @@ class FakeClient:
         self.sent: list[tuple[str, str]] = []
         self.held: Callable[[Job], bool] = lambda job: False
         self.silent = 0
+        self.gone: Exception | None = None
         self.identities: dict[str, Any] = {}
         self._taken_on: set[str] = set()
 
-    def nthreads(self) -> dict[str, int]:
-        return dict.fromkeys(self.workers, 1)
+    @property
+    def scheduler(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(ncores=lambda: dict.fromkeys(self.workers, 1))
+
+    def sync(self, ask: Callable[[], dict[str, int]], callback_timeout: float) -> dict[str, int]:
+        if self.gone is not None:
+            raise self.gone
+        return ask()
 
     def submit(self, function: Any, *arguments: Any, workers: list[str], pure: bool) -> FakeFuture:
         [worker] = workers

@@ -254,3 +254,20 @@ def test_a_policy_that_is_known_but_not_shown_is_not_proposed_again(spec: StudyS
         found.append(proposed[0].digest)
         known.add(found[-1])
     assert len(set(found)) == 2
+
+
+def test_the_gap_expected_of_a_policy_is_recorded_before_it_is_trained(tmp_path: Path) -> None:
+    """Of what the package's own sampler asks for; nothing is expected of what is named."""
+    spec = load_spec(write_study(tmp_path, ('sampler = "random"', 'sampler = "gain"')))
+    path = tmp_path / "x.journal"
+    with replaced_training():
+        run_study(spec, path, processes=0)
+    found = load_results(spec, path)
+    named = [trial for trial in found.trials if trial.expected is None]
+    asked = [trial for trial in found.trials if trial.expected is not None]
+    assert asked and all(trial.presets for trial in named)
+    for trial in asked:
+        middle, low, high = trial.expected or ()
+        assert 0.0 <= low <= middle <= high and high > low
+    text = path.read_text(encoding="utf-8")
+    assert text.count('"expected"') >= len(asked)

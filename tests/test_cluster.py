@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import signal
@@ -261,6 +262,44 @@ def test_workers_that_do_not_start_are_one_line(monkeypatch: pytest.MonkeyPatch)
     said = "--cluster: local:3: Cluster failed to start: no memory; expected"
     with pytest.raises(InputError, match=said), cluster_at("local:3"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "the scheduler has said nothing for 60 s: it is stopped, or out of reach"),
+        (OSError("ConnectionPool closing."), "the scheduler is gone"),
+        (RuntimeError("Client is closed"), "the scheduler is gone"),
+    ],
+)
+def test_a_scheduler_that_is_gone_or_stopped_ends_it_in_plain_words(
+    error: Exception, said: str, objective: Objective
+) -> None:
+    client = FakeClient(["a"], lambda job, worker: (job.seed, False))
+    client.gone = error
+    with pytest.raises(InputError, match=f"cluster: {said}.*; expected one that answers: the same"):
+        outcomes(client, objective, 2)
+
+
+def test_no_worker_is_said_once_and_one_that_comes_late_trains(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NO_WORKER_SECONDS", -1.0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    client, said = FakeClient([], lambda job, worker: (job.seed, False)), list[str]()
+
+    class Joins(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            client.workers.append("late")
+
+    handler = Joins()
+    logging.getLogger(module.__name__).addHandler(handler)
+    try:
+        assert outcomes(client, objective, 2) == {0: 0, 1: 1}
+    finally:
+        logging.getLogger(module.__name__).removeHandler(handler)
+    assert len(said) == 1 and said[0].startswith("cluster: no worker for 0 s; this waits")
 
 
 def test_what_is_no_client_is_refused(spec: StudySpec, tmp_path: Path) -> None:

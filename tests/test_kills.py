@@ -106,6 +106,7 @@ def survived(kills: int, folder: Path, seed: int) -> int:
             done += 1
         _, errors = process.communicate(timeout=600)
         assert process.returncode in (0, -signal.SIGKILL), (target, errors.decode())
+        assert b"Traceback" not in errors, (target, errors.decode())
         assert gone(process.pid), f"{target}: processes left behind"
         reading = read_journal(storage.read_bytes())
         assert not reading.damage and kept <= runs_in(storage)

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from policysearch.policy.parallel import Parallel
 from policysearch.policy.policy import Phase, uniform_layer
+from policysearch.policy.products import Operand, Product, Products
+from policysearch.policy.scaling import Scaling
 from policysearch.report.page.data import page_data
 from policysearch.report.page.element import VOID, tag
 from policysearch.report.page.frame import page
@@ -23,7 +25,7 @@ from policysearch.report.page.words import power
 from policysearch.study.journal.records import compact
 from policysearch.study.journal.trials import FailedTrial
 from policysearch.study.results.results import Results
-from policysearch.values import _is_text
+from policysearch.values import printable
 from tests.made_up import diverged, results_of, trial_of
 
 
@@ -199,6 +201,51 @@ def test_a_study_in_any_state_has_a_page(state: str) -> None:
     assert words in " ".join(tree.texts)
 
 
+def test_layers_say_how_tensors_are_scaled_and_what_single_products_read() -> None:
+    found = results_of(layers=("fc1", "fc2"))
+    base = found.trials[4].policy
+    wide = Product(Operand("bfloat16"), Operand("bfloat16"))
+    rows = {
+        "fc1": replace(base.layer("fc1"), compute="float8_e4m3fn", products=Products(wgrad=wide)),
+        "fc2": uniform_layer("bfloat16"),
+    }
+    policy = replace(base.with_layers(rows), scaling=Scaling("mx_rceil"))
+    trials = (*found.trials[:4], trial_of(4, policy), *found.trials[5:])
+    assert "mx_rceil, wgrad bf16" not in page(found)
+    html = page(replace(found, trials=trials))
+    assert html.count('<span class="sub">mx_rceil, wgrad bf16</span>') == 1
+    assert html.count('<span class="sub">') > 1, "others are scaled too"
+
+
+def test_a_failing_member_of_the_front_is_crossed_out(results: Results) -> None:
+    failing = [row for row in results.rows() if row.fault and row.on_front]
+    mark = rf'<a href="#t{failing[0].trial}" data-t="\d+" aria-label[^>]*>.*?</a>'
+    links = re.findall(mark, page(results), re.S)
+    assert links
+    for link in links:
+        assert link.index("dot-front") < link.index("dot-fail")
+
+
+def test_what_was_expected_of_a_gap_stands_beside_what_was_measured(results: Results) -> None:
+    assert "as the search expected" not in page(results)
+    told = {2: (2e-5, 1e-5, 4e-5), 4: (1e-3, 5e-4, 2e-3)}  # measured: 2.1e-5 and 4.2e-5
+    trials = tuple(replace(t, expected=told.get(t.number)) for t in results.trials)
+    tree = tree_of(page(replace(results, trials=trials)))
+    said = " ".join(tree.texts)
+    assert "Did it come out as the search expected?" in said
+    assert "1 of 2 lie within" in said
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_page_says_nothing_of_what_is_not_there(state: str) -> None:
+    """Of no training no success is told, and where there is no front nothing is said of one."""
+    shown = STATES[state][0]()
+    said = " ".join(tree_of(page(shown)).texts)
+    assert ("Everything trained to its end" in said) <= bool(shown.trials)
+    assert ("Blue marks are the front" in said) == bool(shown.front and not shown.cannot_rank)
+    assert ("There is no front: no mark" in said) == (state == "cannot rank")
+
+
 def test_only_a_watched_page_reads_itself_again(html: str, results: Results) -> None:
     assert "refresh" not in html
     assert '<meta http-equiv="refresh" content="5">' in page(results, "x.toml", 5)
@@ -219,7 +266,7 @@ NAMES = st.one_of(
 )
 
 
-OF_POLICIES = NAMES.filter(_is_text)
+OF_POLICIES = NAMES.filter(lambda text: printable(text) == text)
 """A stored policy with other names is refused when it is read."""
 
 

@@ -100,3 +100,42 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     names: dict[str, Any] = {}
     for block in own:
         exec(compile(block, page, "exec"), names)
+
+
+ANSWERED = {
+    "Will FP8 train my net, and is it faster on my H100?": ("preset:te.current", "H100-SXM5"),
+    "How long will the search take?": ("policysearch estimate", "ms |"),
+    "My net is large: what is a layer, what is a block?": ("up to its first part", "granularity"),
+    "Which policy is picked, and when should I not take it?": ("sqrt(", "Do not take it"),
+    "What does *modeled* mean?": ("computed for the device", "interval"),
+    "Is it faster than what I run today?": ("baseline", "--trial"),
+    "Which file do I ship, and what about accumulation and clipping?": (
+        "ship one",
+        "unscale_",
+        "accumulation_steps",
+    ),
+    "My loss is NaN.": ("policysearch diagnose", "65504"),
+    "The run was killed. How do I go on?": ("the same command goes on",),
+    "My device is not in the list.": ("bandwidth =", "policysearch calibrate"),
+}
+"""Ten questions of a stranger, and what the first page that is named for each says."""
+
+
+def test_questions_of_a_stranger_are_answered_on_the_page_that_is_named() -> None:
+    index = PAGES["docs/index.md"].read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.*?) \| \[.*?\]\((.*?)\) \|$", index, re.M))
+    assert rows.keys() == ANSWERED.keys()
+    for question, link in rows.items():
+        file, _, section = link.partition("#")
+        text = (ROOT / "docs" / file).read_text(encoding="utf-8")
+        parts = re.split(r"^(?=##? )", text, flags=re.M)
+        said = text
+        if section:
+            wanted = section.replace("-", " ")
+            (said,) = (
+                p
+                for p in parts
+                if re.sub(r"[^\w ]", "", p.partition("\n")[0]).strip().lower() == wanted
+            )
+        for word in ANSWERED[question]:
+            assert word in " ".join(said.split()), (question, word)

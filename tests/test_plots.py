@@ -17,12 +17,11 @@ from policysearch.formats import format_named
 from policysearch.objective.score import Measurement
 from policysearch.policy.policy import Policy
 from policysearch.policy.presets import PRESETS
+from policysearch.report.page.svg import mark_of
 from policysearch.report.plots import (
-    EDGES,
     FRONT,
     KNEE,
     LINE,
-    MARKERS,
     OTHERS,
     VERDICT,
     VIEWS,
@@ -174,11 +173,8 @@ def test_a_preset_has_one_marker_in_every_plot(results: Results) -> None:
 
     every = marks(results)
     assert len(every) >= 4 and len(set(every.values())) == len(every)
-    presets = {name: place for place, name in enumerate(PRESETS)}
-    pairs = {
-        (place % len(MARKERS), place // len(MARKERS) % len(EDGES)) for place in presets.values()
-    }
-    assert len(pairs) == len(presets)  # no two alike, of all there are
+    pairs = {mark_of(name) for name in PRESETS}
+    assert len(pairs) == len(PRESETS)  # no two alike, of all there are
     for trial in results.trials:
         if trial.presets and not trial.diverged:
             alone = marks(replace(results, trials=(trial,), learned=None))

@@ -8,18 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import FOREIGN, finished, mutated, tracebacks
+from benchmarks.faults.common import finished
+from benchmarks.faults.records import FOREIGN, mutated
 from policysearch.cli import main
 from policysearch.study.journal.records import FORMAT, NewerFormatError, Records, unreadable
 from policysearch.study.journal.storage import read_journal, read_line, sealed
 from tests.studies import replaced_training
-
-
-def test_no_mutation_with_a_valid_checksum_ends_in_a_traceback(tmp_path: Path) -> None:
-    ends, raised = tracebacks(tmp_path, 60, seed=40)
-    assert raised == []
-    said = {end for _, end in ends}
-    assert said == {"taken", "refused"}  # Both happen, and a refusal is one line.
 
 
 def test_what_repair_keeps_of_a_mutated_journal_is_read(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 
 import pytest
 
 from policysearch.cli import main
+from policysearch.commands.registry import Command, commands
 from policysearch.commands.trust import STORE, VARIABLE, state_folder
+from policysearch.objective.published.known import PATH
 from policysearch.train import user_code
 from tests.studies import write_study
 from tests.test_kept import NET, OWN
 
+PUBLISHED = PATH.with_name("published_speedups.json")
 MARK = 'open("it-ran", "a").close()\n'
 COMMANDS = (
     "run tiny.toml",
@@ -38,6 +43,10 @@ COMMANDS = (
     "explain preset:bfloat16 --study tiny.toml",
     "profile preset:bfloat16 --study tiny.toml",
     "rules preset:bfloat16 --study tiny.toml",
+    "apply rules.toml --study tiny.toml",
+    "mismatch preset:bfloat16 preset:float16 --study tiny.toml",
+    "carry tiny.toml --to tiny.toml",
+    "validate-cost --rows rows.json",
 )
 PLACES = {
     "net": OWN,
@@ -50,8 +59,16 @@ PLACES = {
         ('data = "digits"\n', ""),
     ),
 }
-WITHOUT_A_PRICE = ("propose", "verify preset", "explain", "rules", "inspect", "import")
+WITHOUT_A_PRICE = (
+    *("propose", "verify preset", "explain", "rules", "inspect", "import", "apply", "mismatch"),
+)
 """Commands that have no use for the net that is priced, and train: they run none of its code."""
+
+
+def help_of(row: Command) -> str:
+    parser = argparse.ArgumentParser()
+    row.arguments(parser)
+    return parser.format_help()
 
 
 @pytest.fixture
@@ -61,8 +78,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_process: None) -
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "net.py").write_text(MARK + NET)
     (tmp_path / "made.py").write_text(MARK)
+    (tmp_path / "rules.toml").write_text('base = "bfloat16"\n')
+    row = json.loads(PUBLISHED.read_text(encoding="utf-8"))[0] | {"model": "net.py:model"}
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
     user_code._module.cache_clear()
     return tmp_path
+
+
+def test_every_command_that_takes_a_study_is_tried() -> None:
+    """Those that only list, time or write about nets of the package take none."""
+    takes = {row.name for row in commands() if "--trust" in help_of(row)}
+    assert takes == {line.split()[0] for line in COMMANDS}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -17,10 +17,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.faults.code import own_code
 from benchmarks.faults.common import SOUND
+from benchmarks.faults.disk import disks
 from benchmarks.faults.files import fuzzed
+from benchmarks.faults.kills import kills, runs_killed
+from benchmarks.faults.load import loads
 from benchmarks.faults.records import cuts, flips, tracebacks
 from benchmarks.faults.studies import studies
+from benchmarks.faults.text import fields
 from policysearch.commands.trust import VARIABLE
 
 Part = Callable[[Path, int, int], Counter[str]]
@@ -31,6 +36,12 @@ PARTS: dict[str, tuple[Part, int]] = {
     "cuts": (cuts, 200),
     "studies": (studies, 2000),
     "files": (fuzzed, 20000),
+    "text": (fields, 1000),
+    "code": (own_code, 27),
+    "disk": (disks, 150),
+    "load": (loads, 2000),
+    "runs": (runs_killed, 200),
+    "kills": (kills, 100),
 }
 """What each part runs, and how many cases where no number is given."""
 

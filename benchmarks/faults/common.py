@@ -14,26 +14,29 @@ from typing import Any
 from unittest import mock
 
 from policysearch.cli import main
+from policysearch.commands import run
 from policysearch.study.specification import load_spec
 from policysearch.study.study import run_study
 from policysearch.study.workers import executors
 from policysearch.study.workers.executors import SerialExecutor
 from tests.studies import replaced_training, write_study
 
-RAW = ("\x1b", "\a", "\u202e")
-"""What no output may hold: a terminal acts on it in the place of showing it."""
+ATTACK = "a\x1b[2Jb\ac\u202ed\nINJECTED"
+RAW = ("\x1b", "\a", "\u202e", "\nINJECTED")
+"""What no output may hold: a terminal acts on it, or it passes for a line of the command's own."""
 
 READ = (".html", ".py", ".csv", ".svg", ".yaml", ".json", ".toml", ".md")
 """Endings of the files that commands write for people."""
 
-SOUND = frozenset({"intact", "ran", "refused", "taken", "resumed", "same"})
+SOUND = frozenset({"intact", "ran", "refused", "taken", "same", "stopped", "gone"})
 """How a case may end."""
 
-LONGEST_SECONDS = 20
+LONGEST_SECONDS, LONGEST_WAIT_SECONDS = 20, 200
+"""Of computing, and of the clock: a machine may be busy with other things."""
 
 
 class TooLong(BaseException):
-    """A command that takes longer than LONGEST_SECONDS; no handler of errors may catch it."""
+    """A command takes longer than it may; no handler of errors may catch it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Ended:
 def ran(arguments: Sequence[str], folder: Path) -> Ended:
     """Run a command in `folder` and return how it ended: "taken", "refused", or a fault.
 
-    A refusal is one line on standard error, beside lines that say what is done meanwhile.
+    A refusal is one line on standard error, beside progress.
     """
     out, err = io.StringIO(), io.StringIO()
     raised = ""
@@ -65,33 +68,43 @@ def ran(arguments: Sequence[str], folder: Path) -> Ended:
     except Exception as error:
         end, raised = "traceback", traceback.format_exc()
         raised = f"{type(error).__name__}: {error}\n{raised[-1200:]}"
-    said = [line for line in err.getvalue().splitlines() if line and "trials |" not in line]
+    said = [line for line in err.getvalue().splitlines() if line and not is_progress(line)]
     if end == "refused" and len(said) != 1:
         end = "more than one line"
     return Ended(end, out.getvalue(), err.getvalue(), raised)
 
 
+def is_progress(line: str) -> bool:
+    """Return whether a line says what is being done: a bar, or how long it will take."""
+    return "trials |" in line or "seconds in all on" in line
+
+
 @contextlib.contextmanager
-def limited(seconds: int = LONGEST_SECONDS) -> Iterator[None]:
-    """Raise TooLong in this context where it lasts longer."""
+def limited() -> Iterator[None]:
+    """Raise TooLong in this context where it computes, or waits, for longer than it may."""
 
     def over(_signal: int, _frame: FrameType | None) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(seconds)
+    timers = (signal.ITIMER_PROF, LONGEST_SECONDS), (signal.ITIMER_REAL, LONGEST_WAIT_SECONDS)
+    before = [signal.signal(number, over) for number in (signal.SIGPROF, signal.SIGALRM)]
+    for timer, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, _ in timers:
+            signal.setitimer(timer, 0)
+        for number, handler in zip((signal.SIGPROF, signal.SIGALRM), before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def trained_here() -> Iterator[list[tuple[str, int, float]]]:
-    """Replace training, and its processes by this one; yields what is trained meanwhile."""
+    """Replace training, its processes by this one, and plots; yields what is trained meanwhile."""
     one = mock.patch.object(executors, "ProcessExecutor", lambda made, _: SerialExecutor(made))
-    with one, replaced_training() as trained:
+    bare = mock.patch.object(run, "write_plots", lambda results, folder: None)
+    with one, bare, replaced_training() as trained:
         yield trained
 
 

@@ -186,12 +186,12 @@ def fuzzed(
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     for kind in rows:
         for command in kind.commands:
-            found = _ended(kind, command, kind.content, place, before)
+            found = ended(kind, command, kind.content, place, before)
             assert found.end == "taken", f"{kind.name} as it should be: {command}: {found}"
     for number in range(count):
         kind = rows[number % len(rows)]
         content, command = kind.changed(rng), rng.choice(kind.commands)
-        found = _ended(kind, command, content, place, before)
+        found = ended(kind, command, content, place, before)
         if found.end not in ("taken", "refused"):
             (folder / f"fault-{number}").write_bytes(content)
             said(f"{number}: {command}: {found.end}: {found.raised or found.err[-400:]}")
@@ -199,7 +199,7 @@ def fuzzed(
     return ends
 
 
-def _ended(
+def ended(
     kind: Kind, command: str, content: bytes, place: Path, before: dict[Path, bytes]
 ) -> Ended:
     """Run a command on such a file, and put the folder back as it was; return how that ended."""

@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.search.searches import Choice
 from benchmarks.search.tables import Problem, load, mean_problem, problems
 from policysearch.search.goals import Goal
+from policysearch.search.searcher import WORST
 
 BUDGETS = (0.1, 0.3, 0.6, 1.0)
 PEAKS = (0.1, 0.25, 0.5, 0.75)
@@ -54,9 +55,14 @@ def asked_for(problem: Problem, goal: Goal | None) -> Iterator[int]:
 
 
 def best_of(problem: Problem, goal: Goal, places: list[int]) -> float:
-    """Return the least value of the goal among these places; infinity where none meets it."""
+    """Return the least value of the goal among these places; infinity where none meets it.
+
+    What failed meets none, and so does what is as far from float32 as that.
+    """
     gaps, costs = problem.true[places], problem.table.costs[places]
-    values = goal.values(gaps, costs, problem.table.measure.smallest_gap)
+    failed_from = WORST * problem.table.measure.largest_gap
+    held = np.where(gaps >= failed_from, np.inf, gaps)
+    values = goal.values(held, costs, problem.table.measure.smallest_gap)
     return float(values.min(initial=np.inf))
 
 

@@ -33,6 +33,12 @@ CHAOS = "the recipe is chaotic"
 JITTERS = (2.0**-11, -(2.0**-11), 2.0**-9)
 """Relative changes of initial values as large as a rounding to 16 bits: the control of repairs."""
 
+SMALL_JITTERS = (2.0**-19, -(2.0**-19))
+"""Where chance decides, they move float32 as far as large ones: two more looks at whether it does.
+
+Three alone once ended close together by chance, in a recipe whose ends lie far apart.
+"""
+
 CLEAN = 0.1
 """Relative error of a change's shadow up to which it is worth a training."""
 
@@ -131,7 +137,8 @@ class Diagnoser:
     def levels(self, base: Measurement) -> tuple[float, float]:
         """Return the gap that would matter, and by how much jitter moves float32, in nats."""
         if self._levels is None:
-            noise = max(map(abs, self._jittered(self.objective.float32, "float32 jittered")))
+            jitters, float32 = (*JITTERS, *SMALL_JITTERS), self.objective.float32
+            noise = max(map(abs, self._jittered(float32, "float32 jittered", jitters)))
             assert base.tail_loss is not None
             first = base.first_loss if base.first_loss is not None else base.tail_loss
             learned = max(abs(first - base.tail_loss), abs(base.tail_loss))
@@ -142,10 +149,12 @@ class Diagnoser:
         self._progress(f"{what}, seed {seed}")
         return self.objective.measure(policy, seed)
 
-    def _jittered(self, policy: Policy, what: str) -> Iterator[float]:
+    def _jittered(
+        self, policy: Policy, what: str, jitters: Sequence[float] = JITTERS
+    ) -> Iterator[float]:
         """Yield the gaps of a policy whose initial values are jittered: where chance takes it."""
         base = self.objective.baseline(self.seeds[0])
-        for jitter in JITTERS:
+        for jitter in jitters:
             self._progress(what)
             yield gap(self.objective.measure(policy, self.seeds[0], jitter), base)
 

@@ -124,8 +124,9 @@ def _tally(row: Any, where: str) -> Tally:
         expected = "[direction, layer, op, first exponent, counts, what has none]"
         raise InputError(f"{where}: {shown(row)}; expected {expected}")
     names = "direction", "layer", "op", "first", "counts"
-    special: dict[Any, Any] = {SPECIAL.get(key, key): count for key, count in row[5].items()}
-    return from_plain(Tally, {**dict(zip(names, row, strict=False)), **special}, where)
+    plain: dict[str, Any] = dict(zip(names, row[:5], strict=True))
+    plain |= {SPECIAL.get(str(key), str(key)): count for key, count in row[5].items()}
+    return from_plain(Tally, plain, where)
 
 
 def findings(lines: Sequence[LogStep], format: str) -> list[Finding]:
@@ -140,7 +141,9 @@ def _ranges(lines: Sequence[LogStep], format: str) -> Iterator[Finding]:
     for line in lines:
         for row in line.exponents:
             if row.direction == "update":
-                lost = {"swamped updates": row.up_to(2.0 ** -(fmt.mantissa_bits + 2))}
+                lost: dict[str, int] = {
+                    "swamped updates": row.up_to(2.0 ** -(fmt.mantissa_bits + 2))
+                }
             else:
                 over = row.above(top) + row.not_finite
                 lost = {"overflow": over, "underflow": row.up_to(bottom / 2.0)}

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from policysearch.values import (
     json_value,
     names_once,
     number,
+    one_line,
     one_of,
     shown,
     to_plain,
@@ -257,7 +259,8 @@ class Policy(Shown):
         if self.optimizer_order == "eager" and (self.state_block or self.compensation != "none"):
             said = f"{self.compensation!r} and state_block {self.state_block}"
             raise InputError(f"compensation: {said} with optimizer_order 'eager'; expected 'fused'")
-        names_once("layers", [name for name, _ in self.layers])
+        one_line("name", self.name)
+        names_once("layers", [one_line("layers", name) for name, _ in self.layers])
         lists = (self.low_precision_ops, self.fp32_ops, self.promote_ops)
         names_once("op lists", [name for ops in lists for name in ops])
         firsts = [phase.first_step for phase in self.phases]
@@ -338,7 +341,7 @@ class Policy(Shown):
         for name in valid:
             self.layer(name)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of all but the name (and see LATER): equal digests train and cost the same."""
         # A field that came later is left out where it says what held before it: digests, and the

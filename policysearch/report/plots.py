@@ -11,18 +11,15 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.path import Path as Outline
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
-from policysearch.policy.presets import PRESETS
+from policysearch.report.page.svg import EDGES, OUTLINES, colours, mark_of
 from policysearch.report.table import caption, reference_names
 from policysearch.search.hypervolume import non_dominated
 from policysearch.study.results.results import Results
 from policysearch.study.results.rows import Row
-
-MARKERS = "sD^v<>pPXhHd8"
-EDGES = ("tab:red", "tab:purple", "tab:brown", "tab:olive")
-"""A preset has one marker and edge in every plot, by its place among all of them."""
 
 LINES = (":", "--")
 CAPTION_LETTERS = 150
@@ -65,9 +62,14 @@ VIEWS = (
         "modeled peak memory, share of float32",
         lambda row: row.modeled_memory_ratio,
         1.0,
-        "down needs less memory",
+        "up needs less memory",
     ),
 )
+
+
+def _colour(name: str) -> str:
+    """Return a colour of the page of a study."""
+    return colours()[name]
 
 
 def plots(results: Results) -> dict[str, bytes]:
@@ -111,6 +113,8 @@ def figure(results: Results, view: View) -> Figure:
     _draw_faults(axes, rows, view, least)
     axes.set_xlabel(f"loss gap to float32, {results.unit}, or its error where that is larger")
     axes.set_ylabel(view.label)
+    if view.sign > 0.0:
+        axes.invert_yaxis()
     axes.grid(alpha=0.25)
     axes.set_title("\n".join(_title(results, view)), fontsize=9, loc="left")
     fault = "float32 itself did not train" if results.float32_fault else results.cannot_rank
@@ -133,7 +137,7 @@ def _lay_out(axes: Axes, results: Results, rows: list[Row], least: float) -> Non
     axes.set_xlim(least / 2.0, largest * 2.0 + least)
     if results.noise_gap:
         left, right = least / 2.0, results.resolution_gap
-        axes.axvspan(left, right, color="tab:orange", alpha=0.18, label="10 x noise floor", lw=0)
+        axes.axvspan(left, right, color=_colour("shade"), label="10 x noise floor", lw=0)
 
 
 def _title(results: Results, view: View) -> list[str]:
@@ -169,7 +173,7 @@ def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float)
                 textcoords="offset points",
                 ha="left" if x > 0 else "right",
                 fontsize=7,
-                color="tab:blue",
+                color=_colour("accent"),
                 zorder=6,
                 path_effects=[withStroke(linewidth=1.5, foreground="white")],
             )
@@ -181,13 +185,13 @@ def _number(fig: Figure, axes: Axes, results: Results, view: View, least: float)
 
 
 def _draw_points(axes: Axes, rows: list[Row], view: View, least: float) -> None:
-    for on_front, color, label in ((False, "0.65", OTHERS), (True, "tab:blue", FRONT)):
+    for on_front, name, label in ((False, "other", OTHERS), (True, "accent", FRONT)):
         chosen = [row for row in rows if row.on_front == on_front]
         if not chosen:
             continue
         values = [view.value(row) for row in chosen]
         gaps = [max(row.counted_gap, least) for row in chosen]
-        axes.scatter(gaps, values, s=22, color=color, label=label, zorder=2 + on_front)
+        axes.scatter(gaps, values, s=22, color=_colour(name), label=label, zorder=2 + on_front)
         if on_front:
             _draw_intervals(axes, chosen, view, least)
 
@@ -198,13 +202,13 @@ def _draw_intervals(axes: Axes, rows: list[Row], view: View, least: float) -> No
         if view.low is not None and view.high is not None:
             gap = max(row.counted_gap, least)
             low, high = view.low(row), view.high(row)
-            axes.vlines(gap, low, high, color="tab:blue", alpha=0.4, lw=0.8, label=label)
+            axes.vlines(gap, low, high, color=_colour("accent"), alpha=0.4, lw=0.8, label=label)
             label = "_once in the legend"
     label = "95 % over seeds (level)"
     for row in rows:
         if row.gap_low95 is not None and row.gap_high95 is not None:
             low, high = max(row.gap_low95, least / 2.0), max(row.gap_high95, least / 2.0)
-            axes.hlines(view.value(row), low, high, color="tab:blue", alpha=0.4, lw=1, label=label)
+            axes.hlines(view.value(row), low, high, color=_colour("accent"), alpha=0.4, label=label)
             label = "_once in the legend"
 
 
@@ -214,22 +218,23 @@ def _draw_line(axes: Axes, rows: list[Row], view: View, least: float) -> None:
     if corners:
         gaps, values = zip(*corners, strict=True)
         heights = [view.sign * value for value in values]
-        axes.step(gaps, heights, where="post", color="tab:blue", lw=1, alpha=0.7, label=LINE)
+        axes.step(gaps, heights, where="post", color=_colour("accent"), alpha=0.7, label=LINE)
 
 
 def _draw_presets(axes: Axes, rows: list[Row], view: View, least: float) -> None:
     """Mark every preset; those that are one policy around one another."""
-    places = {name: place for place, name in enumerate(PRESETS)}
     for row in rows:
         for size, name in enumerate(row.presets.split()):
-            place = places.get(name, 0)
+            place, edge = mark_of(name)
             axes.scatter(
                 [max(row.counted_gap, least)],
                 [view.value(row)],
                 s=60 + 40 * size,
-                marker=MARKERS[place % len(MARKERS)],
+                marker=Outline(
+                    [(x, -y) for x, y in (*OUTLINES[place], OUTLINES[place][0])], closed=True
+                ),
                 facecolors="none",
-                edgecolors=EDGES[place // len(MARKERS) % len(EDGES)],
+                edgecolors=_colour(EDGES[edge]),
                 label=name,
                 zorder=4,
             )
@@ -242,12 +247,12 @@ def _draw_references(
     if view.low is not None:
         for (name, speedup), style in zip(reference_names(results).items(), LINES, strict=False):
             label = f"{name}:\n{speedup:.2f}x float32"
-            axes.axhline(speedup, color="tab:red", alpha=0.6, lw=0.9, ls=style, label=label)
+            axes.axhline(speedup, color=_colour("soft"), alpha=0.6, lw=0.9, ls=style, label=label)
     for row in rows:
         if row.baseline in row.presets.split():
             place = max(row.counted_gap, least), view.value(row)
             axes.scatter(
-                *place, s=150, color="none", edgecolors="tab:red", label="baseline", zorder=3.5
+                *place, s=150, color="none", edgecolors=_colour("ink"), label="baseline", zorder=3.5
             )
 
 
@@ -257,7 +262,13 @@ def _draw_star(axes: Axes, results: Results, view: View, least: float) -> None:
         (row,) = (row for row in results.rows() if row.trial == number[0])
         place = max(row.counted_gap, least), view.value(row)
         axes.scatter(
-            *place, s=130, marker="*", color="gold", edgecolors="black", label=number[1], zorder=3.5
+            *place,
+            s=130,
+            marker="*",
+            color=_colour("goldfill"),
+            edgecolors=_colour("ink"),
+            label=number[1],
+            zorder=3.5,
         )
 
 
@@ -274,7 +285,7 @@ def _draw_matters(axes: Axes, results: Results) -> None:
     """Draw from where on a gap matters."""
     if results.matters_gap > 0.0 and not results.cannot_rank:
         label = f"a gap matters from here:\n{results.matters_gap:.1e} {results.unit}"
-        axes.axvline(results.matters_gap, color="tab:green", lw=0.9, ls="-.", label=label)
+        axes.axvline(results.matters_gap, color=_colour("good"), lw=0.9, ls="-.", label=label)
 
 
 def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None:
@@ -289,7 +300,7 @@ def _draw_by_hand(axes: Axes, rows: list[Row], view: View, least: float) -> None
             label="tried by hand",
             zorder=4,
             color="none",
-            edgecolors="tab:green",
+            edgecolors=_colour("good"),
         )
 
 
@@ -300,7 +311,7 @@ def _draw_signs(axes: Axes, rows: list[Row], view: View, least: float) -> None:
         if not row.early_sign:
             continue
         place = max(row.counted_gap, least), view.value(row)
-        axes.scatter(*place, s=70, marker="x", color="tab:orange", zorder=5, label=label)
+        axes.scatter(*place, s=70, marker="x", color=_colour("warn"), zorder=5, label=label)
         label = "_once in the legend"
 
 
@@ -310,4 +321,4 @@ def _draw_faults(axes: Axes, rows: list[Row], view: View, least: float) -> None:
     for index, row in enumerate(failing):
         label = f"fails at {row.confirmed_steps} steps" if index == 0 else None
         place = max(row.counted_gap, least), view.value(row)
-        axes.scatter(*place, s=70, marker="x", color="black", zorder=5, label=label)
+        axes.scatter(*place, s=70, marker="x", color=_colour("bad"), zorder=5, label=label)

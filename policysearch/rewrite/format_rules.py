@@ -291,7 +291,10 @@ def _called(
     for match in matches(graph, function.pattern, model.layer_types):
         try:
             answer = function(match)
-        except Exception as error:  # Whatever the user's own code does is said in one line.
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # of the user
             text = " ".join(str(error).split())
             at = f"node [{match.nodes[-1].id}] {match.nodes[-1].op.name}"
             failed = f"{type(error).__name__}: {text}; expected formats"

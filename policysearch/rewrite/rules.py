@@ -96,7 +96,10 @@ def rule(
                     function(edit, match)
                 except InputError:
                     raise
-                except Exception as error:  # Whatever the user's own code does is said in a line.
+                except (
+                    Exception,
+                    SystemExit,
+                ) as error:  # of the user
                     reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                     raise edit.refuse(match.nodes[-1], f"{reason}; expected it to run") from error
 

@@ -17,6 +17,7 @@ approximation) on a logarithmic scale of the gap. Hyperparameters are averaged b
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -24,8 +25,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
+from scipy.special import gammaln, logsumexp
 
-from policysearch.search.fit import Fit, fit_at, observations_of, settled
+from policysearch.search.fit import Fit, fit_at, observations_of, scaled_gaps, settled
 from policysearch.search.hypervolume import Array
 from policysearch.search.surrogate import (
     KNOWN_NOISE,
@@ -61,6 +63,36 @@ class Belief:
     weight: float
     mean: Array
     sd: Array
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What is believed of scaled gaps where decisions say nothing of them: one Gaussian for all.
+
+    Its mean and variance are unknown beforehand, by the usual conjugate prior worth one training:
+    the middle of the scale, and a variance around one (Murphy, Machine Learning, 2012, section
+    4.6.3). What follows is Student's t around `mean` with the scale `sd`, taken for a Gaussian.
+    `evidence` is the logarithm of the likelihood of what was told, but for the constant that
+    `Fit.evidence` leaves out too.
+    """
+
+    evidence: float
+    mean: float
+    sd: float
+
+    def belief(self, count: int) -> Belief:
+        """Return what is believed of so many policies, each by itself."""
+        return Belief(1.0, np.full(count, self.mean), np.full(count, self.sd))
+
+
+def by_chance(scaled: Array, middle: float) -> Chance:
+    """Return what is believed by scaled gaps [n] alone, before any `middle`."""
+    weight, shape = 1.0 + len(scaled), 1.0 + 0.5 * len(scaled)
+    mean = (middle + float(scaled.sum())) / weight
+    # Squares around the mean of all, the prior's middle among them.
+    rate = 1.0 + 0.5 * float(((scaled - mean) ** 2).sum() + (middle - mean) ** 2)
+    evidence = float(gammaln(shape)) - shape * math.log(rate) - 0.5 * math.log(weight)
+    return Chance(evidence, mean, math.sqrt(rate / shape * (1.0 + 1.0 / weight)))
 
 
 @dataclass(frozen=True)
@@ -100,6 +132,8 @@ class Sensitivity:
         priors = [replace(prior, own_sd=own_sd) for own_sd in own_sds]
         if hints is not None and np.isfinite(hints).any():
             priors += [with_hints(each, decisions, hints) for each in priors]
+        middle = 0.5 * math.log1p(largest_gap / smallest_gap)
+        self._chance = by_chance(scaled_gaps(gaps, smallest_gap), middle)
         data = observations_of(self.rows(rows), gaps, smallest_gap)
         # A grid of hyperparameters, averaged by evidence: with a dozen observations one best set
         # would be far too sure (MacKay, Neural Computation 4(3), 1992, on evidence as a weight).
@@ -112,11 +146,16 @@ class Sensitivity:
             self._fits = settled([fit_at(fit.theta, by, data) for fit, by in moved])
         else:  # Before a policy with an unusual modifier was told nothing tells these apart.
             self._fits = [replace(fit, by=by) for fit, by in moved]
+        evidence = [fit.evidence for fit in self._fits]
+        likely = float(logsumexp(evidence)) - math.log(len(evidence))
+        self.explains = not len(gaps) or likely >= self._chance.evidence
+        """Whether decisions explain what was told better than chance alone does."""
 
     def with_more(self, rows: NDArray[np.int64], gaps: Array) -> Sensitivity:
         """Return the belief after these trainings, those of this one among them, from its fit on.
 
-        Hyperparameters that hardly count now are left out.
+        Hyperparameters that hardly count now are left out. Whether decisions explain anything is as
+        it was before.
         """
         smallest_gap = self._fits[0].by.prior.smallest_gap
         other, data = copy.copy(self), observations_of(self.rows(rows), gaps, smallest_gap)
@@ -147,6 +186,10 @@ class Sensitivity:
         evidence = np.array([fit.evidence for fit in self._fits]) + prior
         likely = np.exp(evidence - evidence.max())
         return np.asarray(likely / likely.sum())
+
+    def sober(self, rows: NDArray[np.int64]) -> list[Belief]:
+        """Return what is believed of policies, the same of all where decisions explain nothing."""
+        return self.predict(rows) if self.explains else [self._chance.belief(len(rows))]
 
     def predict(self, rows: NDArray[np.int64]) -> list[Belief]:
         """Return what is believed of the policies `rows` [n, places + modifiers]."""

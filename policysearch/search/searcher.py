@@ -206,15 +206,13 @@ class Searcher:
     def _hopes(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
         """Return the gains of candidates; while all that was trained failed, what is likely not to.
 
-        Of those that promise anything.
+        Of all candidates: what promises nothing itself may say soonest that others can train.
         """
-        gains, told = self._gains(belief, rows, costs), self._known_gaps()
         if not self._all_failed:
-            return gains
-        rng = np.random.default_rng(len(told))
-        failed = self._array(list(self._gaps))
+            return self._gains(belief, rows, costs)
+        rng, failed = np.random.default_rng(len(self._gaps)), self._array(list(self._gaps))
         failing = failures(self._decisions, failed, failed[:0], DRAWN, rng)
-        return np.where(gains > 0.0, 1.0 - failing.dead(rows, rng).mean(axis=0), 0.0)
+        return np.asarray(1.0 - failing.dead(rows, rng).mean(axis=0))
 
     @property
     def _all_failed(self) -> bool:
@@ -261,7 +259,9 @@ class Searcher:
         belief = Sensitivity(self._decisions, told[~failed], gaps[~failed], *scale)
         failing = failures(self._decisions, told[failed], told[~failed], DRAWN, rng)
         rows, costs = self._candidates(self._fit(), self._gaps.keys())
-        known = np.array(self._known(dict(zip(self._gaps, gaps.tolist(), strict=True))))
+        # What failed is not found, not even for a goal that limits no gap.
+        found = np.where(failed, np.inf, gaps).tolist()
+        known = np.array(self._known(dict(zip(self._gaps, found, strict=True))))
         given = belief, failing, rows, costs, known.reshape(-1, 3), measure, rng
         return left_of_front(*given) if self._goal is None else left_of_goal(self._goal, *given)
 
@@ -305,7 +305,7 @@ class Searcher:
 
     def _gains(self, belief: Sensitivity, rows: NDArray[np.int64], costs: Array) -> Array:
         """Return the expected new volume, or gain for the goal, of each candidate: [n]."""
-        if self._goal is not None and (len(self._told) % FRONT_EVERY or self._all_failed):
+        if self._goal is not None and len(self._told) % FRONT_EVERY:
             gains = self._goal_gains(self._goal, belief, rows, costs)
             if gains.any():
                 return gains
@@ -324,7 +324,7 @@ class Searcher:
         known = np.array(self._known(self._expected)).reshape(-1, 3)
         found = goal.values(known[:, 2], known[:, :2], small)
         best = min(goal.worst(costs, self._measure), float(found.min(initial=np.inf)))
-        return goal.expected_improvements(belief.predict(rows), costs, best, small)
+        return goal.expected_improvements(belief.sober(rows), costs, best, small)
 
     def _ways(
         self, belief: Sensitivity, rows: NDArray[np.int64]

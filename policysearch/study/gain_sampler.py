@@ -80,6 +80,8 @@ class GainSampler(BaseSampler):
         self._measure = yardstick(np.array(priced)) if priced else FLOAT32
         self.expected_share = np.inf
         """Expected gain of the latest proposal, as a share of the volume that was found."""
+        self.expected_gap: tuple[float, ...] = ()
+        """Gap of it in nats that is expected, and the ends of an interval for four in five."""
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -108,6 +110,9 @@ class GainSampler(BaseSampler):
         with self._blas.limit(limits=1):  # more would change bits, and wait for cores that train
             searcher, volume = self._told(known, start, goal)
             proposals = searcher.ask()
+            if proposals:
+                gaps = searcher.predicted([proposals[0][0]])
+                self.expected_gap = tuple(np.nan_to_num(gaps[0]).tolist())
         self.expected_share = searcher.expected_gain / volume if volume else np.inf
         return dict(self._pool.params_of(proposals[0][0])) if proposals else {}
 

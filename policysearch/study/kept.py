@@ -29,9 +29,12 @@ from policysearch.train.schedule import Schedule
 from policysearch.train.scripts.script import KEY, Script
 from policysearch.train.tasks import Task
 from policysearch.train.user_code import is_user_code
-from policysearch.values import InputError, from_plain, to_plain
+from policysearch.values import from_plain, to_plain
 
 VERSION = 1
+PARTS = frozenset({"task", "model", "data", "net", "script"})
+"""What a kept graph has beside its version."""
+
 PACKAGED = ("digits", "digits32", "sums")
 """Data sets that need no file beside the package."""
 
@@ -93,14 +96,21 @@ def load_to_view(path: Path, storage: Path | None = None) -> StudySpec:
     if storage is None and not isinstance(name, str):
         return load_spec(path)
     known = _read(graph_place(storage or RESULTS_FOLDER / f"{name}.journal"))
-    if known is None:
-        return load_spec(path)
     scripted = isinstance(table, Mapping) and KEY in table
+    try:
+        kept = known and _viewed(known, data, str(path), file.parent, scripted)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        kept = None  # of another shape; what is wrong in the study file itself is said below
+    return kept or load_spec(path)
+
+
+def _viewed(
+    known: Plain, data: dict[str, Any], where: str, folder: Path, scripted: bool
+) -> StudySpec | None:
     script = _script_of(known) if scripted else None
     if scripted and script is None:
-        return load_spec(path)
-    spec = beside(spec_from_data(data, str(path), file.parent, script), file.parent)
-    return _applied(known, spec) or load_spec(path)
+        return None
+    return _applied(known, beside(spec_from_data(data, where, folder, script), folder))
 
 
 def _applied(known: Plain, spec: StudySpec) -> StudySpec | None:
@@ -177,10 +187,9 @@ def _read(place: Path) -> Plain | None:
     """Return what was kept; None where there is nothing, or nothing whole and of this version."""
     try:
         plain: Plain = json.loads(gzip.decompress(place.read_bytes()))
-        if plain["version"] != VERSION:
-            return None
+        whole = plain["version"] == VERSION and plain.keys() >= PARTS
         model_from_kept(plain["model"])
         _examples(plain["data"])
-    except (OSError, EOFError, ValueError, LookupError, TypeError, InputError, zlib.error):
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error):
         return None
-    return plain
+    return plain if whole else None

@@ -146,12 +146,11 @@ class Proposer:
             if not params:
                 break
             policy = self._space.policy(params)
-            new = not self._is_known(policy, known)
-            if new and policy.digest in self._weighed:
-                return self._of_ladder(policy.digest, place), self._own.expected_share
-            if new:
+            if not self._is_known(policy, known):
                 asked = Asked(-1, policy.digest, compact(policy), (), params, place)
-                return asked, self._own.expected_share
+                if policy.digest in self._weighed:
+                    asked = self._of_ladder(policy.digest, place)
+                return replace(asked, expected=self._own.expected_gap), self._own.expected_share
             trials.append(Observation(params))  # Of the trials that are not shown.
         return None
 

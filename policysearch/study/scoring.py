@@ -151,4 +151,5 @@ def scored(
         divergence=lost[0] if lost else "",
         start=asked.start,
         seeds=tuple(seeds),
+        expected=asked.expected,
     )

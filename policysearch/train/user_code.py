@@ -279,7 +279,7 @@ def metric_of(given: str | Metric, outputs: NDArray[Any], labels: NDArray[Any]) 
         function = function_of("metric", path, name)
     try:
         value: Any = function(outputs, labels)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whatever it does is said so
         said = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{where}: {said}; expected a number of outputs and labels") from None
     if isinstance(value, np.ndarray) and value.shape == ():

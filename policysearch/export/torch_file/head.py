@@ -38,6 +38,9 @@ FUNCTIONS = $functions
 # Layers that add a bias to something else than a product: there an addition is a bias.
 BIASES = $biases
 
+# Modules that compute constants alone, which no format is meant for.
+CONSTANT = $folded
+
 # The row of submodules that the policy does not know, with strict=False.
 DEFAULT = ("float32", "float32", None)
 
@@ -58,11 +61,10 @@ ALONE = (
 # op: names of the functions of torch that are it
 NAMES = {
     **{name: name for name in ALONE.split()},
-    "matmul": "linear matmul mm bmm mv dot vdot inner outer addmm addmv addbmm baddbmm einsum "
-    "bilinear tensordot scaled_dot_product_attention multi_head_attention_forward lstm gru "
-    "rnn_tanh rnn_relu lstm_cell gru_cell",
+    "matmul": "linear matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm einsum "
+    "bilinear tensordot scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell",
     "conv2d": "conv1d conv2d", "conv_transpose2d": "conv_transpose1d conv_transpose2d",
-    "subtract": "sub subtract", "multiply": "mul multiply",
+    "subtract": "sub subtract", "multiply": "mul multiply outer ger",
     "divide": "div divide true_divide truediv",
     "scale": "neg negative",
     "hardtanh": "hardtanh relu6", "leaky_relu": "leaky_relu rrelu",
@@ -119,9 +121,9 @@ def _written_out(function):
     return made
 
 
-# Functions written in Python and no op, and attention with its weights, are several ops.
+# Functions written in Python and no op are several ops.
 PYTHON = {x for x in vars(torch.nn.functional).values() if isinstance(x, types.FunctionType)}
-PYTHON -= {*OP} - {torch.nn.functional.multi_head_attention_forward}
+PYTHON -= {*OP}
 WRITTEN_OUT = {function: _written_out(function) for function in PYTHON}
 
 # A number divided by a tensor, which torch computes as a reciprocal and a product.

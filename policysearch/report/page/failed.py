@@ -10,8 +10,8 @@ SECTION = Section(70, "failed", "What failed, and why?", "Failed")
 MOST_LINES = 60
 
 
-def body(sight: Sight) -> Html:
-    """Return one line per policy that diverged, failed, or fails later; presets by their names."""
+def body(sight: Sight) -> Html | None:
+    """Return one line per policy that diverged, failed or fails later; None before any training."""
     results = sight.results
     lost = [(t.number, t.label, f"diverged: {t.divergence}") for t in results.trials if t.diverged]
     lost += [(t.number, " ".join(t.presets) or t.name, t.reason) for t in results.failed]
@@ -20,6 +20,8 @@ def body(sight: Sight) -> Html:
         for t in results.trials
         if results.doubt(t) and not t.diverged
     ]
+    if not results.trials and not lost:
+        return None
     if not lost and not later:
         return tag("p", "Everything trained to its end, and nothing shows signs of failing later.")
     blocks = [

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policysearch.policy.presets import PRESETS
 from policysearch.report.page.element import Child, Html, Section, joined, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import (
+    EDGES,
+    OUTLINES,
     Axis,
     Labels,
     at,
@@ -17,6 +18,7 @@ from policysearch.report.page.svg import (
     label,
     level_grid,
     line,
+    mark_of,
     polyline,
     rect,
     shortened,
@@ -29,9 +31,6 @@ from policysearch.search.hypervolume import non_dominated
 from policysearch.study.results.rows import Row
 
 SECTION = Section(20, "front", "Closer to float32, or faster?", "Front")
-
-RINGS = ("circle", "square", "diamond", "triangle", "nabla", "pentagon")
-"""The outline of a preset, by its place among all presets: the same in every picture."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,14 @@ def body(sight: Sight) -> Html | None:
     rows = [row for row in sight.rows if not row.diverged]
     if not rows:
         return None
+    front = "There is no front: no mark can be told to be better than another."
+    if any(row.on_front for row in rows):
+        front = "Blue marks are the front, which no other policy beats by what can be told."
+    if sight.pick:
+        front += " The star is the one above."
     intro = (
         "Each mark is one policy. Left: its training loss ends closer to float32's. Up: its step "
-        "takes less. Blue marks are the front, which no other policy beats by what can be told; "
-        "the star is the one above. A mark leads to the policy up close."
+        f"takes less. {front} A mark leads to the policy up close."
     )
     pictures = [
         tag(
@@ -106,7 +109,7 @@ def picture(sight: Sight, rows: list[Row], kind: Kind, width: float, height: flo
         _references(sight, y, left, right, labels) if kind.more else None,
         _staircase(rows, place, kind),
         _ranges(sight, rows, place, x, y, kind, least),
-        *_marks(sight, rows, place),
+        *_marks(rows, place),
         *_links(sight, rows, place, labels, kind),
     ]
     said = f"{kind.title} against loss gap of {len(rows)} policies; the table below has the front"
@@ -138,8 +141,13 @@ def _matters(matters: float, x: Axis, top: float, bottom: float, labels: Labels)
         return None
     wide = labels.width > 600
     said = "a gap matters from here on" if wide else "matters"
-    written = label(x(matters) - 5, top + 12, said, "small halo", "end")
-    labels.boxes.append((x(matters) - 6.2 * len(said), top, x(matters), top + 16))
+    long = 6.2 * len(said)
+    fits = x(matters) - long > x.start
+    written = label(
+        x(matters) + (-5 if fits else 5), top + 12, said, "small halo", "end" if fits else "start"
+    )
+    left = x(matters) - (long if fits else 0.0)
+    labels.boxes.append((left, top, left + long, top + 16))
     return joined((line(x(matters), top, x(matters), bottom, "matter"), written))
 
 
@@ -189,20 +197,20 @@ def _ranges(
     return joined(parts)
 
 
-def _marks(
-    sight: Sight, rows: list[Row], place: dict[int, tuple[float, float]]
-) -> list[Html | None]:
+def _marks(rows: list[Row], place: dict[int, tuple[float, float]]) -> list[Html | None]:
     """Draw all that is not on the front: dots, and crosses on what will not hold."""
-    others = [place[row.trial] for row in rows if not row.on_front]
-    early = [place[r.trial] for r in rows if r.early_sign and not r.fault]
-    failing = [place[row.trial] for row in rows if row.fault]
-    held = dict.fromkeys(r.trial for r in rows if r.early_sign and r.confirmed_gap is not None)
-    early = [place[r.trial] for r in rows if r.early_sign and r.trial not in held]
-    return [
-        dots(others, "dot-other"),
-        crosses(early, "dot-early", 4.5),
-        crosses(failing, "dot-fail", 5.0),
-    ]
+    others = [row for row in rows if not row.on_front]
+    marks = [dots([place[row.trial] for row in others], "dot-other")]
+    for cls in ("dot-early", "dot-fail"):
+        crossed = [place[row.trial] for row in others if _crossed(row) == cls]
+        marks.append(crosses(crossed, cls, 5.0))
+    return marks
+
+
+def _crossed(row: Row) -> str:
+    """Return the cross of what fails when trained longer, or shows the early sign; "" of others."""
+    early = row.early_sign and row.confirmed_gap is None
+    return "dot-fail" if row.fault else "dot-early" if early else ""
 
 
 def _links(
@@ -230,10 +238,14 @@ def _links(
         shapes: list[Child] = [tag("circle", cx=at(x), cy=at(y), r=11, cls="hit")]
         if row.presets:
             shapes.append(outline(row.presets.split()[0], x, y))
+        if row.baseline in row.presets.split():
+            shapes.append(tag("circle", cx=at(x), cy=at(y), r=13, cls="ring"))
         if sight.mark(row.trial) == "★":
             shapes.append(_star(x, y))
         elif row.on_front:
             shapes.append(tag("circle", cx=at(x), cy=at(y), r=5.5, cls="dot-front"))
+        if row.on_front and (cls := _crossed(row)):
+            shapes.append(crosses([(x, y)], cls, 7.5))
         said = f"Trial {row.trial}, {row.label}: {times(kind.value(row))}, gap {gap(row.loss_gap)}"
         link = tag(
             "a", *shapes, href=f"#t{row.trial}", data_t=row.trial, aria_label=shortened(said, 160)
@@ -254,20 +266,9 @@ def _star(x: float, y: float) -> Html:
 
 def outline(preset: str, x: float, y: float, s: float = 8.5) -> Html:
     """Return the outline of a preset around a place, `s` in radius."""
-    place = list(PRESETS).index(preset) if preset in PRESETS else 0
-    kind = RINGS[place % len(RINGS)]
-    if kind == "circle":
-        return tag("circle", cx=at(x), cy=at(y), r=s, cls="ring")
-    corners = {
-        "square": ((-s, -s), (s, -s), (s, s), (-s, s)),
-        "diamond": ((0, -s * 1.25), (s * 1.25, 0), (0, s * 1.25), (-s * 1.25, 0)),
-        "triangle": ((0, -s * 1.3), (s * 1.2, s * 0.8), (-s * 1.2, s * 0.8)),
-        "nabla": ((0, s * 1.3), (s * 1.2, -s * 0.8), (-s * 1.2, -s * 0.8)),
-        "pentagon": ((0, -s * 1.1), (s * 1.05, -3), (s * 0.7, s), (-s * 0.7, s), (-s * 1.05, -3)),
-    }[kind]
-    return tag(
-        "path", d="M" + "L".join(f"{at(x + a)} {at(y + b)}" for a, b in corners) + "Z", cls="ring"
-    )
+    place, edge = mark_of(preset)
+    corners = (f"{at(x + s * a)} {at(y + s * b)}" for a, b in OUTLINES[place])
+    return tag("path", d="M" + "L".join(corners) + "Z", cls=f"ring ring-{EDGES[edge]}")
 
 
 def _legend(sight: Sight) -> Html:
@@ -282,6 +283,7 @@ def _legend(sight: Sight) -> Html:
         key("on the front", tag("circle", cx=9, cy=7, r=5, cls="dot-front")),
         key("not on the front", dots([(9, 7)], "dot-other") or ""),
         key("outlined: a preset", outline("float32", 9, 7, 5.5)),
+        key("ring: your baseline", tag("circle", cx=9, cy=7, r=6, cls="ring")),
         key("early sign: updates vanish", crosses([(9, 7)], "dot-early", 4.5) or ""),
         key("fails when trained longer", crosses([(9, 7)], "dot-fail", 5) or ""),
         key(

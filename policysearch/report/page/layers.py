@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from policysearch.policy.policy import LayerPolicy
+from policysearch.policy.policy import LayerPolicy, Policy
+from policysearch.policy.products import is_narrow
 from policysearch.report.page.element import Html, Section, joined, tag
 from policysearch.report.page.sight import Sight
 from policysearch.report.page.svg import shortened
@@ -15,8 +16,9 @@ SECTION = Section(30, "layers", "Which layer runs in which format?", "Layers")
 
 MOST_COLUMNS = 16
 
-Cell = tuple[str, str, bool]
-"""Format of the forward operands and of the gradients, and whether weights are stored so alone."""
+Cell = tuple[str, str, bool, str]
+"""Format of the forward operands and of the gradients, whether weights are stored so alone, and how
+narrow operands are scaled with what single products read otherwise."""
 
 
 def body(sight: Sight) -> Html | None:
@@ -34,7 +36,8 @@ def body(sight: Sight) -> Html | None:
         "Layers from input to output, one column per policy: the pick, the front, presets, then "
         "what failed. Where gradients have another format than the forward pass, it stands second. "
         "★ is the pick, ✕ fails when trained longer, ! shows an early sign, ∞ diverged. A dark "
-        "corner: weights are stored so, with no float32 master copy."
+        "corner: weights are stored so, with no float32 master copy. Below a format below 16 bits "
+        "stands how its tensors are scaled, and what single products read otherwise."
     )
     name = "Formats by layer and policy"
     scroll = tag("div", table, cls="scroll", tabindex=0, role="region", aria_label=name)
@@ -42,12 +45,26 @@ def body(sight: Sight) -> Html | None:
 
 
 def _column(trial: Trial, layers: list[str]) -> list[Cell]:
-    known, masters = dict(trial.policy.layers), trial.policy.master_weights
-    return [_cell(known[name], masters) if name in known else ("", "", False) for name in layers]
+    known, policy = dict(trial.policy.layers), trial.policy
+    return [
+        _cell(known[name], policy, policy.scaling_of(name).recipe)
+        if name in known
+        else ("", "", False, "")
+        for name in layers
+    ]
 
 
-def _cell(layer: LayerPolicy, masters: bool) -> Cell:
-    return layer.compute, layer.grad, not masters and layer.param != "float32"
+def _cell(layer: LayerPolicy, policy: Policy, recipe: str) -> Cell:
+    own = not policy.master_weights and layer.param != "float32"
+    more = (
+        [recipe.replace("none", "unscaled")] if any(map(is_narrow, layer.operand_formats)) else []
+    )
+    for role in ("fprop", "dgrad", "wgrad"):
+        said = getattr(layer.products, role)
+        if said is not None:
+            read = dict.fromkeys(short(operand.format) for operand in said.operands)
+            more.append(f"{role} {'·'.join(read)}")
+    return layer.compute, layer.grad, own, ", ".join(more)
 
 
 def _line(alike: list[tuple[str, tuple[Cell, ...]]], trials: tuple[Trial, ...]) -> Html:
@@ -58,12 +75,13 @@ def _line(alike: list[tuple[str, tuple[Cell, ...]]], trials: tuple[Trial, ...]) 
 
 
 def _td(cell: Cell) -> Html:
-    compute, grad, own = cell
+    compute, grad, own, more = cell
     if not compute:
         return tag("td", "–")
     said = short(compute) if grad == compute else f"{short(compute)} · {short(grad)}"
     stored = tag("span", ", weights stored so", cls="unseen") if own else None
-    return tag("td", said, stored, cls=f"{colour(compute)}{' own' if own else ''}")
+    below = (tag("br"), tag("span", more, cls="sub")) if more else ()
+    return tag("td", said, *below, stored, cls=f"{colour(compute)}{' own' if own else ''}")
 
 
 def _head(sight: Sight, trial: Trial) -> Html:

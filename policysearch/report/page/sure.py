@@ -38,7 +38,7 @@ def body(sight: Sight) -> Html | None:
         f"Gaps up to {power(results.matters_gap)} nats are treated as equal: "
         f"{results.spec.objectives.matters:.3g} of what float32 learns, or what noise leaves."
     )
-    both = tag("div", _seeds(sight, trials), _later(sight), cls="two")
+    both = tag("div", _seeds(sight, trials), _later(sight), _foretold(sight), cls="two")
     return joined((tag("p", noise, " ", matters), both))
 
 
@@ -77,6 +77,39 @@ def _seeds(sight: Sight, trials: list[Trial]) -> Html:
     return tag(
         "figure", tag("h3", "Can seeds tell it from float32?"), picture, tag("figcaption", note)
     )
+
+
+def _foretold(sight: Sight) -> Html | None:
+    """Draw the gap that the search expected of each policy beside the one it measured."""
+    asked = [t for t in sight.results.trials if t.expected and not t.diverged]
+    shown = [t for t in asked if t.number in sight.linked][:MOST_LINES]
+    if not shown:
+        return None
+    least = sight.results.resolution_gap or 1e-9
+    spans = {t.number: [max(least, v) for v in t.expected or ()] for t in shown}
+    gaps = {t.number: max(least, t.loss_gap) for t in shown}
+    every = [*gaps.values(), *(value for span in spans.values() for value in span)]
+    x = Axis(min(every) / 1.5, max(every) * 1.5, 78, 425, log=True)
+    bottom = 24.0 * len(shown) + 8
+    parts: list[Child] = [upright_grid(x, 4, bottom, lambda v: power(v, 0), 4)]
+    for place, trial in enumerate(shown):
+        y, (middle, low, high) = 18.0 + 24.0 * place, spans[trial.number]
+        parts.append(label(70, y + 4, f"trial {trial.number}{sight.mark(trial.number)}", "", "end"))
+        parts.append(line(x(low), y, x(high), y, "step"))
+        parts.append(line(x(middle), y - 5, x(middle), y + 5, "step"))
+        parts.append(tag("circle", cx=round(x(gaps[trial.number]), 1), cy=y, r=4, cls="dot-front"))
+    said = ", ".join(
+        f"trial {t.number} {gap(t.loss_gap)} for {gap((t.expected or (0.0,))[0])}" for t in shown
+    )
+    picture = svg(440, bottom + 24, *parts, label=f"Measured for expected gaps in nats: {said}")
+    held = sum(t.expected[1] <= t.loss_gap <= t.expected[2] for t in asked if t.expected)
+    note = (
+        "Loss gap in nats. Bar: four in five gaps were expected there before the policy was "
+        f"trained; tick: its middle. Blue: measured. {held} of {len(asked)} lie within; less than "
+        f"{power(least)} is drawn as that."
+    )
+    head = tag("h3", "Did it come out as the search expected?")
+    return tag("figure", head, picture, tag("figcaption", note))
 
 
 def _later(sight: Sight) -> Html:

@@ -3,10 +3,67 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
+from policysearch.policy.presets import PRESETS
 from policysearch.report.page.element import Child, Html, tag, text
+
+Corners = tuple[tuple[float, float], ...]
+
+
+def _around(count: int, turn: float, radius: float = 1.0) -> Corners:
+    """Return the corners of a regular figure around zero, the first `turn` turns from the top."""
+    angles = (2.0 * math.pi * (place / count + turn) for place in range(count))
+    return tuple((radius * math.sin(angle), -radius * math.cos(angle)) for angle in angles)
+
+
+def _star_of(arms: int, turn: float) -> Corners:
+    """Return a plus or a cross: arms that end flat."""
+    turns = [(place + turn) * math.pi / 2.0 for place in range(arms)]
+    arm = ((-0.35, -0.35), (-0.35, -1.05), (0.35, -1.05))
+    return tuple(
+        (x * math.cos(a) - y * math.sin(a), x * math.sin(a) + y * math.cos(a))
+        for a in turns
+        for x, y in arm
+    )
+
+
+OUTLINES: tuple[Corners, ...] = (
+    ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)),
+    _around(4, 0.0, 1.25),
+    *(_around(3, turn, 1.25) for turn in (0.0, 0.5, 0.75, 0.25)),
+    _around(5, 0.0, 1.1),
+    _star_of(4, 0.0),
+    _star_of(4, 0.5),
+    *(_around(6, turn, 1.1) for turn in (0.0, 1 / 12)),
+    ((0.0, -1.4), (0.8, 0.0), (0.0, 1.4), (-0.8, 0.0)),
+    _around(8, 1 / 16, 1.1),
+)
+"""What presets are marked by, around zero, down being more: the same in every picture."""
+
+EDGES = ("ink", "bad", "upd", "gold")
+"""The colours of these outlines."""
+
+
+def mark_of(preset: str) -> tuple[int, int]:
+    """Return the places of a preset's outline and of its colour, by its place among all presets."""
+    place = list(PRESETS).index(preset) if preset in PRESETS else 0
+    return place % len(OUTLINES), place // len(OUTLINES) % len(EDGES)
+
+
+STYLE = "page.css"
+
+
+@cache
+def colours() -> dict[str, str]:
+    """Return the colours of all pictures on light paper, by their names in the style sheet."""
+    light = Path(__file__).with_name(STYLE).read_text(encoding="utf-8").partition("}")[0]
+    return dict(re.findall(r"--([\w]+):(#\w+)", light))
+
 
 LETTER = 6.1
 """The width of a letter of the small type, in units of the picture; a little more than the mean."""
@@ -188,14 +245,15 @@ def upright_grid(
     axis: Axis, top: float, bottom: float, said: Callable[[float], str], count: int = 6
 ) -> list[Html]:
     """Return upright lines at the ticks of a level axis, each with its value below."""
-    return [
-        part
-        for value in axis.ticks(count)
-        for part in (
-            line(axis(value), top, axis(value), bottom, "rule"),
-            label(axis(value), bottom + 16, said(value), "tick", "middle"),
-        )
-    ]
+    parts, free = [], -math.inf
+    for value in sorted(axis.ticks(count)):
+        place, words = axis(value), said(value)
+        parts.append(line(place, top, place, bottom, "rule"))
+        half = LETTER * 1.25 * len(words) / 2.0
+        if place - half > free or value == 0.0:
+            parts.append(label(place, bottom + 16, words, "tick", "middle"))
+            free = place + half
+    return parts
 
 
 def titled(element: Html, said: str) -> Html:

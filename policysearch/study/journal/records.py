@@ -85,7 +85,8 @@ class Asked:
     `presets`: the presets of the ladder that are this policy. `params`: the decisions that make it,
     or, for a preset, the nearest ones. `place`: how many were asked for before it; `told`: how many
     trials, the first of them, the search had been told then. `start`: it is of the ladder.
-    `by_hand`: it was named by the user, so it has no place and no sampler is shown it.
+    `by_hand`: it was named by the user, so it has no place and no sampler is shown it. `expected`:
+    the gap that the sampler expected of it in nats, and the ends of an interval for four in five.
     """
 
     number: int
@@ -97,6 +98,7 @@ class Asked:
     told: int = 0
     start: bool = False
     by_hand: bool = False
+    expected: tuple[float, ...] | None = None
 
     @property
     def policy(self) -> Policy:
@@ -223,6 +225,7 @@ class Records:
                 told=shapes.count(attrs.get("told", 0), "told", 0),
                 start=shapes.truth(attrs.get("start", bool(attrs["presets"])), "start"),
                 by_hand=shapes.truth(attrs.get("by_hand", False), "by_hand"),
+                expected=shapes.expected(attrs.get("expected"), "expected"),
             )
         )
         self._end(self.trials[-1])
@@ -342,6 +345,7 @@ class Records:
             user_attrs={
                 **readable,
                 **({"by_hand": True} if asked.by_hand else {}),
+                **({"expected": list(asked.expected)} if asked.expected else {}),
                 "policy": asked.text,
                 "digest": asked.digest,
                 **{"place": asked.place, "told": asked.told, "start": asked.start},
@@ -425,7 +429,8 @@ def compact(policy: Policy) -> str:
 
 def _plain_asked(asked: Asked) -> dict[str, Any]:
     names = ("text", "presets", "params", "place", "told", "start")
-    return {name: getattr(asked, name) for name in names}
+    plain = {name: getattr(asked, name) for name in names}
+    return plain | ({"expected": asked.expected} if asked.expected else {})
 
 
 def _asked(digest: str, plain: Mapping[str, Any]) -> Asked:

@@ -8,7 +8,7 @@ from typing import Any
 
 import optuna
 
-from policysearch.values import InputError, printable, shown
+from policysearch.values import InputError, number, printable, shown
 
 
 def text(value: Any, where: str) -> str:
@@ -99,4 +99,16 @@ def asked(value: Any, where: str) -> Mapping[str, Any]:
         "place": count(plain.get("place", -1), f"{where}.place"),
         "told": count(plain.get("told", 0), f"{where}.told", 0),
         "start": truth(plain.get("start", False), f"{where}.start"),
+        "expected": expected(plain.get("expected"), f"{where}.expected"),
     }
+
+
+def expected(value: Any, where: str) -> tuple[float, ...] | None:
+    """Return a gap and its interval, None where it is not recorded; else InputError."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise InputError(f"{where}: {shown(value)}; expected three numbers")
+    for each in value:
+        number(where, each, 0.0)
+    return tuple(map(float, value))

@@ -36,7 +36,8 @@ class Trial(Shown):
 
     `text` is the policy as JSON. `presets` names the presets of the ladder that are this policy;
     none for a sampled one. `divergence` says where the first run that diverged did; "" if none.
-    `by_hand`: a user tried it. `start`: the search began with it.
+    `by_hand`: a user tried it. `start`: the search began with it. `expected`: the gap that was
+    expected of it before it was trained, with the ends of an interval for four in five.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Trial(Shown):
     by_hand: bool = False
     start: bool = False
     seeds: tuple[int, ...] = ()
+    expected: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
         cost = f"{self.cost.speedup:.2f}x modeled, {self.cost.memory_ratio:.2f}x memory"

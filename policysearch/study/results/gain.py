@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from policysearch.cost.price import PolicyCost
 from policysearch.search.acquisition import gain, regret, yardstick
+from policysearch.search.fidelity import rank_correlation
 from policysearch.search.hypervolume import Array
 from policysearch.search.objectives import counted
 from policysearch.study.results.results import Results
@@ -64,3 +66,14 @@ def ladder_costs(results: Results) -> Array:
 def _costs(cost: PolicyCost, results: Results) -> Array:
     """Return (time, memory) over float32's, as far as they count in this study: [2]."""
     return np.array(counted(1.0 / cost.speedup, cost.memory_ratio, results.spec.objectives.names))
+
+
+def as_expected(results: Results) -> list[str]:
+    """Return a line on how what was expected of gaps compares with what was measured, if any."""
+    pairs = [(t.expected, t.loss_gap) for t in results.trials if t.expected and not t.diverged]
+    if not pairs:
+        return []
+    held = sum(low <= gap <= high for (_, low, high), gap in pairs)
+    said = f"{held} of {len(pairs)} gaps lie where four in five were expected before"
+    ranks = rank_correlation([(mean, gap) for (mean, *_), gap in pairs])
+    return [said + ("" if math.isnan(ranks) else f"; rank correlation {ranks:.2f}")]

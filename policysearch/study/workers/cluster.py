@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 """So often the coordinator asks the scheduler which workers there are."""
 
+ANSWER_SECONDS = 60.0
+"""A scheduler that has not answered by then is given up."""
+
+NO_WORKER_SECONDS = 60.0
+"""So long without any worker is said, once; the study waits on, for queues may be long."""
+
 SLOW = 5.0
 """A run that takes so many times as long per step as the slowest that ended is started again."""
 
@@ -76,7 +82,7 @@ class ClusterExecutor:
         self._client, self._steps = client, objective.task.steps
         task = replace(objective.task, data=objective.dataset)
         self._payload = Payload(task, objective.model.fingerprint, objective.fast)
-        self._looked = -math.inf
+        self._looked, self._last_seen, self._said_none = -math.inf, time.monotonic(), False
         self._living: set[str] = set()
         self._free: deque[str] = deque()
         self._refused: dict[str, str] = {}
@@ -132,10 +138,8 @@ class ClusterExecutor:
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
-        try:
-            there, self._looked = set(self._client.nthreads()), now
-        except (OSError, RuntimeError) as error:
-            raise InputError(f"cluster: {error}; expected a scheduler that answers") from None
+        there, self._looked = self._asked(), time.monotonic()
+        self._say_where_none(there)
         for worker in sorted(there - self._living):
             self._call(_Call(worker), said_identity)
         self._living = there
@@ -144,6 +148,33 @@ class ClusterExecutor:
         if self._refused and self._refused.keys() == there:
             worker, why = next(iter(self._refused.items()))
             raise InputError(f"worker {worker}: {why}; expected what the coordinator has")
+
+    def _asked(self) -> set[str]:
+        """Return the workers that the scheduler knows; InputError where it says nothing."""
+        ask, limit = self._client.scheduler.ncores, f"{ANSWER_SECONDS:g} s"
+        try:
+            return set(self._client.sync(ask, callback_timeout=ANSWER_SECONDS))
+        except TimeoutError:
+            why = f"the scheduler has said nothing for {limit}: it is stopped, or out of reach"
+        except (OSError, RuntimeError) as error:
+            why = f"the scheduler is gone ({' '.join(str(error).split())})"
+        raise InputError(
+            f"cluster: {why}; expected one that answers: the same command goes on with another, "
+            "and every run that ended is kept"
+        ) from None
+
+    def _say_where_none(self, there: set[str]) -> None:
+        """Warn once where there has been no worker for so long that some may be awaited in vain."""
+        now = time.monotonic()
+        if there:
+            self._last_seen, self._said_none = now, False
+        elif now - self._last_seen > NO_WORKER_SECONDS and not self._said_none:
+            self._said_none = True
+            logging.getLogger(__name__).warning(
+                "cluster: no worker for %.0f s; this waits until one joins (dask worker ADDRESS), "
+                "or stop it: the same command goes on",
+                now - self._last_seen,
+            )
 
     def _call(self, call: _Call, function: Callable[..., Any], *arguments: Any) -> None:
         future = self._client.submit(function, *arguments, workers=[call.worker], pure=False)

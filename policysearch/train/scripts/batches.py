@@ -114,7 +114,7 @@ class Drawing:
                 batch = next(batches)
             except StopIteration:
                 return
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise InputError(
                     f"{where}, batch {index}: {type(error).__name__}: "
                     f"{shown(' '.join(str(error).split()))}; expected a batch, drawn on a CPU"

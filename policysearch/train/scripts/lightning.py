@@ -90,7 +90,7 @@ def _loaders(datamodule: Any) -> tuple[Any, Any]:
         datamodule.prepare_data()
         datamodule.setup("fit")
         train = datamodule.train_dataloader()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"datamodule: {type(error).__name__}: {reason}; expected it to give a loader"
